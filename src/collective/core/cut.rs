@@ -1,0 +1,174 @@
+//! The cut of a round: whose contributions it holds, and its form on the wire.
+
+use super::rank_set::RankSet;
+
+/// In what way a rank takes part in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// A contribution that came too late for its own round and entered this one.
+    Carried,
+    /// A contribution made for this round.
+    Fresh,
+    /// The rank's last arrival: it counts towards firing and brings no data.
+    Leaving,
+}
+
+/// One rank's part in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Whose.
+    pub rank: u32,
+    /// Fresh, carried or leaving.
+    pub part: Part,
+    /// Rounds between the one it was made for and the one it entered; 0 when fresh.
+    pub age: u64,
+    /// Which of the rank's rotating buffers holds it.
+    pub(crate) buffer: u32,
+}
+
+const RANK_BITS: u32 = 24;
+const BUFFER_BITS: u32 = 4;
+const PART_BITS: u32 = 2;
+
+impl Entry {
+    fn encode(self) -> u64 {
+        let part = match self.part {
+            Part::Carried => 0,
+            Part::Fresh => 1,
+            Part::Leaving => 2,
+        };
+        u64::from(self.rank)
+            | u64::from(self.buffer) << RANK_BITS
+            | part << (RANK_BITS + BUFFER_BITS)
+            | self.age << (RANK_BITS + BUFFER_BITS + PART_BITS)
+    }
+
+    fn decode(cell: u64) -> Self {
+        let field = |from: u32, bits: u32| cell >> from & ((1 << bits) - 1);
+        Entry {
+            rank: field(0, RANK_BITS) as u32,
+            buffer: field(RANK_BITS, BUFFER_BITS) as u32,
+            part: match field(RANK_BITS + BUFFER_BITS, PART_BITS) {
+                0 => Part::Carried,
+                1 => Part::Fresh,
+                _ => Part::Leaving,
+            },
+            age: cell >> (RANK_BITS + BUFFER_BITS + PART_BITS),
+        }
+    }
+}
+
+/// The agreed set of contributions in a round: the same for every receiver.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Cut {
+    pub(crate) round: u64,
+    pub(crate) initiator: Option<u32>,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Cut {
+    /// A cut whose entries will never need more memory than now.
+    pub(crate) fn with_room_for(ranks: u32) -> Self {
+        Cut { round: 0, initiator: None, entries: Vec::with_capacity(2 * ranks as usize) }
+    }
+
+    /// The round, counted from 1.
+    #[must_use]
+    pub fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// The rank whose arrival closed the cut; none in a synchronous round, which every rank
+    /// closes for itself.
+    #[must_use]
+    pub fn initiator(&self) -> Option<u32> {
+        self.initiator
+    }
+
+    /// Every part, in the order of reduction: ascending rank, carried before fresh.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The entries that carry data, in the order of reduction.
+    pub fn contributions(&self) -> impl Iterator<Item = &Entry> + Clone {
+        self.entries.iter().filter(|entry| entry.part != Part::Leaving)
+    }
+
+    fn ranks(&self, part: Part) -> RankSet {
+        self.entries.iter().filter(|entry| entry.part == part).map(|entry| entry.rank).collect()
+    }
+
+    /// Ranks with a fresh contribution.
+    #[must_use]
+    pub fn fresh(&self) -> RankSet {
+        self.ranks(Part::Fresh)
+    }
+
+    /// Ranks with a carried contribution.
+    #[must_use]
+    pub fn carried(&self) -> RankSet {
+        self.ranks(Part::Carried)
+    }
+
+    /// Ranks for which this is the last round.
+    #[must_use]
+    pub fn leavers(&self) -> RankSet {
+        self.ranks(Part::Leaving)
+    }
+
+    pub(crate) fn holds(&self, rank: u32, part: Part) -> bool {
+        self.entries.iter().any(|entry| entry.rank == rank && entry.part == part)
+    }
+
+    /// Cells that the record of a cut takes at most: round, head and two entries a rank.
+    pub(crate) fn cells(ranks: u32) -> usize {
+        2 + 2 * ranks as usize
+    }
+
+    /// Everything but the round, which is written last and makes the record valid.
+    pub(crate) fn encode(&self) -> impl Iterator<Item = u64> + '_ {
+        let initiator = self.initiator.map_or(0, |rank| u64::from(rank) + 1);
+        let head = initiator << 32 | self.entries.len() as u64;
+        std::iter::once(head).chain(self.entries.iter().map(|entry| entry.encode()))
+    }
+
+    /// Reads what [`Cut::encode`] wrote; `cell` returns the cells behind the round's.
+    pub(crate) fn decode(&mut self, round: u64, cell: impl Fn(usize) -> u64) {
+        let head = cell(0);
+        self.round = round;
+        self.initiator = (head >> 32).checked_sub(1).map(|rank| rank as u32);
+        self.entries.clear();
+        let room = self.entries.capacity();
+        let count = (head & u64::from(u32::MAX)) as usize;
+        debug_assert!(count <= room, "a record of {count} entries where {room} are possible");
+        self.entries.extend((0..count.min(room)).map(|index| Entry::decode(cell(1 + index))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_survives_the_wire() {
+        let entry = |rank, part, age, buffer| Entry { rank, part, age, buffer };
+        let mut cut = Cut::with_room_for(4);
+        cut.round = 9;
+        cut.initiator = Some(3);
+        cut.entries.extend([
+            entry(0, Part::Carried, 5, 2),
+            entry(0, Part::Fresh, 0, 0),
+            entry(2, Part::Leaving, 0, 1),
+            entry(3, Part::Fresh, 0, 1),
+        ]);
+        let cells: Vec<u64> = cut.encode().collect();
+        let mut copy = Cut::with_room_for(4);
+        copy.decode(9, |index| cells[index]);
+        assert_eq!(copy, cut);
+        assert_eq!(copy.fresh().iter().collect::<Vec<_>>(), [0, 3]);
+        assert_eq!(copy.contributions().count(), 3);
+        assert!(copy.leavers().contains(2) && copy.holds(0, Part::Carried));
+    }
+}

@@ -1,0 +1,118 @@
+//! What the initiator does between closing a cut and everybody knowing it.
+
+use super::arrival::Stage;
+use super::cut::{Entry, Part};
+use super::fault::Fault;
+use super::machine::{Cells, Machine, Tag};
+use super::op::{Interest, Op, Token};
+use super::plan::{BUFFERS, Path};
+use super::word;
+use crate::fabric::{Atomic, Change};
+
+impl Machine {
+    /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
+    /// some may be missing yet.
+    pub(super) fn gather(&mut self, cells: &impl Cells) {
+        let round = self.fired + 1;
+        let slot = self.plan.slot(round);
+        let mut cut = std::mem::take(&mut self.cuts[slot]);
+        let complete = self.fill(&mut cut, round, cells);
+        self.next_active.clone_from(&self.active);
+        for entry in cut.entries.iter().filter(|entry| entry.part == Part::Leaving) {
+            self.next_active.remove(entry.rank);
+        }
+        self.cuts[slot] = cut;
+        if complete {
+            // Before anybody can learn that this round is over, the next one's words are zero. All
+            // have released the round that used them last: this rank checked when it arrived.
+            let home = self.plan.home(round + 1, &self.next_active);
+            self.push(Op::Clear { host: self.plan.host_of(home), round: round + 1, token: Token::Clear });
+            self.enter(Stage::Clearing);
+        }
+    }
+
+    fn fill(&self, cut: &mut super::Cut, round: u64, cells: &impl Cells) -> bool {
+        cut.round = round;
+        cut.initiator = Some(self.plan.me);
+        cut.entries.clear();
+        for rank in 0..self.plan.ranks {
+            let known = self.words[(rank / word::RANKS_PER_WORD) as usize];
+            let bit = rank % word::RANKS_PER_WORD;
+            if word::carried(known) >> bit & 1 == 1 {
+                let Some((buffer, tag)) = self.carried_tag(rank, round, cells) else { return false };
+                let part = if self.plan.fault(Fault::CarriedAsFresh) { Part::Fresh } else { Part::Carried };
+                cut.entries.push(Entry { rank, part, age: round - tag.target, buffer });
+            }
+            if word::arrived(known) >> bit & 1 == 1 {
+                let Some((buffer, tag)) = self.fresh_tag(rank, round, cells) else { return false };
+                let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
+                cut.entries.push(Entry { rank, part, age: 0, buffer });
+            }
+        }
+        true
+    }
+
+    fn tags<'a>(&'a self, rank: u32, cells: &'a impl Cells) -> impl Iterator<Item = (u32, Tag)> + 'a {
+        (0..BUFFERS).map(move |buffer| (buffer, Tag::from_cell(cells.load(self.plan.tag(rank, buffer)))))
+    }
+
+    fn fresh_tag(&self, rank: u32, round: u64, cells: &impl Cells) -> Option<(u32, Tag)> {
+        self.tags(rank, cells).find(|(_, tag)| tag.target == round)
+    }
+
+    /// A rank's contributions enter in order, so of those made for earlier rounds the newest is
+    /// the one that is carried.
+    fn carried_tag(&self, rank: u32, round: u64, cells: &impl Cells) -> Option<(u32, Tag)> {
+        let earlier = |tag: &Tag| tag.target > 0 && tag.target < round && !tag.leaving;
+        self.tags(rank, cells).filter(|(_, tag)| earlier(tag)).max_by_key(|(_, tag)| tag.target)
+    }
+
+    /// The next round is ready. Small data is reduced now, and is in place before the record that
+    /// wakes whoever waits for it.
+    pub(super) fn cleared(&mut self) {
+        if self.plan.path != Path::Eager {
+            return self.publish();
+        }
+        let round = self.fired + 1;
+        self.push(Op::Combine { round, segment: 0 });
+        self.atomic(self.plan.host(), self.plan.done(round), Atomic::FetchAdd(1), Token::Land);
+        self.land_segment_elsewhere(round, 0);
+        self.enter(Stage::Landing);
+    }
+
+    /// Hands out the record.
+    pub(super) fn publish(&mut self) {
+        let round = self.fired + 1;
+        let own = self.plan.host();
+        self.pushes += 1;
+        self.push(Op::Publish { host: own, round, token: Token::Push });
+        for host in self.plan.topology.hosts_but(own) {
+            if self.has_receiver(host) {
+                self.pushes += 1;
+                self.push(Op::Publish { host, round, token: Token::Push });
+            }
+        }
+        let most = if self.plan.path == Path::Segmented { self.plan.helpers } else { u32::MAX };
+        self.wake(most, Interest::Outcome);
+        self.enter(Stage::Published);
+    }
+
+    /// Whether a rank of `host` took part in the round that is being handed out.
+    pub(super) fn has_receiver(&self, host: u32) -> bool {
+        self.active.iter().any(|rank| self.plan.host_of(rank) == host)
+    }
+
+    /// Writes a segment of the own host's outcome to every other host with a receiver.
+    pub(super) fn land_segment_elsewhere(&mut self, round: u64, segment: u64) {
+        let (from, len) = self.plan.segment_span(segment);
+        let at = self.plan.outcome(round) + from;
+        let cell = self.plan.done(round);
+        for host in self.plan.topology.hosts_but(self.plan.host()) {
+            if self.has_receiver(host) {
+                self.pushes += 1;
+                let change = Change::Add(1);
+                self.push(Op::Signal { host, data: Some((at, at, len)), cell, change, token: Token::Push });
+            }
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! The state of one rank in one collective, and how it learns what happened.
+
+use std::collections::VecDeque;
+
+use super::arrival::Arrival;
+use super::cut::{Cut, Part};
+use super::fault::Fault;
+use super::moving::Mover;
+use super::op::{Interest, Op, Token};
+use super::pace::Pace;
+use super::plan::{BUFFERS, Path, Plan};
+use super::rank_set::RankSet;
+use super::Time;
+use crate::fabric::{Atomic, Change};
+
+/// The control cells of the own host, as they are now. Loads have acquire order.
+pub(crate) trait Cells {
+    fn load(&self, cell: usize) -> u64;
+}
+
+/// What happened to one rank in one collective so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Arrivals that entered the round they were made for.
+    pub fresh: u64,
+    /// Arrivals whose round had fired without them.
+    pub late: u64,
+    /// Late arrivals that found their round still open when they came, and closed when they asked.
+    pub late_while_closing: u64,
+    /// Late arrivals that missed two rounds or more.
+    pub jumps: u64,
+    /// Arrivals that had to wait for room in the ring.
+    pub full_ring: u64,
+    /// Graces that ended by time rather than by the last arrival.
+    pub graces_expired: u64,
+    /// Rounds closed on behalf of an initiator that had left the library.
+    pub closed_for_others: u64,
+    /// Last arrivals that came late and had to be repeated.
+    pub finish_retries: u64,
+    /// Rounds this rank closed.
+    pub initiated: u64,
+    /// Segments this rank moved.
+    pub segments: u64,
+}
+
+/// Released by a rank that left: nothing will ever wait for it.
+pub(crate) const FOREVER: u64 = u64::MAX;
+
+/// One rank's part of the protocol. See the module.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(super) plan: Plan,
+    /// Newest round returned to the caller.
+    pub(super) taken: u64,
+    /// Newest round whose cut is known here.
+    pub(super) fired: u64,
+    /// Newest round whose outcome is complete on this host.
+    pub(super) landed: u64,
+    /// Ranks that take part in round `fired + 1`.
+    pub(super) active: RankSet,
+    /// Cuts of the rounds after `taken`, by slot.
+    pub(super) cuts: Vec<Cut>,
+    pub(super) arrival: Option<Arrival>,
+    /// Buffer that the next contribution goes to.
+    pub(super) buffer: u32,
+    pub(super) mover: Mover,
+    pub(super) pace: Pace,
+    pub(super) stats: Stats,
+    /// Left: this rank's last arrival is in a cut.
+    pub(super) left: bool,
+    /// Everybody has released at least this round, when last looked at.
+    released_by_all: u64,
+    /// Ranks that left with round `fired`.
+    pub(super) leavers: RankSet,
+    /// By tags: the first rank whose tag for round `fired + 1` was not seen.
+    missing: u32,
+    /// The tag was shown and its consequences are not worked off: whoever sees a synchronous round
+    /// complete in this state wakes the others.
+    pub(super) arriving: bool,
+    /// When this rank closed the newest round that it initiated, until it landed.
+    pub(super) closed_at: Option<(u64, Time)>,
+    /// Writes that have not completed and that nobody waits for by name.
+    pub(super) pushes: u32,
+    /// Tags of each buffer that are not known to have landed on other hosts.
+    pub(super) tags_under_way: [u32; BUFFERS as usize],
+    /// Newest round that was released.
+    released: u64,
+    /// What is known of the words of the round that is being entered.
+    pub(super) words: Vec<u64>,
+    /// Ranks that will take part in the round after the one being fired.
+    pub(super) next_active: RankSet,
+    ops: VecDeque<Op>,
+    /// Counts transitions, to know when there is nothing left to do.
+    pub(super) transitions: u64,
+}
+
+impl Machine {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let slots = plan.slots() as usize;
+        let most_ops = 16 + 4 * plan.topology.hosts() as usize + 2 * plan.ranks as usize;
+        Machine {
+            taken: 0,
+            fired: 0,
+            landed: 0,
+            active: RankSet::full(plan.ranks),
+            cuts: vec![Cut::with_room_for(plan.ranks); slots],
+            arrival: None,
+            buffer: 0,
+            mover: Mover::default(),
+            pace: Pace::new(plan.grace),
+            stats: Stats::default(),
+            left: false,
+            released_by_all: 0,
+            leavers: RankSet::empty(plan.ranks),
+            missing: 0,
+            arriving: false,
+            closed_at: None,
+            pushes: 0,
+            tags_under_way: [0; BUFFERS as usize],
+            released: 0,
+            words: vec![0; plan.words() as usize],
+            next_active: RankSet::empty(plan.ranks),
+            ops: VecDeque::with_capacity(most_ops),
+            transitions: 0,
+            plan,
+        }
+        .with_own_cut_memory()
+    }
+
+    /// `Vec::clone` keeps the length, not the capacity: give each cut its own room.
+    fn with_own_cut_memory(mut self) -> Self {
+        let ranks = self.plan.ranks;
+        self.cuts.iter_mut().for_each(|cut| *cut = Cut::with_room_for(ranks));
+        self
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.left
+    }
+
+    pub(crate) fn has_arrival(&self) -> bool {
+        self.arrival.is_some()
+    }
+
+    /// Where it stands, in a line.
+    pub(crate) fn summary(&self) -> String {
+        let Machine { taken, fired, landed, arrival, mover, pushes, tags_under_way, .. } = self;
+        let active: Vec<u32> = self.active.iter().collect();
+        format!("taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {mover:?}")
+    }
+
+    /// Newest round returned to the caller.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Newest round whose outcome is complete on this host.
+    pub(crate) fn landed(&self) -> u64 {
+        self.landed
+    }
+
+    /// The buffer of the contribution that is being written.
+    pub(crate) fn buffer(&self) -> u32 {
+        self.buffer
+    }
+
+    /// The cut of a round that was returned to the caller and not released, or is being moved.
+    pub(crate) fn cut(&self, round: u64) -> &Cut {
+        &self.cuts[self.plan.slot(round)]
+    }
+
+    pub(crate) fn next_op(&mut self) -> Option<Op> {
+        self.ops.pop_front()
+    }
+
+    /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.
+    pub(crate) fn arrive(&mut self, now: Time) {
+        self.pace.arrived(now);
+        self.start(Part::Fresh);
+        self.buffer = (self.buffer + 1) % BUFFERS;
+    }
+
+    /// Hands in the last, empty arrival.
+    pub(crate) fn leave(&mut self) {
+        self.start(Part::Leaving);
+    }
+
+    fn start(&mut self, part: Part) {
+        debug_assert!(self.arrival.is_none() && !self.left);
+        self.arrival = Some(Arrival::new(self.taken + 1, part, self.buffer));
+        self.transitions += 1;
+    }
+
+    /// Does everything that can be done now; says whether that was anything. `moving` lets it claim data to move: true in `wait`
+    /// and `test`, false in `arrive`, which returns at once.
+    pub(crate) fn poll(&mut self, now: Time, moving: bool, cells: &impl Cells) -> bool {
+        let start = self.transitions;
+        loop {
+            let before = self.transitions;
+            self.learn(now, cells);
+            self.step_arrival(now, cells);
+            if moving {
+                self.step_mover();
+            }
+            // Operations take effect before anything that follows them is decided.
+            if self.transitions == before || !self.ops.is_empty() {
+                break;
+            }
+        }
+        let progress = self.transitions != start || !self.ops.is_empty();
+        if !progress {
+            self.arriving = false;
+        }
+        progress
+    }
+
+    /// Active ranks that show no arrival for the round that is open.
+    pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
+        let round = self.fired + 1;
+        let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
+        let here = |rank| (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= round);
+        let mut missing = self.active.clone();
+        self.active.iter().filter(|&rank| here(rank)).for_each(|rank| missing.remove(rank));
+        missing
+    }
+
+    /// Learns cuts and landings from the cells of this host.
+    fn learn(&mut self, now: Time, cells: &impl Cells) {
+        if self.plan.by_tags() {
+            self.learn_tags(cells);
+        } else {
+            while self.learn_record(cells) {}
+        }
+        while self.landed < self.fired {
+            let round = self.landed + 1;
+            // What this rank reduces for itself was done by the operation before this poll.
+            if self.plan.path != Path::Replicated {
+                if cells.load(self.plan.done(round)) < self.plan.uses(round) * self.plan.segments() {
+                    break;
+                }
+            } else if !self.ops.is_empty() {
+                break;
+            }
+            self.land(round);
+        }
+        if let Some((round, closed)) = self.closed_at.filter(|(round, _)| *round <= self.landed) {
+            debug_assert!(round <= self.fired);
+            self.pace.handed_out(closed, now);
+            self.closed_at = None;
+        }
+    }
+
+    fn land(&mut self, round: u64) {
+        debug_assert_eq!(round, self.landed + 1);
+        self.landed = round;
+        self.transitions += 1;
+    }
+
+    fn learn_record(&mut self, cells: &impl Cells) -> bool {
+        let round = self.fired + 1;
+        if self.left || round - self.taken > self.plan.depth {
+            return false;
+        }
+        let record = self.plan.record(round);
+        if cells.load(record) != round {
+            return false;
+        }
+        let slot = self.plan.slot(round);
+        self.cuts[slot].decode(round, |index| cells.load(record + 1 + index));
+        self.fire(round);
+        true
+    }
+
+    /// By tags: the round has fired when every active rank has shown its tag.
+    fn learn_tags(&mut self, cells: &impl Cells) {
+        let round = self.fired + 1;
+        // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
+        if self.left || !self.arrival.as_ref().is_some_and(|arrival| arrival.is_tagged(round)) {
+            return;
+        }
+        let buffer = ((round - 1) % u64::from(BUFFERS)) as u32;
+        while let Some(rank) = self.active.next(self.missing) {
+            if Tag::from_cell(cells.load(self.plan.tag(rank, buffer))).target != round {
+                return;
+            }
+            self.missing = rank + 1;
+        }
+        let slot = self.plan.slot(round);
+        let cut = &mut self.cuts[slot];
+        (cut.round, cut.initiator) = (round, None);
+        cut.entries.clear();
+        for rank in self.active.iter() {
+            let tag = Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
+            let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
+            cut.entries.push(super::Entry { rank, part, age: 0, buffer });
+        }
+        self.missing = 0;
+        self.fire(round);
+        match self.plan.path {
+            Path::Replicated => {
+                self.push(Op::Combine { round, segment: 0 });
+                self.wake_after_firing(u32::MAX);
+            }
+            Path::Eager | Path::Segmented => self.wake_after_firing(self.plan.helpers),
+        }
+    }
+
+    /// Only the last arrivals wake: whoever parked earlier was seen by one of them.
+    fn wake_after_firing(&mut self, most: u32) {
+        if self.arriving {
+            self.wake(most, Interest::Outcome);
+        }
+    }
+
+    fn fire(&mut self, round: u64) {
+        debug_assert_eq!(round, self.fired + 1);
+        self.fired = round;
+        let cut = &self.cuts[self.plan.slot(round)];
+        self.leavers.clear();
+        for entry in cut.entries.iter().filter(|entry| entry.part == Part::Leaving) {
+            self.active.remove(entry.rank);
+            self.leavers.insert(entry.rank);
+        }
+        self.transitions += 1;
+    }
+
+    /// Whether the slot of `target` is free: nobody reads what it held before.
+    pub(super) fn has_room(&mut self, target: u64, cells: &impl Cells) -> bool {
+        if self.plan.by_tags() {
+            // All others show by their own arrival that they are done with the round before; those
+            // who left with it will not arrive again.
+            self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
+        } else {
+            target <= self.fired || self.is_released(target.saturating_sub(self.plan.depth), cells)
+        }
+    }
+
+    /// Whether every rank has released `round`, so what it used may be used again.
+    fn is_released(&mut self, round: u64, cells: &impl Cells) -> bool {
+        let round = if self.plan.fault(Fault::ReuseSlotEarly) { round.saturating_sub(1) } else { round };
+        if self.released_by_all < round {
+            let released = |rank| cells.load(self.plan.released(rank));
+            self.released_by_all = (0..self.plan.ranks).map(released).min().unwrap_or(FOREVER);
+        }
+        self.released_by_all >= round
+    }
+
+    /// The rounds that `wait` would return now, oldest first; empty while it has to wait.
+    pub(crate) fn ready(&self) -> std::ops::RangeInclusive<u64> {
+        let satisfied = self.arrival.as_ref().is_some_and(|arrival| {
+            // A buffer is written again two arrivals later: by then its tags have landed.
+            let earlier = (0..BUFFERS).filter(|&buffer| buffer != arrival.buffer);
+            arrival.is_over()
+                && self.mover.owes_nothing()
+                && self.landed >= arrival.needs()
+                && earlier.into_iter().all(|buffer| self.tags_under_way[buffer as usize] == 0)
+        });
+        self.taken + 1..=if satisfied { self.landed } else { self.taken }
+    }
+
+    /// Whether this rank left and nothing of it is under way.
+    pub(crate) fn is_finished(&self) -> bool {
+        let quiet = self.pushes == 0 && self.tags_under_way == [0; BUFFERS as usize] && self.ops.is_empty();
+        self.left && self.landed >= self.fired && quiet && self.mover.owes_nothing()
+    }
+
+    /// Takes what is ready: the arrival is over, and the rounds are the caller's until released.
+    pub(crate) fn take(&mut self) -> std::ops::RangeInclusive<u64> {
+        let rounds = self.ready();
+        if !rounds.is_empty() {
+            self.taken = self.landed;
+            self.arrival = None;
+            self.transitions += 1;
+        }
+        rounds
+    }
+
+    /// Says that nobody here reads outcomes up to `round` any more.
+    pub(crate) fn release(&mut self, round: u64) {
+        // A synchronous arrival says by itself that everything before it was released.
+        if (self.plan.by_tags() && round != FOREVER) || self.plan.fault(Fault::SkipRelease) {
+            return;
+        }
+        let cell = self.plan.released(self.plan.me);
+        let before = std::mem::replace(&mut self.released, round);
+        self.push(Op::Store { cell, value: round });
+        for host in self.plan.topology.hosts_but(self.plan.host()) {
+            self.pushes += 1;
+            // Added, not set: two of these may overtake each other.
+            let change = Change::Add(round - before);
+            self.push(Op::Signal { host, data: None, cell, change, token: Token::Push });
+        }
+        self.wake(u32::MAX, Interest::Room);
+    }
+
+    /// What this rank would be woken for.
+    pub(crate) fn interest(&self) -> Interest {
+        match &self.arrival {
+            Some(arrival) if arrival.is_blocked() => Interest::Room,
+            _ => Interest::Outcome,
+        }
+    }
+
+    pub(super) fn push(&mut self, op: Op) {
+        self.ops.push_back(op);
+        self.transitions += 1;
+    }
+
+    pub(super) fn wake(&mut self, most: u32, interest: Interest) {
+        self.push(Op::Wake { most, interest });
+    }
+
+    pub(super) fn atomic(&mut self, host: u32, cell: usize, atomic: Atomic, token: Token) {
+        self.push(Op::Atomic { host, cell, atomic, token });
+    }
+
+    /// Takes the result of an operation: for an atomic the value before, else nothing of meaning.
+    pub(crate) fn complete(&mut self, token: Token, value: u64, now: Time) {
+        self.transitions += 1;
+        match token {
+            Token::Push => self.pushes -= 1,
+            Token::Tag { buffer } => self.tags_under_way[buffer as usize] -= 1,
+            Token::Arrive | Token::Ticket | Token::Probe | Token::Close | Token::Place | Token::Clear | Token::Land => {
+                self.complete_arrival(token, value, now);
+            }
+            Token::Claim | Token::Read | Token::Done => self.complete_move(token, value),
+        }
+    }
+}
+
+/// What a rank shows of the contribution in one of its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// The round it was made for; 0 for none yet.
+    pub(super) target: u64,
+    pub(super) leaving: bool,
+}
+
+impl Tag {
+    pub(super) fn from_cell(cell: u64) -> Self {
+        Tag { target: cell >> 1, leaving: cell & 1 == 1 }
+    }
+
+    pub(super) fn cell(self) -> u64 {
+        self.target << 1 | u64::from(self.leaving)
+    }
+}

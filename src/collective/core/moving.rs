@@ -1,0 +1,162 @@
+//! Movers: whoever waits claims segments of the oldest round that has not landed, reduces them
+//! and writes them where they are wanted.
+
+use super::machine::Machine;
+use super::op::{Interest, Op, Token};
+use super::plan::Path;
+use crate::fabric::Atomic;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mover {
+    round: u64,
+    /// Shares that are known to be claimed to the end.
+    exhausted: u64,
+    /// Segments moved and not yet counted as landed.
+    batch: u64,
+    stage: Stage,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Idle,
+    Claiming,
+    /// So many pieces of the segment are not here yet.
+    Reading { segment: u64, missing: u32 },
+    Counting,
+}
+
+impl Mover {
+    /// Whether nobody waits for a segment of this rank, or to be woken by it.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.stage == Stage::Idle && self.batch == 0
+    }
+}
+
+impl Machine {
+    pub(super) fn step_mover(&mut self) {
+        if self.plan.path != Path::Segmented || self.landed >= self.fired || self.mover.stage != Stage::Idle {
+            return;
+        }
+        let round = self.landed + 1;
+        if self.mover.round != round {
+            debug_assert_eq!(self.mover.batch, 0);
+            self.mover = Mover { round, ..Mover::default() };
+        }
+        if self.mover.exhausted < self.plan.shares() {
+            let cell = self.plan.claim(round, self.share());
+            self.mover.stage = Stage::Claiming;
+            let host = self.claim_host();
+            self.atomic(host, cell, Atomic::FetchAdd(1), Token::Claim);
+        } else if self.mover.batch > 0 {
+            self.mover.stage = Stage::Counting;
+            self.atomic(self.plan.host(), self.plan.done(round), Atomic::FetchAdd(self.mover.batch), Token::Done);
+        }
+    }
+
+    /// The share to claim from: the own one first, so that the same rank touches the same memory
+    /// round after round, then those of others.
+    fn share(&self) -> u64 {
+        let own = u64::from(self.plan.me) * self.plan.shares() / u64::from(self.plan.ranks);
+        (own + self.mover.exhausted) % self.plan.shares()
+    }
+
+    /// Who was active in the round decides where its claims lie, and that is known from its cut:
+    /// those active now and those who left since.
+    fn claim_host(&mut self) -> u32 {
+        if self.plan.topology.hosts() == 1 {
+            return self.plan.host();
+        }
+        let round = self.mover.round;
+        self.next_active.clone_from(&self.active);
+        for later in round..=self.fired {
+            let slot = self.plan.slot(later);
+            for entry in self.cuts[slot].entries.iter().filter(|entry| entry.part == super::Part::Leaving) {
+                self.next_active.insert(entry.rank);
+            }
+        }
+        self.plan.host_of(self.plan.home(round, &self.next_active))
+    }
+
+    pub(super) fn complete_move(&mut self, token: Token, value: u64) {
+        match (token, self.mover.stage.clone()) {
+            (Token::Claim, Stage::Claiming) => self.claimed(value),
+            (Token::Read, Stage::Reading { segment, missing }) => {
+                if missing > 1 {
+                    self.mover.stage = Stage::Reading { segment, missing: missing - 1 };
+                } else {
+                    self.combine(segment);
+                }
+            }
+            (Token::Done, Stage::Counting) => self.counted(value),
+            (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
+        }
+    }
+
+    fn claimed(&mut self, ticket: u64) {
+        let (from, to) = self.plan.share(self.share());
+        let segment = from.saturating_add(ticket);
+        if segment >= to {
+            self.mover.exhausted += 1;
+            self.mover.stage = Stage::Idle;
+            return;
+        }
+        let missing = self.read_remote_pieces(segment);
+        if missing > 0 {
+            self.mover.stage = Stage::Reading { segment, missing };
+        } else {
+            self.combine(segment);
+        }
+    }
+
+    /// Starts reading the pieces of a segment that lie on other hosts; says how many.
+    fn read_remote_pieces(&mut self, segment: u64) -> u32 {
+        let (from, len) = self.plan.segment_span(segment);
+        if self.plan.topology.hosts() == 1 || len == 0 {
+            return 0;
+        }
+        let slot = self.plan.slot(self.mover.round);
+        let cut = std::mem::take(&mut self.cuts[slot]);
+        let mut missing = 0;
+        for (row, entry) in cut.contributions().enumerate() {
+            let host = self.plan.host_of(entry.rank);
+            if host != self.plan.host() {
+                let from = self.plan.contribution(entry.rank, entry.buffer) + from;
+                self.push(Op::Read { host, from, len, row, token: Token::Read });
+                missing += 1;
+            }
+        }
+        self.cuts[slot] = cut;
+        missing
+    }
+
+    fn combine(&mut self, segment: u64) {
+        let round = self.mover.round;
+        self.push(Op::Combine { round, segment });
+        if self.plan.topology.hosts() > 1 {
+            self.land_round_elsewhere(round, segment);
+        }
+        self.stats.segments += 1;
+        self.mover.batch += 1;
+        self.mover.stage = Stage::Idle;
+    }
+
+    /// As [`Machine::land_segment_elsewhere`], for a round that already fired: its receivers are
+    /// those active now and those who left since.
+    fn land_round_elsewhere(&mut self, round: u64, segment: u64) {
+        self.claim_host();
+        std::mem::swap(&mut self.active, &mut self.next_active);
+        self.land_segment_elsewhere(round, segment);
+        std::mem::swap(&mut self.active, &mut self.next_active);
+    }
+
+    fn counted(&mut self, before: u64) {
+        let round = self.mover.round;
+        let after = before + self.mover.batch;
+        self.mover.batch = 0;
+        self.mover.stage = Stage::Idle;
+        if after >= self.plan.uses(round) * self.plan.segments() {
+            self.wake(u32::MAX, Interest::Outcome);
+        }
+    }
+}

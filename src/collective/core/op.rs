@@ -1,0 +1,116 @@
+//! What the machine asks its driver to do, and what comes back.
+
+use crate::fabric::{Atomic, Change};
+
+/// Names an operation to the machine when it completes. At most one operation of a kind is under
+/// way, except for those that are only counted: pushes, tags and reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Token {
+    /// A write to another host that nothing waits for by name.
+    Push,
+    /// The tag (and data) of the contribution in a buffer, to another host.
+    Tag {
+        buffer: u32,
+    },
+    /// The arrived bit.
+    Arrive,
+    /// The ticket of a large world.
+    Ticket,
+    /// A look at whether the round fired.
+    Probe,
+    /// The closed bit of a word.
+    Close,
+    /// The carried bit.
+    Place,
+    /// The next round's words.
+    Clear,
+    /// The outcome of small data, on the own host.
+    Land,
+    /// A segment to move.
+    Claim,
+    /// A piece of somebody's contribution.
+    Read,
+    /// Segments that landed on the own host.
+    Done,
+}
+
+impl Token {
+    /// As a fabric carries it.
+    pub(crate) fn code(self) -> u64 {
+        match self {
+            Token::Push => 0,
+            Token::Arrive => 1,
+            Token::Ticket => 2,
+            Token::Probe => 3,
+            Token::Close => 4,
+            Token::Place => 5,
+            Token::Clear => 6,
+            Token::Claim => 7,
+            Token::Read => 8,
+            Token::Done => 9,
+            Token::Land => 10,
+            Token::Tag { buffer } => 11 + u64::from(buffer),
+        }
+    }
+
+    /// What [`Token::code`] stands for.
+    pub(crate) fn from_code(code: u64) -> Self {
+        match code {
+            0 => Token::Push,
+            1 => Token::Arrive,
+            2 => Token::Ticket,
+            3 => Token::Probe,
+            4 => Token::Close,
+            5 => Token::Place,
+            6 => Token::Clear,
+            7 => Token::Claim,
+            8 => Token::Read,
+            9 => Token::Done,
+            10 => Token::Land,
+            buffer => Token::Tag { buffer: (buffer - 11) as u32 },
+        }
+    }
+}
+
+/// What waiting ranks wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Interest {
+    /// A cut, or data.
+    Outcome = 1,
+    /// Room in the ring.
+    Room = 2,
+}
+
+/// One operation. Those with a token complete exactly once; the others take effect at once, in
+/// the order given, before anything that follows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Stores a cell on the own host, with sequentially consistent order.
+    Store { cell: usize, value: u64 },
+    /// Changes a cell of another host, after `data` (from, to, length) if there is any.
+    Signal { host: u32, data: Option<(usize, usize, usize)>, cell: usize, change: Change, token: Token },
+    /// Zeroes the words, ticket and claims of a round. Completes when no later operation of
+    /// anybody can see what was there.
+    Clear { host: u32, round: u64, token: Token },
+    /// An atomic on a cell; completes with the value before.
+    Atomic { host: u32, cell: usize, atomic: Atomic, token: Token },
+    /// Reads a piece of a contribution into staging row `row`.
+    Read { host: u32, from: usize, len: usize, row: usize, token: Token },
+    /// Reduces one segment of the round whose cut is given to [`super::Machine::cut`].
+    Combine { round: u64, segment: u64 },
+    /// Writes the record of the round's cut on a host, its round last.
+    Publish { host: u32, round: u64, token: Token },
+    /// Wakes ranks of the own host that wait for this: at most so many, or all.
+    Wake { most: u32, interest: Interest },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_fabric() {
+        (0..14).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+    }
+}

@@ -1,0 +1,101 @@
+//! How long a grace is when it is left to the collective.
+//!
+//! A grace has to outlast what balanced ranks differ by. That has two sources: how long this
+//! collective takes to hand an outcome to everybody (they leave it one after the other), and how
+//! exactly the ranks keep their own step. The first is measured where it is pure, by the rank that
+//! closes a round: from closing to its own outcome, no waiting for others in it. The second is
+//! taken as one percent of the shortest of the last steps, so a pause between epochs does not
+//! count. Neither contains the grace itself, so it cannot feed on itself.
+
+use super::Time;
+use crate::collective::rule::Grace;
+
+const KEPT: usize = 8;
+
+/// Below this, waiting costs less than the clock reading that would end it.
+const LEAST: Time = 5_000;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Pace {
+    grace: Grace,
+    latencies: Recent,
+    steps: Recent,
+    last_arrival: Option<Time>,
+}
+
+impl Pace {
+    pub(crate) fn new(grace: Grace) -> Self {
+        Pace { grace, latencies: Recent::default(), steps: Recent::default(), last_arrival: None }
+    }
+
+    pub(crate) fn arrived(&mut self, now: Time) {
+        if let Some(last) = self.last_arrival.replace(now) {
+            self.steps.push(now.saturating_sub(last));
+        }
+    }
+
+    pub(crate) fn handed_out(&mut self, closed: Time, now: Time) {
+        self.latencies.push(now.saturating_sub(closed));
+    }
+
+    /// Nanoseconds to stay open; nothing when the arrival that fires also closes.
+    pub(crate) fn grace(&self) -> Option<Time> {
+        match self.grace {
+            Grace::Fixed(time) if time.is_zero() => None,
+            Grace::Fixed(time) => Some(time.as_nanos() as Time),
+            Grace::Auto => Some(LEAST.max(4 * self.latencies.median() + self.steps.least() / 100)),
+        }
+    }
+}
+
+/// The last few of a series.
+#[derive(Clone, Debug, Default)]
+struct Recent {
+    values: [Time; KEPT],
+    seen: usize,
+}
+
+impl Recent {
+    fn push(&mut self, value: Time) {
+        self.values[self.seen % KEPT] = value;
+        self.seen += 1;
+    }
+
+    fn kept(&self) -> &[Time] {
+        &self.values[..self.seen.min(KEPT)]
+    }
+
+    fn least(&self) -> Time {
+        self.kept().iter().copied().min().unwrap_or(0)
+    }
+
+    fn median(&self) -> Time {
+        let mut sorted = self.values;
+        let kept = &mut sorted[..self.seen.min(KEPT)];
+        kept.sort_unstable();
+        kept.get(kept.len() / 2).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_long_pause_does_not_stretch_the_grace() {
+        let mut pace = Pace::new(Grace::Auto);
+        assert_eq!(pace.grace(), Some(LEAST));
+        for arrival in [0, 10_000_000, 20_000_000, 60_000_000_000] {
+            pace.arrived(arrival);
+        }
+        assert_eq!(pace.grace(), Some(100_000));
+        (0..8).for_each(|_| pace.handed_out(0, 50_000));
+        pace.handed_out(0, 900_000_000);
+        assert_eq!(pace.grace(), Some(300_000));
+    }
+
+    #[test]
+    fn zero_closes_at_once() {
+        assert_eq!(Pace::new(Grace::NONE).grace(), None);
+    }
+}

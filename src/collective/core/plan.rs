@@ -1,0 +1,281 @@
+//! What all ranks of a collective agreed on, and where each thing lies because of it.
+//!
+//! Every *host* (a set of ranks that can load and store each other's memory) has one control
+//! region of 64-bit cells and one data region of bytes, both laid out alike everywhere; so an
+//! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
+
+use super::cut::Cut;
+use super::fault::Fault;
+use super::rank_set::RankSet;
+use super::word::RANKS_PER_WORD;
+use crate::collective::rule::{Fire, Grace};
+
+/// Buffers between which a rank rotates: one being moved, one carried, one being written.
+pub(crate) const BUFFERS: u32 = 3;
+
+/// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
+const LINE: usize = 16;
+
+/// Most work-stealing shares of a round. More would only cost memory: a share is a claim counter.
+const MAX_SHARES: u64 = 32;
+
+/// How the data of a round gets where it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
+    Replicated,
+    /// Arrivals push their data to every host; the initiator reduces and hands out the outcome.
+    Eager,
+    /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
+    Segmented,
+}
+
+impl Path {
+    /// Whether arrivals push their data into slot tables.
+    pub(crate) fn pushes(self) -> bool {
+        !matches!(self, Path::Segmented)
+    }
+}
+
+/// Which ranks share memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Topology {
+    host_of: Vec<u32>,
+    index_on_host: Vec<u32>,
+    hosts: u32,
+    widest: u32,
+}
+
+impl Topology {
+    /// From the host number of each rank; the numbers must be dense from 0.
+    pub(crate) fn new(host_of: Vec<u32>) -> Self {
+        let hosts = host_of.iter().max().map_or(0, |max| max + 1);
+        let mut population = vec![0; hosts as usize];
+        let index_on_host = host_of
+            .iter()
+            .map(|&host| {
+                population[host as usize] += 1;
+                population[host as usize] - 1
+            })
+            .collect();
+        let widest = population.into_iter().max().unwrap_or(0);
+        Topology { host_of, index_on_host, hosts, widest }
+    }
+
+    pub(crate) fn hosts(&self) -> u32 {
+        self.hosts
+    }
+
+    pub(crate) fn hosts_but(&self, own: u32) -> impl Iterator<Item = u32> + use<> {
+        (0..self.hosts).filter(move |&host| host != own)
+    }
+
+    /// The rank that provides the memory of a host: its lowest.
+    pub(crate) fn leader(&self, host: u32) -> u32 {
+        self.host_of.iter().position(|&other| other == host).unwrap_or(0) as u32
+    }
+}
+
+/// The agreed form of a collective, as one rank sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) ranks: u32,
+    pub(crate) me: u32,
+    pub(crate) topology: Topology,
+    pub(crate) fire: Fire,
+    pub(crate) grace: Grace,
+    /// Rounds that may be unreleased anywhere.
+    pub(crate) depth: u64,
+    pub(crate) path: Path,
+    /// Bytes of a contribution.
+    pub(crate) bytes: usize,
+    /// Bytes of a segment, the last one excepted; a multiple of the element size.
+    pub(crate) segment: usize,
+    /// Ranks worth waking to move a round.
+    pub(crate) helpers: u32,
+    #[cfg_attr(not(feature = "faults"), expect(dead_code, reason = "read by fault() only when faults are compiled in"))]
+    pub(crate) fault: Option<Fault>,
+}
+
+impl Plan {
+    pub(crate) fn host(&self) -> u32 {
+        self.topology.host_of[self.me as usize]
+    }
+
+    pub(crate) fn host_of(&self, rank: u32) -> u32 {
+        self.topology.host_of[rank as usize]
+    }
+
+    /// Synchronous rounds need no word: a round is closed when every tag is there.
+    pub(crate) fn by_tags(&self) -> bool {
+        self.fire == Fire::All
+    }
+
+    /// Words that hold the cut of a round.
+    pub(crate) fn words(&self) -> u32 {
+        self.ranks.div_ceil(RANKS_PER_WORD)
+    }
+
+    /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
+    /// r + 1, and what a slot held before must have been released by everybody.
+    pub(crate) fn slots(&self) -> u64 {
+        self.depth + 1
+    }
+
+    /// The control slot of a round. Rounds count from 1.
+    pub(crate) fn slot(&self, round: u64) -> usize {
+        ((round - 1) % self.slots()) as usize
+    }
+
+    /// How often the slot of `round` was used when `round` is over, `round` included.
+    pub(crate) fn uses(&self, round: u64) -> u64 {
+        (round - 1) / self.slots() + 1
+    }
+
+    pub(crate) fn segments(&self) -> u64 {
+        match self.path {
+            Path::Segmented => (self.bytes as u64).div_ceil(self.segment as u64).max(1),
+            Path::Replicated | Path::Eager => 1,
+        }
+    }
+
+    /// Bytes of a contribution that segment `index` covers: offset and length.
+    pub(crate) fn segment_span(&self, index: u64) -> (usize, usize) {
+        match self.path {
+            Path::Segmented => {
+                let from = index as usize * self.segment;
+                (from, self.segment.min(self.bytes - from))
+            }
+            Path::Replicated | Path::Eager => (0, self.bytes),
+        }
+    }
+
+    /// Bytes between the pieces of a segment that are read from other hosts.
+    pub(crate) fn staging_row(&self) -> usize {
+        self.segment.min(self.bytes)
+    }
+
+    pub(crate) fn shares(&self) -> u64 {
+        self.segments().min(u64::from(self.ranks)).min(MAX_SHARES)
+    }
+
+    /// Segments of share `index`, from and to.
+    pub(crate) fn share(&self, index: u64) -> (u64, u64) {
+        let bound = |i| i * self.segments() / self.shares();
+        (bound(index), bound(index + 1))
+    }
+
+    /// The rank whose memory holds the words and claims of a round: fixed by the round and by who
+    /// is active, so all agree without asking. Its processor takes no part.
+    pub(crate) fn home(&self, round: u64, active: &RankSet) -> u32 {
+        let start = (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
+        active.next(start as u32).or_else(|| active.next(0)).unwrap_or(self.me)
+    }
+
+    // Control cells, the same on every host.
+
+    pub(crate) fn tag(&self, rank: u32, buffer: u32) -> usize {
+        rank as usize * LINE + buffer as usize
+    }
+
+    pub(crate) fn released(&self, rank: u32) -> usize {
+        rank as usize * LINE + BUFFERS as usize
+    }
+
+    fn slot_base(&self, round: u64) -> usize {
+        self.ranks as usize * LINE + self.slot(round) * self.slot_cells()
+    }
+
+    fn word_cells(&self) -> usize {
+        (self.words() as usize).next_multiple_of(LINE)
+    }
+
+    /// Cells of a slot that must be zero before its round begins: words, ticket, claims.
+    pub(crate) fn home_cells(&self) -> usize {
+        self.word_cells() + LINE + self.shares() as usize * LINE
+    }
+
+    fn slot_cells(&self) -> usize {
+        self.home_cells() + LINE + Cut::cells(self.ranks).next_multiple_of(LINE)
+    }
+
+    pub(crate) fn word(&self, round: u64, index: u32) -> usize {
+        self.slot_base(round) + index as usize
+    }
+
+    pub(crate) fn ticket(&self, round: u64) -> usize {
+        self.slot_base(round) + self.word_cells()
+    }
+
+    pub(crate) fn claim(&self, round: u64, share: u64) -> usize {
+        self.slot_base(round) + self.word_cells() + LINE + share as usize * LINE
+    }
+
+    pub(crate) fn done(&self, round: u64) -> usize {
+        self.slot_base(round) + self.home_cells()
+    }
+
+    pub(crate) fn record(&self, round: u64) -> usize {
+        self.done(round) + LINE
+    }
+
+    /// Cells of a control region.
+    pub(crate) fn control_cells(&self) -> usize {
+        self.ranks as usize * LINE + self.slots() as usize * self.slot_cells()
+    }
+
+    // Data bytes, the same on every host.
+
+    fn stride(&self) -> usize {
+        self.bytes.next_multiple_of(LINE * size_of::<u64>()).max(LINE * size_of::<u64>())
+    }
+
+    /// Where a rank's buffer lies in the data region of any host that has it: of the rank's own
+    /// host, and of all when contributions are pushed.
+    pub(crate) fn contribution(&self, rank: u32, buffer: u32) -> usize {
+        let row = if self.path.pushes() { rank } else { self.topology.index_on_host[rank as usize] };
+        (row * BUFFERS + buffer) as usize * self.stride()
+    }
+
+    fn contribution_rows(&self) -> u32 {
+        if self.path.pushes() { self.ranks } else { self.topology.widest }
+    }
+
+    fn outcome_slots(&self) -> u64 {
+        match self.path {
+            Path::Replicated => u64::from(self.topology.widest),
+            Path::Eager | Path::Segmented => self.depth,
+        }
+    }
+
+    /// Where the outcome of a round lies in the data region of this rank's host.
+    pub(crate) fn outcome(&self, round: u64) -> usize {
+        let slot = match self.path {
+            Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
+            Path::Eager | Path::Segmented => (round - 1) % self.depth,
+        };
+        ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Bytes of a data region; the sizes were checked for overflow when the plan was made.
+    pub(crate) fn data_bytes(&self) -> usize {
+        ((self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize) * self.stride()
+    }
+
+    /// Most bytes a data region could need, or nothing when that cannot be counted.
+    pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
+        let stride = self.bytes.checked_next_multiple_of(LINE * size_of::<u64>())?.max(LINE * size_of::<u64>());
+        let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
+        stride.checked_mul(usize::try_from(rows).ok()?).filter(|&total| total <= isize::MAX as usize)
+    }
+
+    #[cfg(feature = "faults")]
+    pub(crate) fn fault(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+
+    #[cfg(not(feature = "faults"))]
+    pub(crate) fn fault(&self, _: Fault) -> bool {
+        false
+    }
+}

@@ -1,0 +1,125 @@
+//! A set of ranks as a bitmap of fixed size.
+
+/// Ranks of one world, a bit each. Its memory is allocated once, for the size of the world.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct RankSet {
+    bits: Vec<u64>,
+}
+
+impl RankSet {
+    /// The empty set over a world of `ranks`.
+    #[must_use]
+    pub fn empty(ranks: u32) -> Self {
+        RankSet { bits: vec![0; ranks.div_ceil(64) as usize] }
+    }
+
+    /// Every rank of a world of `ranks`.
+    #[must_use]
+    pub fn full(ranks: u32) -> Self {
+        let mut set = Self::empty(ranks);
+        (0..ranks).for_each(|rank| set.insert(rank));
+        set
+    }
+
+    /// Whether `rank` is in the set; a rank outside the world is not.
+    #[must_use]
+    pub fn contains(&self, rank: u32) -> bool {
+        self.bits.get(rank as usize / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
+    }
+
+    /// Ranks in the set.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.bits.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether nobody is in the set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bits.iter().all(|&word| word == 0)
+    }
+
+    /// The members, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.bits.iter().enumerate().flat_map(|(index, &word)| {
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                (rest != 0).then(|| {
+                    let bit = rest.trailing_zeros();
+                    rest &= rest - 1;
+                    index as u32 * 64 + bit
+                })
+            })
+        })
+    }
+
+    /// The bitmap, least significant rank first.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.bits
+    }
+
+    pub(crate) fn insert(&mut self, rank: u32) {
+        self.bits[rank as usize / 64] |= 1 << (rank % 64);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.bits.fill(0);
+    }
+
+    pub(crate) fn remove(&mut self, rank: u32) {
+        self.bits[rank as usize / 64] &= !(1 << (rank % 64));
+    }
+
+    /// The least member that is `from` or greater.
+    pub(crate) fn next(&self, from: u32) -> Option<u32> {
+        let mut index = from as usize / 64;
+        let mut word = self.bits.get(index)? & (u64::MAX << (from % 64));
+        while word == 0 {
+            index += 1;
+            word = *self.bits.get(index)?;
+        }
+        Some(index as u32 * 64 + word.trailing_zeros())
+    }
+
+    /// The bits of ranks `first .. first + 31`, shifted down to bit 0.
+    pub(crate) fn group(&self, first: u32) -> u64 {
+        let (index, shift) = (first as usize / 64, first % 64);
+        let low = self.bits.get(index).map_or(0, |word| word >> shift);
+        let high = if shift == 0 { 0 } else { self.bits.get(index + 1).map_or(0, |word| word << (64 - shift)) };
+        (low | high) & ((1 << super::word::RANKS_PER_WORD) - 1)
+    }
+}
+
+impl FromIterator<u32> for RankSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(ranks: I) -> Self {
+        let ranks: Vec<u32> = ranks.into_iter().collect();
+        let mut set = Self::empty(ranks.iter().max().map_or(0, |max| max + 1));
+        ranks.into_iter().for_each(|rank| set.insert(rank));
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_successors_agree_with_membership() {
+        for ranks in [1, 31, 32, 62, 64, 65, 130] {
+            let mut set = RankSet::empty(ranks);
+            (0..ranks).filter(|rank| rank % 3 != 1).for_each(|rank| set.insert(rank));
+            for first in (0..ranks).step_by(31) {
+                for bit in 0..31 {
+                    assert_eq!(set.group(first) >> bit & 1 == 1, set.contains(first + bit));
+                }
+            }
+            for from in 0..ranks {
+                assert_eq!(set.next(from), (from..ranks).find(|&rank| set.contains(rank)));
+            }
+            assert_eq!(set.iter().count() as u32, set.len());
+            assert!(set.iter().all(|rank| set.contains(rank)));
+        }
+        assert_eq!(RankSet::full(70).len(), 70);
+    }
+}

@@ -1,0 +1,4 @@
+//! Partial collectives.
+pub(crate) mod core;
+pub(crate) mod driver;
+pub mod rule;

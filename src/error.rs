@@ -1,0 +1,161 @@
+//! What can go wrong, who caused it, and what to do about it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::collective::rule::RuleError;
+
+/// The result of everything that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong. The text names the rank that reports, the peer that is to blame where there is
+/// one, the operation, the cause and the way out.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The deadline passed. Nothing is lost: the call may be repeated to go on waiting.
+    #[error("rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. Call again to go on waiting, or set a longer deadline")]
+    Timeout {
+        /// Who reports.
+        rank: u32,
+        /// What was waited for.
+        operation: &'static str,
+        /// How long.
+        waited: Duration,
+        /// Who had not shown up.
+        missing: Ranks,
+    },
+    /// A process ended without leaving its collectives. Every later call fails the same way.
+    #[error("rank {rank}: {operation}: rank {peer} died ({how}); restart the job, its ranks cannot go on without each other")]
+    PeerDied {
+        /// Who reports.
+        rank: u32,
+        /// What was going on.
+        operation: &'static str,
+        /// Who died.
+        peer: u32,
+        /// What is known of its end.
+        how: String,
+    },
+    /// Some rank called `abort`. Every later call fails the same way.
+    #[error("rank {rank}: {operation}: rank {by} aborted the job: {reason}")]
+    Aborted {
+        /// Who reports.
+        rank: u32,
+        /// What was going on.
+        operation: &'static str,
+        /// Who aborted.
+        by: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Ranks disagree on something that must be the same everywhere.
+    #[error("rank {rank}: {operation}: {what} is {mine} here and {theirs} on rank {peer}; all ranks must pass the same")]
+    Mismatch {
+        /// Who reports.
+        rank: u32,
+        /// Which call.
+        operation: &'static str,
+        /// Which choice.
+        what: &'static str,
+        /// This rank's value.
+        mine: String,
+        /// The first rank that differs.
+        peer: u32,
+        /// Its value.
+        theirs: String,
+    },
+    /// The world could not be set up.
+    #[error("rank {rank}: joining the world: {cause}")]
+    Join {
+        /// Who reports.
+        rank: u32,
+        /// What happened, and what to do.
+        cause: String,
+    },
+    /// Less memory than the collective needs.
+    #[error("rank {rank}: {operation}: needs {need} of shared memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
+    Memory {
+        /// Who reports.
+        rank: u32,
+        /// What it was for.
+        operation: &'static str,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes that could be had.
+        available: u64,
+        /// What sets the limit.
+        limit: String,
+    },
+    /// A rule that cannot be used here.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    /// An argument, a variable or a file that cannot be used.
+    #[error("{0}")]
+    Config(String),
+    /// A call that is not allowed now.
+    #[error("rank {rank}: {operation}: {problem}")]
+    Usage {
+        /// Who reports.
+        rank: u32,
+        /// Which call.
+        operation: &'static str,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The operating system refused.
+    #[error("rank {rank}: {operation}: {cause}")]
+    Os {
+        /// Who reports.
+        rank: u32,
+        /// What was tried.
+        operation: &'static str,
+        /// What it said.
+        cause: Arc<std::io::Error>,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(rank: u32, operation: &'static str, cause: impl Into<std::io::Error>) -> Self {
+        Error::Os { rank, operation, cause: Arc::new(cause.into()) }
+    }
+
+    pub(crate) fn join(rank: u32, cause: impl fmt::Display) -> Self {
+        Error::Join { rank, cause: cause.to_string() }
+    }
+}
+
+/// Some ranks, printed in full up to a point.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Ranks(pub Vec<u32>);
+
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        let names: Vec<String> = self.0.iter().take(SHOWN).map(u32::to_string).collect();
+        match self.0.len() {
+            0 => f.write_str("ranks that arrived but have not handed out the outcome"),
+            1 => write!(f, "rank {}", names[0]),
+            n if n > SHOWN => write!(f, "ranks {} and {} more", names.join(", "), n - SHOWN),
+            _ => write!(f, "ranks {}", names.join(", ")),
+        }
+    }
+}
+
+/// A size with a binary prefix.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < units.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if value.fract() == 0.0 { write!(f, "{value:.0} {}", units[unit]) } else { write!(f, "{value:.1} {}", units[unit]) }
+    }
+}

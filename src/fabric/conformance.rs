@@ -1,0 +1,275 @@
+//! What every fabric must do, tested once for all of them.
+//!
+//! Each check is given a fresh world of the fabric under test, all of its ranks in this process,
+//! and panics with what it found. Run [`all`] in a test of the fabric.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{At, Atomic, Change, Endpoint, Fabric, Posted, Region, Signal};
+
+/// Makes a world of so many ranks.
+pub type MakeWorld<'a> = &'a dyn Fn(u32) -> Vec<Box<dyn Fabric>>;
+
+/// Runs every check.
+///
+/// # Panics
+/// If the fabric does not do what the module says.
+pub fn all(make: MakeWorld<'_>) {
+    for ranks in [1, 2, 5] {
+        names(make, ranks);
+        memory_is_zeroed_and_shared(make, ranks);
+        put_lands_before_its_signal(make, ranks);
+        signals_add_up(make, ranks);
+        reads_see_what_was_there(make, ranks);
+        atomics_are_one_order(make, ranks);
+    }
+    bad_places_are_refused(make);
+    bad_keys_are_refused(make);
+    a_signal_ends_a_wait(make);
+    a_wake_reaches_who_waits_for_it(make);
+    abort_reaches_everybody(make);
+}
+
+struct World {
+    ends: Vec<Box<dyn Endpoint>>,
+    /// `regions[i][j]`: rank j's region as rank i names it.
+    regions: Vec<Vec<Region>>,
+    fabrics: Vec<Box<dyn Fabric>>,
+}
+
+const SIZE: usize = 1 << 16;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn world(make: MakeWorld<'_>, ranks: u32) -> World {
+    let fabrics = make(ranks);
+    let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open().expect("open")).collect();
+    let own: Vec<_> = ends.iter_mut().map(|end| end.register(SIZE).expect("register")).collect();
+    let keys: Vec<_> = ends.iter().zip(&own).map(|(end, &region)| end.key(region)).collect();
+    let regions = ends
+        .iter_mut()
+        .enumerate()
+        .map(|(me, end)| {
+            let name = |(peer, &key): (usize, &[u64; 2])| match peer == me {
+                true => own[me],
+                false => end.import(peer as u32, key).expect("import"),
+            };
+            keys.iter().enumerate().map(name).collect()
+        })
+        .collect();
+    World { ends, regions, fabrics }
+}
+
+fn at(region: Region, offset: usize) -> At {
+    At { region, offset }
+}
+
+impl World {
+    fn own(&self, rank: usize) -> super::Window {
+        self.ends[rank].window(self.regions[rank][rank]).expect("the own region is mapped")
+    }
+
+    /// Completes what was posted on `rank` with this token, and returns its value.
+    fn finish(&mut self, rank: usize, posted: Posted, token: u64) -> u64 {
+        let start = Instant::now();
+        match posted {
+            Posted::Done(value) => value,
+            Posted::Pending => loop {
+                if let Some(completion) = self.ends[rank].poll().expect("poll") {
+                    assert_eq!(completion.token, token, "a completion for another operation");
+                    return completion.value;
+                }
+                assert!(start.elapsed() < PATIENCE, "operation {token} never completed");
+            },
+        }
+    }
+
+    fn load(&self, rank: usize, offset: usize) -> u64 {
+        self.own(rank).cell(offset / 8).load(Ordering::Acquire)
+    }
+}
+
+fn names(make: MakeWorld<'_>, ranks: u32) {
+    let fabrics = make(ranks);
+    for (rank, fabric) in fabrics.iter().enumerate() {
+        assert_eq!((fabric.rank(), fabric.ranks()), (rank as u32, ranks));
+        let hosts = fabric.hosts();
+        assert_eq!(hosts.len(), ranks as usize);
+        let most = hosts.iter().max().expect("at least one rank");
+        assert!((0..=*most).all(|host| hosts.contains(&host)), "host numbers {hosts:?} are not dense");
+        fabric.health("conformance").expect("a new world is healthy");
+        fabric.look_for_dead("conformance").expect("nobody died");
+    }
+}
+
+fn memory_is_zeroed_and_shared(make: MakeWorld<'_>, ranks: u32) {
+    let world = world(make, ranks);
+    let hosts = world.fabrics[0].hosts();
+    for me in 0..ranks as usize {
+        assert!(world.own(me).len() >= SIZE);
+        assert!((0..SIZE / 8).all(|cell| world.own(me).cell(cell).load(Ordering::Relaxed) == 0));
+        world.own(me).cell(7).store(me as u64 + 1, Ordering::Release);
+        for peer in (0..ranks as usize).filter(|&peer| hosts[peer] == hosts[me]) {
+            let window = world.ends[peer].window(world.regions[peer][me]).expect("same host, so mapped");
+            assert_eq!(window.cell(7).load(Ordering::Acquire), me as u64 + 1);
+        }
+    }
+}
+
+fn put_lands_before_its_signal(make: MakeWorld<'_>, ranks: u32) {
+    let mut world = world(make, ranks);
+    let (from, to, len) = (0, ranks as usize - 1, 24 * 1024 + 3);
+    for round in 1..20u64 {
+        let fill = round.wrapping_mul(0x0101_0101_0101_0101);
+        (0..=len / 8).for_each(|cell| world.own(from).cell(cell).store(fill, Ordering::Relaxed));
+        let signal = Signal { at: at(world.regions[from][to], SIZE - 8), change: Change::Set(round) };
+        let (source, target) = (at(world.regions[from][from], 0), at(world.regions[from][to], 32 * 1024));
+        let posted = world.ends[from].put(source, target, len, Some(signal), round).expect("put");
+        let start = Instant::now();
+        let mut completed = matches!(posted, Posted::Done(_));
+        while world.load(to, SIZE - 8) != round {
+            completed |= world.ends[from].poll().expect("poll").is_some();
+            assert!(start.elapsed() < PATIENCE, "the signal never came");
+        }
+        let seen: Vec<u64> = (0..len / 8).map(|cell| world.own(to).cell(4096 + cell).load(Ordering::Relaxed)).collect();
+        assert!(seen.iter().all(|&cell| cell == fill), "the signal came before its data");
+        assert_eq!(world.load(to, 32 * 1024 + len / 8 * 8) & 0xFF_FFFF, fill & 0xFF_FFFF, "the last bytes");
+        if !completed {
+            world.finish(from, Posted::Pending, round);
+        }
+    }
+    let beyond = world.load(to, 32 * 1024 + (len / 8 + 1) * 8);
+    assert_eq!(beyond, 0, "a put wrote beyond its end");
+}
+
+fn signals_add_up(make: MakeWorld<'_>, ranks: u32) {
+    let mut world = world(make, ranks);
+    for round in 0..10 {
+        for from in 0..ranks as usize {
+            let signal = Signal { at: at(world.regions[from][0], 64), change: Change::Add(from as u64 + 1) };
+            let posted = world.ends[from].signal(signal, round).expect("signal");
+            world.finish(from, posted, round);
+        }
+    }
+    assert_eq!(world.load(0, 64), 10 * (1..=u64::from(ranks)).sum::<u64>());
+}
+
+fn reads_see_what_was_there(make: MakeWorld<'_>, ranks: u32) {
+    let mut world = world(make, ranks);
+    let (me, peer, len) = (0, ranks as usize - 1, 8 * 1000);
+    (0..1000).for_each(|cell| world.own(peer).cell(cell).store(cell as u64 * 3 + 1, Ordering::Release));
+    let (from, to) = (at(world.regions[me][peer], 0), at(world.regions[me][me], 40_000));
+    let posted = world.ends[me].read(from, to, len, 5).expect("read");
+    world.finish(me, posted, 5);
+    assert!((0..1000).all(|cell| world.load(me, 40_000 + 8 * cell) == cell as u64 * 3 + 1));
+    let posted = world.ends[me].read(from, to, 0, 6).expect("an empty read");
+    world.finish(me, posted, 6);
+}
+
+fn atomics_are_one_order(make: MakeWorld<'_>, ranks: u32) {
+    let mut world = world(make, ranks);
+    let rounds = 50;
+    let mut tickets: Vec<u64> = Vec::new();
+    for round in 0..rounds {
+        let post = |world: &mut World, from: usize| {
+            let place = at(world.regions[from][0], 128);
+            world.ends[from].atomic(place, Atomic::FetchAdd(1), round).expect("fetch-add")
+        };
+        let posted: Vec<_> = (0..ranks as usize).map(|from| post(&mut world, from)).collect();
+        let values = posted.into_iter().enumerate().map(|(from, posted)| world.finish(from, posted, round));
+        tickets.extend(values.collect::<Vec<_>>());
+    }
+    tickets.sort_unstable();
+    assert!(tickets.iter().copied().eq(0..rounds * u64::from(ranks)), "tickets lost or doubled");
+
+    let mut winners = 0;
+    for from in 0..ranks as usize {
+        let swap = Atomic::CompareSwap { expect: 0, new: from as u64 + 1 };
+        let place = at(world.regions[from][0], 136);
+        let posted = world.ends[from].atomic(place, swap, 1).expect("compare-swap");
+        winners += u32::from(world.finish(from, posted, 1) == 0);
+    }
+    assert_eq!((winners, world.load(0, 136)), (1, 1), "one compare-swap wins, and the value is its");
+}
+
+fn bad_places_are_refused(make: MakeWorld<'_>) {
+    let mut world = world(make, 2);
+    let (own, peer) = (world.regions[0][0], world.regions[0][1]);
+    let size = world.own(0).len();
+    let end = &mut world.ends[0];
+    assert!(end.put(at(own, 0), at(peer, size), 1, None, 0).is_err());
+    assert!(end.put(at(own, size - 8), at(peer, 0), 9, None, 0).is_err());
+    assert!(end.put(at(own, 0), at(peer, usize::MAX), 2, None, 0).is_err());
+    assert!(end.read(at(peer, size - 1), at(own, 0), 2, 0).is_err());
+    assert!(end.atomic(at(peer, size - 4), Atomic::FetchAdd(1), 0).is_err());
+    assert!(end.atomic(at(peer, 4), Atomic::FetchAdd(1), 0).is_err());
+    assert!(end.signal(Signal { at: at(peer, size), change: Change::Set(1) }, 0).is_err());
+}
+
+fn bad_keys_are_refused(make: MakeWorld<'_>) {
+    let mut world = world(make, 2);
+    let mut key = world.ends[1].key(world.regions[1][1]);
+    assert!(world.ends[0].import(0, key).is_err() || world.regions[0][0] == world.regions[0][1]);
+    key[0] = u64::MAX - 4095;
+    assert!(world.ends[0].import(1, key).is_err());
+    assert!(world.ends[0].import(7, key).is_err());
+}
+
+fn a_signal_ends_a_wait(make: MakeWorld<'_>) {
+    let World { mut ends, regions, .. } = world(make, 2);
+    let mut two = ends.pop().expect("two ends");
+    let mut one = ends.pop().expect("two ends");
+    let window = two.window(regions[1][1]).expect("own");
+    two.prepare_wait(1);
+    let signal = Signal { at: at(regions[0][1], 8), change: Change::Set(9) };
+    // Posted before the wait begins and after it was announced: it must not be missed.
+    let posted = one.signal(signal, 1).expect("signal");
+    let start = Instant::now();
+    two.wait(PATIENCE);
+    while window.cell(1).load(Ordering::Acquire) != 9 {
+        assert!(start.elapsed() < PATIENCE / 2, "the signal did not end the wait");
+        two.prepare_wait(1);
+        if window.cell(1).load(Ordering::Acquire) != 9 {
+            two.wait(PATIENCE);
+        }
+    }
+    if posted == Posted::Pending {
+        while one.poll().expect("poll").is_none() {
+            assert!(start.elapsed() < PATIENCE, "the signal never completed");
+        }
+    }
+}
+
+fn a_wake_reaches_who_waits_for_it(make: MakeWorld<'_>) {
+    let mut world = world(make, 3);
+    let hosts = world.fabrics[0].hosts();
+    if hosts.iter().any(|&host| host != hosts[0]) {
+        return; // waking is for ranks of one host
+    }
+    world.ends[1].prepare_wait(1);
+    world.ends[2].prepare_wait(2);
+    assert_eq!(world.ends[0].wake(u32::MAX, 2), 1);
+    assert_eq!(world.ends[0].wake(u32::MAX, 1), 1);
+    world.ends[1].wait(PATIENCE);
+    world.ends[2].wait(PATIENCE);
+    assert_eq!(world.ends[0].wake(u32::MAX, 1), 0, "nobody waits");
+    world.ends[1].prepare_wait(1);
+    world.ends[2].prepare_wait(1);
+    assert_eq!(world.ends[0].wake(1, 1), 1, "one is enough");
+    world.ends[1].cancel_wait();
+    world.ends[2].cancel_wait();
+    assert_eq!(world.ends[0].wake(u32::MAX, 1), 0, "taken back");
+    world.ends[1].prepare_wait(1);
+    world.ends[1].wait(Duration::from_millis(1)); // ends by time
+}
+
+fn abort_reaches_everybody(make: MakeWorld<'_>) {
+    let world = world(make, 3);
+    world.fabrics[1].abort("a reason to stop");
+    world.fabrics[2].abort("too late");
+    for fabric in &world.fabrics {
+        let error = fabric.health("conformance").expect_err("aborted").to_string();
+        assert!(error.contains("rank 1") && error.contains("a reason to stop"), "{error}");
+        assert!(error.contains(&format!("rank {}:", fabric.rank())), "{error}");
+    }
+}

@@ -1,0 +1,214 @@
+//! One-sided transports.
+//!
+//! A [`Fabric`] joins the processes of a world; an [`Endpoint`] of it carries the operations of
+//! one collective. The semantics below hold for every implementation, and
+//! [`conformance`](crate::fabric::conformance) tests each line of them.
+//!
+//! # Memory
+//! [`register`](Endpoint::register) makes zeroed memory that peers may write, read and change once
+//! they hold its key. Offsets of cells are multiples of 8. Nothing is ever a Rust reference while
+//! a peer may write it: a [`Window`] gives atomics and raw copies.
+//!
+//! # Completion
+//! Each operation is given a token. It either completes in the call ([`Posted::Done`]) or later,
+//! once, through [`poll`](Endpoint::poll) with the same token. Completion of a *put* means that
+//! data and signal are visible at the target and that the source may be written again; of a
+//! *read*, that the data is in the local window; of an *atomic*, that it took effect, and the
+//! value is what was there before. An operation that fails makes `poll` return an error, and the
+//! endpoint is unusable from then on; its effect is unknown and it is never tried again.
+//!
+//! # Ordering
+//! Two operations are not ordered, even to the same peer, unless the second was posted after the
+//! first completed. Within one put, the signal takes effect after all of the data is visible: a
+//! peer that sees the signal with an acquire load sees the data. Atomics of different origins on
+//! one cell take effect in one total order; they are atomic against other fabric atomics, not
+//! against plain stores through a window.
+//!
+//! # Waiting
+//! A put with a signal, and [`wake`](Endpoint::wake), end a wait of the target that was announced
+//! by [`prepare_wait`](Endpoint::prepare_wait) with the same interest before it looked at its
+//! memory for the last time. Waits may end without a cause.
+
+pub(crate) mod arena;
+pub mod conformance;
+pub mod sim;
+mod window;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+pub(crate) use arena::Arena;
+pub use window::Window;
+
+use crate::error::Result;
+
+/// Memory that an endpoint can name: its own, or imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region(pub(crate) u32);
+
+/// A place in a region, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct At {
+    /// Which region.
+    pub region: Region,
+    /// Bytes from its start.
+    pub offset: usize,
+}
+
+/// What an operation leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It has completed; an atomic with the value before.
+    Done(u64),
+    /// It will complete through [`Endpoint::poll`].
+    Pending,
+}
+
+/// An operation that has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// As given when it was posted.
+    pub token: u64,
+    /// The value before an atomic; 0 otherwise.
+    pub value: u64,
+}
+
+/// What a put does to a cell after its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// The cell, at the same peer as the data.
+    pub at: At,
+    /// How it changes.
+    pub change: Change,
+}
+
+/// How a cell changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Becomes this.
+    Set(u64),
+    /// Grows by this, wrapping; atomic against other fabric atomics.
+    Add(u64),
+}
+
+/// An atomic operation on a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Adds, wrapping.
+    FetchAdd(u64),
+    /// Stores `new` if the cell holds `expect`.
+    CompareSwap {
+        /// The value that must be there.
+        expect: u64,
+        /// The value that replaces it.
+        new: u64,
+    },
+}
+
+/// What a rank waits for; any value but 0. A wake-up names one and reaches those who wait for it.
+pub type Interest = u32;
+
+/// What a world is made of: processes that can reach each other's memory.
+pub trait Fabric: Send + Sync + Debug {
+    /// `shm`, `sim`, …
+    fn name(&self) -> &'static str;
+
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// Ranks in the world.
+    fn ranks(&self) -> u32;
+
+    /// Dense number of the host of each rank. Ranks of one host can map each other's regions.
+    fn hosts(&self) -> Vec<u32>;
+
+    /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the
+    /// n-th ones belong together.
+    ///
+    /// # Errors
+    /// When the resources for it are not there.
+    fn open(&self) -> Result<Box<dyn Endpoint>>;
+
+    /// Fails if the job was aborted or a peer is known to be dead. Cheap enough for every call.
+    ///
+    /// # Errors
+    /// The reason, for this and every later call.
+    fn health(&self, operation: &'static str) -> Result<()>;
+
+    /// Looks for dead peers, which takes system calls; then as [`Fabric::health`].
+    ///
+    /// # Errors
+    /// As [`Fabric::health`].
+    fn look_for_dead(&self, operation: &'static str) -> Result<()>;
+
+    /// Fails every later call of every rank. The first reason stays. From any thread.
+    fn abort(&self, reason: &str);
+
+    /// Says that this process ends in good order: it is not missed from now on.
+    fn leave(&self);
+}
+
+/// A rank's end of the operations of one collective. See the [module](self) for what they mean.
+pub trait Endpoint: Send + Debug {
+    /// Makes memory: zeroed, aligned to a page, at least `bytes` long.
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory) with the need, before anything was taken.
+    fn register(&mut self, bytes: usize) -> Result<Region>;
+
+    /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint.
+    fn key(&self, region: Region) -> [u64; 2];
+
+    /// Names a peer's region.
+    ///
+    /// # Errors
+    /// When the key is not one of that peer's, or its memory cannot be mapped.
+    fn import(&mut self, peer: u32, key: [u64; 2]) -> Result<Region>;
+
+    /// Direct access to a region: its own always, those of peers on the same host.
+    fn window(&self, region: Region) -> Option<Window>;
+
+    /// Writes `len` bytes and then changes a cell. The source must stay as it is until completion.
+    ///
+    /// # Errors
+    /// A place outside its region; a broken endpoint.
+    fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted>;
+
+    /// Changes a cell: a put without data.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`].
+    fn signal(&mut self, signal: Signal, token: u64) -> Result<Posted>;
+
+    /// Reads `len` bytes into a region of this endpoint.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`].
+    fn read(&mut self, from: At, to: At, len: usize, token: u64) -> Result<Posted>;
+
+    /// Changes a cell and fetches what it held.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`].
+    fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted>;
+
+    /// The next completion, if there is one.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    fn poll(&mut self) -> Result<Option<Completion>>;
+
+    /// Announces a wait; look at memory once more before [`Endpoint::wait`].
+    fn prepare_wait(&mut self, interest: Interest);
+
+    /// Takes the announcement back.
+    fn cancel_wait(&mut self);
+
+    /// Sleeps until woken for the announced interest since it was announced, or for `at_most`.
+    /// Ends the announcement.
+    fn wait(&mut self, at_most: Duration);
+
+    /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. The caller's
+    /// earlier stores are visible to those who were woken. Returns how many were woken.
+    fn wake(&mut self, most: u32, interest: Interest) -> u32;
+}

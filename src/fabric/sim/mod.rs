@@ -1,0 +1,179 @@
+//! A simulated network: virtual time, a seed, and every order of delivery that the rules allow.
+//!
+//! Operations take random times, independent of each other, so any two that are not ordered by a
+//! completion overtake each other. The data of a put is read from its source as late as possible
+//! and lands in two pieces at different times; its signal lands after both; its completion comes
+//! later still. Even on the own host an atomic may complete late. Nothing here looks at a clock.
+
+mod net;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub(crate) use net::Net;
+
+use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Posted, Region, Signal, Window};
+use crate::error::{Error, Result};
+
+/// A rank's view of a simulated world. Clones of the network are shared by all ranks of a world.
+#[derive(Clone, Debug)]
+pub struct SimFabric {
+    rank: u32,
+    net: Shared,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Shared(Arc<Mutex<Net>>);
+
+impl Shared {
+    /// A panic elsewhere fails the simulation anyway; what it left is as good to read as any.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Net> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SimFabric {
+    /// A world whose ranks lie on `hosts` (dense numbers), with delays drawn from `seed`.
+    #[must_use]
+    pub fn world(hosts: &[u32], seed: u64) -> Vec<SimFabric> {
+        let net = Shared(Arc::new(Mutex::new(Net::new(hosts.to_vec(), seed))));
+        (0..hosts.len() as u32).map(|rank| SimFabric { rank, net: net.clone() }).collect()
+    }
+
+    pub(crate) fn net(&self) -> Shared {
+        self.net.clone()
+    }
+}
+
+impl Fabric for SimFabric {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.net.lock().hosts().len() as u32
+    }
+
+    fn hosts(&self) -> Vec<u32> {
+        self.net.lock().hosts().to_vec()
+    }
+
+    fn open(&self) -> Result<Box<dyn Endpoint>> {
+        let id = self.net.lock().open(self.rank);
+        Ok(Box::new(SimEndpoint { id, rank: self.rank, net: self.net.clone() }))
+    }
+
+    fn health(&self, operation: &'static str) -> Result<()> {
+        match self.net.lock().aborted() {
+            Some((by, reason)) => {
+                Err(Error::Aborted { rank: self.rank, operation, by: *by, reason: reason.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+        self.health(operation)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.net.lock().abort(self.rank, reason);
+    }
+
+    fn leave(&self) {}
+}
+
+#[derive(Debug)]
+struct SimEndpoint {
+    id: usize,
+    rank: u32,
+    net: Shared,
+}
+
+impl SimEndpoint {
+    fn checked(&self, operation: &'static str, inside: bool) -> Result<()> {
+        let problem = "a place outside its region";
+        if inside { Ok(()) } else { Err(Error::Usage { rank: self.rank, operation, problem }) }
+    }
+}
+
+impl Endpoint for SimEndpoint {
+    fn register(&mut self, bytes: usize) -> Result<Region> {
+        Ok(self.net.lock().register(self.rank, bytes))
+    }
+
+    fn key(&self, region: Region) -> [u64; 2] {
+        [u64::from(region.0), u64::from(self.rank)]
+    }
+
+    fn import(&mut self, peer: u32, key: [u64; 2]) -> Result<Region> {
+        let known = u32::try_from(key[0]).ok().map(Region);
+        let owner = known.and_then(|region| self.net.lock().owner(region));
+        match known.filter(|_| owner == Some(peer) && key[1] == u64::from(peer)) {
+            Some(region) => Ok(region),
+            None => Err(Error::Usage { rank: self.rank, operation: "import", problem: "not a key of that peer" }),
+        }
+    }
+
+    fn window(&self, region: Region) -> Option<Window> {
+        self.net.lock().window(region, self.rank)
+    }
+
+    fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted> {
+        let mut net = self.net.lock();
+        let inside = net.holds(from, len) && net.holds(to, len) && signal.is_none_or(|signal| net.holds(signal.at, 8));
+        self.checked("put", inside)?;
+        Ok(net.put(self.id, from, to, len, signal, token))
+    }
+
+    fn signal(&mut self, signal: Signal, token: u64) -> Result<Posted> {
+        let mut net = self.net.lock();
+        self.checked("signal", net.holds(signal.at, 8))?;
+        Ok(net.put(self.id, signal.at, signal.at, 0, Some(signal), token))
+    }
+
+    fn read(&mut self, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
+        let mut net = self.net.lock();
+        self.checked("read", net.holds(from, len) && net.holds(to, len))?;
+        Ok(net.read(self.id, from, to, len, token))
+    }
+
+    fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
+        let mut net = self.net.lock();
+        self.checked("atomic", net.holds(at, 8) && at.offset % 8 == 0)?;
+        Ok(net.atomic(self.id, at, atomic, token))
+    }
+
+    fn poll(&mut self) -> Result<Option<Completion>> {
+        let mut net = self.net.lock();
+        if net.drives_itself() && !net.has_completion(self.id) {
+            net.advance();
+        }
+        Ok(net.completion(self.id))
+    }
+
+    fn prepare_wait(&mut self, interest: Interest) {
+        self.net.lock().prepare_wait(self.id, interest);
+    }
+
+    fn cancel_wait(&mut self) {
+        self.net.lock().prepare_wait(self.id, 0);
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        let mut net = self.net.lock();
+        let until = net.now() + at_most.as_nanos() as u64;
+        while net.is_waiting(self.id) && net.next_time().is_some_and(|next| next <= until) {
+            net.advance();
+        }
+        net.prepare_wait(self.id, 0);
+    }
+
+    fn wake(&mut self, most: u32, interest: Interest) -> u32 {
+        self.net.lock().wake_host(self.id, most, interest)
+    }
+}

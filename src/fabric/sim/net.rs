@@ -1,0 +1,325 @@
+//! The network itself: what is under way, and when it takes effect.
+#![allow(unsafe_code)]
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::fabric::{At, Atomic, Change, Completion, Interest, Posted, Region, Signal, Window};
+
+/// Nanoseconds of virtual time.
+pub(crate) type Time = u64;
+
+#[derive(Debug)]
+pub(crate) struct Net {
+    now: Time,
+    rng: Xoshiro256PlusPlus,
+    hosts: Vec<u32>,
+    regions: Vec<Memory>,
+    endpoints: Vec<State>,
+    /// Endpoints opened by each rank.
+    opened: Vec<u32>,
+    queue: BinaryHeap<Reverse<Event>>,
+    posted: u64,
+    woken: Vec<usize>,
+    drives_itself: bool,
+    aborted: Option<(u32, String)>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    owner: u32,
+    window: Window,
+}
+
+#[derive(Debug)]
+struct State {
+    rank: u32,
+    /// How many endpoints its rank had opened before: equals belong together.
+    channel: u32,
+    completions: VecDeque<Completion>,
+    waiting_for: Interest,
+}
+
+/// Ordered by time, then by when it was posted.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Event {
+    at: Time,
+    order: u64,
+    effect: Effect,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Effect {
+    Copy { from: (u32, usize), to: (u32, usize), len: usize },
+    Change { endpoint: usize, region: u32, offset: usize, set: bool, value: u64 },
+    Fetch { endpoint: usize, region: u32, offset: usize, expect: Option<u64>, value: u64, token: u64 },
+    Complete { endpoint: usize, token: u64, value: u64 },
+}
+
+impl Net {
+    pub(super) fn new(hosts: Vec<u32>, seed: u64) -> Self {
+        Net {
+            now: 0,
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+            opened: vec![0; hosts.len()],
+            hosts,
+            regions: Vec::new(),
+            endpoints: Vec::new(),
+            queue: BinaryHeap::new(),
+            posted: 0,
+            woken: Vec::new(),
+            drives_itself: true,
+            aborted: None,
+        }
+    }
+
+    /// From now on somebody else calls [`Net::advance`], and no endpoint does.
+    pub(crate) fn take_over(&mut self) {
+        self.drives_itself = false;
+    }
+
+    pub(super) fn drives_itself(&self) -> bool {
+        self.drives_itself
+    }
+
+    pub(super) fn hosts(&self) -> &[u32] {
+        &self.hosts
+    }
+
+    pub(super) fn aborted(&self) -> Option<&(u32, String)> {
+        self.aborted.as_ref()
+    }
+
+    pub(super) fn abort(&mut self, by: u32, reason: &str) {
+        self.aborted.get_or_insert_with(|| (by, reason.to_owned()));
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Lets virtual time pass without a network event.
+    pub(crate) fn pass_time(&mut self, to: Time) {
+        debug_assert!(self.now <= to && self.next_time().is_none_or(|next| next >= to));
+        self.now = to;
+    }
+
+    pub(super) fn open(&mut self, rank: u32) -> usize {
+        let channel = self.opened[rank as usize];
+        self.opened[rank as usize] += 1;
+        self.endpoints.push(State { rank, channel, completions: VecDeque::new(), waiting_for: 0 });
+        self.endpoints.len() - 1
+    }
+
+    pub(super) fn register(&mut self, owner: u32, bytes: usize) -> Region {
+        let cells = bytes.div_ceil(size_of::<u64>()).max(1);
+        let memory: Arc<[AtomicU64]> = (0..cells).map(|_| AtomicU64::new(0)).collect();
+        let base = NonNull::from(&*memory).cast::<u8>();
+        // SAFETY: the slice is that long, zeroed, aligned, of atomics (so it may change behind
+        // shared references), and lives as long as the `Arc` that the window keeps.
+        let window = unsafe { Window::new(base, cells * size_of::<u64>(), Arc::new(memory)) };
+        self.regions.push(Memory { owner, window });
+        Region(self.regions.len() as u32 - 1)
+    }
+
+    pub(super) fn owner(&self, region: Region) -> Option<u32> {
+        self.regions.get(region.0 as usize).map(|memory| memory.owner)
+    }
+
+    pub(super) fn holds(&self, at: At, len: usize) -> bool {
+        self.regions.get(at.region.0 as usize).is_some_and(|memory| {
+            let size = memory.window.len();
+            at.offset <= size && len <= size - at.offset
+        })
+    }
+
+    pub(super) fn window(&self, region: Region, rank: u32) -> Option<Window> {
+        let memory = self.regions.get(region.0 as usize)?;
+        let shared = self.hosts[memory.owner as usize] == self.hosts[rank as usize];
+        shared.then(|| memory.window.clone())
+    }
+
+    fn is_here(&self, endpoint: usize, region: Region) -> bool {
+        let owner = self.regions[region.0 as usize].owner;
+        self.hosts[owner as usize] == self.hosts[self.endpoints[endpoint].rank as usize]
+    }
+
+    /// Usually short, now and then ten or a hundred times as long.
+    fn delay(&mut self, here: bool) -> Time {
+        let base = if here { self.rng.random_range(20..200) } else { self.rng.random_range(200..2_000) };
+        match self.rng.random_range(0..128) {
+            0 => base * 100,
+            1..8 => base * 10,
+            _ => base,
+        }
+    }
+
+    fn schedule(&mut self, at: Time, effect: Effect) {
+        self.posted += 1;
+        self.queue.push(Reverse(Event { at, order: self.posted, effect }));
+    }
+
+    pub(super) fn put(
+        &mut self,
+        endpoint: usize,
+        from: At,
+        to: At,
+        len: usize,
+        signal: Option<Signal>,
+        token: u64,
+    ) -> Posted {
+        let here = self.is_here(endpoint, to.region);
+        let mut landed = self.now;
+        // Two pieces, each read from the source when it lands.
+        let split = len / 2 / size_of::<u64>() * size_of::<u64>();
+        for (skip, len) in [(0, split), (split, len - split)] {
+            let at = self.now + self.delay(here);
+            let piece = |place: At| (place.region.0, place.offset + skip);
+            self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
+            landed = landed.max(at);
+        }
+        if let Some(signal) = signal {
+            landed += self.delay(here) / 4;
+            let (set, value) = match signal.change {
+                Change::Set(value) => (true, value),
+                Change::Add(value) => (false, value),
+            };
+            let (region, offset) = (signal.at.region.0, signal.at.offset);
+            self.schedule(landed, Effect::Change { endpoint, region, offset, set, value });
+        }
+        let done = landed + self.delay(here) / 2;
+        self.schedule(done, Effect::Complete { endpoint, token, value: 0 });
+        Posted::Pending
+    }
+
+    pub(super) fn read(&mut self, endpoint: usize, from: At, to: At, len: usize, token: u64) -> Posted {
+        let here = self.is_here(endpoint, from.region);
+        let mut landed = self.now;
+        let split = len / 2 / size_of::<u64>() * size_of::<u64>();
+        for (skip, len) in [(0, split), (split, len - split)] {
+            let at = self.now + self.delay(here);
+            let piece = |place: At| (place.region.0, place.offset + skip);
+            self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
+            landed = landed.max(at);
+        }
+        let done = landed + self.delay(here) / 2;
+        self.schedule(done, Effect::Complete { endpoint, token, value: 0 });
+        Posted::Pending
+    }
+
+    pub(super) fn atomic(&mut self, endpoint: usize, at: At, atomic: Atomic, token: u64) -> Posted {
+        let here = self.is_here(endpoint, at.region);
+        let (expect, value) = match atomic {
+            Atomic::FetchAdd(value) => (None, value),
+            Atomic::CompareSwap { expect, new } => (Some(expect), new),
+        };
+        if here && self.rng.random_bool(0.5) {
+            return Posted::Done(self.fetch(at.region.0, at.offset, expect, value));
+        }
+        let effect = self.now + self.delay(here);
+        let (region, offset) = (at.region.0, at.offset);
+        self.schedule(effect, Effect::Fetch { endpoint, region, offset, expect, value, token });
+        Posted::Pending
+    }
+
+    fn fetch(&self, region: u32, offset: usize, expect: Option<u64>, value: u64) -> u64 {
+        let cell = self.regions[region as usize].window.cell(offset / size_of::<u64>());
+        match expect {
+            None => cell.fetch_add(value, Ordering::SeqCst),
+            Some(expect) => {
+                cell.compare_exchange(expect, value, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|found| found)
+            }
+        }
+    }
+
+    pub(crate) fn next_time(&self) -> Option<Time> {
+        self.queue.peek().map(|Reverse(event)| event.at)
+    }
+
+    /// Lets the next thing happen.
+    pub(crate) fn advance(&mut self) {
+        let Some(Reverse(event)) = self.queue.pop() else { return };
+        self.now = self.now.max(event.at);
+        match event.effect {
+            Effect::Copy { from, to, len } => {
+                let window = |place: (u32, usize)| (&self.regions[place.0 as usize].window, place.1);
+                Window::copy(window(from), window(to), len);
+            }
+            Effect::Change { endpoint, region, offset, set, value } => {
+                let memory = &self.regions[region as usize];
+                let cell = memory.window.cell(offset / size_of::<u64>());
+                if set {
+                    cell.store(value, Ordering::SeqCst);
+                } else {
+                    cell.fetch_add(value, Ordering::SeqCst);
+                }
+                let host = self.hosts[memory.owner as usize];
+                let channel = self.endpoints[endpoint].channel;
+                self.wake(host, channel, u32::MAX, None);
+            }
+            Effect::Fetch { endpoint, region, offset, expect, value, token } => {
+                let before = self.fetch(region, offset, expect, value);
+                let here = self.is_here(endpoint, Region(region));
+                let done = self.now + self.delay(here);
+                self.schedule(done, Effect::Complete { endpoint, token, value: before });
+            }
+            Effect::Complete { endpoint, token, value } => {
+                self.endpoints[endpoint].completions.push_back(Completion { token, value });
+                self.end_wait(endpoint);
+            }
+        }
+    }
+
+    pub(super) fn completion(&mut self, endpoint: usize) -> Option<Completion> {
+        self.endpoints[endpoint].completions.pop_front()
+    }
+
+    pub(super) fn has_completion(&self, endpoint: usize) -> bool {
+        !self.endpoints[endpoint].completions.is_empty()
+    }
+
+    pub(super) fn prepare_wait(&mut self, endpoint: usize, interest: Interest) {
+        self.endpoints[endpoint].waiting_for = interest;
+    }
+
+    pub(super) fn is_waiting(&self, endpoint: usize) -> bool {
+        self.endpoints[endpoint].waiting_for != 0
+    }
+
+    fn end_wait(&mut self, endpoint: usize) -> bool {
+        let waited = std::mem::take(&mut self.endpoints[endpoint].waiting_for) != 0;
+        if waited {
+            self.woken.push(endpoint);
+        }
+        waited
+    }
+
+    pub(super) fn wake_host(&mut self, endpoint: usize, most: u32, interest: Interest) -> u32 {
+        let State { rank, channel, .. } = self.endpoints[endpoint];
+        self.wake(self.hosts[rank as usize], channel, most, Some(interest))
+    }
+
+    fn wake(&mut self, host: u32, channel: u32, most: u32, interest: Option<Interest>) -> u32 {
+        let mut woken = 0;
+        for endpoint in 0..self.endpoints.len() {
+            let state = &self.endpoints[endpoint];
+            let same = state.channel == channel && self.hosts[state.rank as usize] == host;
+            let meant = interest.is_none_or(|interest| state.waiting_for == interest);
+            if same && meant && woken < most && self.end_wait(endpoint) {
+                woken += 1;
+            }
+        }
+        woken
+    }
+
+    /// Endpoints whose wait ended since the last call.
+    pub(crate) fn take_woken(&mut self, into: &mut Vec<usize>) {
+        into.append(&mut self.woken);
+    }
+}

@@ -1,0 +1,89 @@
+//! Direct access to registered memory.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// A mapped region: cells that are atomics, and bytes that are raw.
+///
+/// Peers may write to it at any time, so it never gives out a reference to plain data by itself.
+#[derive(Clone)]
+pub struct Window {
+    base: NonNull<u8>,
+    len: usize,
+    /// Keeps the mapping alive.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: a window is an address and the ownership of a mapping that is valid in every thread;
+// all access through it is atomic, or unsafe with the caller ruling out races.
+unsafe impl Send for Window {}
+// SAFETY: as above; no method changes the window itself.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// # Safety
+    /// `base .. base + len` must be valid for reads and writes, aligned to 8 bytes, zeroed or
+    /// otherwise initialised, for as long as `owner` lives.
+    pub(crate) unsafe fn new(base: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        debug_assert_eq!(base.as_ptr() as usize % align_of::<AtomicU64>(), 0);
+        Window { base, len, _owner: owner }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The cell `index` (in units of 8 bytes).
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[must_use]
+    pub fn cell(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len / size_of::<u64>(), "cell {index} of a window of {} bytes", self.len);
+        // SAFETY: inside the mapping, aligned, initialised, and only ever accessed atomically or
+        // under the caller's promise of `copy_in`, `copy_out` and `bytes`.
+        unsafe { self.base.cast::<AtomicU64>().add(index).as_ref() }
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[must_use]
+    pub fn bytes(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset <= self.len && len <= self.len - offset, "bytes {offset}+{len} of a window of {}", self.len);
+        // SAFETY: inside the mapping, or one past its end when `len` is 0.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Copies between windows, which may be the same and may overlap.
+    ///
+    /// # Panics
+    /// If either side lies outside.
+    pub(crate) fn copy(from: (&Window, usize), to: (&Window, usize), len: usize) {
+        let source = from.0.bytes(from.1, len);
+        let target = to.0.bytes(to.1, len);
+        // SAFETY: both ranges lie in live mappings. Nobody writes the source or touches the target
+        // meanwhile: that is the contract of `put` and `read`, whose bodies this is, towards peers;
+        // memory of another process can only be protected by such a contract.
+        unsafe { std::ptr::copy(source.as_ptr(), target.as_ptr(), len) };
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Window({} bytes)", self.len)
+    }
+}

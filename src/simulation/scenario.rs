@@ -1,0 +1,140 @@
+//! What is simulated, drawn from a seed.
+
+use std::time::Duration;
+
+use rand::RngExt;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::collective::core::{Fault, Path, Plan, Topology};
+use crate::collective::driver::Reduction;
+use crate::collective::rule::{Fire, Grace, Scale};
+use crate::reduce::Dtype;
+
+/// Bounds within which scenarios are drawn.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// World sizes to choose from, each range equally likely.
+    pub ranks: Vec<std::ops::RangeInclusive<u32>>,
+    /// Firing rules; `Quorum(0)` stands for a quorum drawn between 1 and P.
+    pub fires: Vec<Fire>,
+    /// Most contributions of a rank.
+    pub steps: u32,
+    /// A deliberate fault in the core.
+    pub fault: Option<Fault>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { ranks: vec![1..=17], fires: vec![Fire::All, Fire::Solo, Fire::Quorum(0)], steps: 6, fault: None }
+    }
+}
+
+/// One world and what its ranks do.
+#[derive(Debug)]
+pub(super) struct Scenario {
+    pub(super) hosts: Vec<u32>,
+    pub(super) fire: Fire,
+    pub(super) grace: Grace,
+    pub(super) depth: u64,
+    pub(super) path: Path,
+    pub(super) elements: usize,
+    pub(super) segment: usize,
+    pub(super) reduction: Reduction,
+    pub(super) ranks: Vec<Habits>,
+    pub(super) fault: Option<Fault>,
+}
+
+/// How one rank behaves.
+#[derive(Clone, Debug)]
+pub(super) struct Habits {
+    /// Contributions before it finishes.
+    pub(super) steps: u32,
+    /// Longest computation between arrivals, ns.
+    pub(super) compute: u64,
+    /// How often it computes between arriving and waiting, of 256.
+    pub(super) overlaps: u32,
+    /// Longest time it holds on to outcomes, ns.
+    pub(super) holds: u64,
+    /// How often it is descheduled between two operations, of 4096.
+    pub(super) preempted: u32,
+}
+
+impl Scenario {
+    pub(super) fn draw(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Self {
+        let range = options.ranks[rng.random_range(0..options.ranks.len())].clone();
+        let ranks = rng.random_range(range);
+        let fire = match options.fires[rng.random_range(0..options.fires.len())] {
+            Fire::Quorum(0) => Fire::Quorum(rng.random_range(1..=ranks)),
+            fire => fire,
+        };
+        let grace = match rng.random_range(0..4) {
+            0 => Grace::NONE,
+            1 => Grace::Auto,
+            _ => Grace::Fixed(Duration::from_nanos(rng.random_range(1..60_000))),
+        };
+        let pushed = rng.random_bool(0.5);
+        let path = match (pushed, fire) {
+            (false, _) => Path::Segmented,
+            (true, Fire::All) => Path::Replicated,
+            (true, _) => Path::Eager,
+        };
+        let dtype = if rng.random_bool(0.7) { Dtype::U64 } else { Dtype::F32 };
+        let scale = match rng.random_range(0..4) {
+            0 if dtype.is_float() => Scale::World,
+            1 if dtype.is_float() => Scale::Contributions,
+            _ => Scale::Sum,
+        };
+        // Large worlds cost the most per schedule: they get fewer steps.
+        let most_steps = if ranks > 17 { options.steps.min(3) } else { options.steps };
+        let compute = 10u64.pow(rng.random_range(2..6));
+        let stragglers = rng.random_range(0..=3);
+        let habits = |rng: &mut Xoshiro256PlusPlus, rank: u32| Habits {
+            steps: rng.random_range(0..=most_steps),
+            compute: if rank < stragglers { compute * 20 } else { compute },
+            overlaps: if rng.random_bool(0.3) { 128 } else { 8 },
+            holds: if rng.random_bool(0.2) { compute * 4 } else { 100 },
+            preempted: if rng.random_bool(0.1) { 64 } else { 2 },
+        };
+        Scenario {
+            hosts: draw_hosts(rng, ranks),
+            fire,
+            grace,
+            depth: if fire == Fire::All { 1 } else { rng.random_range(1..=5) },
+            path,
+            elements: rng.random_range(0..9),
+            segment: dtype.size() * rng.random_range(1..4),
+            reduction: Reduction { dtype, scale },
+            ranks: (0..ranks).map(|rank| habits(rng, rank)).collect(),
+            fault: options.fault,
+        }
+    }
+
+    pub(super) fn plan(&self, me: u32) -> Plan {
+        Plan {
+            ranks: self.hosts.len() as u32,
+            me,
+            topology: Topology::new(self.hosts.clone()),
+            fire: self.fire,
+            grace: self.grace,
+            depth: self.depth,
+            path: self.path,
+            bytes: self.elements * self.reduction.dtype.size(),
+            segment: self.segment,
+            helpers: 2,
+            fault: self.fault,
+        }
+    }
+}
+
+/// All on one host, each on its own, or mixed.
+fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<u32> {
+    match rng.random_range(0..4) {
+        0 | 1 => vec![0; ranks as usize],
+        2 => (0..ranks).collect(),
+        _ => {
+            let hosts = rng.random_range(1..=ranks);
+            // The first `hosts` ranks make the numbers dense.
+            (0..ranks).map(|rank| if rank < hosts { rank } else { rng.random_range(0..hosts) }).collect()
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Every fabric does what the trait says.
+
+use earlybird::fabric::sim::SimFabric;
+use earlybird::fabric::{Fabric, conformance};
+
+fn boxed(world: Vec<impl Fabric + 'static>) -> Vec<Box<dyn Fabric>> {
+    world.into_iter().map(|fabric| Box::new(fabric) as Box<dyn Fabric>).collect()
+}
+
+#[test]
+fn sim_on_one_host() {
+    for seed in 0..50 {
+        conformance::all(&|ranks| boxed(SimFabric::world(&vec![0; ranks as usize], seed)));
+    }
+}
+
+#[test]
+fn sim_on_a_host_each() {
+    for seed in 0..50 {
+        let hosts = |ranks: u32| (0..ranks).collect::<Vec<_>>();
+        conformance::all(&|ranks| boxed(SimFabric::world(&hosts(ranks), seed)));
+    }
+}

@@ -1,0 +1,102 @@
+//! The protocol against an oracle that knows every contribution, over random schedules.
+//!
+//! A failure prints the seed that replays it: `EARLYBIRD_SEED=17 cargo test --all-features --test
+//! simulation small_worlds` runs only that schedule.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use earlybird::simulation::{Coverage, Failure, Options, run};
+
+/// Schedules over P = 1..17 and over P = 33..70, where a cut takes two and three words.
+const SMALL: u64 = 90_000;
+const LARGE: u64 = 12_000;
+
+fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<Failure>) {
+    let seeds = match std::env::var("EARLYBIRD_SEED").ok().and_then(|text| text.parse().ok()) {
+        Some(seed) => seed..seed + 1,
+        None => seeds,
+    };
+    let next = AtomicU64::new(seeds.start);
+    let result = Mutex::new((Coverage::default(), None));
+    let workers = thread::available_parallelism().map_or(2, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                let mut coverage = Coverage::default();
+                let mut failure = None;
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end || failure.is_some() {
+                        break;
+                    }
+                    match run(seed, options) {
+                        Ok(found) => coverage.add(&found),
+                        Err(found) => {
+                            failure = Some(found);
+                            next.store(seeds.end, Ordering::Relaxed);
+                        }
+                    }
+                }
+                let mut result = result.lock().unwrap();
+                result.0.add(&coverage);
+                if failure.is_some() {
+                    result.1 = failure;
+                }
+            });
+        }
+    });
+    result.into_inner().unwrap()
+}
+
+fn holds(seeds: std::ops::Range<u64>, options: &Options) {
+    let (coverage, failure) = run_all(seeds.clone(), options);
+    if let Some(failure) = failure {
+        panic!("{failure}");
+    }
+    for (case, count) in coverage.counters() {
+        println!("{case:>20} {count}");
+        let alone = std::env::var_os("EARLYBIRD_SEED").is_some();
+        assert!(count > 0 || alone, "{case} was never met in {} schedules: the test shows little", seeds.end - seeds.start);
+    }
+}
+
+#[test]
+fn small_worlds() {
+    holds(0..SMALL, &Options::default());
+}
+
+#[test]
+fn worlds_of_several_words() {
+    let options = Options { ranks: vec![33..=70], ..Options::default() };
+    holds(1_000_000..1_000_000 + LARGE, &options);
+}
+
+#[cfg(feature = "faults")]
+mod faults {
+    use super::*;
+    use earlybird::simulation::Fault;
+
+    /// Schedules within which a fault must show.
+    const WITHIN: u64 = 10_000;
+
+    #[test]
+    fn every_fault_is_caught() {
+        // The core asserts what it believes; a fault often shows as such a panic, which is a
+        // catch like any other. Do not print thousands of them.
+        std::panic::set_hook(Box::new(|_| {}));
+        let found: Vec<_> = Fault::EVERY
+            .into_iter()
+            .map(|fault| {
+                let options = Options { fault: Some(fault), ..Options::default() };
+                (fault, (0..WITHIN).find_map(|seed| run(seed, &options).err()))
+            })
+            .collect();
+        let _ = std::panic::take_hook();
+        for (fault, failure) in found {
+            let failure = failure.unwrap_or_else(|| panic!("{fault:?} went unnoticed in {WITHIN} schedules"));
+            println!("{fault:?}: seed {}: {}", failure.seed, failure.what.lines().next().unwrap_or_default());
+        }
+    }
+}
