@@ -1,5 +1,6 @@
 //! Every fabric does what the trait says.
 
+use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
 use earlybird::fabric::{Fabric, conformance};
 
@@ -20,4 +21,9 @@ fn sim_on_a_host_each() {
         let hosts = |ranks: u32| (0..ranks).collect::<Vec<_>>();
         conformance::all(&|ranks| boxed(SimFabric::world(&hosts(ranks), seed)));
     }
+}
+
+#[test]
+fn shm() {
+    conformance::all(&|ranks| boxed(ShmFabric::in_this_process(ranks).unwrap()));
 }

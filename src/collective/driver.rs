@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use super::core::{Cells, Machine, Op, Path, Plan, RankSet, Time, Token};
 use super::rule::Scale;
 use crate::error::Result;
-use crate::fabric::{Arena, At, Change, Endpoint, Posted, Region, Signal, Window, arena::Source};
+use crate::fabric::{Arena, At, Reader, Change, Endpoint, Posted, Region, Signal, Window, arena::Source};
 use crate::reduce::Dtype;
 
 /// What is done with the elements.
@@ -87,9 +87,8 @@ impl Driver {
         self.arena.contribution(plan.contribution(plan.me, self.machine.buffer()), plan.bytes)
     }
 
-    pub(crate) fn outcome<T: Pod>(&self, round: u64) -> &[T] {
-        let plan = self.machine.plan();
-        self.arena.outcome(plan.outcome(round), plan.bytes)
+    pub(crate) fn reader(&self) -> Reader {
+        self.arena.reader()
     }
 
     /// Works until there is nothing left to do now.

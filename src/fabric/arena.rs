@@ -69,12 +69,24 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast(), bytes / size_of::<T>()) }
     }
 
-    /// An outcome that was returned and not released.
+    pub(crate) fn reader(&self) -> Reader {
+        Reader { data: self.data.clone() }
+    }
+}
+
+/// Lends outcomes.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    data: Window,
+}
+
+impl Reader {
+    /// An outcome that has landed and was not released.
     pub(crate) fn outcome<T: Pod>(&self, at: usize, bytes: usize) -> &[T] {
         let address = self.data.bytes(at, bytes);
         // SAFETY: mapped, aligned, any bits are a valid element. The round has landed, so its
-        // writers are done, and the slot is not used again before this rank releases it, which
-        // needs `&mut`.
+        // writers are done, and the slot is not written again before this rank releases the
+        // round, which it does when nothing borrows the outcome any more.
         unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes / size_of::<T>()) }
     }
 }

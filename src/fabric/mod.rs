@@ -31,13 +31,14 @@
 
 pub(crate) mod arena;
 pub mod conformance;
+pub mod shm;
 pub mod sim;
 mod window;
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-pub(crate) use arena::Arena;
+pub(crate) use arena::{Arena, Reader};
 pub use window::Window;
 
 use crate::error::Result;
@@ -128,6 +129,14 @@ pub trait Fabric: Send + Sync + Debug {
     /// # Errors
     /// When the resources for it are not there.
     fn open(&self) -> Result<Box<dyn Endpoint>>;
+
+    /// Gives every rank's bytes to every rank, by rank. Collective: all ranks call it in the same
+    /// order. For setting up; at most 1000 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not come; a dead peer.
+    /// After a failure the ranks are out of step, and every later call fails.
+    fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
 
     /// Fails if the job was aborted or a peer is known to be dead. Cheap enough for every call.
     ///

@@ -68,6 +68,27 @@ impl Window {
         unsafe { self.base.add(offset) }
     }
 
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(crate) fn write(&self, offset: usize, data: &[u8]) {
+        let target = self.bytes(offset, data.len());
+        // SAFETY: inside the mapping, which no Rust reference to `data` overlaps. Peers were not
+        // given the key yet, or have no business there by the contract of `put`.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), target.as_ptr(), data.len()) };
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
+        let source = self.bytes(offset, data.len());
+        // SAFETY: as for `write`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), data.as_mut_ptr(), data.len()) };
+    }
+
     /// Copies between windows, which may be the same and may overlap.
     ///
     /// # Panics

@@ -7,6 +7,7 @@ use super::oracle::Oracle;
 use super::scenario::Habits;
 use crate::collective::core::{Stats, Time};
 use crate::collective::driver::Driver;
+use crate::fabric::Reader;
 
 /// When a rank wants its next turn.
 #[derive(Debug)]
@@ -34,6 +35,7 @@ enum Doing {
 #[derive(Debug)]
 pub(super) struct Actor {
     driver: Driver,
+    memory: Reader,
     habits: Habits,
     doing: Doing,
     made: u32,
@@ -45,7 +47,7 @@ pub(super) struct Actor {
 
 impl Actor {
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
-        Actor { driver, habits, doing: Doing::Computing, made: 0, judged: 0, finishing: false, scheduled: 0 }
+        Actor { memory: driver.reader(), driver, habits, doing: Doing::Computing, made: 0, judged: 0, finishing: false, scheduled: 0 }
     }
 
     pub(super) fn is_parked(&self) -> bool {
@@ -96,6 +98,11 @@ impl Actor {
         Next::After(if descheduled { rng.random_range(1_000..100_000) } else { rng.random_range(1..60) })
     }
 
+    fn outcome(&self, round: u64) -> &[u8] {
+        let plan = self.driver.machine().plan();
+        self.memory.outcome(plan.outcome(round), plan.bytes)
+    }
+
     fn rank(&self) -> u32 {
         self.driver.machine().plan().me
     }
@@ -125,7 +132,7 @@ impl Actor {
         while self.judged < self.driver.machine().landed() {
             self.judged += 1;
             let cut = self.driver.machine().cut(self.judged);
-            oracle.lands(self.rank(), cut, self.driver.outcome::<u8>(self.judged))?;
+            oracle.lands(self.rank(), cut, self.outcome(self.judged))?;
         }
         Ok(progress)
     }
@@ -165,7 +172,7 @@ impl Actor {
         let rank = self.rank();
         // It may hold several; all of them must read as they did.
         for round in oracle.released(rank) + 1..=newest {
-            oracle.still(rank, round, self.driver.outcome::<u8>(round))?;
+            oracle.still(rank, round, self.outcome(round))?;
         }
         oracle.releases(rank, newest);
         self.driver.machine_mut().release(newest);

@@ -21,9 +21,9 @@ mod word;
 pub use cut::{Cut, Entry, Part};
 pub use fault::Fault;
 pub use machine::Stats;
-pub(crate) use machine::{Cells, Machine};
+pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Op, Token};
-pub(crate) use plan::{BUFFERS, Path, Plan, Topology};
+pub(crate) use plan::{Path, Plan, Topology};
 pub use rank_set::RankSet;
 
 /// Nanoseconds since an origin that only the driver knows.

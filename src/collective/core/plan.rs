@@ -31,6 +31,14 @@ pub(crate) enum Path {
 }
 
 impl Path {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Path::Replicated => "replicated",
+            Path::Eager => "eager",
+            Path::Segmented => "segmented",
+        }
+    }
+
     /// Whether arrivals push their data into slot tables.
     pub(crate) fn pushes(self) -> bool {
         !matches!(self, Path::Segmented)

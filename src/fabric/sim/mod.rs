@@ -8,7 +8,7 @@
 mod net;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use net::Net;
 
@@ -65,6 +65,12 @@ impl Fabric for SimFabric {
     fn open(&self) -> Result<Box<dyn Endpoint>> {
         let id = self.net.lock().open(self.rank);
         Ok(Box::new(SimEndpoint { id, rank: self.rank, net: self.net.clone() }))
+    }
+
+    fn exchange(&self, operation: &'static str, _mine: &[u8], _deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        // All ranks of a simulated world are built by one hand, which knows every key.
+        let problem = "simulated ranks share one thread and cannot wait for each other";
+        Err(Error::Usage { rank: self.rank, operation, problem })
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {

@@ -1,0 +1,199 @@
+//! How the ranks of one machine meet: rank 0 listens on an abstract socket, counts heads, and
+//! hands everybody the memory of the world. Abstract sockets have no file, so none stays behind;
+//! after the meeting nothing of it is left.
+
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
+    sendmsg,
+};
+
+use super::identity::Identity;
+use crate::error::{Error, Ranks, Result};
+use crate::fabric::shm::{MOST_RANKS, ShmFabric};
+
+const MAGIC: u32 = 0x4542_4452;
+const VERSION: u32 = 1;
+const HELLO: usize = 16;
+/// Longest verdict: an error text, or the process ids.
+const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
+const PAUSE: Duration = Duration::from_millis(2);
+/// A stranger may connect and say nothing; nobody waits longer for a greeting.
+const MANNERS: Duration = Duration::from_secs(2);
+/// After a mistake is seen, how long the others are awaited so that they hear of it too.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Meets the other ranks and returns the world they share.
+///
+/// # Errors
+/// Who did not come, who came twice, who was told another world size: on every rank that came.
+pub(crate) fn meet(identity: &Identity, deadline: Duration) -> Result<ShmFabric> {
+    let Identity { rank, ranks, .. } = *identity;
+    if ranks > MOST_RANKS {
+        return Err(Error::join(rank, format!("{ranks} ranks on one machine; the most is {MOST_RANKS}")));
+    }
+    if ranks == 1 {
+        return ShmFabric::join(ShmFabric::create(1)?, 0, 1, &[None]);
+    }
+    let user = rustix::process::getuid().as_raw();
+    let name = format!("earlybird-{user}-{}", identity.meeting);
+    let address = SocketAddr::from_abstract_name(&name).map_err(|cause| Error::os(rank, "name the meeting", cause))?;
+    let until = Instant::now() + deadline;
+    if rank == 0 { host(&address, ranks, until, deadline) } else { visit(&address, rank, ranks, until, deadline) }
+}
+
+fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) -> Result<ShmFabric> {
+    let os = |cause| Error::os(0, "open the meeting", cause);
+    let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            Error::join(0, "rank 0 of this job is there already: two processes were told to be rank 0, or a job with the same identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart")
+        }
+        _ => os(cause),
+    })?;
+    listener.set_nonblocking(true).map_err(os)?;
+    let memory = ShmFabric::create(ranks)?;
+    let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
+    let mut mistake: Option<(String, Instant)> = None;
+    let verdict = loop {
+        let missing: Vec<u32> = (1..ranks).filter(|rank| !guests.iter().any(|(other, ..)| other == rank)).collect();
+        if let Some((mistake, since)) = &mistake {
+            if missing.is_empty() || since.elapsed() > LINGER || Instant::now() > until {
+                break Err(mistake.clone());
+            }
+        } else if missing.is_empty() {
+            break Ok(());
+        } else if Instant::now() > until {
+            let missing = Ranks(missing);
+            break Err(format!("{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"));
+        }
+        let Ok((stream, _)) = listener.accept() else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        let Some((rank, told, pid)) = greet(&stream) else { continue };
+        let problem = if told != ranks {
+            Some(format!("the world has {told} ranks on rank {rank} and {ranks} on rank 0"))
+        } else if rank == 0 || rank >= ranks || guests.iter().any(|(other, ..)| *other == rank) {
+            Some(format!("two processes came as rank {rank}"))
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            mistake.get_or_insert((problem, Instant::now()));
+        }
+        guests.push((rank, pid, stream));
+    };
+    let mut pids = vec![0; ranks as usize];
+    pids[0] = std::process::id();
+    guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, pid, _)| pids[*rank as usize] = *pid);
+    for (.., stream) in &mut guests {
+        // A guest that is gone by now is found dead by those who stay.
+        let _ = match &verdict {
+            Ok(()) => hand_over(stream, &pids, memory.as_fd()),
+            Err(problem) => refuse(stream, problem),
+        };
+    }
+    verdict.map_err(|problem| Error::join(0, problem))?;
+    let pids: Vec<_> = pids.into_iter().map(Some).collect();
+    ShmFabric::join(memory, 0, ranks, &pids)
+}
+
+/// Rank, world size and process of a guest; nothing for a stranger.
+fn greet(stream: &UnixStream) -> Option<(u32, u32, u32)> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    if peer.uid != rustix::process::getuid() {
+        return None;
+    }
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(MANNERS)).ok()?;
+    stream.set_write_timeout(Some(MANNERS)).ok()?;
+    let mut hello = [0; HELLO];
+    (&mut &*stream).read_exact(&mut hello).ok()?;
+    let field = |index: usize| hello[4 * index..4 * index + 4].try_into().map(u32::from_le_bytes).ok();
+    (field(0)? == MAGIC && field(1)? == VERSION).then_some(())?;
+    Some((field(2)?, field(3)?, peer.pid.as_raw_nonzero().get() as u32))
+}
+
+/// Status and length, as every verdict begins.
+fn heading(refused: bool, len: usize) -> [u8; 8] {
+    let mut heading = [0; 8];
+    heading[0] = u8::from(refused);
+    heading[4..].copy_from_slice(&(len as u32).to_le_bytes());
+    heading
+}
+
+fn refuse(stream: &mut UnixStream, problem: &str) -> std::io::Result<()> {
+    let text = &problem.as_bytes()[..problem.len().min(VERDICT)];
+    stream.write_all(&heading(true, text.len()))?;
+    stream.write_all(text)
+}
+
+fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+    let body: Vec<u8> = pids.iter().flat_map(|pid| pid.to_le_bytes()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [memory];
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(&*stream, &[IoSlice::new(&heading(false, body.len()))], &mut ancillary, SendFlags::NOSIGNAL)?;
+    stream.write_all(&body)
+}
+
+fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: Duration) -> Result<ShmFabric> {
+    let os = |cause| Error::os(rank, "visit the meeting", cause);
+    let mut stream = loop {
+        match UnixStream::connect_addr(address) {
+            Ok(stream) => break stream,
+            Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(_) => {
+                return Err(Error::join(rank, format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE?")));
+            }
+        }
+    };
+    let host = rustix::net::sockopt::socket_peercred(&stream).map_err(|cause| os(cause.into()))?;
+    if host.uid != rustix::process::getuid() {
+        return Err(Error::join(rank, format!("the meeting is held by another user ({}); set EARLYBIRD_STORE=unix:NAME to a name of your own", host.uid.as_raw())));
+    }
+    let hello: Vec<u8> = [MAGIC, VERSION, rank, ranks].iter().flat_map(|field| field.to_le_bytes()).collect();
+    let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
+    stream.write_all(&hello).map_err(|_| lost())?;
+    // Rank 0 answers when it knows; a little later than the deadline at most.
+    let patience = until.saturating_duration_since(Instant::now()) + LINGER + MANNERS;
+    stream.set_read_timeout(Some(patience)).map_err(os)?;
+    let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
+    let len = u32::from_le_bytes([heading[4], heading[5], heading[6], heading[7]]) as usize;
+    if len > VERDICT {
+        return Err(lost());
+    }
+    let mut body = vec![0; len];
+    stream.read_exact(&mut body).map_err(|_| lost())?;
+    if heading[0] != 0 {
+        return Err(Error::join(rank, String::from_utf8_lossy(&body)));
+    }
+    let mut pids: Vec<Option<u32>> =
+        body.chunks_exact(4).map(|pid| Some(u32::from_le_bytes([pid[0], pid[1], pid[2], pid[3]]))).collect();
+    if pids.len() != ranks as usize {
+        return Err(lost());
+    }
+    // As this process sees it, should the two live in different process namespaces.
+    pids[0] = Some(host.pid.as_raw_nonzero().get() as u32);
+    ShmFabric::join(memory.ok_or_else(lost)?, rank, ranks, &pids)
+}
+
+fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {
+    let mut heading = [0; 8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut heading)];
+    let received = recvmsg(stream, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL).ok()?;
+    let memory = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    (received.bytes == heading.len()).then_some((heading, memory))
+}

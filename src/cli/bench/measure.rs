@@ -1,0 +1,218 @@
+//! One row: a rule, a size and a skew.
+
+use std::time::{Duration, Instant};
+
+use earlybird::collective::Part;
+use earlybird::{Allreduce, Element, Fire, Grace, Outcome, Result, World};
+
+use super::super::skew::Skew;
+use super::PATIENCE;
+
+#[derive(Debug)]
+pub(super) struct Case {
+    pub(super) fire: Fire,
+    pub(super) grace: Grace,
+    pub(super) depth: u32,
+    pub(super) bytes: usize,
+    pub(super) skew: Skew,
+    pub(super) warmup: u32,
+    pub(super) iters: u32,
+    pub(super) private: bool,
+    pub(super) seed: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    pub(super) bytes: usize,
+    pub(super) mover: &'static str,
+    /// Mean over ranks of each iteration, sorted, in microseconds.
+    pub(super) latencies: Vec<f64>,
+    pub(super) ideal_us: f64,
+    pub(super) fresh_mean: f64,
+    pub(super) fresh_min: u64,
+    pub(super) carried_mean: f64,
+    pub(super) age_mean: f64,
+    pub(super) age_max: u64,
+    pub(super) wrong: u64,
+}
+
+/// Numbers that sums of up to a thousand stay exact with, in every element type.
+pub(super) trait Exact: Element {
+    fn from_small(value: u32) -> Self;
+}
+
+macro_rules! exact {
+    ($($type:ty),*) => { $(impl Exact for $type { fn from_small(value: u32) -> Self { value as $type } })* };
+}
+exact!(f32, f64, i64, u64);
+
+/// What a rank contributes: a part of its own, which changes with `tag`, and one by position.
+fn own_part(rank: u32, tag: u64) -> u32 {
+    ((u64::from(rank) * 37 + tag * 11) % 61) as u32
+}
+
+fn position_part(index: usize) -> u32 {
+    (index % 32) as u32
+}
+
+fn fill<T: Exact>(data: &mut [T], rank: u32, tag: u64) {
+    let own = own_part(rank, tag);
+    data.iter_mut().enumerate().for_each(|(index, x)| *x = T::from_small(own + position_part(index)));
+}
+
+/// Elements of an outcome that are not what its cut says; `tag` of the round they were made for.
+fn wrong<T: Exact>(outcome: &Outcome<'_, T>, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
+    let (mut own, mut count) = (0, 0);
+    for entry in outcome.cut().contributions() {
+        own += own_part(entry.rank, tag(outcome.round() - entry.age));
+        count += 1;
+    }
+    let data = outcome.data();
+    let bad = |index: &usize| data[*index] != T::from_small(own + count * position_part(*index));
+    (outcome.round() as usize % step..data.len()).step_by(step).filter(bad).count() as u64
+}
+
+fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
+    let length = case.bytes / size_of::<T>();
+    world.allreduce::<T>(&[length]).fire(case.fire).grace(case.grace).depth(case.depth).build()
+}
+
+/// Rounds that are checked in full, with data that changes from round to round.
+const CHECKED: u64 = 12;
+
+/// Of a large outcome every so many elements are checked after each measured round: reading all
+/// of it would move it into the wrong caches.
+const SPARSE: usize = 4099;
+const CHECK_ALL_UP_TO: usize = 256;
+
+pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
+    // Counted in full first, on a collective of its own.
+    let mut checked = build::<T>(world, case)?;
+    let mut errors = 0;
+    let mut newest = 0;
+    for step in 0..CHECKED {
+        if (step + u64::from(world.rank())) % 5 == 0 {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        fill(checked.contribution()?, world.rank(), newest + 1);
+        checked.arrive()?;
+        for outcome in checked.wait(PATIENCE)? {
+            errors += wrong(&outcome, |target| target, 1);
+            newest = outcome.round();
+        }
+    }
+    checked.finish(PATIENCE)?;
+    drop(checked);
+
+    let mut sum = build::<T>(world, case)?;
+    let mut measured = Measured { bytes: case.bytes / size_of::<T>() * size_of::<T>(), mover: sum.mover(), ..Measured::default() };
+    let length = case.bytes / size_of::<T>();
+    let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
+    let mut output = input.clone();
+    fill(&mut input, world.rank(), 0);
+    let mut cuts = Cuts::default();
+    let mut latencies = Vec::with_capacity(case.iters as usize);
+    let step = if length <= CHECK_ALL_UP_TO { 1 } else { SPARSE };
+    world.barrier(PATIENCE)?;
+    for iteration in 0..u64::from(case.warmup) + u64::from(case.iters) {
+        let timed = iteration >= u64::from(case.warmup);
+        if iteration < 3 {
+            // The three buffers between which contributions rotate.
+            fill(sum.contribution()?, world.rank(), 0);
+        }
+        if !case.skew.is_none() {
+            let delays = case.skew.delays(world.size(), iteration, case.seed);
+            world.barrier(PATIENCE)?;
+            std::thread::sleep(delays[world.rank() as usize]);
+        }
+        let start = Instant::now();
+        if case.private {
+            sum.contribution()?.copy_from_slice(&input);
+        }
+        sum.arrive()?;
+        let outcomes = sum.wait(PATIENCE)?;
+        if case.private {
+            output.copy_from_slice(&outcomes.newest());
+        }
+        let latency = start.elapsed();
+        for outcome in outcomes {
+            errors += wrong(&outcome, |_| 0, step);
+            if timed {
+                cuts.count(&outcome, world.size());
+            }
+        }
+        if timed {
+            latencies.push(latency.as_secs_f64() * 1e6);
+        }
+    }
+    sum.finish(PATIENCE)?;
+    drop(sum);
+    measured.latencies = mean_over_ranks(world, &latencies)?;
+    measured.latencies.sort_unstable_by(f64::total_cmp);
+    measured.wrong = total(world, errors)?;
+    let ideal = |iteration: u32| {
+        let time = u64::from(case.warmup + iteration);
+        case.skew.ideal(case.fire, world.size(), time, case.seed).as_secs_f64() * 1e6
+    };
+    measured.ideal_us = (0..case.iters).map(ideal).sum::<f64>() / f64::from(case.iters);
+    cuts.summarise(&mut measured);
+    Ok(measured)
+}
+
+/// What the cuts of the measured rounds had in them, until the first rank left.
+#[derive(Debug, Default)]
+struct Cuts {
+    rounds: u64,
+    fresh: u64,
+    fresh_min: Option<u64>,
+    carried: u64,
+    age_max: u64,
+    ages: u64,
+    over: bool,
+}
+
+impl Cuts {
+    fn count<T: Element>(&mut self, outcome: &Outcome<'_, T>, _ranks: u32) {
+        let cut = outcome.cut();
+        self.over |= cut.entries().iter().any(|entry| entry.part == Part::Leaving);
+        if self.over {
+            return;
+        }
+        let fresh = cut.entries().iter().filter(|entry| entry.part == Part::Fresh).count() as u64;
+        let carried = cut.entries().len() as u64 - fresh;
+        self.rounds += 1;
+        self.fresh += fresh;
+        self.fresh_min = Some(self.fresh_min.unwrap_or(u64::MAX).min(fresh));
+        self.carried += carried;
+        self.ages += cut.entries().iter().map(|entry| entry.age).sum::<u64>();
+        self.age_max = cut.entries().iter().map(|entry| entry.age).max().unwrap_or(0).max(self.age_max);
+    }
+
+    fn summarise(&self, into: &mut Measured) {
+        let rounds = self.rounds.max(1) as f64;
+        into.fresh_mean = self.fresh as f64 / rounds;
+        into.fresh_min = self.fresh_min.unwrap_or(0);
+        into.carried_mean = self.carried as f64 / rounds;
+        into.age_mean = self.ages as f64 / (self.fresh + self.carried).max(1) as f64;
+        into.age_max = self.age_max;
+    }
+}
+
+/// By the very collective that this project is about.
+fn mean_over_ranks(world: &World, mine: &[f64]) -> Result<Vec<f64>> {
+    let mut mean = world.allreduce::<f64>(&[mine.len()]).scale(earlybird::Scale::World).build()?;
+    mean.contribution()?.copy_from_slice(mine);
+    mean.arrive()?;
+    let all = mean.wait(PATIENCE)?.newest().to_vec();
+    mean.finish(PATIENCE)?;
+    Ok(all)
+}
+
+fn total(world: &World, mine: u64) -> Result<u64> {
+    let mut sum = world.allreduce::<u64>(&[1]).build()?;
+    sum.contribution()?[0] = mine;
+    sum.arrive()?;
+    let all = sum.wait(PATIENCE)?.newest()[0];
+    sum.finish(PATIENCE)?;
+    Ok(all)
+}

@@ -1,0 +1,246 @@
+//! `earlybird bench`: latency of collectives, balanced or with stragglers, always checked.
+
+mod measure;
+mod report;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use earlybird::{Config, Dtype, Fire, Grace, World};
+
+use super::launch::{Bind, again, check_ranks};
+use super::skew::Skew;
+use measure::Case;
+use report::Report;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Op {
+    Allreduce,
+}
+
+/// Where the caller's data lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Buffers {
+    /// Written and read in place
+    Registered,
+    /// Copied in and out, inside the timed part
+    Private,
+}
+
+/// Without arguments: a tour of about half a minute that shows what partial collectives are for.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Args {
+    /// What is measured
+    #[arg(long, value_enum, default_value = "allreduce")]
+    op: Op,
+    /// Firing rule: all, solo or quorum=Q; may be repeated [default: all]
+    #[arg(long, value_name = "RULE")]
+    fire: Vec<Fire>,
+    /// Ranks, when this command starts them itself
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: Option<u32>,
+    /// Smallest size
+    #[arg(short = 'b', long = "begin", value_parser = super::size, default_value = "8")]
+    begin: u64,
+    /// Largest size [default: the smallest]
+    #[arg(short = 'e', long = "end", value_parser = super::size)]
+    end: Option<u64>,
+    /// Factor from size to size
+    #[arg(short = 'f', long = "factor", default_value_t = 2)]
+    factor: u64,
+    /// Rounds before measuring
+    #[arg(short = 'w', long, default_value_t = 10)]
+    warmup: u32,
+    /// Rounds measured [default: by size]
+    #[arg(long)]
+    iters: Option<u32>,
+    /// Who is late: none, linear:1ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
+    #[arg(long, default_value = "none")]
+    skew: Skew,
+    /// How long a round stays open after it fired: auto, 0 or a time
+    #[arg(long, default_value = "auto")]
+    grace: Grace,
+    /// Rounds that a rank may have unreleased
+    #[arg(long, default_value_t = 8)]
+    depth: u32,
+    /// Transport
+    #[arg(long, default_value = "shm")]
+    fabric: String,
+    /// Where the data lies
+    #[arg(long, value_enum, default_value = "registered")]
+    buffers: Buffers,
+    /// Element type: f32, f64, i64 or u64
+    #[arg(long, default_value = "f32")]
+    dtype: Dtype,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "none")]
+    bind: Bind,
+    /// For what is drawn at random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// JSON Lines, an object a row
+    #[arg(long)]
+    json: bool,
+}
+
+const MOST_BYTES: u64 = 1 << 36;
+
+impl Args {
+    fn ranks(&self) -> u32 {
+        self.ranks.unwrap_or(2)
+    }
+
+    /// Everything that can be wrong, before anything is started.
+    fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
+        check_ranks(ranks)?;
+        if self.fabric != "shm" {
+            return Err(format!("unknown fabric {:?}; this build has shm", self.fabric));
+        }
+        let end = self.end.unwrap_or(self.begin);
+        if end < self.begin {
+            return Err(format!("the largest size ({end}) is less than the smallest ({})", self.begin));
+        }
+        if end > MOST_BYTES {
+            return Err(format!("{end} bytes are more than the {MOST_BYTES} that can be measured"));
+        }
+        if self.factor < 2 {
+            return Err("the factor between sizes must be 2 or more".to_owned());
+        }
+        if self.iters == Some(0) {
+            return Err("0 rounds show nothing; use --iters 1 or more".to_owned());
+        }
+        if self.depth == 0 || self.depth > 65536 {
+            return Err("--depth must be between 1 and 65536".to_owned());
+        }
+        self.skew.check(ranks)?;
+        for fire in &self.fire {
+            if let Fire::Quorum(q) = *fire {
+                if q > ranks {
+                    return Err(format!("{fire} can never be reached by {ranks} ranks"));
+                }
+            }
+        }
+        let mut sizes = vec![self.begin];
+        while let Some(next) = sizes.last().and_then(|&size| size.max(1).checked_mul(self.factor)).filter(|&next| next <= end) {
+            sizes.push(next);
+        }
+        Ok(sizes)
+    }
+
+    fn fires(&self) -> Vec<Fire> {
+        if self.fire.is_empty() { vec![Fire::All] } else { self.fire.clone() }
+    }
+}
+
+pub(super) fn main(args: Args) -> super::Outcome {
+    let identity = earlybird::bootstrap::identity::Identity::from_env()?;
+    let launched = identity.source != "no launcher";
+    let config = Config::from_env()?;
+    let tour = std::env::args_os().len() == 2;
+    let ranks = match (launched, tour) {
+        (true, _) => identity.ranks,
+        (false, true) => TOUR_RANKS,
+        (false, false) => args.ranks(),
+    };
+    if launched && args.ranks.is_some_and(|asked| asked != ranks) {
+        return Err(format!("-n {} was given, and the launcher started {ranks} ranks", args.ranks()).into());
+    }
+    let sizes = args.check(ranks)?;
+    if !launched {
+        return again(ranks, args.bind);
+    }
+    let world = World::from_env(&config)?;
+    if tour { take_tour(&world, &args)? } else { measure_all(&world, &args, &sizes)? }
+}
+
+fn measure_all(world: &World, args: &Args, sizes: &[u64]) -> Result<super::Outcome, Box<dyn std::error::Error>> {
+    let mut report = Report::new(world, args.json);
+    let mut wrong = 0;
+    for fire in args.fires() {
+        for &bytes in sizes {
+            wrong += measure_one(world, args, fire, bytes, &mut report)?;
+        }
+    }
+    report.finish();
+    Ok(verdict(wrong))
+}
+
+fn verdict(wrong: u64) -> super::Outcome {
+    if wrong == 0 { Ok(ExitCode::SUCCESS) } else { Err(format!("{wrong} wrong results").into()) }
+}
+
+fn measure_one(
+    world: &World,
+    args: &Args,
+    fire: Fire,
+    bytes: u64,
+    report: &mut Report,
+) -> Result<u64, Box<dyn std::error::Error>> {
+    let case = Case {
+        fire,
+        grace: args.grace,
+        depth: args.depth,
+        bytes: usize::try_from(bytes)?,
+        skew: args.skew.clone(),
+        warmup: args.warmup,
+        iters: args.iters.unwrap_or_else(|| default_iters(bytes, &args.skew)),
+        private: args.buffers == Buffers::Private,
+        seed: args.seed,
+    };
+    let result = match args.dtype {
+        Dtype::F32 => measure::run::<f32>(world, &case),
+        Dtype::F64 => measure::run::<f64>(world, &case),
+        Dtype::I64 => measure::run::<i64>(world, &case),
+        Dtype::U64 => measure::run::<u64>(world, &case),
+    }?;
+    report.row(&case, &result);
+    Ok(result.wrong)
+}
+
+/// About as many as fit into a second or two.
+fn default_iters(bytes: u64, skew: &Skew) -> u32 {
+    match (skew.is_none(), bytes) {
+        (false, _) => 50,
+        (true, 0..=4096) => 20_000,
+        (true, 4097..=131_072) => 5_000,
+        (true, 131_073..=2_097_152) => 1_000,
+        _ => 100,
+    }
+}
+
+const TOUR_RANKS: u32 = 8;
+
+/// One straggler, then everybody a little apart, then nobody: all against quorum and solo.
+fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::error::Error>> {
+    let half = Fire::quorum(TOUR_RANKS / 2);
+    let mut wrong = 0;
+    for (title, skew, iters) in [
+        ("One rank of 8 is 20 ms late. An ordinary allreduce makes everybody wait for it:", "one:7:20ms", 100),
+        ("Every rank a millisecond later than the one before (the PPoPP'20 protocol):", "linear:1ms", 100),
+        ("Nobody is late. The price of not having to wait:", "none", 2000),
+    ] {
+        if world.rank() == 0 && !args.json {
+            println!("{title}");
+        }
+        let mut report = Report::new(world, args.json);
+        for fire in [Fire::All, half, Fire::Solo] {
+            for bytes in [64, 65_536] {
+                let args = Args { skew: skew.parse()?, iters: Some(iters), ..args.clone() };
+                wrong += measure_one(world, &args, fire, bytes, &mut report)?;
+            }
+        }
+        report.finish();
+        if world.rank() == 0 && !args.json {
+            println!();
+        }
+    }
+    if world.rank() == 0 && !args.json {
+        println!("mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they");
+        println!("were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0.");
+    }
+    Ok(verdict(wrong))
+}
+
+/// For every wait of the bench itself.
+const PATIENCE: Duration = Duration::from_secs(120);

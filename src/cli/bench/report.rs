@@ -1,0 +1,77 @@
+//! Rows for people and for programs.
+
+use earlybird::World;
+use serde_json::json;
+
+use super::super::table::Table;
+use super::measure::{Case, Measured};
+
+pub(super) struct Report {
+    speaks: bool,
+    json: bool,
+    ranks: u32,
+    fabric: &'static str,
+    table: Table,
+}
+
+const COLUMNS: [&str; 14] = [
+    "fire", "bytes", "skew", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "ideal_us", "fresh", "min", "carried", "wrong",
+];
+
+impl Report {
+    pub(super) fn new(world: &World, json: bool) -> Self {
+        let speaks = world.rank() == 0;
+        Report { speaks, json, ranks: world.size(), fabric: world.fabric_name(), table: Table::new(&COLUMNS) }
+    }
+
+    pub(super) fn row(&mut self, case: &Case, result: &Measured) {
+        if !self.speaks {
+            return;
+        }
+        let times = &result.latencies;
+        let quantile = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let (p50, p99, min, max) = (quantile(0.5), quantile(0.99), quantile(0.0), quantile(1.0));
+        if self.json {
+            println!(
+                "{}",
+                json!({
+                    "op": "allreduce", "fire": case.fire.to_string(), "fabric": self.fabric, "provider": null,
+                    "executor": "caller", "mover": result.mover,
+                    "buffers": if case.private { "private" } else { "registered" },
+                    "ranks": self.ranks, "bytes": result.bytes, "skew": case.skew.to_string(),
+                    "grace": case.grace.to_string(), "iterations": times.len(),
+                    "mean_us": mean, "p50_us": p50, "p99_us": p99, "min_us": min, "max_us": max,
+                    "ideal_us": result.ideal_us, "fresh_mean": result.fresh_mean, "fresh_min": result.fresh_min,
+                    "carried_mean": result.carried_mean, "age_mean": result.age_mean, "age_max": result.age_max,
+                    "wrong": result.wrong,
+                })
+            );
+            return;
+        }
+        let time = |us: f64| if us < 1000.0 { format!("{us:.2}") } else { format!("{us:.0}") };
+        self.table.row(&[
+            case.fire.to_string(),
+            result.bytes.to_string(),
+            case.skew.to_string(),
+            times.len().to_string(),
+            time(mean),
+            time(p50),
+            time(p99),
+            time(min),
+            time(max),
+            time(result.ideal_us),
+            format!("{:.2}", result.fresh_mean),
+            result.fresh_min.to_string(),
+            format!("{:.2}", result.carried_mean),
+            result.wrong.to_string(),
+        ]);
+    }
+
+    pub(super) fn finish(self) {
+        if self.speaks && !self.json {
+            println!("allreduce, {} ranks, {}", self.ranks, self.fabric);
+            print!("{}", self.table);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Starts the ranks of a world on this machine and stays until they are gone.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Bind {
+    /// Rank i stays on core i, modulo the cores there are
+    Core,
+    /// Wherever the kernel puts them
+    None,
+}
+
+/// What happens to the output of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// Every line is prefixed with its rank.
+    Prefixed,
+    /// Rank 0 speaks for all, unprefixed; the errors of others are prefixed.
+    First,
+}
+
+pub(super) struct Launch<'a> {
+    pub(super) ranks: u32,
+    pub(super) bind: Bind,
+    pub(super) output: Output,
+    pub(super) program: &'a OsStr,
+    pub(super) args: &'a [OsString],
+}
+
+/// After a rank failed, how long the others have to notice, say so and end.
+const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
+
+struct Rank {
+    child: Child,
+    status: Option<ExitStatus>,
+}
+
+impl Launch<'_> {
+    pub(super) fn run(&self) -> super::Outcome {
+        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
+        let meeting = meeting()?;
+        let mut ranks = Vec::new();
+        let mut relays = Vec::new();
+        for rank in 0..self.ranks {
+            // Children die with the thread that started them: this one, which stays.
+            let mut child = self.command(rank, &meeting)?.spawn()?;
+            let prefix = match self.output {
+                Output::Prefixed => format!("[{rank}] "),
+                Output::First if rank == 0 => String::new(),
+                Output::First => format!("rank {rank}: "),
+            };
+            if let Some(out) = child.stdout.take() {
+                let prefix = prefix.clone();
+                relays.push(thread::spawn(move || relay(out, &prefix, &mut std::io::stdout())));
+            }
+            if let Some(err) = child.stderr.take() {
+                relays.push(thread::spawn(move || relay(err, &prefix, &mut std::io::stderr())));
+            }
+            ranks.push(Rank { child, status: None });
+        }
+        let code = watch(&mut ranks, &mut signals)?;
+        relays.into_iter().for_each(|relay| drop(relay.join()));
+        Ok(code)
+    }
+
+    fn command(&self, rank: u32, meeting: &str) -> Result<Command, std::io::Error> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(super::rank::NAME).arg("--launcher").arg(std::process::id().to_string());
+        if self.bind == Bind::Core {
+            command.arg("--core").arg(rank.to_string());
+        }
+        command.arg("--").arg(self.program).args(self.args);
+        command.env("EARLYBIRD_RANK", rank.to_string());
+        command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
+        command.env("EARLYBIRD_STORE", meeting);
+        command.stdin(Stdio::null());
+        if self.output == Output::Prefixed || rank > 0 {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        Ok(command)
+    }
+}
+
+/// A meeting place that nobody can guess.
+fn meeting() -> Result<String, std::io::Error> {
+    let mut random = [0; 16];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    let hex: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("unix:{hex}"))
+}
+
+/// Copies lines, each with its prefix, so that the lines of two ranks never mix.
+fn relay(from: impl Read, prefix: &str, to: &mut dyn Write) {
+    let mut reader = BufReader::new(from);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        if line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        // A reader that went away is no reason to stop the ranks.
+        let _ = to.write_all(&[prefix.as_bytes(), &line].concat()).and_then(|()| to.flush());
+        line.clear();
+    }
+}
+
+fn signal(ranks: &[Rank], signal: Signal) {
+    for rank in ranks.iter().filter(|rank| rank.status.is_none()) {
+        if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+/// Waits for all, passes signals on, and ends those that outlive a failure.
+fn watch(ranks: &mut [Rank], signals: &mut Signals) -> Result<ExitCode, std::io::Error> {
+    let mut failed: Option<(u8, Instant)> = None;
+    loop {
+        for number in signals.pending() {
+            if let Some(known) = Signal::from_named_raw(number) {
+                signal(ranks, known);
+            }
+        }
+        for (index, rank) in ranks.iter_mut().enumerate() {
+            if rank.status.is_some() {
+                continue;
+            }
+            rank.status = rank.child.try_wait()?;
+            if let Some(status) = rank.status.filter(|status| !status.success()) {
+                let (code, how) = describe(status);
+                if failed.is_none_or(|(_, since)| since.elapsed() < AFTER_A_FAILURE) {
+                    eprintln!("earlybird: rank {index} {how}");
+                }
+                failed.get_or_insert((code, Instant::now()));
+            }
+        }
+        if ranks.iter().all(|rank| rank.status.is_some()) {
+            return Ok(ExitCode::from(failed.map_or(0, |(code, _)| code)));
+        }
+        if failed.is_some_and(|(_, since)| since.elapsed() > AFTER_A_FAILURE) {
+            signal(ranks, Signal::KILL);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn describe(status: ExitStatus) -> (u8, String) {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => (code.clamp(1, 255) as u8, format!("ended with exit status {code}")),
+        (None, Some(signal)) => {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+            ((128 + signal) as u8, format!("was killed by signal {signal} ({name})"))
+        }
+        (None, None) => (1, "ended in an unknown way".to_owned()),
+    }
+}
+
+/// Ranks that a command starts for itself, checked.
+pub(super) fn check_ranks(ranks: u32) -> Result<(), String> {
+    match ranks {
+        0 => Err("0 ranks can do nothing; use -n 1 or more".to_owned()),
+        1..=1024 => Ok(()),
+        _ => Err(format!("{ranks} ranks on one machine; the most is 1024")),
+    }
+}
+
+/// Starts this same command again as `ranks` ranks.
+pub(super) fn again(ranks: u32, bind: Bind) -> super::Outcome {
+    check_ranks(ranks)?;
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let program = std::env::current_exe()?;
+    Launch { ranks, bind, output: Output::First, program: program.as_os_str(), args: &args }.run()
+}

@@ -1,0 +1,72 @@
+//! Command line: what can be asked for, and how errors reach the person who asked.
+
+mod bench;
+mod info;
+mod launch;
+mod rank;
+mod run;
+mod skew;
+mod table;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Partial collectives: the first process to arrive triggers, late ones are carried.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start N ranks of a program on this machine
+    Run(run::Args),
+    /// Measure collectives, balanced or with stragglers
+    Bench(bench::Args),
+    /// Train a model, data-parallel, under different firing rules
+    Train(train::Args),
+    /// Show what this build and machine can do
+    Info(info::Args),
+    /// One rank of a launched program: not for people
+    #[command(name = rank::NAME, hide = true)]
+    Rank(rank::Args),
+}
+
+/// What a command ends with: its exit status, or an error that is printed in one line.
+type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
+
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log();
+    let outcome = match cli.command {
+        Command::Run(args) => run::main(&args),
+        Command::Bench(args) => bench::main(args),
+        Command::Train(args) => train::main(args),
+        Command::Info(args) => info::main(&args),
+        Command::Rank(args) => rank::main(&args),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("earlybird: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("EARLYBIRD_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+/// A size as clap reads it.
+fn size(text: &str) -> Result<u64, String> {
+    earlybird::config::parse_size(text)
+}
+
+/// A time as clap reads it.
+fn time(text: &str) -> Result<std::time::Duration, String> {
+    earlybird::collective::rule::parse_duration(text).map_err(|error| error.to_string())
+}

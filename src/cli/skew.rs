@@ -1,0 +1,146 @@
+//! Who is late, and by how much: the same grammar for `bench` and `train`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use earlybird::Fire;
+use earlybird::collective::rule::parse_duration;
+use rand::seq::SliceRandom;
+use rand::SeedableRng;
+use rand_distr::{Distribution, LogNormal};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// How ranks differ.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Skew {
+    None,
+    /// Rank r is late by r times this.
+    Linear(Duration),
+    /// One rank is late.
+    One { rank: u32, by: Duration },
+    /// So many ranks, drawn anew each time, are late.
+    Random { ranks: u32, by: Duration },
+    /// Every rank, drawn anew each time.
+    Lognormal { mean: Duration, sigma: Duration },
+}
+
+const GRAMMAR: &str = "use none, linear:1ms, one:RANK:200ms, random:K:200ms or lognormal:MEAN:SIGMA";
+
+impl FromStr for Skew {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let time = |text: &str| parse_duration(text).map_err(|error| format!("{error} (in {text:?}); {GRAMMAR}"));
+        let count = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is not a number of ranks; {GRAMMAR}"));
+        match parts[..] {
+            ["none"] => Ok(Skew::None),
+            ["linear", step] => Ok(Skew::Linear(time(step)?)),
+            ["one", rank, by] => Ok(Skew::One { rank: count(rank)?, by: time(by)? }),
+            ["random", ranks, by] => Ok(Skew::Random { ranks: count(ranks)?, by: time(by)? }),
+            ["lognormal", mean, sigma] => {
+                let (mean, sigma) = (time(mean)?, time(sigma)?);
+                if mean.is_zero() {
+                    return Err("the mean of a lognormal delay must be more than 0".to_owned());
+                }
+                Ok(Skew::Lognormal { mean, sigma })
+            }
+            _ => Err(format!("unknown skew {text:?}; {GRAMMAR}")),
+        }
+    }
+}
+
+impl fmt::Display for Skew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Skew::None => f.write_str("none"),
+            Skew::Linear(step) => write!(f, "linear:{step:?}"),
+            Skew::One { rank, by } => write!(f, "one:{rank}:{by:?}"),
+            Skew::Random { ranks, by } => write!(f, "random:{ranks}:{by:?}"),
+            Skew::Lognormal { mean, sigma } => write!(f, "lognormal:{mean:?}:{sigma:?}"),
+        }
+    }
+}
+
+impl Skew {
+    /// Whether it can be had with so many ranks.
+    pub(super) fn check(&self, ranks: u32) -> Result<(), String> {
+        match *self {
+            Skew::One { rank, .. } if rank >= ranks => Err(format!("skew {self}: there is no rank {rank} of {ranks}")),
+            Skew::Random { ranks: late, .. } if late > ranks => Err(format!("skew {self}: there are only {ranks} ranks")),
+            Skew::Linear(step) if step.checked_mul(ranks).is_none() => Err(format!("skew {self} is too long")),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        *self == Skew::None
+    }
+
+    /// How late each rank is at a time. A function of its arguments: every rank computes the same.
+    pub(super) fn delays(&self, ranks: u32, time: u64, seed: u64) -> Vec<Duration> {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ time.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut delays = vec![Duration::ZERO; ranks as usize];
+        match *self {
+            Skew::None => {}
+            Skew::Linear(step) => (0..ranks).for_each(|rank| delays[rank as usize] = step * rank),
+            Skew::One { rank, by } => delays[rank as usize] = by,
+            Skew::Random { ranks: late, by } => {
+                delays[..late as usize].fill(by);
+                delays.shuffle(&mut rng);
+            }
+            Skew::Lognormal { mean, sigma } => {
+                let cv = sigma.as_secs_f64() / mean.as_secs_f64();
+                if let Ok(distribution) = LogNormal::from_mean_cv(mean.as_secs_f64(), cv) {
+                    delays.fill_with(|| Duration::try_from_secs_f64(distribution.sample(&mut rng)).unwrap_or(mean));
+                }
+            }
+        }
+        delays
+    }
+
+    /// Mean over ranks of what an arrival would wait if communication took no time.
+    pub(super) fn ideal(&self, fire: Fire, ranks: u32, time: u64, seed: u64) -> Duration {
+        let delays = self.delays(ranks, time, seed);
+        let mut sorted = delays.clone();
+        sorted.sort_unstable();
+        let fires = sorted[fire.threshold(ranks) as usize - 1];
+        delays.iter().map(|&delay| fires.saturating_sub(delay)).sum::<Duration>() / ranks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closed_forms_of_linear_skew() {
+        let skew: Skew = "linear:1ms".parse().unwrap();
+        let ideal = |fire| skew.ideal(fire, 32, 0, 0).as_secs_f64() * 1e3;
+        assert!((ideal(Fire::All) - 15.5).abs() < 1e-9);
+        assert!((ideal(Fire::quorum(16)) - 3.75).abs() < 1e-9);
+        assert_eq!(ideal(Fire::Solo), 0.0);
+    }
+
+    #[test]
+    fn random_skews_draw_anew_and_alike_everywhere() {
+        let skew: Skew = "random:2:5ms".parse().unwrap();
+        let late = |time| skew.delays(8, time, 1);
+        assert_eq!(late(3), late(3));
+        assert!((0..9).any(|time| late(time) != late(time + 1)));
+        assert!((0..9).all(|time| late(time).iter().filter(|delay| !delay.is_zero()).count() == 2));
+        let skew: Skew = "lognormal:10ms:2ms".parse().unwrap();
+        let mean: f64 = (0..4000).map(|t| skew.delays(4, t, 2)[1].as_secs_f64()).sum::<f64>() / 4000.0;
+        assert!((mean - 0.010).abs() < 0.0002, "{mean}");
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for text in ["", "linear", "linear:1", "one:x:1ms", "random:1:1h", "lognormal:0:1ms", "linear:1ms:2"] {
+            assert!(text.parse::<Skew>().is_err(), "{text}");
+        }
+        assert!("one:4:1ms".parse::<Skew>().unwrap().check(4).is_err());
+        assert!("random:5:1ms".parse::<Skew>().unwrap().check(4).is_err());
+    }
+}

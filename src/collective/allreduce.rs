@@ -1,0 +1,311 @@
+//! The handle of a partial allreduce.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, Ref, RefCell};
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use super::core::{Cut, FOREVER, Machine, Stats, Time};
+use super::driver::Driver;
+use super::outcome::Outcomes;
+use crate::error::{Error, Ranks, Result};
+use crate::fabric::shm::HEARTBEAT;
+use crate::reduce::Element;
+use crate::world::{Deadline, World};
+
+/// A persistent partial allreduce: round after round over the same memory.
+///
+/// The order of calls is *contribution, arrive, wait*, and at the end *finish*. A handle belongs
+/// to one thread at a time. Dropping it without [`finish`](Allreduce::finish) aborts the job: the
+/// others would wait for this rank for ever.
+#[derive(Debug)]
+pub struct Allreduce<T> {
+    world: World,
+    driver: RefCell<Driver>,
+    pub(super) memory: crate::fabric::Reader,
+    spin: Spin,
+    lengths: Vec<usize>,
+    origin: Instant,
+    /// Outcomes that the caller holds.
+    pub(super) held: Cell<usize>,
+    /// Newest round that was released.
+    released: Cell<u64>,
+    /// Newest round in which each rank was fresh, up to `released`.
+    pub(super) last_fresh: RefCell<Vec<u64>>,
+    leaving: bool,
+    finished: bool,
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> Allreduce<T> {
+    pub(super) fn new(world: &World, driver: Driver, spin: Duration, lengths: Vec<usize>) -> Self {
+        let memory = driver.reader();
+        Allreduce {
+            world: world.clone(),
+            driver: RefCell::new(driver),
+            memory,
+            spin: Spin::new(spin),
+            lengths,
+            origin: Instant::now(),
+            held: Cell::new(0),
+            released: Cell::new(0),
+            last_fresh: RefCell::new(vec![0; world.size() as usize]),
+            leaving: false,
+            finished: false,
+            element: std::marker::PhantomData,
+        }
+    }
+
+    /// Lengths of the tensors, in elements, as they were given: a contribution is one after the
+    /// other.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// The memory of the next contribution: registered, in place, holding whatever an earlier one
+    /// left there. May be written while the last arrival is still under way.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] after `finish`.
+    pub fn contribution(&mut self) -> Result<&mut [T]> {
+        self.settle();
+        self.check("contribution", !self.leaving, "this rank has finished")?;
+        Ok(self.driver.get_mut().contribution())
+    }
+
+    /// Hands the contribution in and returns at once. Small data may be reduced here, if this
+    /// arrival fires the round; large data never is.
+    ///
+    /// The contribution is made for the round after the newest outcome that was returned. It is
+    /// *fresh* if that round is still open; else it is *carried* into the next one that fires.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] while the outcome of the last arrival was not taken, or after `finish`;
+    /// a dead peer or an aborted job.
+    pub fn arrive(&mut self) -> Result<()> {
+        self.settle();
+        self.check("arrive", !self.leaving, "this rank has finished")?;
+        let outstanding = self.driver.get_mut().machine().has_arrival();
+        self.check("arrive", !outstanding, "the outcome of the last arrival was not taken; call wait or test first")?;
+        self.world.fabric().health("arrive")?;
+        let now = self.now();
+        let driver = self.driver.get_mut();
+        driver.machine_mut().arrive(now);
+        driver.drive(now, false)
+    }
+
+    /// Waits for the outcome of the last arrival, and returns it with everything that was missed,
+    /// oldest first. While waiting, this rank moves data for everybody.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming who is missing: call again to go on waiting. [`Error::Usage`]
+    /// without an arrival; a dead peer or an aborted job.
+    pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
+        self.settle();
+        let outstanding = self.driver.get_mut().machine().has_arrival() && !self.leaving;
+        self.check("wait", outstanding, "nothing was handed in; call arrive first")?;
+        self.block("wait", deadline.into(), |machine| !machine.ready().is_empty())?;
+        Ok(self.take())
+    }
+
+    /// As [`wait`](Allreduce::wait) without blocking: nothing where it would have to wait.
+    ///
+    /// # Errors
+    /// As `wait`, but for the timeout.
+    pub fn test(&mut self) -> Result<Option<Outcomes<'_, T>>> {
+        self.settle();
+        let outstanding = self.driver.get_mut().machine().has_arrival() && !self.leaving;
+        self.check("test", outstanding, "nothing was handed in; call arrive first")?;
+        self.world.fabric().health("test")?;
+        let now = self.now();
+        let driver = self.driver.get_mut();
+        driver.drive(now, true)?;
+        let ready = !driver.machine().ready().is_empty();
+        Ok(ready.then(|| self.take()))
+    }
+
+    /// Leaves in good order: one more, empty arrival that counts towards firing, and nothing is
+    /// expected of this rank after the round that it enters. Waits until that round is complete,
+    /// so everything this rank contributed has entered. Outcomes that were not taken are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: call again to go on; a dead peer or an aborted job.
+    pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
+        let deadline = deadline.into();
+        self.settle();
+        if self.finished {
+            return Ok(());
+        }
+        if !self.leaving {
+            if self.driver.get_mut().machine().has_arrival() {
+                self.block("finish", deadline, |machine| !machine.ready().is_empty())?;
+                drop(self.take());
+            }
+            self.settle();
+            self.driver.get_mut().machine_mut().leave();
+            self.leaving = true;
+        }
+        self.block("finish", deadline, Machine::is_finished)?;
+        let now = self.now();
+        let driver = self.driver.get_mut();
+        driver.machine_mut().release(FOREVER);
+        driver.drive(now, false)?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// What happened to this rank so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.driver.borrow().machine().stats()
+    }
+
+    /// The name of the way in which data moves: `replicated`, `eager` or `segmented`.
+    #[must_use]
+    pub fn mover(&self) -> &'static str {
+        self.driver.borrow().machine().plan().path.name()
+    }
+
+    pub(super) fn cut(&self, round: u64) -> Ref<'_, Cut> {
+        Ref::map(self.driver.borrow(), |driver| driver.machine().cut(round))
+    }
+
+    pub(super) fn place(&self, round: u64) -> (usize, usize) {
+        let driver = self.driver.borrow();
+        let plan = driver.machine().plan();
+        (plan.outcome(round), plan.bytes)
+    }
+
+    /// Called when the last outcome that was held is dropped.
+    pub(super) fn let_go(&self) {
+        // Somebody may hold on to a cut; then the next call that needs the handle does this.
+        if let Ok(mut driver) = self.driver.try_borrow_mut() {
+            let taken = driver.machine().taken();
+            let before = self.released.replace(taken);
+            if before < taken {
+                let mut last_fresh = self.last_fresh.borrow_mut();
+                for round in before + 1..=taken {
+                    let cut = driver.machine().cut(round);
+                    cut.entries().iter().filter(|entry| entry.age == 0).for_each(|entry| {
+                        last_fresh[entry.rank as usize] = round;
+                    });
+                }
+                driver.machine_mut().release(taken);
+                let now = self.origin.elapsed().as_nanos() as Time;
+                // An endpoint that broke says so in the next call.
+                let _ = driver.drive(now, false);
+            }
+        }
+    }
+
+    /// Nobody holds an outcome any more: a caller with `&mut self` has no borrow of it.
+    fn settle(&mut self) {
+        self.held.set(0);
+        self.let_go();
+    }
+
+    fn take(&mut self) -> Outcomes<'_, T> {
+        let rounds: RangeInclusive<u64> = self.driver.get_mut().machine_mut().take();
+        Outcomes::new(self, rounds)
+    }
+
+    fn now(&self) -> Time {
+        self.origin.elapsed().as_nanos() as Time
+    }
+
+    fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
+        if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
+    }
+
+    /// Works and waits until `over`: spins while that is likely to pay, then sleeps.
+    fn block(&mut self, operation: &'static str, deadline: Deadline, over: impl Fn(&Machine) -> bool) -> Result<()> {
+        let fabric = self.world.fabric().clone();
+        fabric.health(operation)?;
+        let started = self.now();
+        let driver = self.driver.get_mut();
+        driver.drive(started, true)?;
+        let mut idle_since = started;
+        let mut now = started;
+        loop {
+            if over(driver.machine()) {
+                self.spin.paid(now - idle_since);
+                return Ok(());
+            }
+            let mut progress = false;
+            for _ in 0..SPINS_PER_CLOCK {
+                std::hint::spin_loop();
+                if driver.step(now, true)? {
+                    driver.drive(now, true)?;
+                    progress = true;
+                    break;
+                }
+            }
+            now = self.origin.elapsed().as_nanos() as Time;
+            if progress {
+                continue;
+            }
+            fabric.health(operation)?;
+            if now - idle_since < self.spin.budget {
+                continue;
+            }
+            if deadline.has_passed() {
+                let missing = Ranks(driver.missing().iter().collect());
+                let waited = Duration::from_nanos(now - started);
+                return Err(Error::Timeout { rank: self.world.rank(), operation, waited, missing });
+            }
+            let interest = driver.machine().interest() as u32;
+            driver.endpoint().prepare_wait(interest);
+            if driver.step(now, true)? {
+                driver.endpoint().cancel_wait();
+                driver.drive(now, true)?;
+                continue;
+            }
+            self.spin.did_not_pay();
+            let timer = driver.machine().next_timer().map(|at| Duration::from_nanos(at.saturating_sub(now)));
+            let at_most = HEARTBEAT.min(deadline.remaining()).min(timer.unwrap_or(HEARTBEAT));
+            driver.endpoint().wait(at_most);
+            now = self.origin.elapsed().as_nanos() as Time;
+            if now - idle_since >= HEARTBEAT.as_nanos() as Time {
+                fabric.look_for_dead(operation)?;
+            }
+            idle_since = now;
+            driver.drive(now, true)?;
+        }
+    }
+}
+
+/// Polls between two readings of the clock.
+const SPINS_PER_CLOCK: u32 = 16;
+
+/// How long to spin before sleeping: what was enough before, within bounds.
+#[derive(Debug)]
+struct Spin {
+    most: Time,
+    budget: Time,
+}
+
+const LEAST_SPIN: Time = 1_000;
+
+impl Spin {
+    fn new(most: Duration) -> Self {
+        let most = most.as_nanos() as Time;
+        Spin { most, budget: most }
+    }
+
+    fn paid(&mut self, after: Time) {
+        self.budget = self.budget.max(4 * after).clamp(LEAST_SPIN.min(self.most), self.most);
+    }
+
+    fn did_not_pay(&mut self) {
+        self.budget = (self.budget / 2).max(LEAST_SPIN.min(self.most));
+    }
+}
+
+impl<T> Drop for Allreduce<T> {
+    fn drop(&mut self) {
+        if !self.finished && self.world.fabric().health("drop").is_ok() {
+            self.world.abort("it dropped a collective without finish");
+        }
+    }
+}

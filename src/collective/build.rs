@@ -1,0 +1,241 @@
+//! From the caller's choices to a collective that all ranks agree on.
+#![forbid(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::time::Instant;
+
+use super::allreduce::Allreduce;
+use super::core::{Plan, Topology};
+use super::driver::{Driver, Reduction, Regions};
+use super::rule::{Fire, Grace, Scale};
+use crate::error::{Error, Result};
+use crate::fabric::{Endpoint, Region};
+use crate::reduce::Element;
+use crate::world::World;
+
+/// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
+#[derive(Debug)]
+#[must_use = "nothing happens before build()"]
+pub struct AllreduceBuilder<'w, T> {
+    world: &'w World,
+    lengths: Vec<usize>,
+    fire: Fire,
+    grace: Grace,
+    scale: Scale,
+    depth: u32,
+    #[cfg(feature = "faults")]
+    fault: Option<super::core::Fault>,
+    element: PhantomData<T>,
+}
+
+/// Most rounds that may be unreleased.
+const MOST_DEPTH: u32 = 1 << 16;
+
+impl<'w, T: Element> AllreduceBuilder<'w, T> {
+    pub(crate) fn new(world: &'w World, lengths: &[usize]) -> Self {
+        AllreduceBuilder {
+            world,
+            lengths: lengths.to_vec(),
+            fire: Fire::All,
+            grace: Grace::Auto,
+            scale: Scale::Sum,
+            depth: 8,
+            #[cfg(feature = "faults")]
+            fault: None,
+            element: PhantomData,
+        }
+    }
+
+    /// When a round fires. Default: [`Fire::All`].
+    pub fn fire(mut self, fire: Fire) -> Self {
+        self.fire = fire;
+        self
+    }
+
+    /// How long it stays open after that. Default: [`Grace::Auto`]. Without meaning for
+    /// [`Fire::All`].
+    pub fn grace(mut self, grace: Grace) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// What the sum is divided by. Default: [`Scale::Sum`], nothing.
+    pub fn scale(mut self, scale: Scale) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Rounds that a rank may have unreleased before the others wait for it: the bound on
+    /// staleness. Default: 8. Without meaning for [`Fire::All`], where nobody gets ahead.
+    pub fn depth(mut self, depth: u32) -> Self {
+        self.depth = depth;
+        self
+    }
+
+    /// A deliberate mistake in the protocol.
+    #[cfg(feature = "faults")]
+    pub fn fault(mut self, fault: Option<super::core::Fault>) -> Self {
+        self.fault = fault;
+        self
+    }
+
+    /// Makes the collective. All ranks call it, in the same order as their other collective calls,
+    /// within the world's deadline; it returns when all have.
+    ///
+    /// # Errors
+    /// A choice that cannot work, before anything is made; [`Error::Mismatch`] with both values
+    /// where ranks chose differently; [`Error::Memory`] with the need; [`Error::Timeout`] with
+    /// the ranks that did not come.
+    pub fn build(self) -> Result<Allreduce<T>> {
+        let operation = "allreduce.build";
+        let world = self.world;
+        let parameters = world.parameters();
+        let sized = self.sized();
+        // All ranks go through both exchanges whatever happens, so that an error of one is an
+        // error of all, with its reason.
+        let until = Instant::now() + world.deadline();
+        let choices = match &sized {
+            Ok((bytes, _)) => self.choices(*bytes),
+            Err(error) => vec![("error", error.to_string())],
+        };
+        let everybody = world.fabric().exchange(operation, &encode(&choices), until)?;
+        let (bytes, plan) = sized?;
+        compare(world.rank(), operation, &choices, &everybody)?;
+        debug_assert_eq!(bytes, plan.bytes);
+
+        let mut endpoint = world.fabric().open()?;
+        let made = make_regions(&mut *endpoint, &plan);
+        let keys = match &made {
+            Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.to_le_bytes()).collect()].concat(),
+            Err(error) => error.to_string().into_bytes(),
+        };
+        let everybody = world.fabric().exchange(operation, &keys, until)?;
+        made?;
+        let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
+        let reduction = Reduction { dtype: T::DTYPE, scale: self.scale };
+        let driver = Driver::new(plan, endpoint, regions, reduction)?;
+        Ok(Allreduce::new(world, driver, parameters.spin(world.is_oversubscribed()), self.lengths))
+    }
+
+    /// Bytes of a contribution, and the plan; whatever is wrong with the choices by themselves.
+    fn sized(&self) -> Result<(usize, Plan)> {
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        let usage = |problem| Error::Usage { rank, operation: "allreduce.build", problem };
+        self.fire.check(ranks)?;
+        self.grace.check()?;
+        if self.depth == 0 || self.depth > MOST_DEPTH {
+            return Err(usage("depth must be between 1 and 65536"));
+        }
+        if self.scale != Scale::Sum && !T::DTYPE.is_float() {
+            return Err(usage("integers can be summed and not divided; use Scale::Sum"));
+        }
+        let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
+        let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
+        let parameters = self.world.parameters();
+        let path = parameters.path(self.fire, ranks, bytes as u64);
+        let plan = Plan {
+            ranks,
+            me: rank,
+            topology: Topology::new(self.world.fabric().hosts()),
+            fire: self.fire,
+            grace: self.grace,
+            depth: if self.fire == Fire::All { 1 } else { u64::from(self.depth) },
+            path,
+            bytes,
+            segment: parameters.segment(),
+            helpers: self.world.cores().clamp(1, ranks),
+            #[cfg(feature = "faults")]
+            fault: self.fault,
+            #[cfg(not(feature = "faults"))]
+            fault: None,
+        };
+        plan.checked_data_bytes().ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
+        Ok((bytes, plan))
+    }
+
+    /// Everything that must be the same everywhere.
+    fn choices(&self, bytes: usize) -> Vec<(&'static str, String)> {
+        let parameters = self.world.parameters();
+        let path = parameters.path(self.fire, self.world.size(), bytes as u64).name();
+        let total: usize = self.lengths.iter().sum();
+        vec![
+            ("the length", total.to_string()),
+            ("the element type", T::DTYPE.to_string()),
+            ("fire", self.fire.to_string()),
+            ("grace", self.grace.to_string()),
+            ("scale", self.scale.to_string()),
+            ("depth", self.depth.to_string()),
+            ("the path (by hw-config)", path.to_owned()),
+            ("the segment (by hw-config)", parameters.segment().to_string()),
+        ]
+    }
+}
+
+fn encode(choices: &[(&'static str, String)]) -> Vec<u8> {
+    let lines: Vec<String> = choices.iter().map(|(name, value)| format!("{name}\t{value}")).collect();
+    let text = lines.join("\n");
+    text.bytes().take(900).collect()
+}
+
+/// The first rank that chose something else, and what.
+fn compare(rank: u32, operation: &'static str, mine: &[(&'static str, String)], everybody: &[Vec<u8>]) -> Result<()> {
+    for (peer, theirs) in everybody.iter().enumerate() {
+        let peer = peer as u32;
+        let theirs = String::from_utf8_lossy(theirs);
+        if let Some(reason) = theirs.strip_prefix("error\t") {
+            return Err(Error::Aborted { rank, operation, by: peer, reason: reason.to_owned() });
+        }
+        let lines = theirs.lines().map(Some).chain(std::iter::repeat(None));
+        for ((what, mine), line) in mine.iter().zip(lines) {
+            let theirs = line.and_then(|line| line.split_once('\t')).map_or("another version", |(_, value)| value);
+            if theirs != mine {
+                let (mine, theirs) = (mine.clone(), theirs.to_owned());
+                return Err(Error::Mismatch { rank, operation, what, mine, peer, theirs });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Host leaders make the memory of their host: keys of its control and data region. Others none.
+fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<u64>> {
+    if plan.topology.leader(plan.host()) != plan.me {
+        return Ok(Vec::new());
+    }
+    let control = endpoint.register(plan.control_cells() * size_of::<u64>())?;
+    let data = endpoint.register(plan.data_bytes())?;
+    Ok([endpoint.key(control), endpoint.key(data)].concat())
+}
+
+fn import_regions(
+    rank: u32,
+    operation: &'static str,
+    endpoint: &mut dyn Endpoint,
+    plan: &Plan,
+    everybody: &[Vec<u8>],
+) -> Result<Regions> {
+    // An error of any rank is an error of all.
+    for (peer, answer) in everybody.iter().enumerate() {
+        if !answer.starts_with(b"ok") {
+            let reason = String::from_utf8_lossy(answer).into_owned();
+            return Err(Error::Aborted { rank, operation, by: peer as u32, reason });
+        }
+    }
+    let mut regions = Regions { control: Vec::new(), data: Vec::new() };
+    for host in 0..plan.topology.hosts() {
+        let leader = plan.topology.leader(host);
+        let keys = &everybody[leader as usize][2..];
+        let cell = |index: usize| {
+            let bytes = keys.get(8 * index..8 * index + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map(u64::from_le_bytes).ok_or_else(|| Error::join(rank, format!("rank {leader} sent no keys")))
+        };
+        let mut name = |own: u32, key: [u64; 2]| -> Result<Region> {
+            if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
+        };
+        // The leader's own regions are the first two it made.
+        regions.control.push(name(0, [cell(0)?, cell(1)?])?);
+        regions.data.push(name(1, [cell(2)?, cell(3)?])?);
+    }
+    Ok(regions)
+}

@@ -1,0 +1,166 @@
+//! What can be set from outside, in one table.
+
+use std::time::Duration;
+
+use crate::collective::rule::parse_duration;
+use crate::error::{Error, Result};
+
+/// An environment variable that this library reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What holds when it is not set.
+    pub default: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// Every variable, in the order in which they matter.
+pub const VARIABLES: [Variable; 8] = [
+    Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
+    Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
+    Variable {
+        name: "EARLYBIRD_STORE",
+        default: "from the job's identity",
+        meaning: "where the ranks meet: unix:NAME (an abstract socket, the same on all ranks)",
+    },
+    Variable { name: "EARLYBIRD_FABRIC", default: "shm", meaning: "the transport" },
+    Variable {
+        name: "EARLYBIRD_DEADLINE",
+        default: "60s",
+        meaning: "for calls that all ranks make together while setting up",
+    },
+    Variable {
+        name: "EARLYBIRD_HW_CONFIG",
+        default: "built in",
+        meaning: "a file of measured parameters (see hw-configs/)",
+    },
+    Variable {
+        name: "EARLYBIRD_MEMORY_LIMIT",
+        default: "none",
+        meaning: "most shared memory that may be taken at a time, such as 512M",
+    },
+    Variable { name: "EARLYBIRD_LOG", default: "warn", meaning: "what the command logs: error, warn, info, debug, trace" },
+];
+
+/// How to join a world.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// For joining, and for every later call that all ranks make together to set something up.
+    pub deadline: Duration,
+    /// Measured parameters; the built-in ones where there are none.
+    pub hw_config: Option<std::path::PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { deadline: Duration::from_secs(60), hw_config: None }
+    }
+}
+
+impl Config {
+    /// The defaults, changed by `EARLYBIRD_*`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the variable, for a value that cannot be used or a variable that
+    /// begins with `EARLYBIRD_` and is none.
+    pub fn from_env() -> Result<Self> {
+        Self::from_vars(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))))
+    }
+
+    fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
+        let mut config = Config::default();
+        for (name, value) in vars.filter(|(name, _)| name.starts_with("EARLYBIRD_")) {
+            let bad = |problem: String| Error::Config(format!("{name}={value}: {problem}"));
+            match name.as_str() {
+                "EARLYBIRD_DEADLINE" => {
+                    config.deadline = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
+                    if config.deadline.is_zero() {
+                        return Err(bad("a deadline of 0 cannot be met".to_owned()));
+                    }
+                }
+                "EARLYBIRD_HW_CONFIG" => config.hw_config = Some(value.into()),
+                "EARLYBIRD_FABRIC" if value != "shm" => {
+                    return Err(bad("this build has the fabric shm and no other".to_owned()));
+                }
+                "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
+                // Set by `earlybird run` for its own ranks.
+                "EARLYBIRD_LAUNCHER" => {}
+                _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
+                _ => {
+                    let names = VARIABLES.iter().map(|variable| variable.name);
+                    return Err(Error::Config(unknown("variable", &name, names)));
+                }
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// "unknown X", with the nearest that exists.
+pub(crate) fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let nearest = known
+        .map(|name| (strsim::damerau_levenshtein(given, name), name))
+        .min()
+        .filter(|(distance, name)| *distance <= name.len().max(3) / 3);
+    match nearest {
+        Some((_, name)) => format!("unknown {what} {given}; did you mean {name}?"),
+        None => format!("unknown {what} {given}"),
+    }
+}
+
+/// Reads a size with a binary prefix: `64`, `64K`, `1M`, `2G`, also `64KiB`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let shift = match unit.trim().trim_end_matches("iB").trim_end_matches('B').to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G (binary)")),
+    };
+    let value: u64 = number.parse().map_err(|_| format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G"))?;
+    value.checked_shl(shift).filter(|bytes| bytes >> shift == value).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(name: &str, value: &str) -> Result<Config> {
+        Config::from_vars([("PATH".to_owned(), "/bin".to_owned()), (name.to_owned(), value.to_owned())].into_iter())
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("0", 0), ("64", 64), ("64K", 65536), ("1M", 1 << 20), ("2GiB", 2 << 30), ("8B", 8), ("1KB", 1024)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "-1", "1.5M", "1X", "99999999999T", "18446744073709551616"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_are_checked() {
+        assert_eq!(config("EARLYBIRD_DEADLINE", "5s").unwrap().deadline, Duration::from_secs(5));
+        for (name, value) in [
+            ("EARLYBIRD_DEADLINE", "soon"),
+            ("EARLYBIRD_DEADLINE", "0"),
+            ("EARLYBIRD_FABRIC", "ofi"),
+            ("EARLYBIRD_MEMORY_LIMIT", "lots"),
+        ] {
+            let error = config(name, value).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+        let error = config("EARLYBIRD_DEADLIN", "5s").unwrap_err().to_string();
+        assert!(error.contains("did you mean EARLYBIRD_DEADLINE?"), "{error}");
+    }
+}

@@ -1,0 +1,205 @@
+//! Shared memory: all ranks on one machine.
+//!
+//! One anonymous memory file (`memfd`) holds the world. It has no name anywhere, is handed from
+//! rank 0 to the others over a socket, and ends with the last process that has it open: whatever is
+//! killed and when, nothing stays behind. Regions are ranges of that file, so a key is an offset.
+//!
+//! Every operation completes in the call: a put is a copy, a read too, an atomic is the processor's.
+//! Processes find out about each other's death by process descriptors.
+
+mod endpoint;
+mod segment;
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{Endpoint, Fabric};
+use crate::error::{Error, Ranks, Result};
+use endpoint::ShmEndpoint;
+pub(crate) use segment::MOST_RANKS;
+use segment::{Doorbell, Failure, Segment};
+
+/// Endpoints that a world can have open or have had.
+pub(crate) const MOST_ENDPOINTS: u32 = segment::CHANNELS - 1;
+
+/// A rank's view of a world in shared memory.
+#[derive(Debug)]
+pub struct ShmFabric {
+    segment: Arc<Segment>,
+    rank: u32,
+    opened: AtomicU32,
+    exchange: Mutex<Exchange>,
+    peers: Vec<Option<OwnedFd>>,
+}
+
+#[derive(Debug, Default)]
+struct Exchange {
+    turn: u64,
+    broken: bool,
+}
+
+impl ShmFabric {
+    /// The memory of a new world, to be handed to its other ranks.
+    ///
+    /// # Errors
+    /// When the system does not provide it.
+    pub(crate) fn create(ranks: u32) -> Result<OwnedFd> {
+        Segment::create(ranks)
+    }
+
+    /// Joins a world as `rank`; `pids` are the processes of all ranks, none for those in this one.
+    ///
+    /// # Errors
+    /// Memory that is not of such a world, or a peer that is gone already.
+    pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
+        let segment = Arc::new(Segment::open(memory, rank, ranks)?);
+        let descriptor = |(peer, pid): (usize, &Option<u32>)| -> Result<Option<OwnedFd>> {
+            let Some(pid) = pid.filter(|_| peer != rank as usize) else { return Ok(None) };
+            let gone = || Error::PeerDied {
+                rank,
+                operation: "join",
+                peer: peer as u32,
+                how: format!("process {pid} is not there"),
+            };
+            let pid = Pid::from_raw(pid as i32).ok_or_else(gone)?;
+            pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(|_| gone())
+        };
+        let peers = pids.iter().enumerate().map(descriptor).collect::<Result<_>>()?;
+        Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Mutex::default(), peers })
+    }
+
+    /// A world of which every rank is in this process: for tests.
+    ///
+    /// # Errors
+    /// When the system does not provide the memory.
+    pub fn in_this_process(ranks: u32) -> Result<Vec<ShmFabric>> {
+        let memory = Self::create(ranks)?;
+        let here = vec![None; ranks as usize];
+        let copy = || memory.try_clone().map_err(|cause| Error::os(0, "share memory", cause));
+        (0..ranks).map(|rank| Self::join(copy()?, rank, ranks, &here)).collect()
+    }
+
+    fn wake_everybody(&self) {
+        for channel in 0..segment::CHANNELS {
+            (0..self.segment.ranks()).for_each(|rank| self.segment.doorbell(channel, rank).ring_always());
+        }
+    }
+
+    fn bell(&self) -> &Doorbell {
+        self.segment.doorbell(0, self.rank)
+    }
+
+    /// Ranks that have not posted in this turn of an exchange.
+    fn not_posted(&self, turn: u64) -> Vec<u32> {
+        (0..self.segment.ranks()).filter(|&rank| self.segment.mailbox(rank, turn).turn() < turn).collect()
+    }
+}
+
+/// How long an unattended wait lasts before somebody looks whether everybody is alive.
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
+
+impl Fabric for ShmFabric {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.segment.ranks()
+    }
+
+    fn hosts(&self) -> Vec<u32> {
+        vec![0; self.segment.ranks() as usize]
+    }
+
+    fn open(&self) -> Result<Box<dyn Endpoint>> {
+        let before = self.opened.fetch_add(1, Ordering::Relaxed);
+        if before >= MOST_ENDPOINTS {
+            let problem = "a world can make 255 collectives in its life";
+            return Err(Error::Usage { rank: self.rank, operation: "open", problem });
+        }
+        Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1)))
+    }
+
+    fn exchange(&self, operation: &'static str, mine: &[u8], deadline: std::time::Instant) -> Result<Vec<Vec<u8>>> {
+        let mut state = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let usage = |problem| Error::Usage { rank: self.rank, operation, problem };
+        if state.broken {
+            return Err(usage("an earlier call that all ranks make together has failed, so they are out of step; start a new world"));
+        }
+        if mine.len() > segment::MAILBOX {
+            return Err(usage("more than fits into an exchange"));
+        }
+        self.health(operation)?;
+        state.turn += 1;
+        state.broken = true;
+        let turn = state.turn;
+        let started = std::time::Instant::now();
+        self.segment.mailbox(self.rank, turn).post(turn, mine);
+        // Of the last to post at least one sees everybody, and wakes.
+        if self.not_posted(turn).is_empty() {
+            (0..self.ranks()).for_each(|rank| drop(self.segment.doorbell(0, rank).ring(1)));
+        }
+        loop {
+            self.bell().announce(1);
+            let missing = self.not_posted(turn);
+            if missing.is_empty() {
+                self.bell().withdraw();
+                break;
+            }
+            self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(std::time::Instant::now())));
+            self.look_for_dead(operation)?;
+            if std::time::Instant::now() >= deadline && !self.not_posted(turn).is_empty() {
+                let missing = Ranks(self.not_posted(turn));
+                return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
+            }
+        }
+        state.broken = false;
+        Ok((0..self.ranks()).map(|rank| self.segment.mailbox(rank, turn).read()).collect())
+    }
+
+    fn health(&self, operation: &'static str) -> Result<()> {
+        match self.segment.failure() {
+            None => Ok(()),
+            Some(Failure::Aborted { by, reason }) => Err(Error::Aborted { rank: self.rank, operation, by, reason }),
+            Some(Failure::Died { peer, how }) => Err(Error::PeerDied { rank: self.rank, operation, peer, how }),
+        }
+    }
+
+    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+        self.health(operation)?;
+        let watched = || self.peers.iter().enumerate().filter_map(|(peer, fd)| Some((peer as u32, fd.as_ref()?)));
+        let watched: Vec<_> = watched().filter(|(peer, _)| !self.segment.has_left(*peer)).collect();
+        let mut polled: Vec<_> = watched.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
+        let ended = poll(&mut polled, Some(&rustix::time::Timespec::default())).unwrap_or(0) > 0;
+        if ended {
+            for ((peer, _), poll) in watched.iter().zip(&polled) {
+                // It says that it leaves before it ends, so this order of looking is safe.
+                if !poll.revents().is_empty() && !self.segment.has_left(*peer) {
+                    let how = "its process ended without finish".to_owned();
+                    self.segment.fail(&Failure::Died { peer: *peer, how });
+                    self.wake_everybody();
+                }
+            }
+        }
+        self.health(operation)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.segment.fail(&Failure::Aborted { by: self.rank, reason: reason.to_owned() });
+        self.wake_everybody();
+    }
+
+    fn leave(&self) {
+        self.segment.leave(self.rank);
+    }
+}
+

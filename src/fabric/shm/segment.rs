@@ -1,0 +1,365 @@
+//! The memory file of a world, and what lies at its beginning.
+#![allow(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+
+use super::super::Window;
+use crate::error::{Error, Result};
+
+/// Most ranks of one machine.
+pub(crate) const MOST_RANKS: u32 = 4096;
+
+/// Endpoints of a world, number 0 being the exchange's.
+pub(super) const CHANNELS: u32 = 256;
+
+/// Bytes of a rank's turn in an exchange.
+pub(super) const MAILBOX: usize = 1000;
+
+const MAGIC: u64 = 0x6561_726C_7962_0001;
+
+/// The file is sparse: only what is allocated takes memory.
+const FILE: u64 = 1 << 44;
+
+const PAGE: usize = 4096;
+
+/// At the very beginning.
+#[repr(C, align(4096))]
+struct Head {
+    magic: AtomicU64,
+    ranks: AtomicU64,
+    /// First byte of the file that belongs to no region.
+    free: AtomicU64,
+    /// Ranks that closed their endpoint, by channel.
+    closed: [AtomicU32; CHANNELS as usize],
+    failure: FailureCell,
+}
+
+#[repr(C)]
+struct FailureCell {
+    /// 0 none, 1 being written, 2 aborted, 3 died.
+    state: AtomicU32,
+    rank: AtomicU32,
+    len: AtomicU64,
+    text: [AtomicU64; 32],
+}
+
+/// Why everything fails from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    Aborted { by: u32, reason: String },
+    Died { peer: u32, how: String },
+}
+
+/// What a rank has for itself.
+#[repr(C, align(128))]
+struct RankHead {
+    left: AtomicU32,
+    mailboxes: [Mailbox; 2],
+}
+
+/// One rank's turn of an exchange. Turns alternate between two, so that a fast rank's next post
+/// does not overwrite what a slow one has not read; two ahead it cannot get.
+#[repr(C)]
+pub(super) struct Mailbox {
+    turn: AtomicU64,
+    len: AtomicU64,
+    data: [AtomicU64; MAILBOX / 8],
+}
+
+impl Mailbox {
+    pub(super) fn turn(&self) -> u64 {
+        self.turn.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn post(&self, turn: u64, data: &[u8]) {
+        store_bytes(&self.data, data);
+        self.len.store(data.len() as u64, Ordering::Relaxed);
+        // Releases the data; sequentially consistent so that of the last two posts one sees both.
+        self.turn.store(turn, Ordering::SeqCst);
+    }
+
+    pub(super) fn read(&self) -> Vec<u8> {
+        load_bytes(&self.data, self.len.load(Ordering::Relaxed) as usize)
+    }
+}
+
+fn store_bytes(cells: &[AtomicU64], bytes: &[u8]) {
+    for (cell, chunk) in cells.iter().zip(bytes.chunks(8)) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        cell.store(u64::from_le_bytes(word), Ordering::Relaxed);
+    }
+}
+
+fn load_bytes(cells: &[AtomicU64], len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = cells.iter().flat_map(|cell| cell.load(Ordering::Relaxed).to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+/// Where one rank sleeps in one channel.
+///
+/// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
+/// bell rang since. Whoever rings takes the announcement, so a sleeper is woken once.
+#[repr(C, align(64))]
+pub(super) struct Doorbell {
+    interest: AtomicU32,
+    rung: AtomicU32,
+}
+
+impl Doorbell {
+    /// Before the last look at memory.
+    pub(super) fn announce(&self, interest: u32) {
+        self.interest.store(interest, Ordering::SeqCst);
+        // With the fence in `ring`: either the look at memory that follows sees the change, or the
+        // one who made it sees the announcement.
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn withdraw(&self) {
+        self.interest.store(0, Ordering::Relaxed);
+    }
+
+    /// Sleeps until rung since the announcement, or for `at_most`.
+    pub(super) fn sleep(&self, at_most: Duration) {
+        let rung = self.rung.load(Ordering::Acquire);
+        if self.interest.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
+        // Other outcomes (the value changed, a signal, the time is up) all mean: look again.
+        let _ = futex::wait(&self.rung, futex::Flags::empty(), rung, Some(&timeout));
+        self.withdraw();
+    }
+
+    /// Wakes the sleeper if it waits for `interest`. The caller has fenced after its changes.
+    pub(super) fn ring(&self, interest: u32) -> bool {
+        if self.interest.load(Ordering::Relaxed) != interest {
+            return false;
+        }
+        let taken = self.interest.compare_exchange(interest, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if taken {
+            self.rung.fetch_add(1, Ordering::Release);
+            let _ = futex::wake(&self.rung, futex::Flags::empty(), 1);
+        }
+        taken
+    }
+
+    /// Wakes the sleeper whatever it waits for.
+    pub(super) fn ring_always(&self) {
+        if self.interest.swap(0, Ordering::AcqRel) != 0 {
+            self.rung.fetch_add(1, Ordering::Release);
+            let _ = futex::wake(&self.rung, futex::Flags::empty(), 1);
+        }
+    }
+}
+
+/// The mapped head of a world's memory file, and the file.
+#[derive(Debug)]
+pub(super) struct Segment {
+    file: OwnedFd,
+    map: MmapRaw,
+    rank: u32,
+    ranks: u32,
+}
+
+fn head_bytes(ranks: u32) -> usize {
+    size_of::<Head>() + ranks as usize * (size_of::<RankHead>() + CHANNELS as usize * size_of::<Doorbell>())
+}
+
+impl Segment {
+    pub(super) fn create(ranks: u32) -> Result<OwnedFd> {
+        let os = |operation| move |cause: rustix::io::Errno| Error::os(0, operation, cause);
+        let file = memfd_create("earlybird", MemfdFlags::CLOEXEC).map_err(os("create shared memory"))?;
+        ftruncate(&file, FILE).map_err(os("size shared memory (is there a file size limit, ulimit -f?)"))?;
+        let first = Segment::map(file.try_clone().map_err(|cause| Error::os(0, "share memory", cause))?, 0, ranks)?;
+        let head = first.head();
+        head.free.store(head_bytes(ranks).next_multiple_of(PAGE) as u64, Ordering::Relaxed);
+        head.ranks.store(u64::from(ranks), Ordering::Relaxed);
+        head.magic.store(MAGIC, Ordering::Release);
+        Ok(file)
+    }
+
+    pub(super) fn open(file: OwnedFd, rank: u32, ranks: u32) -> Result<Self> {
+        let segment = Segment::map(file, rank, ranks)?;
+        let head = segment.head();
+        let found = (head.magic.load(Ordering::Acquire), head.ranks.load(Ordering::Relaxed));
+        if found == (MAGIC, u64::from(ranks)) {
+            Ok(segment)
+        } else {
+            Err(Error::join(rank, "the memory that was handed over is not this world's"))
+        }
+    }
+
+    fn map(file: OwnedFd, rank: u32, ranks: u32) -> Result<Self> {
+        let size = fstat(&file).map_or(0, |stat| stat.st_size);
+        if size != FILE as i64 {
+            return Err(Error::join(rank, "the memory that was handed over has the wrong size"));
+        }
+        let map = MmapOptions::new().len(head_bytes(ranks)).map_raw(&file);
+        let map = map.map_err(|cause| Error::os(rank, "map shared memory", cause))?;
+        Ok(Segment { file, map, rank, ranks })
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the map begins with a `Head`: page-aligned, and any bits are valid for atomics.
+        unsafe { &*self.map.as_ptr().cast() }
+    }
+
+    fn rank_head(&self, rank: u32) -> &RankHead {
+        assert!(rank < self.ranks);
+        // SAFETY: within `head_bytes`, behind the head and the heads of lower ranks; sizes are
+        // multiples of the alignments; only atomics.
+        unsafe { &*self.map.as_ptr().add(size_of::<Head>()).cast::<RankHead>().add(rank as usize) }
+    }
+
+    pub(super) fn mailbox(&self, rank: u32, turn: u64) -> &Mailbox {
+        &self.rank_head(rank).mailboxes[(turn % 2) as usize]
+    }
+
+    pub(super) fn doorbell(&self, channel: u32, rank: u32) -> &Doorbell {
+        assert!(rank < self.ranks && channel < CHANNELS);
+        let offset = size_of::<Head>() + self.ranks as usize * size_of::<RankHead>();
+        let index = (channel * self.ranks + rank) as usize;
+        // SAFETY: within `head_bytes`, behind all rank heads; aligned as above; only atomics.
+        unsafe { &*self.map.as_ptr().add(offset).cast::<Doorbell>().add(index) }
+    }
+
+    pub(super) fn leave(&self, rank: u32) {
+        self.rank_head(rank).left.store(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_left(&self, rank: u32) -> bool {
+        self.rank_head(rank).left.load(Ordering::SeqCst) != 0
+    }
+
+    /// Writes the failure down unless there is one.
+    pub(super) fn fail(&self, failure: &Failure) {
+        let cell = &self.head().failure;
+        if cell.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let (state, rank, text) = match failure {
+            Failure::Aborted { by, reason } => (2, *by, reason),
+            Failure::Died { peer, how } => (3, *peer, how),
+        };
+        let mut len = text.len().min(cell.text.len() * 8);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        store_bytes(&cell.text, &text.as_bytes()[..len]);
+        cell.len.store(len as u64, Ordering::Relaxed);
+        cell.rank.store(rank, Ordering::Relaxed);
+        cell.state.store(state, Ordering::Release);
+    }
+
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let cell = &self.head().failure;
+        let state = cell.state.load(Ordering::Acquire);
+        if state < 2 {
+            return None;
+        }
+        let text = load_bytes(&cell.text, cell.len.load(Ordering::Relaxed) as usize);
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let rank = cell.rank.load(Ordering::Relaxed);
+        Some(if state == 2 { Failure::Aborted { by: rank, reason: text } } else { Failure::Died { peer: rank, how: text } })
+    }
+
+    /// Takes zeroed memory for a region: its offset in the file.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
+        let need = bytes.max(1).next_multiple_of(PAGE) as u64;
+        let (available, limit) = available_memory();
+        let short = |available, limit: &str| Error::Memory {
+            rank: self.rank,
+            operation: "register",
+            need,
+            available,
+            limit: limit.to_owned(),
+        };
+        if need > available {
+            return Err(short(available, &limit));
+        }
+        let offset = self.head().free.fetch_add(need, Ordering::Relaxed);
+        if offset.checked_add(need).is_none_or(|end| end > FILE) {
+            return Err(short(FILE.saturating_sub(offset), "the size of the world's memory file"));
+        }
+        // Pages now, so that a shortage is an error here and not a signal in mid-collective.
+        fallocate(&self.file, FallocateFlags::empty(), offset, need).map_err(|cause| match cause {
+            rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => short(available, "the kernel's own accounting"),
+            cause => Error::os(self.rank, "allocate shared memory", cause),
+        })?;
+        Ok(offset)
+    }
+
+    /// Gives the pages of a region back. Mappings of it read zeros from then on.
+    pub(super) fn free(&self, offset: u64, bytes: usize) {
+        let len = bytes.max(1).next_multiple_of(PAGE) as u64;
+        let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len);
+    }
+
+    /// Counts an endpoint as closed; says whether it was the last of its channel.
+    pub(super) fn close(&self, channel: u32) -> bool {
+        self.head().closed[channel as usize].fetch_add(1, Ordering::AcqRel) + 1 == self.ranks
+    }
+
+    /// Maps a region.
+    pub(super) fn window(&self, offset: u64, bytes: usize) -> Result<Window> {
+        let len = bytes.max(1).next_multiple_of(PAGE);
+        let taken = self.head().free.load(Ordering::Acquire);
+        let inside = offset >= head_bytes(self.ranks) as u64
+            && offset % PAGE as u64 == 0
+            && offset.checked_add(len as u64).is_some_and(|end| end <= taken);
+        if !inside {
+            let problem = "not a key of that peer";
+            return Err(Error::Usage { rank: self.rank, operation: "import", problem });
+        }
+        let map = MmapOptions::new().offset(offset).len(len).map_raw(&self.file);
+        let map = Arc::new(map.map_err(|cause| Error::os(self.rank, "map shared memory", cause))?);
+        let base = std::ptr::NonNull::new(map.as_mut_ptr());
+        let base = base.ok_or_else(|| Error::join(self.rank, "the system mapped memory at address 0"))?;
+        // SAFETY: a mapping of that length, page-aligned, of file pages that are zero until
+        // written; the window keeps it alive.
+        Ok(unsafe { Window::new(base, len, map) })
+    }
+}
+
+/// Bytes that shared memory may still take, and what says so.
+fn available_memory() -> (u64, String) {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let number = |path: &str| read(path).and_then(|text| text.trim().parse::<u64>().ok());
+    let mut least = (u64::MAX, "nothing".to_owned());
+    let mut consider = |bytes: Option<u64>, limit: &str| {
+        if let Some(bytes) = bytes.filter(|&bytes| bytes < least.0) {
+            least = (bytes, limit.to_owned());
+        }
+    };
+    let meminfo = read("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    consider(kilobytes.map(|kilobytes| kilobytes << 10), "the machine's available memory");
+    let group = read("/proc/self/cgroup").unwrap_or_default();
+    for path in group.lines().filter_map(|line| line.strip_prefix("0::")) {
+        let base = format!("/sys/fs/cgroup{}", path.trim_end_matches('/'));
+        let free = number(&format!("{base}/memory.max"))
+            .zip(number(&format!("{base}/memory.current")))
+            .map(|(max, current)| max.saturating_sub(current));
+        consider(free, "the memory limit of the container (cgroup memory.max)");
+    }
+    consider(
+        std::env::var("EARLYBIRD_MEMORY_LIMIT").ok().and_then(|text| crate::config::parse_size(&text).ok()),
+        "EARLYBIRD_MEMORY_LIMIT",
+    );
+    least
+}

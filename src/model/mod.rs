@@ -1,0 +1,127 @@
+//! Measured parameters, and the choices that follow from them. No choice of algorithm is made by a
+//! constant in the code.
+#![forbid(unsafe_code)]
+
+use std::path::Path as File;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::collective::core::Path;
+use crate::collective::rule::{Fire, parse_duration};
+use crate::config::{parse_size, unknown};
+use crate::error::{Error, Result};
+
+const BUILT_IN: &str = include_str!("../../hw-configs/laptop-shm.toml");
+
+/// What was measured of a fabric on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parameters {
+    #[serde(deserialize_with = "size")]
+    replicate_total: u64,
+    #[serde(deserialize_with = "size")]
+    eager_total: u64,
+    #[serde(deserialize_with = "size")]
+    segment: u64,
+    #[serde(deserialize_with = "time")]
+    spin: Duration,
+    #[serde(deserialize_with = "time")]
+    spin_oversubscribed: Duration,
+}
+
+const KEYS: [&str; 5] = ["replicate_total", "eager_total", "segment", "spin", "spin_oversubscribed"];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HwConfig {
+    shm: Parameters,
+}
+
+fn size<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<u64, D::Error> {
+    parse_size(&String::deserialize(value)?).map_err(serde::de::Error::custom)
+}
+
+fn time<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<Duration, D::Error> {
+    parse_duration(&String::deserialize(value)?).map_err(serde::de::Error::custom)
+}
+
+impl Parameters {
+    /// From a file, or the built-in ones.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming file, line and key, with the key that was probably meant.
+    pub fn load(file: Option<&File>) -> Result<Self> {
+        let (name, text) = match file {
+            None => ("built-in hw-config".to_owned(), BUILT_IN.to_owned()),
+            Some(file) => {
+                let name = file.display().to_string();
+                let text = std::fs::read_to_string(file);
+                let text = text.map_err(|cause| Error::Config(format!("hw-config {name}: {cause}")))?;
+                (name, text)
+            }
+        };
+        Self::parse(&text).map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
+    }
+
+    fn parse(text: &str) -> std::result::Result<Self, String> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+        if let Some(section) = table.keys().find(|key| *key != "shm") {
+            return Err(unknown("section", section, ["shm"].into_iter()));
+        }
+        let keys = table.get("shm").and_then(|shm| shm.as_table()).into_iter().flat_map(|shm| shm.keys());
+        if let Some(key) = keys.into_iter().find(|key| !KEYS.contains(&key.as_str())) {
+            return Err(unknown("key", key, KEYS.into_iter()));
+        }
+        let config: HwConfig = toml::from_str(text).map_err(|error| error.to_string())?;
+        if config.shm.segment == 0 || config.shm.segment % 8 != 0 {
+            return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
+        }
+        Ok(config.shm)
+    }
+
+    /// How the data of a collective moves.
+    pub(crate) fn path(&self, fire: Fire, ranks: u32, bytes: u64) -> Path {
+        let total = bytes.saturating_mul(u64::from(ranks));
+        match fire {
+            Fire::All if total <= self.replicate_total => Path::Replicated,
+            Fire::All => Path::Segmented,
+            _ if total <= self.eager_total => Path::Eager,
+            _ => Path::Segmented,
+        }
+    }
+
+    pub(crate) fn segment(&self) -> usize {
+        usize::try_from(self.segment).unwrap_or(usize::MAX & !7)
+    }
+
+    pub(crate) fn spin(&self, oversubscribed: bool) -> Duration {
+        if oversubscribed { self.spin_oversubscribed } else { self.spin }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_parameters_can_be_read() {
+        let parameters = Parameters::load(None).unwrap();
+        assert_eq!(parameters.path(Fire::All, 2, 8), Path::Replicated);
+        assert_eq!(parameters.path(Fire::Solo, 2, 8), Path::Eager);
+        assert_eq!(parameters.path(Fire::Solo, 32, u64::MAX), Path::Segmented);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let change = |from: &str, to: &str| Parameters::parse(&BUILT_IN.replace(from, to)).unwrap_err();
+        assert!(change("eager_total", "eager_totl").contains("did you mean eager_total?"));
+        assert!(change("[shm]", "[shn]").contains("did you mean shm?"));
+        assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
+        assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
+        assert!(change("\"32K\"", "32").contains("invalid type"));
+        assert!(change("\"5us\"", "\"5 days\"").contains("not a time"));
+        assert!(Parameters::parse("").unwrap_err().contains("shm"));
+        assert!(Parameters::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
+    }
+}

@@ -1,0 +1,247 @@
+//! The processes of a job.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::identity::Identity;
+use crate::bootstrap::meet;
+use crate::collective::build::AllreduceBuilder;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fabric::shm::ShmFabric;
+use crate::fabric::{At, Fabric, Posted};
+use crate::model::Parameters;
+use crate::reduce::Element;
+
+/// By when a call must be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    pub(crate) fn has_passed(self) -> bool {
+        Instant::now() >= self.0
+    }
+
+    pub(crate) fn remaining(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    pub(crate) fn instant(self) -> Instant {
+        self.0
+    }
+}
+
+impl From<Instant> for Deadline {
+    fn from(at: Instant) -> Self {
+        Deadline(at)
+    }
+}
+
+impl From<Duration> for Deadline {
+    /// So long from now; a century where that cannot be counted.
+    fn from(after: Duration) -> Self {
+        const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+        let now = Instant::now();
+        Deadline(now.checked_add(after.min(CENTURY)).unwrap_or(now))
+    }
+}
+
+/// A job's processes, as one of them sees them. Clones are the same world; it may be shared by
+/// threads, but calls that all ranks make together must be made in the same order everywhere.
+///
+/// A forked child must not use it.
+#[derive(Clone, Debug)]
+pub struct World {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    fabric: Arc<dyn Fabric>,
+    parameters: Parameters,
+    deadline: Duration,
+    cores: u32,
+    source: &'static str,
+}
+
+impl World {
+    /// Joins the world that the launcher's environment describes; a world of one where there is no
+    /// launcher. Returns when all ranks have joined.
+    ///
+    /// # Errors
+    /// An environment that makes no sense, before anything is made; [`Error::Join`] naming the
+    /// ranks that did not come within the deadline, came twice, or were told another world size.
+    pub fn from_env(config: &Config) -> Result<World> {
+        let parameters = Parameters::load(config.hw_config.as_deref())?;
+        let identity = Identity::from_env()?;
+        let fabric = meet(&identity, config.deadline)?;
+        Ok(Self::new(fabric, parameters, config.deadline, identity.source))
+    }
+
+    /// Worlds of which every rank is in this process, one for each thread that plays a rank: for
+    /// tests and for trying things out.
+    ///
+    /// # Errors
+    /// As [`World::from_env`].
+    pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
+        let parameters = Parameters::load(config.hw_config.as_deref())?;
+        let fabrics = ShmFabric::in_this_process(ranks)?;
+        Ok(fabrics.into_iter().map(|fabric| Self::new(fabric, parameters.clone(), config.deadline, "in this process")).collect())
+    }
+
+    fn new(fabric: ShmFabric, parameters: Parameters, deadline: Duration, source: &'static str) -> World {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        World { inner: Arc::new(Inner { fabric: Arc::new(fabric), parameters, deadline, cores, source }) }
+    }
+
+    /// This rank, from 0.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.inner.fabric.rank()
+    }
+
+    /// Ranks in the world.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.inner.fabric.ranks()
+    }
+
+    /// The name of the transport.
+    #[must_use]
+    pub fn fabric_name(&self) -> &'static str {
+        self.inner.fabric.name()
+    }
+
+    /// Which launcher said who this is.
+    #[must_use]
+    pub fn launcher(&self) -> &'static str {
+        self.inner.source
+    }
+
+    /// A partial allreduce over tensors of these lengths (in elements), whose contributions lie
+    /// one behind the other. Finish the choices with
+    /// [`build`](AllreduceBuilder::build).
+    pub fn allreduce<T: Element>(&self, lengths: &[usize]) -> AllreduceBuilder<'_, T> {
+        AllreduceBuilder::new(self, lengths)
+    }
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the ranks that did not come: the world is out of step then, and
+    /// further calls of this kind fail. A dead peer or an aborted job.
+    pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
+        self.inner.fabric.exchange("barrier", &[], deadline.into().instant()).map(drop)
+    }
+
+    /// Copies `data` of rank `root` over everybody's. All ranks pass the same length. Synchronous:
+    /// for what is shared once, such as initial weights.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; [`Error::Mismatch`] for different lengths; a root that is no rank.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: u32, deadline: impl Into<Deadline>) -> Result<()> {
+        let (rank, operation) = (self.rank(), "broadcast");
+        let until = deadline.into().instant();
+        if root >= self.size() {
+            return Err(Error::Usage { rank, operation, problem: "the root is not a rank of this world" });
+        }
+        let bytes = size_of_val(data);
+        let fabric = self.fabric();
+        let mut endpoint = fabric.open()?;
+        let made = match rank == root {
+            true => endpoint.register(bytes).map(Some),
+            false => Ok(None),
+        };
+        let mut mine = vec![u64::from(made.is_ok()), bytes as u64, u64::from(root), 0, 0];
+        if let Ok(Some(region)) = &made {
+            if let Some(window) = endpoint.window(*region) {
+                window.write(0, bytemuck::cast_slice(data));
+            }
+            mine[3..].copy_from_slice(&endpoint.key(*region));
+        }
+        let everybody = fabric.exchange(operation, bytemuck::cast_slice(&mine), until)?;
+        let source = made?;
+        let said = |peer: usize, index: usize| {
+            let cell = everybody[peer].get(8 * index..8 * index + 8).and_then(|cell| cell.try_into().ok());
+            cell.map_or(0, u64::from_ne_bytes)
+        };
+        for peer in 0..everybody.len() {
+            for (index, what) in [(1, "the length in bytes"), (2, "the root")] {
+                let (mine, theirs) = (mine[index].to_string(), said(peer, index).to_string());
+                if mine != theirs {
+                    return Err(Error::Mismatch { rank, operation, what, mine, peer: peer as u32, theirs });
+                }
+            }
+        }
+        if said(root as usize, 0) == 0 {
+            let reason = "it had no memory for a broadcast".to_owned();
+            return Err(Error::Aborted { rank, operation, by: root, reason });
+        }
+        if source.is_none() {
+            let key = [said(root as usize, 3), said(root as usize, 4)];
+            let from = At { region: endpoint.import(root, key)?, offset: 0 };
+            let to = At { region: endpoint.register(bytes)?, offset: 0 };
+            if endpoint.read(from, to, bytes, 0)? == Posted::Pending {
+                while endpoint.poll()?.is_none() {
+                    if Instant::now() >= until {
+                        let missing = crate::error::Ranks(vec![root]);
+                        return Err(Error::Timeout { rank, operation, waited: self.deadline(), missing });
+                    }
+                }
+            }
+            if let Some(window) = endpoint.window(to.region) {
+                window.read(0, bytemuck::cast_slice_mut(data));
+            }
+        }
+        // The root's memory is read until here.
+        self.barrier(until)
+    }
+
+    /// Fails every later call of every rank, naming this one and the reason. From any thread; the
+    /// first reason stays.
+    pub fn abort(&self, reason: &str) {
+        self.inner.fabric.abort(reason);
+    }
+
+    pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {
+        &self.inner.fabric
+    }
+
+    pub(crate) fn parameters(&self) -> &Parameters {
+        &self.inner.parameters
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        self.inner.deadline
+    }
+
+    pub(crate) fn cores(&self) -> u32 {
+        self.inner.cores
+    }
+
+    /// More ranks than cores on this machine.
+    pub(crate) fn is_oversubscribed(&self) -> bool {
+        self.size() > machine_cores()
+    }
+}
+
+/// Cores of the machine, whichever of them this process may use: a bound rank sees only its own.
+fn machine_cores() -> u32 {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let range = |part: &str| -> Option<u32> {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        Some(to.parse::<u32>().ok()? - from.parse::<u32>().ok()? + 1)
+    };
+    let total: u32 = list.trim().split(',').filter_map(range).sum();
+    if total > 0 { total } else { std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32) }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The last handle is gone, and no collective holds one: this process leaves in good order.
+        if !std::thread::panicking() {
+            self.fabric.leave();
+        }
+    }
+}
