@@ -89,7 +89,7 @@ impl<T: Element> Allreduce<T> {
         let outstanding = self.driver.get_mut().machine().has_arrival();
         self.check("arrive", !outstanding, "the outcome of the last arrival was not taken; call wait or test first")?;
         self.world.fabric().health("arrive")?;
-        let now = self.now();
+        let now = self.now_if_needed();
         let driver = self.driver.get_mut();
         driver.machine_mut().arrive(now);
         driver.drive(now, false)
@@ -214,37 +214,31 @@ impl<T: Element> Allreduce<T> {
         self.origin.elapsed().as_nanos() as Time
     }
 
+    /// The time if the machine makes use of it: reading the clock costs as much as a hand-over.
+    fn now_if_needed(&mut self) -> Time {
+        if self.driver.get_mut().machine().needs_time() { self.now() } else { 0 }
+    }
+
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
         if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
     }
 
     /// Works and waits until `over`: spins while that is likely to pay, then sleeps.
     fn block(&mut self, operation: &'static str, deadline: Deadline, over: impl Fn(&Machine) -> bool) -> Result<()> {
-        let fabric = self.world.fabric().clone();
-        fabric.health(operation)?;
-        let started = self.now();
+        let mut now = self.now_if_needed();
         let driver = self.driver.get_mut();
-        driver.drive(started, true)?;
+        if spin_once(driver, now, &over)? {
+            return Ok(());
+        }
+        let fabric = self.world.fabric().clone();
+        let started = self.origin.elapsed().as_nanos() as Time;
         let mut idle_since = started;
-        let mut now = started;
         loop {
-            if over(driver.machine()) {
-                self.spin.paid(now - idle_since);
+            if spin_once(driver, now, &over)? {
+                self.spin.paid(now.saturating_sub(idle_since));
                 return Ok(());
             }
-            let mut progress = false;
-            for _ in 0..SPINS_PER_CLOCK {
-                std::hint::spin_loop();
-                if driver.step(now, true)? {
-                    driver.drive(now, true)?;
-                    progress = true;
-                    break;
-                }
-            }
             now = self.origin.elapsed().as_nanos() as Time;
-            if progress {
-                continue;
-            }
             fabric.health(operation)?;
             if now - idle_since < self.spin.budget {
                 continue;
@@ -277,6 +271,18 @@ impl<T: Element> Allreduce<T> {
 
 /// Polls between two readings of the clock.
 const SPINS_PER_CLOCK: u32 = 16;
+
+/// Works, and polls a few times; whether it is `over`.
+fn spin_once(driver: &mut Driver, now: Time, over: &impl Fn(&Machine) -> bool) -> Result<bool> {
+    for _ in 0..SPINS_PER_CLOCK {
+        driver.drive(now, true)?;
+        if over(driver.machine()) {
+            return Ok(true);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(false)
+}
 
 /// How long to spin before sleeping: what was enough before, within bounds.
 #[derive(Debug)]

@@ -112,7 +112,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let everybody = world.fabric().exchange(operation, &keys, until)?;
         made?;
         let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
-        let reduction = Reduction { dtype: T::DTYPE, scale: self.scale };
+        let store = parameters.store(plan.bytes as u64);
+        let reduction = Reduction { dtype: T::DTYPE, scale: self.scale, store };
         let driver = Driver::new(plan, endpoint, regions, reduction)?;
         Ok(Allreduce::new(world, driver, parameters.spin(world.is_oversubscribed()), self.lengths))
     }

@@ -9,13 +9,14 @@ use super::core::{Cells, Machine, Op, Path, Plan, RankSet, Time, Token};
 use super::rule::Scale;
 use crate::error::Result;
 use crate::fabric::{Arena, At, Reader, Change, Endpoint, Posted, Region, Signal, Window, arena::Source};
-use crate::reduce::Dtype;
+use crate::reduce::{Dtype, Store};
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) dtype: Dtype,
     pub(crate) scale: Scale,
+    pub(crate) store: Store,
 }
 
 /// The regions of every host, as this rank names them.
@@ -126,9 +127,10 @@ impl Driver {
     fn execute(&mut self, op: Op, now: Time) -> Result<()> {
         let own = self.machine.plan().host();
         match op {
-            // In one total order with the loads that follow: of several last arrivals at least
-            // one sees all the others.
-            Op::Store { cell, value } => self.control.0.cell(cell).store(value, Ordering::SeqCst),
+            // Release: who sees a tag sees the contribution, who sees a round released knows that
+            // its outcome is not read any more.
+            Op::Store { cell, value } => self.control.0.cell(cell).store(value, Ordering::Release),
+            Op::Fence => std::sync::atomic::fence(Ordering::SeqCst),
             Op::Signal { host, data, cell, change, token } => {
                 let signal = Signal { at: self.control_at(host, cell), change };
                 let posted = match data {
@@ -203,7 +205,7 @@ impl Driver {
             Scale::World => Some(plan.ranks),
             Scale::Contributions => Some(cut.contributions().count() as u32).filter(|&count| count > 1),
         };
-        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor.filter(|&by| by != 1));
+        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor.filter(|&by| by != 1), reduction.store);
     }
 
     /// Writes the record: on the own host with its round last, and from there to another.

@@ -79,7 +79,7 @@ impl FromStr for Fire {
 /// be stale by microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Grace {
-    /// From the collective's own measurements: a few times its latency, plus one percent of the
+    /// From the collective's own measurements: its latency, plus half a percent of the
     /// caller's own step (see `docs/semantics.md`).
     #[default]
     Auto,

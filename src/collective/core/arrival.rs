@@ -145,6 +145,11 @@ impl Machine {
             self.pushes += 1;
         }
         self.show_tag(target, part, buffer);
+        if by_tags && self.plan.ranks > 2 {
+            // Of several last arrivals at least one must see all the others, and wake those who
+            // sleep. Of two ranks one sleeps only after it has looked for the other's tag again.
+            self.push(Op::Fence);
+        }
         self.arriving = true;
         if by_tags {
             self.enter(Stage::Tagged);

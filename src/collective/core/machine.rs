@@ -134,6 +134,11 @@ impl Machine {
         self
     }
 
+    /// Whether it makes use of the time.
+    pub(crate) fn needs_time(&self) -> bool {
+        !self.plan.by_tags()
+    }
+
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }

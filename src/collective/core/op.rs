@@ -86,8 +86,10 @@ pub(crate) enum Interest {
 /// the order given, before anything that follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Stores a cell on the own host, with sequentially consistent order.
+    /// Stores a cell on the own host, with release order.
     Store { cell: usize, value: u64 },
+    /// Makes earlier stores visible to everybody before later loads.
+    Fence,
     /// Changes a cell of another host, after `data` (from, to, length) if there is any.
     Signal { host: u32, data: Option<(usize, usize, usize)>, cell: usize, change: Change, token: Token },
     /// Zeroes the words, ticket and claims of a round. Completes when no later operation of

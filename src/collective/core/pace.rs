@@ -4,7 +4,7 @@
 //! collective takes to hand an outcome to everybody (they leave it one after the other), and how
 //! exactly the ranks keep their own step. The first is measured where it is pure, by the rank that
 //! closes a round: from closing to its own outcome, no waiting for others in it. The second is
-//! taken as one percent of the shortest of the last steps, so a pause between epochs does not
+//! taken as half a percent of the shortest of the last steps, so a pause between epochs does not
 //! count. Neither contains the grace itself, so it cannot feed on itself.
 
 use super::Time;
@@ -43,7 +43,7 @@ impl Pace {
         match self.grace {
             Grace::Fixed(time) if time.is_zero() => None,
             Grace::Fixed(time) => Some(time.as_nanos() as Time),
-            Grace::Auto => Some(LEAST.max(4 * self.latencies.median() + self.steps.least() / 100)),
+            Grace::Auto => Some(LEAST.max(self.latencies.median() + self.steps.least() / 200)),
         }
     }
 }
@@ -88,10 +88,10 @@ mod tests {
         for arrival in [0, 10_000_000, 20_000_000, 60_000_000_000] {
             pace.arrived(arrival);
         }
-        assert_eq!(pace.grace(), Some(100_000));
+        assert_eq!(pace.grace(), Some(50_000));
         (0..8).for_each(|_| pace.handed_out(0, 50_000));
         pace.handed_out(0, 900_000_000);
-        assert_eq!(pace.grace(), Some(300_000));
+        assert_eq!(pace.grace(), Some(100_000));
     }
 
     #[test]
