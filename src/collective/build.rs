@@ -112,8 +112,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let everybody = world.fabric().exchange(operation, &keys, until)?;
         made?;
         let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
-        let store = parameters.store(plan.bytes as u64);
-        let reduction = Reduction { dtype: T::DTYPE, scale: self.scale, store };
+        let reduction = Reduction { dtype: T::DTYPE, scale: self.scale };
         let driver = Driver::new(plan, endpoint, regions, reduction)?;
         Ok(Allreduce::new(world, driver, parameters.spin(world.is_oversubscribed()), self.lengths))
     }

@@ -9,14 +9,13 @@ use super::core::{Cells, Machine, Op, Path, Plan, RankSet, Time, Token};
 use super::rule::Scale;
 use crate::error::Result;
 use crate::fabric::{Arena, At, Reader, Change, Endpoint, Posted, Region, Signal, Window, arena::Source};
-use crate::reduce::{Dtype, Store};
+use crate::reduce::Dtype;
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) dtype: Dtype,
     pub(crate) scale: Scale,
-    pub(crate) store: Store,
 }
 
 /// The regions of every host, as this rank names them.
@@ -205,7 +204,7 @@ impl Driver {
             Scale::World => Some(plan.ranks),
             Scale::Contributions => Some(cut.contributions().count() as u32).filter(|&count| count > 1),
         };
-        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor.filter(|&by| by != 1), reduction.store);
+        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor.filter(|&by| by != 1));
     }
 
     /// Writes the record: on the own host with its round last, and from there to another.

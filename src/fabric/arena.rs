@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::Window;
-use crate::reduce::{Dtype, Store, combine};
+use crate::reduce::{Dtype, combine};
 use bytemuck::Pod;
 
 /// Where a source of a reduction lies.
@@ -44,7 +44,6 @@ impl Arena {
         to: usize,
         len: usize,
         divisor: Option<u32>,
-        store: Store,
     ) {
         self.sources.clear();
         for source in sources {
@@ -58,7 +57,7 @@ impl Arena {
         // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the
         // plan's offsets are). The sources are members of a closed cut, the target is a claimed
         // segment of a slot that every receiver has released: nobody writes or reads otherwise.
-        unsafe { combine(dtype, target.as_ptr(), &self.sources, len, divisor, store) };
+        unsafe { combine(dtype, target.as_ptr(), &self.sources, len, divisor) };
     }
 
     /// The contribution that is being written.

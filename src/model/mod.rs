@@ -11,7 +11,6 @@ use crate::collective::core::Path;
 use crate::collective::rule::{Fire, parse_duration};
 use crate::config::{parse_size, unknown};
 use crate::error::{Error, Result};
-use crate::reduce::Store;
 
 const BUILT_IN: &str = include_str!("../../hw-configs/laptop-shm.toml");
 
@@ -25,15 +24,13 @@ pub struct Parameters {
     eager_total: u64,
     #[serde(deserialize_with = "size")]
     segment: u64,
-    #[serde(deserialize_with = "size")]
-    stream_above: u64,
     #[serde(deserialize_with = "time")]
     spin: Duration,
     #[serde(deserialize_with = "time")]
     spin_oversubscribed: Duration,
 }
 
-const KEYS: [&str; 6] = ["replicate_total", "eager_total", "segment", "stream_above", "spin", "spin_oversubscribed"];
+const KEYS: [&str; 5] = ["replicate_total", "eager_total", "segment", "spin", "spin_oversubscribed"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -96,11 +93,6 @@ impl Parameters {
 
     pub(crate) fn segment(&self) -> usize {
         usize::try_from(self.segment).unwrap_or(usize::MAX & !7)
-    }
-
-    /// How outcomes of so many bytes are written.
-    pub(crate) fn store(&self, bytes: u64) -> Store {
-        if bytes > self.stream_above { Store::Streamed } else { Store::Cached }
     }
 
     pub(crate) fn spin(&self, oversubscribed: bool) -> Duration {

@@ -5,7 +5,7 @@
 
 mod kernel;
 
-pub(crate) use kernel::{Store, combine};
+pub(crate) use kernel::combine;
 
 use std::fmt;
 use std::str::FromStr;

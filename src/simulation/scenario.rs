@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use crate::collective::core::{Fault, Path, Plan, Topology};
 use crate::collective::driver::Reduction;
 use crate::collective::rule::{Fire, Grace, Scale};
-use crate::reduce::{Dtype, Store};
+use crate::reduce::Dtype;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -103,7 +103,7 @@ impl Scenario {
             path,
             elements: rng.random_range(0..9),
             segment: dtype.size() * rng.random_range(1..4),
-            reduction: Reduction { dtype, scale, store: Store::Cached },
+            reduction: Reduction { dtype, scale },
             ranks: (0..ranks).map(|rank| habits(rng, rank)).collect(),
             fault: options.fault,
         }
