@@ -1,4 +1,126 @@
-//! placeholder
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {}
-pub(super) fn main(_: Args) -> super::Outcome { Err("later".into()) }
+//! `earlybird train`: data-parallel training through the public API, one firing rule against another.
+
+mod digits;
+mod mlp;
+mod report;
+mod worker;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use earlybird::{Config, Fire, Grace, World};
+
+use super::launch::{Bind, again, check_ranks};
+use super::skew::Skew;
+use report::Report;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Task {
+    /// 1,797 handwritten digits, a network with one hidden layer
+    Digits,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Args {
+    /// What is trained
+    #[arg(value_enum)]
+    task: Task,
+    /// Firing rule: all, solo or quorum=Q; may be repeated, and the first is the yardstick
+    /// [default: all, solo and a quorum of half]
+    #[arg(long, value_name = "RULE")]
+    fire: Vec<Fire>,
+    /// Ranks, when this command starts them itself
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: Option<u32>,
+    /// Who is late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms, random:K:30ms,
+    /// lognormal:MEAN:SIGMA [default: the last rank by 30 ms]
+    #[arg(long)]
+    skew: Option<Skew>,
+    /// Milliseconds that the computing part of a step takes, padded by sleeping
+    #[arg(long, default_value_t = 10.0)]
+    compute_ms: f64,
+    /// Passes over the training set, counted in contributions
+    #[arg(long, default_value_t = 24)]
+    epochs: u32,
+    /// Samples in a contribution
+    #[arg(long, default_value_t = 16)]
+    batch: u32,
+    /// Learning rate
+    #[arg(long, default_value_t = 0.3)]
+    rate: f32,
+    /// How long a round stays open after it fired: auto, 0 or a time
+    #[arg(long, default_value = "auto")]
+    grace: Grace,
+    /// Rounds that a rank may have unreleased
+    #[arg(long, default_value_t = 8)]
+    depth: u32,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "none")]
+    bind: Bind,
+    /// For everything that is drawn at random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// JSON Lines, an object a rule
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    fn check(&self, ranks: u32) -> Result<(), String> {
+        check_ranks(ranks)?;
+        self.skew(ranks).check(ranks)?;
+        for fire in self.fires(ranks) {
+            if matches!(fire, Fire::Quorum(q) if q > ranks) {
+                return Err(format!("{fire} can never be reached by {ranks} ranks"));
+            }
+        }
+        if !(0.0..=600_000.0).contains(&self.compute_ms) {
+            return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms));
+        }
+        if self.epochs == 0 || self.batch == 0 || self.batch > 4096 {
+            return Err("--epochs must be 1 or more, and --batch 1 to 4096".to_owned());
+        }
+        if !(self.rate.is_finite() && self.rate > 0.0) {
+            return Err(format!("--rate {}: use a number greater than 0", self.rate));
+        }
+        if self.depth == 0 || self.depth > 65536 {
+            return Err("--depth must be between 1 and 65536".to_owned());
+        }
+        Ok(())
+    }
+
+    fn fires(&self, ranks: u32) -> Vec<Fire> {
+        match self.fire.is_empty() {
+            true => vec![Fire::All, Fire::Solo, Fire::quorum(ranks.div_ceil(2))],
+            false => self.fire.clone(),
+        }
+    }
+
+    fn skew(&self, ranks: u32) -> Skew {
+        let straggler = Skew::One { rank: ranks.saturating_sub(1), by: Duration::from_millis(30) };
+        self.skew.clone().unwrap_or(if ranks > 1 { straggler } else { Skew::None })
+    }
+}
+
+pub(super) fn main(args: Args) -> super::Outcome {
+    let identity = earlybird::bootstrap::identity::Identity::from_env()?;
+    let launched = identity.source != "no launcher";
+    let config = Config::from_env()?;
+    let ranks = if launched { identity.ranks } else { args.ranks.unwrap_or(4) };
+    if launched && args.ranks.is_some_and(|asked| asked != ranks) {
+        return Err(format!("-n {ranks} was started by the launcher, and another number was given").into());
+    }
+    args.check(ranks)?;
+    if !launched {
+        return again(ranks, args.bind);
+    }
+    let world = World::from_env(&config)?;
+    let mut report = Report::new(&world, &args);
+    for fire in args.fires(ranks) {
+        let result = worker::train(&world, &args, fire, &mut report)?;
+        report.row(fire, &result);
+    }
+    report.finish();
+    Ok(ExitCode::SUCCESS)
+}
