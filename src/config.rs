@@ -41,7 +41,11 @@ pub const VARIABLES: [Variable; 8] = [
         default: "none",
         meaning: "most shared memory that may be taken at a time, such as 512M",
     },
-    Variable { name: "EARLYBIRD_LOG", default: "warn", meaning: "what the command logs: error, warn, info, debug, trace" },
+    Variable {
+        name: "EARLYBIRD_LOG",
+        default: "warn",
+        meaning: "what the command logs: error, warn, info, debug, trace",
+    },
 ];
 
 /// How to join a world.
@@ -66,7 +70,9 @@ impl Config {
     /// [`Error::Config`] naming the variable, for a value that cannot be used or a variable that
     /// begins with `EARLYBIRD_` and is none.
     pub fn from_env() -> Result<Self> {
-        Self::from_vars(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))))
+        Self::from_vars(
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        )
     }
 
     fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
@@ -126,7 +132,8 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
         "T" => 40,
         _ => return Err(format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G (binary)")),
     };
-    let value: u64 = number.parse().map_err(|_| format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G"))?;
+    let value: u64 =
+        number.parse().map_err(|_| format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G"))?;
     value.checked_shl(shift).filter(|bytes| bytes >> shift == value).ok_or_else(|| format!("{text:?} is too large"))
 }
 
@@ -140,7 +147,9 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, bytes) in [("0", 0), ("64", 64), ("64K", 65536), ("1M", 1 << 20), ("2GiB", 2 << 30), ("8B", 8), ("1KB", 1024)] {
+        for (text, bytes) in
+            [("0", 0), ("64", 64), ("64K", 65536), ("1M", 1 << 20), ("2GiB", 2 << 30), ("8B", 8), ("1KB", 1024)]
+        {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "K", "-1", "1.5M", "1X", "99999999999T", "18446744073709551616"] {

@@ -15,7 +15,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The deadline passed. Nothing is lost: the call may be repeated to go on waiting.
-    #[error("rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. Call again to go on waiting, or set a longer deadline")]
+    #[error(
+        "rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. Call again to go on waiting, or set a longer deadline"
+    )]
     Timeout {
         /// Who reports.
         rank: u32,
@@ -27,7 +29,9 @@ pub enum Error {
         missing: Ranks,
     },
     /// A process ended without leaving its collectives. Every later call fails the same way.
-    #[error("rank {rank}: {operation}: rank {peer} died ({how}); restart the job, its ranks cannot go on without each other")]
+    #[error(
+        "rank {rank}: {operation}: rank {peer} died ({how}); restart the job, its ranks cannot go on without each other"
+    )]
     PeerDied {
         /// Who reports.
         rank: u32,
@@ -51,7 +55,9 @@ pub enum Error {
         reason: String,
     },
     /// Ranks disagree on something that must be the same everywhere.
-    #[error("rank {rank}: {operation}: {what} is {mine} here and {theirs} on rank {peer}; all ranks must pass the same")]
+    #[error(
+        "rank {rank}: {operation}: {what} is {mine} here and {theirs} on rank {peer}; all ranks must pass the same"
+    )]
     Mismatch {
         /// Who reports.
         rank: u32,
@@ -156,6 +162,10 @@ impl fmt::Display for Bytes {
             value /= 1024.0;
             unit += 1;
         }
-        if value.fract() == 0.0 { write!(f, "{value:.0} {}", units[unit]) } else { write!(f, "{value:.1} {}", units[unit]) }
+        if value.fract() == 0.0 {
+            write!(f, "{value:.0} {}", units[unit])
+        } else {
+            write!(f, "{value:.1} {}", units[unit])
+        }
     }
 }

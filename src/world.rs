@@ -87,7 +87,10 @@ impl World {
     pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
         let parameters = Parameters::load(config.hw_config.as_deref())?;
         let fabrics = ShmFabric::in_this_process(ranks)?;
-        Ok(fabrics.into_iter().map(|fabric| Self::new(fabric, parameters.clone(), config.deadline, "in this process")).collect())
+        Ok(fabrics
+            .into_iter()
+            .map(|fabric| Self::new(fabric, parameters.clone(), config.deadline, "in this process"))
+            .collect())
     }
 
     fn new(fabric: ShmFabric, parameters: Parameters, deadline: Duration, source: &'static str) -> World {

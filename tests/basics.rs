@@ -1,4 +1,5 @@
 //! The public API over shared memory, with a thread for each rank.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 
@@ -46,8 +47,7 @@ fn synchronous_sums_of_every_size() {
 fn late_ranks_are_carried_and_receive_what_they_missed() {
     for length in [10, 100_000] {
         world(3, |world| {
-            let mut sum =
-                world.allreduce::<f64>(&[length]).fire(Fire::quorum(2)).grace(Grace::NONE).build().unwrap();
+            let mut sum = world.allreduce::<f64>(&[length]).fire(Fire::quorum(2)).grace(Grace::NONE).build().unwrap();
             let late = world.rank() == 2;
             let mut total = 0.0;
             let mut contribute = |sum: &mut earlybird::Allreduce<f64>, value: f64| {
@@ -56,7 +56,12 @@ fn late_ranks_are_carried_and_receive_what_they_missed() {
                 let mut rounds = Vec::new();
                 for outcome in sum.wait(DEADLINE).unwrap() {
                     total += outcome.data()[length - 1];
-                    rounds.push((outcome.round(), outcome.fresh().len(), outcome.carried().len(), outcome.rounds_late(2)));
+                    rounds.push((
+                        outcome.round(),
+                        outcome.fresh().len(),
+                        outcome.carried().len(),
+                        outcome.rounds_late(2),
+                    ));
                 }
                 rounds
             };
@@ -118,7 +123,10 @@ fn ranks_that_disagree_are_told_both_values() {
         assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         error.to_string()
     });
-    assert!(errors.iter().all(|error| error.contains("depth") && error.contains('4') && error.contains('8')), "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.contains("depth") && error.contains('4') && error.contains('8')),
+        "{errors:?}"
+    );
     let errors = world(2, |world| {
         if world.rank() == 0 {
             world.allreduce::<f32>(&[10]).build().unwrap_err().to_string()

@@ -1,4 +1,5 @@
 //! Every fabric does what the trait says.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;

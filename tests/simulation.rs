@@ -2,6 +2,7 @@
 //!
 //! A failure prints the seed that replays it: `EARLYBIRD_SEED=17 cargo test --all-features --test
 //! simulation small_worlds` runs only that schedule.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +59,11 @@ fn holds(seeds: std::ops::Range<u64>, options: &Options) {
     for (case, count) in coverage.counters() {
         println!("{case:>20} {count}");
         let alone = std::env::var_os("EARLYBIRD_SEED").is_some();
-        assert!(count > 0 || alone, "{case} was never met in {} schedules: the test shows little", seeds.end - seeds.start);
+        assert!(
+            count > 0 || alone,
+            "{case} was never met in {} schedules: the test shows little",
+            seeds.end - seeds.start
+        );
     }
 }
 

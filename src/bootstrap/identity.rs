@@ -84,7 +84,8 @@ impl Identity {
     }
 
     pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Self> {
-        let Some((launcher, rank)) = LAUNCHERS.iter().find_map(|launcher| Some((launcher, lookup(launcher.rank)?))) else {
+        let Some((launcher, rank)) = LAUNCHERS.iter().find_map(|launcher| Some((launcher, lookup(launcher.rank)?)))
+        else {
             if let Some(ranks) = lookup("EARLYBIRD_WORLD_SIZE") {
                 return Err(Error::Config(format!(
                     "EARLYBIRD_WORLD_SIZE={ranks} is set and EARLYBIRD_RANK is not; set both, or start with `earlybird run`"
@@ -130,9 +131,9 @@ fn meeting(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent
     let job: Vec<String> = launcher.job.iter().filter_map(|name| lookup(name)).collect();
     let job = if job.is_empty() { format!("parent-{parent}") } else { job.join("-") };
     // Names of abstract sockets are short; what matters is that jobs differ.
-    let hash = job.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let hash = job
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
     Ok(format!("{}-{hash:016x}", launcher.name.to_lowercase().replace(' ', "-")))
 }
 

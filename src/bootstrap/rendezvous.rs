@@ -10,8 +10,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
 
 use super::identity::Identity;
@@ -70,7 +70,9 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
             break Ok(());
         } else if Instant::now() > until {
             let missing = Ranks(missing);
-            break Err(format!("{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"));
+            break Err(format!(
+                "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"
+            ));
         }
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(PAUSE);
@@ -151,13 +153,22 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
             Ok(stream) => break stream,
             Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
             Err(_) => {
-                return Err(Error::join(rank, format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE?")));
+                return Err(Error::join(
+                    rank,
+                    format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE?"),
+                ));
             }
         }
     };
     let host = rustix::net::sockopt::socket_peercred(&stream).map_err(|cause| os(cause.into()))?;
     if host.uid != rustix::process::getuid() {
-        return Err(Error::join(rank, format!("the meeting is held by another user ({}); set EARLYBIRD_STORE=unix:NAME to a name of your own", host.uid.as_raw())));
+        return Err(Error::join(
+            rank,
+            format!(
+                "the meeting is held by another user ({}); set EARLYBIRD_STORE=unix:NAME to a name of your own",
+                host.uid.as_raw()
+            ),
+        ));
     }
     let hello: Vec<u8> = [MAGIC, VERSION, rank, ranks].iter().flat_map(|field| field.to_le_bytes()).collect();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");

@@ -30,7 +30,12 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         } else {
             let mut table = Table::new(&["variable", "now", "default", "meaning"]);
             for variable in VARIABLES {
-                table.row(&[variable.name.to_owned(), value(variable.name), variable.default.to_owned(), variable.meaning.to_owned()]);
+                table.row(&[
+                    variable.name.to_owned(),
+                    value(variable.name),
+                    variable.default.to_owned(),
+                    variable.meaning.to_owned(),
+                ]);
             }
             print!("{table}");
         }
@@ -38,11 +43,18 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if args.json {
-        println!("{}", json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"}));
+        println!(
+            "{}",
+            json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
+        );
     } else {
         println!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
         let mut table = Table::new(&["fabric", "available", "what it is"]);
-        table.row(&["shm".into(), "yes".into(), "all ranks on this machine; an anonymous memory file, no /dev/shm needed".into()]);
+        table.row(&[
+            "shm".into(),
+            "yes".into(),
+            "all ranks on this machine; an anonymous memory file, no /dev/shm needed".into(),
+        ]);
         table.row(&["sim".into(), "in tests".into(), "simulated network, for the protocol's own tests".into()]);
         print!("{table}");
         println!("Environment: earlybird info --env");

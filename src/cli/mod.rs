@@ -65,8 +65,3 @@ fn start_log() {
 fn size(text: &str) -> Result<u64, String> {
     earlybird::config::parse_size(text)
 }
-
-/// A time as clap reads it.
-fn time(text: &str) -> Result<std::time::Duration, String> {
-    earlybird::collective::rule::parse_duration(text).map_err(|error| error.to_string())
-}

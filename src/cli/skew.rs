@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use earlybird::Fire;
 use earlybird::collective::rule::parse_duration;
-use rand::seq::SliceRandom;
 use rand::SeedableRng;
+use rand::seq::SliceRandom;
 use rand_distr::{Distribution, LogNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -18,11 +18,20 @@ pub(super) enum Skew {
     /// Rank r is late by r times this.
     Linear(Duration),
     /// One rank is late.
-    One { rank: u32, by: Duration },
+    One {
+        rank: u32,
+        by: Duration,
+    },
     /// So many ranks, drawn anew each time, are late.
-    Random { ranks: u32, by: Duration },
+    Random {
+        ranks: u32,
+        by: Duration,
+    },
     /// Every rank, drawn anew each time.
-    Lognormal { mean: Duration, sigma: Duration },
+    Lognormal {
+        mean: Duration,
+        sigma: Duration,
+    },
 }
 
 const GRAMMAR: &str = "use none, linear:1ms, one:RANK:200ms, random:K:200ms or lognormal:MEAN:SIGMA";
@@ -33,7 +42,8 @@ impl FromStr for Skew {
     fn from_str(text: &str) -> Result<Self, String> {
         let parts: Vec<&str> = text.split(':').collect();
         let time = |text: &str| parse_duration(text).map_err(|error| format!("{error} (in {text:?}); {GRAMMAR}"));
-        let count = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is not a number of ranks; {GRAMMAR}"));
+        let count =
+            |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is not a number of ranks; {GRAMMAR}"));
         match parts[..] {
             ["none"] => Ok(Skew::None),
             ["linear", step] => Ok(Skew::Linear(time(step)?)),
@@ -68,7 +78,9 @@ impl Skew {
     pub(super) fn check(&self, ranks: u32) -> Result<(), String> {
         match *self {
             Skew::One { rank, .. } if rank >= ranks => Err(format!("skew {self}: there is no rank {rank} of {ranks}")),
-            Skew::Random { ranks: late, .. } if late > ranks => Err(format!("skew {self}: there are only {ranks} ranks")),
+            Skew::Random { ranks: late, .. } if late > ranks => {
+                Err(format!("skew {self}: there are only {ranks} ranks"))
+            }
             Skew::Linear(step) if step.checked_mul(ranks).is_none() => Err(format!("skew {self} is too long")),
             _ => Ok(()),
         }

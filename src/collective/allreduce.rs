@@ -34,6 +34,8 @@ pub struct Allreduce<T> {
     pub(super) last_fresh: RefCell<Vec<u64>>,
     leaving: bool,
     finished: bool,
+    /// The last deadline that passed, to be told to the others if this rank gives up.
+    last_timeout: Option<String>,
     element: std::marker::PhantomData<T>,
 }
 
@@ -52,6 +54,7 @@ impl<T: Element> Allreduce<T> {
             last_fresh: RefCell::new(vec![0; world.size() as usize]),
             leaving: false,
             finished: false,
+            last_timeout: None,
             element: std::marker::PhantomData,
         }
     }
@@ -246,7 +249,9 @@ impl<T: Element> Allreduce<T> {
             if deadline.has_passed() {
                 let missing = Ranks(driver.missing().iter().collect());
                 let waited = Duration::from_nanos(now - started);
-                return Err(Error::Timeout { rank: self.world.rank(), operation, waited, missing });
+                let error = Error::Timeout { rank: self.world.rank(), operation, waited, missing };
+                self.last_timeout = Some(error.to_string());
+                return Err(error);
             }
             let interest = driver.machine().interest() as u32;
             driver.endpoint().prepare_wait(interest);
@@ -311,7 +316,8 @@ impl Spin {
 impl<T> Drop for Allreduce<T> {
     fn drop(&mut self) {
         if !self.finished && self.world.fabric().health("drop").is_ok() {
-            self.world.abort("it dropped a collective without finish");
+            let after = self.last_timeout.take().map_or(String::new(), |text| format!(", after {text}"));
+            self.world.abort(&format!("it dropped a collective without finish{after}"));
         }
     }
 }

@@ -150,7 +150,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             #[cfg(not(feature = "faults"))]
             fault: None,
         };
-        plan.checked_data_bytes().ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
+        plan.checked_data_bytes()
+            .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
         Ok((bytes, plan))
     }
 

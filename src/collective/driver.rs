@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use super::core::{Cells, Machine, Op, Path, Plan, RankSet, Time, Token};
 use super::rule::Scale;
 use crate::error::Result;
-use crate::fabric::{Arena, At, Reader, Change, Endpoint, Posted, Region, Signal, Window, arena::Source};
+use crate::fabric::{Arena, At, Change, Endpoint, Posted, Reader, Region, Signal, Window, arena::Source};
 use crate::reduce::Dtype;
 
 /// What is done with the elements.
@@ -53,7 +53,12 @@ impl Cells for HostCells {
 impl Driver {
     /// # Panics
     /// If the regions of the own host cannot be mapped; the fabric has promised that they can.
-    pub(crate) fn new(plan: Plan, mut endpoint: Box<dyn Endpoint>, regions: Regions, reduction: Reduction) -> Result<Self> {
+    pub(crate) fn new(
+        plan: Plan,
+        mut endpoint: Box<dyn Endpoint>,
+        regions: Regions,
+        reduction: Reduction,
+    ) -> Result<Self> {
         let own = plan.host() as usize;
         let window = |endpoint: &dyn Endpoint, region| endpoint.window(region).expect("own host's memory is mapped");
         let control = HostCells(window(&*endpoint, regions.control[own]));

@@ -74,7 +74,7 @@ impl Parameters {
             return Err(unknown("key", key, KEYS.into_iter()));
         }
         let config: HwConfig = toml::from_str(text).map_err(|error| error.to_string())?;
-        if config.shm.segment == 0 || config.shm.segment % 8 != 0 {
+        if config.shm.segment == 0 || !config.shm.segment.is_multiple_of(8) {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
         Ok(config.shm)

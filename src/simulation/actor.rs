@@ -28,7 +28,9 @@ enum Doing {
     /// As waiting, announced as asleep.
     Parked,
     /// Reads outcomes up to this round.
-    Holding { round: u64 },
+    Holding {
+        round: u64,
+    },
     Gone,
 }
 
@@ -47,7 +49,16 @@ pub(super) struct Actor {
 
 impl Actor {
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
-        Actor { memory: driver.reader(), driver, habits, doing: Doing::Computing, made: 0, judged: 0, finishing: false, scheduled: 0 }
+        Actor {
+            memory: driver.reader(),
+            driver,
+            habits,
+            doing: Doing::Computing,
+            made: 0,
+            judged: 0,
+            finishing: false,
+            scheduled: 0,
+        }
     }
 
     pub(super) fn is_parked(&self) -> bool {
@@ -66,7 +77,12 @@ impl Actor {
         self.driver.machine().stats()
     }
 
-    pub(super) fn turn(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Oracle) -> Result<Next, String> {
+    pub(super) fn turn(
+        &mut self,
+        now: Time,
+        rng: &mut Xoshiro256PlusPlus,
+        oracle: &mut Oracle,
+    ) -> Result<Next, String> {
         match self.doing {
             Doing::Computing => self.arrive(now, oracle)?,
             Doing::Arriving => {

@@ -134,8 +134,7 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
     let net = fabrics[0].net();
     net.lock().take_over();
     let mut actors = build(scenario, &fabrics)?;
-    let mut oracle =
-        Oracle::new(ranks, scenario.fire, scenario.depth, scenario.elements, scenario.reduction);
+    let mut oracle = Oracle::new(ranks, scenario.fire, scenario.depth, scenario.elements, scenario.reduction);
     // Stale entries are recognised by the actor: only the newest of each counts.
     let mut agenda: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
     let mut order = 0;
@@ -186,7 +185,8 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
 
 fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, String> {
     let text = |error: crate::Error| error.to_string();
-    let mut ends: Vec<Box<dyn Endpoint>> = fabrics.iter().map(Fabric::open).collect::<crate::Result<_>>().map_err(text)?;
+    let mut ends: Vec<Box<dyn Endpoint>> =
+        fabrics.iter().map(Fabric::open).collect::<crate::Result<_>>().map_err(text)?;
     let plan = scenario.plan(0);
     let mut regions = Regions { control: Vec::new(), data: Vec::new() };
     for host in 0..plan.topology.hosts() {

@@ -124,7 +124,9 @@ impl Oracle {
         if self.rounds.last_key_value().map_or(0, |(&newest, _)| newest) + 1 != round {
             return Err(format!("order: round {round} appears out of turn"));
         }
-        if let Some(slow) = (0..self.ranks).find(|&rank| self.released[rank as usize].saturating_add(self.depth) < round) {
+        if let Some(slow) =
+            (0..self.ranks).find(|&rank| self.released[rank as usize].saturating_add(self.depth) < round)
+        {
             return Err(format!("G4: round {round} fired before rank {slow} released round {}", round - self.depth));
         }
         let key = |entry: &crate::collective::core::Entry| (entry.rank, entry.part != Part::Carried);
@@ -159,7 +161,8 @@ impl Oracle {
             return Err(format!("G5: round {round} fired with {arrived} of {least} arrivals"));
         }
         let initiator = cut.initiator();
-        if self.fire != Fire::All && !initiator.is_some_and(|rank| cut.entries().iter().any(|entry| entry.rank == rank)) {
+        if self.fire != Fire::All && !initiator.is_some_and(|rank| cut.entries().iter().any(|entry| entry.rank == rank))
+        {
             return Err(format!("G9: round {round} names initiator {initiator:?}"));
         }
         let both = |rank| cut.holds(rank, Part::Carried) && cut.holds(rank, Part::Fresh);
@@ -185,7 +188,8 @@ impl Oracle {
         };
         match self.reduction.dtype {
             Dtype::F32 => {
-                let value = |source: &[u8], at: usize| f32::from_ne_bytes(source[at..at + 4].try_into().unwrap_or_default());
+                let value =
+                    |source: &[u8], at: usize| f32::from_ne_bytes(source[at..at + 4].try_into().unwrap_or_default());
                 let sum = |at: usize| {
                     let mut values = sources.iter().map(|source| value(source, at));
                     values.next().map_or(0.0, |first| values.fold(first, |sum, value| sum + value) / divisor as f32)
@@ -193,7 +197,8 @@ impl Oracle {
                 (0..self.elements).flat_map(|index| sum(4 * index).to_ne_bytes()).collect()
             }
             _ => {
-                let value = |source: &[u8], at: usize| u64::from_ne_bytes(source[at..at + 8].try_into().unwrap_or_default());
+                let value =
+                    |source: &[u8], at: usize| u64::from_ne_bytes(source[at..at + 8].try_into().unwrap_or_default());
                 let sum = |at: usize| sources.iter().fold(0u64, |sum, source| sum.wrapping_add(value(source, at)));
                 (0..self.elements).flat_map(|index| sum(8 * index).to_ne_bytes()).collect()
             }

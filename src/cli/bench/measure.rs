@@ -105,7 +105,8 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     drop(checked);
 
     let mut sum = build::<T>(world, case)?;
-    let mut measured = Measured { bytes: case.bytes / size_of::<T>() * size_of::<T>(), mover: sum.mover(), ..Measured::default() };
+    let mut measured =
+        Measured { bytes: case.bytes / size_of::<T>() * size_of::<T>(), mover: sum.mover(), ..Measured::default() };
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
     let mut output = input.clone();

@@ -115,14 +115,16 @@ impl Args {
         }
         self.skew.check(ranks)?;
         for fire in &self.fire {
-            if let Fire::Quorum(q) = *fire {
-                if q > ranks {
-                    return Err(format!("{fire} can never be reached by {ranks} ranks"));
-                }
+            if let Fire::Quorum(q) = *fire
+                && q > ranks
+            {
+                return Err(format!("{fire} can never be reached by {ranks} ranks"));
             }
         }
         let mut sizes = vec![self.begin];
-        while let Some(next) = sizes.last().and_then(|&size| size.max(1).checked_mul(self.factor)).filter(|&next| next <= end) {
+        while let Some(next) =
+            sizes.last().and_then(|&size| size.max(1).checked_mul(self.factor)).filter(|&next| next <= end)
+        {
             sizes.push(next);
         }
         Ok(sizes)
@@ -236,8 +238,12 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
         }
     }
     if world.rank() == 0 && !args.json {
-        println!("mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they");
-        println!("were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0.");
+        println!(
+            "mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they"
+        );
+        println!(
+            "were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0."
+        );
     }
     Ok(verdict(wrong))
 }

@@ -15,7 +15,8 @@ pub(super) struct Report {
 }
 
 const COLUMNS: [&str; 14] = [
-    "fire", "bytes", "skew", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "ideal_us", "fresh", "min", "carried", "wrong",
+    "fire", "bytes", "skew", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "ideal_us", "fresh", "min",
+    "carried", "wrong",
 ];
 
 impl Report {

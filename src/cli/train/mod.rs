@@ -47,7 +47,7 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 16)]
     batch: u32,
     /// Learning rate
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.5)]
     rate: f32,
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto")]

@@ -19,7 +19,17 @@ pub(super) struct Report {
 }
 
 const COLUMNS: [&str; 11] = [
-    "fire", "steps", "samples_per_s", "speedup", "final_loss", "accuracy", "fresh_mean", "age_mean", "age_max", "wait_s", "method",
+    "fire",
+    "steps",
+    "samples_per_s",
+    "speedup",
+    "final_loss",
+    "accuracy",
+    "fresh_mean",
+    "age_mean",
+    "age_max",
+    "wait_s",
+    "method",
 ];
 
 fn method(fire: Fire) -> &'static str {

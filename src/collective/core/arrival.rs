@@ -1,5 +1,6 @@
 //! One arrival, from being handed in to its place in a round.
 
+use super::Time;
 use super::cut::Part;
 use super::fault::Fault;
 use super::machine::{Cells, FOREVER, Machine, Tag};
@@ -7,7 +8,6 @@ use super::op::{Op, Token};
 use super::plan::Path;
 use super::word::{self, Closing};
 use crate::fabric::{Atomic, Change};
-use super::Time;
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
 const FIRST_PROBE: Time = 1_000_000;
@@ -184,7 +184,11 @@ impl Machine {
     fn entered(&mut self) {
         let Some(arrival) = &self.arrival else { return };
         let (target, part) = (arrival.target, arrival.part);
-        debug_assert!(self.cut(target).holds(self.plan.me, part), "round {target} lacks {part:?} of rank {}", self.plan.me);
+        debug_assert!(
+            self.cut(target).holds(self.plan.me, part),
+            "round {target} lacks {part:?} of rank {}",
+            self.plan.me
+        );
         match part {
             Part::Leaving => self.left = true,
             _ => self.stats.fresh += 1,

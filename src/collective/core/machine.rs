@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::Time;
 use super::arrival::Arrival;
 use super::cut::{Cut, Part};
 use super::fault::Fault;
@@ -10,7 +11,6 @@ use super::op::{Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::rank_set::RankSet;
-use super::Time;
 use crate::fabric::{Atomic, Change};
 
 /// The control cells of the own host, as they are now. Loads have acquire order.
@@ -147,10 +147,6 @@ impl Machine {
         self.stats
     }
 
-    pub(crate) fn has_left(&self) -> bool {
-        self.left
-    }
-
     pub(crate) fn has_arrival(&self) -> bool {
         self.arrival.is_some()
     }
@@ -159,7 +155,9 @@ impl Machine {
     pub(crate) fn summary(&self) -> String {
         let Machine { taken, fired, landed, arrival, mover, pushes, tags_under_way, .. } = self;
         let active: Vec<u32> = self.active.iter().collect();
-        format!("taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {mover:?}")
+        format!(
+            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {mover:?}"
+        )
     }
 
     /// Newest round returned to the caller.

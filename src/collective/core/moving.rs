@@ -22,7 +22,10 @@ enum Stage {
     Idle,
     Claiming,
     /// So many pieces of the segment are not here yet.
-    Reading { segment: u64, missing: u32 },
+    Reading {
+        segment: u64,
+        missing: u32,
+    },
     Counting,
 }
 

@@ -9,9 +9,7 @@ pub(crate) enum Token {
     /// A write to another host that nothing waits for by name.
     Push,
     /// The tag (and data) of the contribution in a buffer, to another host.
-    Tag {
-        buffer: u32,
-    },
+    Tag { buffer: u32 },
     /// The arrived bit.
     Arrive,
     /// The ticket of a large world.

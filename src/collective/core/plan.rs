@@ -101,7 +101,10 @@ pub(crate) struct Plan {
     pub(crate) segment: usize,
     /// Ranks worth waking to move a round.
     pub(crate) helpers: u32,
-    #[cfg_attr(not(feature = "faults"), expect(dead_code, reason = "read by fault() only when faults are compiled in"))]
+    #[cfg_attr(
+        not(feature = "faults"),
+        expect(dead_code, reason = "read by fault() only when faults are compiled in")
+    )]
     pub(crate) fault: Option<Fault>,
 }
 

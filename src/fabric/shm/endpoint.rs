@@ -54,7 +54,7 @@ impl ShmEndpoint {
 
     fn change(&self, signal: Signal) -> Result<()> {
         let mapped = self.mapped("signal", signal.at, size_of::<u64>())?;
-        if signal.at.offset % size_of::<u64>() != 0 {
+        if !signal.at.offset.is_multiple_of(size_of::<u64>()) {
             return Err(self.usage("signal", "a cell that is not aligned to 8 bytes"));
         }
         let cell = mapped.window.cell(signal.at.offset / size_of::<u64>());
@@ -119,7 +119,7 @@ impl Endpoint for ShmEndpoint {
 
     fn atomic(&mut self, at: At, atomic: Atomic, _token: u64) -> Result<Posted> {
         let mapped = self.mapped("atomic", at, size_of::<u64>())?;
-        if at.offset % size_of::<u64>() != 0 {
+        if !at.offset.is_multiple_of(size_of::<u64>()) {
             return Err(self.usage("atomic", "a cell that is not aligned to 8 bytes"));
         }
         let cell = mapped.window.cell(at.offset / size_of::<u64>());
@@ -127,9 +127,9 @@ impl Endpoint for ShmEndpoint {
         // so an initiator's knowledge includes that of every arrival before it.
         let before = match atomic {
             Atomic::FetchAdd(value) => cell.fetch_add(value, Ordering::AcqRel),
-            Atomic::CompareSwap { expect, new } => cell
-                .compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire)
-                .unwrap_or_else(|found| found),
+            Atomic::CompareSwap { expect, new } => {
+                cell.compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|found| found)
+            }
         };
         Ok(Posted::Done(before))
     }

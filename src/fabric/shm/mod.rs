@@ -133,7 +133,9 @@ impl Fabric for ShmFabric {
         let mut state = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let usage = |problem| Error::Usage { rank: self.rank, operation, problem };
         if state.broken {
-            return Err(usage("an earlier call that all ranks make together has failed, so they are out of step; start a new world"));
+            return Err(usage(
+                "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
+            ));
         }
         if mine.len() > segment::MAILBOX {
             return Err(usage("more than fits into an exchange"));
@@ -146,7 +148,7 @@ impl Fabric for ShmFabric {
         self.segment.mailbox(self.rank, turn).post(turn, mine);
         // Of the last to post at least one sees everybody, and wakes.
         if self.not_posted(turn).is_empty() {
-            (0..self.ranks()).for_each(|rank| drop(self.segment.doorbell(0, rank).ring(1)));
+            (0..self.ranks()).for_each(|rank| _ = self.segment.doorbell(0, rank).ring(1));
         }
         loop {
             self.bell().announce(1);
@@ -202,4 +204,3 @@ impl Fabric for ShmFabric {
         self.segment.leave(self.rank);
     }
 }
-

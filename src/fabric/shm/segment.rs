@@ -274,7 +274,11 @@ impl Segment {
         let text = load_bytes(&cell.text, cell.len.load(Ordering::Relaxed) as usize);
         let text = String::from_utf8_lossy(&text).into_owned();
         let rank = cell.rank.load(Ordering::Relaxed);
-        Some(if state == 2 { Failure::Aborted { by: rank, reason: text } } else { Failure::Died { peer: rank, how: text } })
+        Some(if state == 2 {
+            Failure::Aborted { by: rank, reason: text }
+        } else {
+            Failure::Died { peer: rank, how: text }
+        })
     }
 
     /// Takes zeroed memory for a region: its offset in the file.
@@ -319,7 +323,7 @@ impl Segment {
         let len = bytes.max(1).next_multiple_of(PAGE);
         let taken = self.head().free.load(Ordering::Acquire);
         let inside = offset >= head_bytes(self.ranks) as u64
-            && offset % PAGE as u64 == 0
+            && offset.is_multiple_of(PAGE as u64)
             && offset.checked_add(len as u64).is_some_and(|end| end <= taken);
         if !inside {
             let problem = "not a key of that peer";

@@ -75,9 +75,7 @@ impl Fabric for SimFabric {
 
     fn health(&self, operation: &'static str) -> Result<()> {
         match self.net.lock().aborted() {
-            Some((by, reason)) => {
-                Err(Error::Aborted { rank: self.rank, operation, by: *by, reason: reason.clone() })
-            }
+            Some((by, reason)) => Err(Error::Aborted { rank: self.rank, operation, by: *by, reason: reason.clone() }),
             None => Ok(()),
         }
     }
@@ -150,7 +148,7 @@ impl Endpoint for SimEndpoint {
 
     fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
         let mut net = self.net.lock();
-        self.checked("atomic", net.holds(at, 8) && at.offset % 8 == 0)?;
+        self.checked("atomic", net.holds(at, 8) && at.offset.is_multiple_of(8))?;
         Ok(net.atomic(self.id, at, atomic, token))
     }
 

@@ -1,0 +1,93 @@
+//! Real processes: a test starts its own executable again, once for each rank.
+#![allow(dead_code, reason = "every test uses a part of it")]
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set in a process that plays a rank.
+const ROLE: &str = "TEST_ROLE";
+
+/// The part that this process plays, if it was started by [`Job::start`].
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Processes that are the ranks of one world.
+pub struct Job {
+    pub ranks: Vec<Child>,
+}
+
+impl Job {
+    /// Starts `ranks` processes that run the ignored test `test` of this executable as `role`.
+    pub fn start(ranks: u32, test: &str, role: &str) -> Job {
+        let meeting = format!("unix:test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish());
+        let start = |rank| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
+                .env(ROLE, role)
+                .env("EARLYBIRD_RANK", format!("{rank}"))
+                .env("EARLYBIRD_WORLD_SIZE", format!("{ranks}"))
+                .env("EARLYBIRD_STORE", &meeting)
+                .env("RUST_BACKTRACE", "0")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        Job { ranks: (0..ranks).map(start).collect() }
+    }
+
+    /// Waits for all, and returns how each ended and what it said; kills what takes too long.
+    pub fn finish(self, limit: Duration) -> Vec<(ExitStatus, String)> {
+        let until = Instant::now() + limit;
+        let mut ranks = self.ranks;
+        let readers: Vec<_> = ranks
+            .iter_mut()
+            .map(|rank| {
+                let (mut out, mut err) = (rank.stdout.take().unwrap(), rank.stderr.take().unwrap());
+                std::thread::spawn(move || {
+                    let mut text = String::new();
+                    let _ = out.read_to_string(&mut text);
+                    let _ = err.read_to_string(&mut text);
+                    text
+                })
+            })
+            .collect();
+        let mut ends = Vec::new();
+        for rank in &mut ranks {
+            let status = loop {
+                if let Some(status) = rank.try_wait().unwrap() {
+                    break status;
+                }
+                if Instant::now() > until {
+                    rank.kill().unwrap();
+                    break rank.wait().unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            };
+            ends.push(status);
+        }
+        ends.into_iter().zip(readers.into_iter().map(|reader| reader.join().unwrap())).collect()
+    }
+
+    pub fn signal(&self, rank: usize, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.ranks[rank].id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+/// What lies in `/dev/shm`.
+pub fn shared_memory_files() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The lines that begin with `key`, without it.
+pub fn said<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
+    text.lines().filter_map(|line| line.strip_prefix(key)).map(str::trim).collect()
+}
