@@ -1,5 +1,5 @@
 //! Real processes: a test starts its own executable again, once for each rank.
-#![allow(dead_code, reason = "every test uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "every test uses a part of it")]
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

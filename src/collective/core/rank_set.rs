@@ -1,9 +1,20 @@
 //! A set of ranks as a bitmap of fixed size.
 
 /// Ranks of one world, a bit each. Its memory is allocated once, for the size of the world.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, PartialEq, Eq, Hash, Default)]
 pub struct RankSet {
     bits: Vec<u64>,
+}
+
+impl Clone for RankSet {
+    fn clone(&self) -> Self {
+        RankSet { bits: self.bits.clone() }
+    }
+
+    /// Keeps the memory, which a derived one would not: this happens in every round.
+    fn clone_from(&mut self, source: &Self) {
+        self.bits.clone_from(&source.bits);
+    }
 }
 
 impl RankSet {

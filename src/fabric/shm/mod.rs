@@ -13,7 +13,7 @@ mod segment;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -129,7 +129,7 @@ impl Fabric for ShmFabric {
         Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1)))
     }
 
-    fn exchange(&self, operation: &'static str, mine: &[u8], deadline: std::time::Instant) -> Result<Vec<Vec<u8>>> {
+    fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let mut state = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let usage = |problem| Error::Usage { rank: self.rank, operation, problem };
         if state.broken {
@@ -144,7 +144,7 @@ impl Fabric for ShmFabric {
         state.turn += 1;
         state.broken = true;
         let turn = state.turn;
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         self.segment.mailbox(self.rank, turn).post(turn, mine);
         // Of the last to post at least one sees everybody, and wakes.
         if self.not_posted(turn).is_empty() {
@@ -157,10 +157,15 @@ impl Fabric for ShmFabric {
                 self.bell().withdraw();
                 break;
             }
-            self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(std::time::Instant::now())));
+            self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
+            let missing = self.not_posted(turn);
+            if missing.is_empty() {
+                // Whoever posted and died since has still said what was asked.
+                break;
+            }
             self.look_for_dead(operation)?;
-            if std::time::Instant::now() >= deadline && !self.not_posted(turn).is_empty() {
-                let missing = Ranks(self.not_posted(turn));
+            if Instant::now() >= deadline {
+                let missing = Ranks(missing);
                 return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
             }
         }

@@ -1,0 +1,254 @@
+//! The command: what it refuses, what it prints, what it leaves behind.
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::shared_memory_files;
+
+fn earlybird(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_earlybird"));
+    command.args(args);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("EARLYBIRD_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn bad_input_is_named_before_anything_starts() {
+    let before = shared_memory_files();
+    for (args, named) in [
+        (&["bench", "--fire", "quorum=0"][..], "quorum of 0"),
+        (&["bench", "--fire", "quorum=5", "-n", "4"], "quorum=5 can never be reached by 4"),
+        (&["bench", "--fire", "most"], "unknown firing rule"),
+        (&["bench", "-n", "0"], "0 ranks"),
+        (&["bench", "-n", "99999"], "the most is 1024"),
+        (&["bench", "-b", "1X"], "not a size"),
+        (&["bench", "-b", "99999999999T"], "too large"),
+        (&["bench", "-b", "1T"], "more than"),
+        (&["bench", "-b", "64", "-e", "8"], "less than the smallest"),
+        (&["bench", "-b", "64", "-f", "1"], "factor"),
+        (&["bench", "--iters", "0"], "0 rounds"),
+        (&["bench", "--skew", "sideways:1ms"], "unknown skew"),
+        (&["bench", "--skew", "one:7:1ms", "-n", "4"], "no rank 7 of 4"),
+        (&["bench", "--grace=-5ms"], "not a time"),
+        (&["bench", "--grace", "5 parsecs"], "not a time"),
+        (&["bench", "--dtype", "f8"], "unknown element type"),
+        (&["bench", "--fabric", "carrier-pigeon"], "unknown fabric"),
+        (&["bench", "--depth", "0"], "--depth"),
+        (&["train", "cats"], "digits"),
+        (&["train", "digits", "--fire", "quorum=9"], "quorum=9 can never be reached by 4"),
+        (&["train", "digits", "--epochs", "0"], "--epochs"),
+        (&["train", "digits", "--compute-ms", "nan"], "--compute-ms"),
+        (&["train", "digits", "--rate=-1"], "--rate"),
+        (&["run", "-n", "0", "--", "true"], "0 ranks"),
+        (&["run", "-n", "2"], "PROGRAM"),
+        (&["run", "-n", "1", "--", "/no/such/program"], "cannot run /no/such/program"),
+        (&["nest"], "unrecognized subcommand"),
+    ] {
+        let output = earlybird(args).output().unwrap();
+        assert!(!output.status.success(), "{args:?} succeeded: {}", text(&output));
+        assert!(text(&output).contains(named), "{args:?}: {}", text(&output));
+    }
+    for (name, value, named) in [
+        ("EARLYBIRD_DEADLINE", "soon", "EARLYBIRD_DEADLINE=soon"),
+        ("EARLYBIRD_RANK", "3", "EARLYBIRD_WORLD_SIZE"),
+        ("EARLYBIRD_RNAK", "3", "did you mean EARLYBIRD_RANK?"),
+        ("EARLYBIRD_FABRIC", "telegraph", "EARLYBIRD_FABRIC=telegraph"),
+        ("EARLYBIRD_HW_CONFIG", "/no/such/file", "/no/such/file"),
+        ("EARLYBIRD_MEMORY_LIMIT", "1M", "EARLYBIRD_MEMORY_LIMIT"),
+    ] {
+        let output = earlybird(&["bench", "-n", "2", "-b", "1M", "--iters", "1"]).env(name, value).output().unwrap();
+        assert!(!output.status.success() && text(&output).contains(named), "{name}={value}: {}", text(&output));
+    }
+    assert_eq!(shared_memory_files(), before);
+}
+
+#[test]
+fn too_little_memory_is_said_with_the_need() {
+    let bench = ["bench", "-n", "2", "-b", "16M", "--iters", "1", "--fire", "solo"];
+    let output = earlybird(&bench).env("EARLYBIRD_MEMORY_LIMIT", "64M").output().unwrap();
+    let text = text(&output);
+    // Six buffers and eight outcomes of 16 MiB.
+    assert!(text.contains("needs 224 MiB") && text.contains("64 MiB are available"), "{text}");
+}
+
+#[test]
+fn bench_prints_rows_and_json() {
+    let args = [
+        "bench", "-n", "3", "--fire", "all", "--fire", "quorum=2", "-b", "8", "-e", "64K", "-f", "256", "--iters", "40",
+    ];
+    let output = earlybird(&args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output).lines().filter(|line| line.starts_with("quorum=2")).count(), 2, "{}", text(&output));
+
+    let output =
+        earlybird(&[&args[..], &["--json", "--buffers", "private", "--dtype", "i64", "--skew", "one:2:2ms"]].concat())
+            .output()
+            .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let rows: Vec<serde_json::Value> =
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        for key in [
+            "op",
+            "fire",
+            "fabric",
+            "provider",
+            "executor",
+            "mover",
+            "buffers",
+            "ranks",
+            "bytes",
+            "skew",
+            "iterations",
+            "mean_us",
+            "p50_us",
+            "p99_us",
+            "min_us",
+            "max_us",
+            "ideal_us",
+            "fresh_mean",
+            "fresh_min",
+            "carried_mean",
+            "age_mean",
+            "age_max",
+            "wrong",
+        ] {
+            assert!(row.get(key).is_some(), "{key} is missing in {row}");
+        }
+        assert_eq!(row["wrong"], 0);
+        let least = if row["fire"] == "all" { 3 } else { 2 };
+        assert!(row["fresh_min"].as_u64().unwrap() >= least, "{row}");
+        assert!(row["mean_us"].as_f64().unwrap() > 0.0 && row["ideal_us"].as_f64().unwrap() >= 0.0);
+    }
+}
+
+#[test]
+fn training_compares_rules() {
+    let args = ["train", "digits", "-n", "3", "--compute-ms", "0", "--skew", "none", "--epochs", "20", "--json"];
+    let output = earlybird(&args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let rows: Vec<serde_json::Value> =
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.iter().map(|row| row["fire"].as_str().unwrap()).collect::<Vec<_>>(), ["all", "solo", "quorum=2"]);
+    for row in rows {
+        for key in [
+            "task",
+            "method",
+            "ranks",
+            "skew",
+            "steps",
+            "samples_per_s",
+            "speedup",
+            "final_loss",
+            "fresh_mean",
+            "age_mean",
+            "age_max",
+            "wait_s",
+        ] {
+            assert!(row.get(key).is_some(), "{key} is missing in {row}");
+        }
+        assert!(row["accuracy"].as_f64().unwrap() > 0.9, "{row}");
+    }
+}
+
+#[test]
+fn run_prefixes_output_and_reports_who_failed() {
+    let script = "echo hello from $EARLYBIRD_RANK of $EARLYBIRD_WORLD_SIZE; [ $EARLYBIRD_RANK = 1 ] && exit 7; exit 0";
+    let output = earlybird(&["run", "-n", "3", "--", "sh", "-c", script]).output().unwrap();
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    for rank in 0..3 {
+        assert!(text.contains(&format!("[{rank}] hello from {rank} of 3")), "{text}");
+    }
+    assert!(text.contains("rank 1 ended with exit status 7"), "{text}");
+    let output =
+        earlybird(&["run", "-n", "2", "--", "sh", "-c", "[ $EARLYBIRD_RANK = 0 ] || kill -9 $$"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 9));
+}
+
+#[test]
+fn ranks_stay_on_their_cores() {
+    let output = earlybird(&["run", "-n", "2", "--bind", "core", "--", "sh", "-c", "nproc"]).output().unwrap();
+    assert!(text(&output).contains("[0] 1") && text(&output).contains("[1] 1"), "{}", text(&output));
+}
+
+/// Lines `PID` of ranks that sleep, once all have said theirs.
+fn sleepers(launcher: &mut std::process::Child) -> Vec<i32> {
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+    (0..3).map(|_| lines.next().unwrap().unwrap().rsplit(' ').next().unwrap().parse().unwrap()).collect()
+}
+
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+fn all_die(pids: &[i32]) -> bool {
+    let until = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < until {
+        if pids.iter().all(|&pid| !is_alive(pid)) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+#[test]
+fn ranks_die_with_their_launcher_and_signals_reach_them() {
+    let start = || {
+        let args = ["run", "-n", "3", "--", "sh", "-c", "echo $$; exec sleep 60"];
+        earlybird(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut launcher = start();
+    let pids = sleepers(&mut launcher);
+    assert!(pids.iter().all(|&pid| is_alive(pid)));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    assert!(all_die(&pids), "ranks outlived their launcher");
+
+    let mut launcher = start();
+    let pids = sleepers(&mut launcher);
+    let pid = rustix::process::Pid::from_raw(launcher.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
+    assert!(all_die(&pids));
+}
+
+#[test]
+fn info_lists_every_variable() {
+    let output = earlybird(&["info", "--env", "--json"]).output().unwrap();
+    for variable in earlybird::config::VARIABLES {
+        assert!(text(&output).contains(variable.name));
+    }
+    assert!(text(&earlybird(&["info"]).output().unwrap()).contains("shm"));
+}
+
+/// Killed all at once, in the middle: no file, no memory, no process is left.
+#[test]
+fn nothing_is_left_behind_when_everything_is_killed() {
+    let before = shared_memory_files();
+    for pause in [5, 20, 60, 200] {
+        let mut bench = earlybird(&["bench", "-n", "4", "-b", "1M", "--iters", "100000", "--fire", "solo"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(pause));
+        bench.kill().unwrap();
+        bench.wait().unwrap();
+    }
+    assert_eq!(shared_memory_files(), before);
+}

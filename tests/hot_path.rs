@@ -1,0 +1,67 @@
+//! The hot path allocates nothing: every allocation of this process is counted.
+#![allow(unsafe_code, reason = "counts allocations")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use earlybird::{Config, Fire, World};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[test]
+fn rounds_allocate_nothing() {
+    for length in [1, 1000, 200_000] {
+        for fire in [Fire::All, Fire::Solo, Fire::quorum(2)] {
+            let worlds = World::in_this_process(2, &Config::default()).unwrap();
+            std::thread::scope(|scope| {
+                for world in worlds {
+                    scope.spawn(move || {
+                        let mut sum = world.allreduce::<f32>(&[length]).fire(fire).build().unwrap();
+                        let mut seen = 0.0;
+                        let mut rounds = |sum: &mut earlybird::Allreduce<f32>, count: u32| {
+                            for _ in 0..count {
+                                sum.contribution().unwrap()[0] = 1.0;
+                                sum.arrive().unwrap();
+                                for outcome in sum.wait(DEADLINE).unwrap() {
+                                    seen += outcome.data()[0];
+                                }
+                            }
+                        };
+                        rounds(&mut sum, 20);
+                        let before = ALLOCATIONS.with(Cell::get);
+                        rounds(&mut sum, 200);
+                        let after = ALLOCATIONS.with(Cell::get);
+                        assert_eq!(after - before, 0, "{fire}, {length} elements");
+                        sum.finish(DEADLINE).unwrap();
+                        assert!(seen > 0.0);
+                    });
+                }
+            });
+        }
+    }
+}
