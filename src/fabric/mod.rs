@@ -2,7 +2,7 @@
 //!
 //! A [`Fabric`] joins the processes of a world; an [`Endpoint`] of it carries the operations of
 //! one collective. The semantics below hold for every implementation, and
-//! [`conformance`](crate::fabric::conformance) tests each line of them.
+//! [`conformance`] tests each line of them.
 //!
 //! # Memory
 //! [`register`](Endpoint::register) makes zeroed memory that peers may write, read and change once
