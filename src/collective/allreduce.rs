@@ -46,7 +46,7 @@ impl<T: Element> Allreduce<T> {
             world: world.clone(),
             driver: RefCell::new(driver),
             memory,
-            spin: Spin::new(spin),
+            spin: Spin::new(spin, world.is_oversubscribed()),
             lengths,
             origin: Instant::now(),
             held: Cell::new(0),
@@ -235,15 +235,20 @@ impl<T: Element> Allreduce<T> {
         }
         let fabric = self.world.fabric().clone();
         let started = self.origin.elapsed().as_nanos() as Time;
-        let mut idle_since = started;
+        let (mut idle_since, mut looked) = (started, started);
         loop {
             if spin_once(driver, now, &over)? {
                 self.spin.paid(now.saturating_sub(idle_since));
                 return Ok(());
             }
+            if self.spin.yields {
+                rustix::thread::sched_yield();
+            }
             now = self.origin.elapsed().as_nanos() as Time;
             fabric.health(operation)?;
-            if now - idle_since < self.spin.budget {
+            // A timer that is nearer than the longest spin is met more exactly by spinning.
+            let near = driver.machine().next_timer().is_some_and(|at| at.saturating_sub(now) < self.spin.most);
+            if near || now - idle_since < self.spin.budget {
                 continue;
             }
             if deadline.has_passed() {
@@ -260,13 +265,15 @@ impl<T: Element> Allreduce<T> {
                 driver.drive(now, true)?;
                 continue;
             }
-            self.spin.did_not_pay();
             let timer = driver.machine().next_timer().map(|at| Duration::from_nanos(at.saturating_sub(now)));
             let at_most = HEARTBEAT.min(deadline.remaining()).min(timer.unwrap_or(HEARTBEAT));
+            let asleep = now;
             driver.endpoint().wait(at_most);
             now = self.origin.elapsed().as_nanos() as Time;
-            if now - idle_since >= HEARTBEAT.as_nanos() as Time {
+            self.spin.slept(now - asleep);
+            if now - looked >= HEARTBEAT.as_nanos() as Time {
                 fabric.look_for_dead(operation)?;
+                looked = now;
             }
             idle_since = now;
             driver.drive(now, true)?;
@@ -294,22 +301,29 @@ fn spin_once(driver: &mut Driver, now: Time, over: &impl Fn(&Machine) -> bool) -
 struct Spin {
     most: Time,
     budget: Time,
+    /// More ranks than cores: who is waited for may need this very core.
+    yields: bool,
 }
 
 const LEAST_SPIN: Time = 1_000;
 
 impl Spin {
-    fn new(most: Duration) -> Self {
+    fn new(most: Duration, yields: bool) -> Self {
         let most = most.as_nanos() as Time;
-        Spin { most, budget: most }
+        Spin { most, budget: most, yields }
     }
 
     fn paid(&mut self, after: Time) {
         self.budget = self.budget.max(4 * after).clamp(LEAST_SPIN.min(self.most), self.most);
     }
 
-    fn did_not_pay(&mut self) {
-        self.budget = (self.budget / 2).max(LEAST_SPIN.min(self.most));
+    /// A short sleep would have been a short spin; a long one was worth it.
+    fn slept(&mut self, time: Time) {
+        if time < self.most {
+            self.paid(time);
+        } else {
+            self.budget = (self.budget / 2).max(LEAST_SPIN.min(self.most));
+        }
     }
 }
 
