@@ -91,8 +91,6 @@ impl Config {
                     return Err(bad("this build has the fabric shm and no other".to_owned()));
                 }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
-                // Set by `earlybird run` for its own ranks.
-                "EARLYBIRD_LAUNCHER" => {}
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
                 _ => {
                     let names = VARIABLES.iter().map(|variable| variable.name);

@@ -76,6 +76,7 @@ impl World {
         let parameters = Parameters::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
         let fabric = meet(&identity, config.deadline)?;
+        tracing::debug!(rank = identity.rank, ranks = identity.ranks, by = identity.source, "joined");
         Ok(Self::new(fabric, parameters, config.deadline, identity.source))
     }
 
@@ -183,18 +184,23 @@ impl World {
         }
         if source.is_none() {
             let key = [said(root as usize, 3), said(root as usize, 4)];
-            let from = At { region: endpoint.import(root, key)?, offset: 0 };
-            let to = At { region: endpoint.register(bytes)?, offset: 0 };
-            if endpoint.read(from, to, bytes, 0)? == Posted::Pending {
-                while endpoint.poll()?.is_none() {
-                    if Instant::now() >= until {
-                        let missing = crate::error::Ranks(vec![root]);
-                        return Err(Error::Timeout { rank, operation, waited: self.deadline(), missing });
+            let source = endpoint.import(root, key)?;
+            if let Some(window) = endpoint.window(source) {
+                window.read(0, bytemuck::cast_slice_mut(data));
+            } else {
+                let (from, to) =
+                    (At { region: source, offset: 0 }, At { region: endpoint.register(bytes)?, offset: 0 });
+                if endpoint.read(from, to, bytes, 0)? == Posted::Pending {
+                    while endpoint.poll()?.is_none() {
+                        if Instant::now() >= until {
+                            let missing = crate::error::Ranks(vec![root]);
+                            return Err(Error::Timeout { rank, operation, waited: self.deadline(), missing });
+                        }
                     }
                 }
-            }
-            if let Some(window) = endpoint.window(to.region) {
-                window.read(0, bytemuck::cast_slice_mut(data));
+                if let Some(window) = endpoint.window(to.region) {
+                    window.read(0, bytemuck::cast_slice_mut(data));
+                }
             }
         }
         // The root's memory is read until here.
@@ -204,6 +210,7 @@ impl World {
     /// Fails every later call of every rank, naming this one and the reason. From any thread; the
     /// first reason stays.
     pub fn abort(&self, reason: &str) {
+        tracing::debug!(rank = self.rank(), reason, "aborts");
         self.inner.fabric.abort(reason);
     }
 

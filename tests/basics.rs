@@ -219,3 +219,42 @@ fn memory_is_given_back() {
         }
     });
 }
+
+#[test]
+fn calls_after_a_late_finish_hold_nobody_up() {
+    world(3, |world| {
+        let mut sum = world.allreduce::<u64>(&[4]).fire(Fire::quorum(2)).grace(Grace::NONE).depth(2).build().unwrap();
+        let step = |sum: &mut earlybird::Allreduce<u64>| {
+            sum.arrive().unwrap();
+            drop(sum.wait(DEADLINE).unwrap());
+        };
+        if world.rank() == 2 {
+            world.barrier(DEADLINE).unwrap();
+            sum.finish(DEADLINE).unwrap();
+            sum.finish(DEADLINE).unwrap();
+            assert!(sum.arrive().is_err() && sum.contribution().is_err());
+            world.barrier(DEADLINE).unwrap();
+        } else {
+            // Two rounds without the third rank, so that its last arrival comes late.
+            (0..2).for_each(|_| step(&mut sum));
+            world.barrier(DEADLINE).unwrap();
+            (0..3).for_each(|_| step(&mut sum));
+            world.barrier(DEADLINE).unwrap();
+            (0..10).for_each(|_| step(&mut sum));
+            sum.finish(DEADLINE).unwrap();
+        }
+    });
+}
+
+#[test]
+fn broadcasts_give_their_memory_back() {
+    world(4, |world| {
+        // Half a gigabyte if nothing did.
+        let mut data = vec![world.rank() as f32; 1 << 20];
+        for root in 0..4 {
+            for _ in 0..8 {
+                world.broadcast(&mut data, root, DEADLINE).unwrap();
+            }
+        }
+    });
+}

@@ -9,6 +9,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -17,6 +18,7 @@ use rustix::net::{
 use super::identity::Identity;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::shm::{MOST_RANKS, ShmFabric};
+use crate::world::Deadline;
 
 const MAGIC: u32 = 0x4542_4452;
 const VERSION: u32 = 1;
@@ -44,7 +46,7 @@ pub(crate) fn meet(identity: &Identity, deadline: Duration) -> Result<ShmFabric>
     let user = rustix::process::getuid().as_raw();
     let name = format!("earlybird-{user}-{}", identity.meeting);
     let address = SocketAddr::from_abstract_name(&name).map_err(|cause| Error::os(rank, "name the meeting", cause))?;
-    let until = Instant::now() + deadline;
+    let until = Deadline::from(deadline).instant();
     if rank == 0 { host(&address, ranks, until, deadline) } else { visit(&address, rank, ranks, until, deadline) }
 }
 
@@ -201,7 +203,8 @@ fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut heading)];
-    let received = recvmsg(stream, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL).ok()?;
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let received = retry_on_intr(|| recvmsg(stream, &mut parts, &mut ancillary, flags)).ok()?;
     let memory = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,

@@ -2,12 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -40,6 +40,8 @@ pub(super) struct Launch<'a> {
 /// After a rank failed, how long the others have to notice, say so and end.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
+/// For output that is still on its way when all ranks have ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 struct Rank {
     child: Child,
@@ -70,7 +72,11 @@ impl Launch<'_> {
             ranks.push(Rank { child, status: None });
         }
         let code = watch(&mut ranks, &mut signals)?;
-        relays.into_iter().for_each(|relay| drop(relay.join()));
+        // What a rank left running may hold its output open for ever.
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until && !relays.iter().all(thread::JoinHandle::is_finished) {
+            thread::sleep(LOOK);
+        }
         Ok(code)
     }
 
@@ -84,7 +90,7 @@ impl Launch<'_> {
         command.env("EARLYBIRD_RANK", rank.to_string());
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
-        command.stdin(Stdio::null());
+        command.stdin(Stdio::null()).process_group(0);
         if self.output == Output::Prefixed || rank > 0 {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
@@ -117,7 +123,7 @@ fn relay(from: impl Read, prefix: &str, to: &mut dyn Write) {
 fn signal(ranks: &[Rank], signal: Signal) {
     for rank in ranks.iter().filter(|rank| rank.status.is_none()) {
         if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
-            let _ = kill_process(pid, signal);
+            let _ = kill_process_group(pid, signal);
         }
     }
 }

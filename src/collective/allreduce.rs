@@ -5,7 +5,7 @@ use std::cell::{Cell, Ref, RefCell};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::core::{Cut, FOREVER, Machine, Stats, Time};
+use super::core::{Cut, FOREVER, Machine, Part, Stats, Time};
 use super::driver::Driver;
 use super::outcome::Outcomes;
 use crate::error::{Error, Ranks, Result};
@@ -32,6 +32,8 @@ pub struct Allreduce<T> {
     released: Cell<u64>,
     /// Newest round in which each rank was fresh, up to `released`.
     pub(super) last_fresh: RefCell<Vec<u64>>,
+    /// When this rank last looked for dead peers.
+    looked: Time,
     leaving: bool,
     finished: bool,
     /// The last deadline that passed, to be told to the others if this rank gives up.
@@ -52,6 +54,7 @@ impl<T: Element> Allreduce<T> {
             held: Cell::new(0),
             released: Cell::new(0),
             last_fresh: RefCell::new(vec![0; world.size() as usize]),
+            looked: 0,
             leaving: false,
             finished: false,
             last_timeout: None,
@@ -95,7 +98,12 @@ impl<T: Element> Allreduce<T> {
         let now = self.now_if_needed();
         let driver = self.driver.get_mut();
         driver.machine_mut().arrive(now);
-        driver.drive(now, false)
+        driver.drive(now, false)?;
+        if driver.machine().unmeasured().is_some_and(|round| round <= driver.machine().landed()) {
+            let latency = (self.origin.elapsed().as_nanos() as Time).saturating_sub(now);
+            driver.machine_mut().measured(Some(latency));
+        }
+        self.look_around("arrive", now)
     }
 
     /// Waits for the outcome of the last arrival, and returns it with everything that was missed,
@@ -122,6 +130,7 @@ impl<T: Element> Allreduce<T> {
         self.check("test", outstanding, "nothing was handed in; call arrive first")?;
         self.world.fabric().health("test")?;
         let now = self.now();
+        self.look_around("test", now)?;
         let driver = self.driver.get_mut();
         driver.drive(now, true)?;
         let ready = !driver.machine().ready().is_empty();
@@ -184,28 +193,18 @@ impl<T: Element> Allreduce<T> {
     pub(super) fn let_go(&self) {
         // Somebody may hold on to a cut; then the next call that needs the handle does this.
         if let Ok(mut driver) = self.driver.try_borrow_mut() {
-            let taken = driver.machine().taken();
-            let before = self.released.replace(taken);
-            if before < taken {
-                let mut last_fresh = self.last_fresh.borrow_mut();
-                for round in before + 1..=taken {
-                    let cut = driver.machine().cut(round);
-                    cut.entries().iter().filter(|entry| entry.age == 0).for_each(|entry| {
-                        last_fresh[entry.rank as usize] = round;
-                    });
-                }
-                driver.machine_mut().release(taken);
-                let now = self.origin.elapsed().as_nanos() as Time;
-                // An endpoint that broke says so in the next call.
-                let _ = driver.drive(now, false);
-            }
+            let now = self.origin.elapsed().as_nanos() as Time;
+            release(&mut driver, &self.released, &mut self.last_fresh.borrow_mut(), now);
         }
     }
 
     /// Nobody holds an outcome any more: a caller with `&mut self` has no borrow of it.
     fn settle(&mut self) {
         self.held.set(0);
-        self.let_go();
+        if self.released.get() < self.driver.get_mut().machine().taken() {
+            let now = self.now();
+            release(self.driver.get_mut(), &self.released, self.last_fresh.get_mut(), now);
+        }
     }
 
     fn take(&mut self) -> Outcomes<'_, T> {
@@ -215,6 +214,15 @@ impl<T: Element> Allreduce<T> {
 
     fn now(&self) -> Time {
         self.origin.elapsed().as_nanos() as Time
+    }
+
+    /// Looks for dead peers now and then, also while nothing has to be waited for.
+    fn look_around(&mut self, operation: &'static str, now: Time) -> Result<()> {
+        if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
+            self.looked = now;
+            self.world.fabric().look_for_dead(operation)?;
+        }
+        Ok(())
     }
 
     /// The time if the machine makes use of it: reading the clock costs as much as a hand-over.
@@ -235,9 +243,24 @@ impl<T: Element> Allreduce<T> {
         }
         let fabric = self.world.fabric().clone();
         let started = self.origin.elapsed().as_nanos() as Time;
-        let (mut idle_since, mut looked) = (started, started);
+        let mut idle_since = started;
+        // What this rank closes from here on is timed. What it had closed when it last left the
+        // library is not: it was away in between.
+        if driver.machine().unmeasured().is_some() {
+            driver.machine_mut().measured(None);
+        }
+        let mut closed: Option<Time> = None;
         loop {
-            if spin_once(driver, now, &over)? {
+            let done = spin_once(driver, now, &over)?;
+            if let Some(round) = driver.machine().unmeasured() {
+                let since = *closed.get_or_insert(now);
+                if driver.machine().landed() >= round {
+                    let latency = (self.origin.elapsed().as_nanos() as Time).saturating_sub(since);
+                    driver.machine_mut().measured(Some(latency));
+                    closed = None;
+                }
+            }
+            if done {
                 self.spin.paid(now.saturating_sub(idle_since));
                 return Ok(());
             }
@@ -248,10 +271,11 @@ impl<T: Element> Allreduce<T> {
             fabric.health(operation)?;
             // A timer that is nearer than the longest spin is met more exactly by spinning.
             let near = driver.machine().next_timer().is_some_and(|at| at.saturating_sub(now) < self.spin.most);
-            if near || now - idle_since < self.spin.budget {
+            let late = deadline.has_passed();
+            if !late && (near || now - idle_since < self.spin.budget) {
                 continue;
             }
-            if deadline.has_passed() {
+            if late {
                 let missing = Ranks(driver.missing().iter().collect());
                 let waited = Duration::from_nanos(now - started);
                 let error = Error::Timeout { rank: self.world.rank(), operation, waited, missing };
@@ -271,14 +295,28 @@ impl<T: Element> Allreduce<T> {
             driver.endpoint().wait(at_most);
             now = self.origin.elapsed().as_nanos() as Time;
             self.spin.slept(now - asleep);
-            if now - looked >= HEARTBEAT.as_nanos() as Time {
+            if now - self.looked >= HEARTBEAT.as_nanos() as Time {
+                self.looked = now;
                 fabric.look_for_dead(operation)?;
-                looked = now;
             }
             idle_since = now;
             driver.drive(now, true)?;
         }
     }
+}
+
+/// Releases what was taken.
+fn release(driver: &mut Driver, released: &Cell<u64>, last_fresh: &mut [u64], now: Time) {
+    let taken = driver.machine().taken();
+    let before = released.replace(taken);
+    for round in before + 1..=taken {
+        let cut = driver.machine().cut(round);
+        let fresh = cut.entries().iter().filter(|entry| entry.part == Part::Fresh);
+        fresh.for_each(|entry| last_fresh[entry.rank as usize] = round);
+    }
+    driver.machine_mut().release(taken);
+    // An endpoint that broke says so in the next call.
+    let _ = driver.drive(now, false);
 }
 
 /// Polls between two readings of the clock.

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::marker::PhantomData;
-use std::time::Instant;
 
 use super::allreduce::Allreduce;
 use super::core::{Plan, Topology};
@@ -11,7 +10,7 @@ use super::rule::{Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::{Endpoint, Region};
 use crate::reduce::Element;
-use crate::world::World;
+use crate::world::{Deadline, World};
 
 /// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
 #[derive(Debug)]
@@ -93,7 +92,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let sized = self.sized();
         // All ranks go through both exchanges whatever happens, so that an error of one is an
         // error of all, with its reason.
-        let until = Instant::now() + world.deadline();
+        let until = Deadline::from(world.deadline()).instant();
         let choices = match &sized {
             Ok((bytes, _)) => self.choices(*bytes),
             Err(error) => vec![("error", error.to_string())],
@@ -113,7 +112,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         made?;
         let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
         let reduction = Reduction { dtype: T::DTYPE, scale: self.scale };
-        let driver = Driver::new(plan, endpoint, regions, reduction)?;
+        tracing::debug!(rank = world.rank(), fire = %self.fire, bytes, path = plan.path.name(), "collective made");
+        // From here on the others believe that this rank takes part.
+        let driver = Driver::new(plan, endpoint, regions, reduction)
+            .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
         Ok(Allreduce::new(world, driver, parameters.spin(world.is_oversubscribed()), self.lengths))
     }
 

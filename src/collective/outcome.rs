@@ -44,8 +44,8 @@ impl<'a, T: Element> Outcomes<'a, T> {
         self.rounds.is_empty()
     }
 
-    /// The outcomes, oldest first.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Outcome<'a, T>> + use<'a, T> {
+    /// The outcomes, oldest first; none is released while this is borrowed.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Outcome<'a, T>> + use<'_, 'a, T> {
         let (of, rounds) = (self.of, self.rounds.clone());
         let first = *rounds.start();
         rounds.map(move |round| Outcome::new(of, round, first))

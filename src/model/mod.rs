@@ -30,6 +30,8 @@ pub struct Parameters {
     spin_oversubscribed: Duration,
 }
 
+const LONGEST_SPIN: Duration = Duration::from_millis(10);
+
 const KEYS: [&str; 5] = ["replicate_total", "eager_total", "segment", "spin", "spin_oversubscribed"];
 
 #[derive(Deserialize)]
@@ -77,6 +79,9 @@ impl Parameters {
         if config.shm.segment == 0 || !config.shm.segment.is_multiple_of(8) {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
+        if config.shm.spin.max(config.shm.spin_oversubscribed) > LONGEST_SPIN {
+            return Err(format!("spinning for more than {LONGEST_SPIN:?} would starve whoever is waited for"));
+        }
         Ok(config.shm)
     }
 
@@ -121,6 +126,7 @@ mod tests {
         assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
         assert!(change("\"32K\"", "32").contains("invalid type"));
         assert!(change("\"5us\"", "\"5 days\"").contains("not a time"));
+        assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
         assert!(Parameters::parse("").unwrap_err().contains("shm"));
         assert!(Parameters::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
     }

@@ -139,7 +139,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         for outcome in outcomes {
             errors += wrong(&outcome, |_| 0, step);
             if timed {
-                cuts.count(&outcome, world.size());
+                cuts.count(&outcome);
             }
         }
         if timed {
@@ -173,7 +173,7 @@ struct Cuts {
 }
 
 impl Cuts {
-    fn count<T: Element>(&mut self, outcome: &Outcome<'_, T>, _ranks: u32) {
+    fn count<T: Element>(&mut self, outcome: &Outcome<'_, T>) {
         let cut = outcome.cut();
         self.over |= cut.entries().iter().any(|entry| entry.part == Part::Leaving);
         if self.over {

@@ -46,8 +46,8 @@ pub(super) struct Args {
     /// Samples in a contribution
     #[arg(long, default_value_t = 16)]
     batch: u32,
-    /// Learning rate
-    #[arg(long, default_value_t = 0.5)]
+    /// Learning rate at the beginning; falls to 0 in a straight line
+    #[arg(long, default_value_t = 0.8)]
     rate: f32,
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto")]

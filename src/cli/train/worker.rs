@@ -84,8 +84,10 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
         for outcome in outcomes {
             // Everybody stops after the same round, whatever else was returned with it.
             if tally.contributions < wanted {
+                // Falls to zero along what entered, which all ranks agree on.
+                let rate = args.rate * (1.0 - tally.contributions as f32 / wanted as f32);
                 tally.count(&outcome);
-                weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= args.rate * g);
+                weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);
                 elapsed = start.elapsed();
             }
         }

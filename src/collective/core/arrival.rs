@@ -97,7 +97,7 @@ impl Machine {
             Stage::Open { .. } if self.fired >= target => self.entered(),
             Stage::Open { close_at, .. } if now >= close_at => {
                 self.stats.graces_expired += 1;
-                self.close(now);
+                self.close();
             }
             Stage::Open { probe_at, pause, .. } if now >= probe_at => {
                 let cell = if self.one_word() { self.plan.word(target, 0) } else { self.plan.ticket(target) };
@@ -263,7 +263,7 @@ impl Machine {
             }
             (Token::Ticket, Stage::Ticketing) => self.ticketed(target, value, now),
             (Token::Probe, Stage::Probing { pause }) => self.probed(target, value, now, pause),
-            (Token::Close, Stage::Closing { index }) => self.close_answered(index, value, now),
+            (Token::Close, Stage::Closing { index }) => self.close_answered(index, value),
             (Token::Clear, Stage::Clearing) => self.cleared(),
             (Token::Land, Stage::Landing) => self.publish(),
             (Token::Place, Stage::Placing { round }) => {
@@ -292,7 +292,7 @@ impl Machine {
         } else {
             let closing = self.closing();
             if closing.closed_by_arrivals(before | bit) {
-                self.closed(target, now);
+                self.closed(target);
             } else {
                 self.stay_open(closing.fires(before | bit), !closing.at_once, now, FIRST_PROBE);
             }
@@ -308,7 +308,7 @@ impl Machine {
         let fires = arrivals >= u64::from(closing.threshold);
         let last = arrivals >= u64::from(self.active.len());
         if last || (closing.at_once && arrivals == u64::from(closing.threshold)) {
-            self.close(now);
+            self.close();
         } else {
             self.stay_open(fires && !closing.at_once, true, now, FIRST_PROBE);
         }
@@ -337,11 +337,11 @@ impl Machine {
     }
 
     /// Closes the words of the target, the first of which decides who is the initiator.
-    fn close(&mut self, now: Time) {
+    fn close(&mut self) {
         let Some(arrival) = &self.arrival else { return };
         let target = arrival.target;
         if self.plan.fault(Fault::CloseWithoutWord) {
-            return self.closed(target, now);
+            return self.closed(target);
         }
         self.close_word(0);
     }
@@ -355,7 +355,7 @@ impl Machine {
         self.enter(Stage::Closing { index });
     }
 
-    fn close_answered(&mut self, index: u32, found: u64, now: Time) {
+    fn close_answered(&mut self, index: u32, found: u64) {
         let Some(arrival) = &self.arrival else { return };
         let target = arrival.target;
         if self.fired >= target {
@@ -365,7 +365,7 @@ impl Machine {
             if index + 1 < self.plan.words() {
                 self.close_word(index + 1);
             } else {
-                self.closed(target, now);
+                self.closed(target);
             }
             return;
         }
@@ -379,9 +379,9 @@ impl Machine {
     }
 
     /// This rank is the initiator, and `words` is the cut.
-    fn closed(&mut self, target: u64, now: Time) {
+    fn closed(&mut self, target: u64) {
         self.stats.initiated += 1;
-        self.closed_at = Some((target, now));
+        self.unmeasured = Some(target);
         self.enter(Stage::Gathering);
     }
 

@@ -77,8 +77,8 @@ pub(crate) struct Machine {
     /// The tag was shown and its consequences are not worked off: whoever sees a synchronous round
     /// complete in this state wakes the others.
     pub(super) arriving: bool,
-    /// When this rank closed the newest round that it initiated, until it landed.
-    pub(super) closed_at: Option<(u64, Time)>,
+    /// The newest round that this rank closed, until it was measured how long it took to land.
+    pub(super) unmeasured: Option<u64>,
     /// Writes that have not completed and that nobody waits for by name.
     pub(super) pushes: u32,
     /// Tags of each buffer that are not known to have landed on other hosts.
@@ -103,7 +103,7 @@ impl Machine {
             fired: 0,
             landed: 0,
             active: RankSet::full(plan.ranks),
-            cuts: vec![Cut::with_room_for(plan.ranks); slots],
+            cuts: (0..slots).map(|_| Cut::with_room_for(plan.ranks)).collect(),
             arrival: None,
             buffer: 0,
             mover: Mover::default(),
@@ -114,7 +114,7 @@ impl Machine {
             leavers: RankSet::empty(plan.ranks),
             missing: 0,
             arriving: false,
-            closed_at: None,
+            unmeasured: None,
             pushes: 0,
             tags_under_way: [0; BUFFERS as usize],
             released: 0,
@@ -124,14 +124,6 @@ impl Machine {
             transitions: 0,
             plan,
         }
-        .with_own_cut_memory()
-    }
-
-    /// `Vec::clone` keeps the length, not the capacity: give each cut its own room.
-    fn with_own_cut_memory(mut self) -> Self {
-        let ranks = self.plan.ranks;
-        self.cuts.iter_mut().for_each(|cut| *cut = Cut::with_room_for(ranks));
-        self
     }
 
     /// Whether it makes use of the time.
@@ -208,7 +200,7 @@ impl Machine {
         let start = self.transitions;
         loop {
             let before = self.transitions;
-            self.learn(now, cells);
+            self.learn(cells);
             self.step_arrival(now, cells);
             if moving {
                 self.step_mover();
@@ -225,18 +217,45 @@ impl Machine {
         progress
     }
 
-    /// Active ranks that show no arrival for the round that is open.
+    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive,
+    /// or nobody by name while a round that fired is being moved.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
-        let round = self.fired + 1;
-        let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
-        let here = |rank| (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= round);
-        let mut missing = self.active.clone();
-        self.active.iter().filter(|&rank| here(rank)).for_each(|rank| missing.remove(rank));
+        let mut missing = RankSet::empty(self.plan.ranks);
+        let Some(arrival) = &self.arrival else { return missing };
+        let released = |rank| cells.load(self.plan.released(rank));
+        if arrival.is_blocked() {
+            let least = if self.plan.by_tags() { FOREVER } else { arrival.target.saturating_sub(self.plan.depth) };
+            let awaited = |rank: &u32| !self.plan.by_tags() || self.leavers.contains(*rank);
+            (0..self.plan.ranks)
+                .filter(awaited)
+                .filter(|&rank| released(rank) < least)
+                .for_each(|rank| missing.insert(rank));
+        } else if arrival.target > self.fired {
+            let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
+            let here = |rank| (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= arrival.target);
+            self.active
+                .iter()
+                .filter(|&rank| rank != self.plan.me && !here(rank))
+                .for_each(|rank| missing.insert(rank));
+        }
         missing
     }
 
+    /// A round that this rank closed and that has landed: how long that took was not yet said.
+    pub(crate) fn unmeasured(&self) -> Option<u64> {
+        self.unmeasured
+    }
+
+    /// Says how long it took from closing the round to its landing; nothing if that is not known.
+    pub(crate) fn measured(&mut self, latency: Option<Time>) {
+        self.unmeasured = None;
+        if let Some(latency) = latency {
+            self.pace.handed_out(latency);
+        }
+    }
+
     /// Learns cuts and landings from the cells of this host.
-    fn learn(&mut self, now: Time, cells: &impl Cells) {
+    fn learn(&mut self, cells: &impl Cells) {
         if self.plan.by_tags() {
             self.learn_tags(cells);
         } else {
@@ -253,11 +272,6 @@ impl Machine {
                 break;
             }
             self.land(round);
-        }
-        if let Some((round, closed)) = self.closed_at.filter(|(round, _)| *round <= self.landed) {
-            debug_assert!(round <= self.fired);
-            self.pace.handed_out(closed, now);
-            self.closed_at = None;
         }
     }
 
@@ -390,6 +404,9 @@ impl Machine {
     pub(crate) fn release(&mut self, round: u64) {
         // A synchronous arrival says by itself that everything before it was released.
         if (self.plan.by_tags() && round != FOREVER) || self.plan.fault(Fault::SkipRelease) {
+            return;
+        }
+        if round <= self.released {
             return;
         }
         let cell = self.plan.released(self.plan.me);

@@ -67,7 +67,14 @@ impl ShmFabric {
                 how: format!("process {pid} is not there"),
             };
             let pid = Pid::from_raw(pid as i32).ok_or_else(gone)?;
-            pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(|_| gone())
+            pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(|cause| match cause {
+                rustix::io::Errno::SRCH => gone(),
+                cause => Error::os(
+                    rank,
+                    "watch another rank's process (one descriptor a rank: is ulimit -n too low?)",
+                    cause,
+                ),
+            })
         };
         let peers = pids.iter().enumerate().map(descriptor).collect::<Result<_>>()?;
         Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Mutex::default(), peers })
@@ -85,7 +92,7 @@ impl ShmFabric {
     }
 
     fn wake_everybody(&self) {
-        for channel in 0..segment::CHANNELS {
+        for channel in 0..=self.opened.load(Ordering::Relaxed).min(MOST_ENDPOINTS) {
             (0..self.segment.ranks()).for_each(|rank| self.segment.doorbell(channel, rank).ring_always());
         }
     }
@@ -123,7 +130,7 @@ impl Fabric for ShmFabric {
     fn open(&self) -> Result<Box<dyn Endpoint>> {
         let before = self.opened.fetch_add(1, Ordering::Relaxed);
         if before >= MOST_ENDPOINTS {
-            let problem = "a world can make 255 collectives in its life";
+            let problem = "a world can make 4095 collectives and broadcasts in its life; keep and reuse them";
             return Err(Error::Usage { rank: self.rank, operation: "open", problem });
         }
         Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1)))
@@ -192,8 +199,12 @@ impl Fabric for ShmFabric {
                 // It says that it leaves before it ends, so this order of looking is safe.
                 if !poll.revents().is_empty() && !self.segment.has_left(*peer) {
                     let how = "its process ended without finish".to_owned();
-                    self.segment.fail(&Failure::Died { peer: *peer, how });
+                    tracing::debug!(rank = self.rank, peer, "found dead");
+                    self.segment.fail(&Failure::Died { peer: *peer, how: how.clone() });
                     self.wake_everybody();
+                    // The first reason stays; but whoever wrote it may have died in the middle.
+                    self.health(operation)?;
+                    return Err(Error::PeerDied { rank: self.rank, operation, peer: *peer, how });
                 }
             }
         }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
+use rustix::io::retry_on_intr;
+use rustix::process::{Resource, getrlimit};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
@@ -18,7 +20,7 @@ use crate::error::{Error, Result};
 pub(crate) const MOST_RANKS: u32 = 4096;
 
 /// Endpoints of a world, number 0 being the exchange's.
-pub(super) const CHANNELS: u32 = 256;
+pub(super) const CHANNELS: u32 = 4096;
 
 /// Bytes of a rank's turn in an exchange.
 pub(super) const MAILBOX: usize = 1000;
@@ -179,7 +181,18 @@ impl Segment {
     pub(super) fn create(ranks: u32) -> Result<OwnedFd> {
         let os = |operation| move |cause: rustix::io::Errno| Error::os(0, operation, cause);
         let file = memfd_create("earlybird", MemfdFlags::CLOEXEC).map_err(os("create shared memory"))?;
-        ftruncate(&file, FILE).map_err(os("size shared memory (is there a file size limit, ulimit -f?)"))?;
+        // Beyond it the kernel would not refuse but kill.
+        if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|&limit| limit < FILE) {
+            let limit_text = "the file size limit, ulimit -f".to_owned();
+            return Err(Error::Memory {
+                rank: 0,
+                operation: "create",
+                need: FILE,
+                available: limit,
+                limit: limit_text,
+            });
+        }
+        ftruncate(&file, FILE).map_err(os("size shared memory"))?;
         let first = Segment::map(file.try_clone().map_err(|cause| Error::os(0, "share memory", cause))?, 0, ranks)?;
         let head = first.head();
         head.free.store(head_bytes(ranks).next_multiple_of(PAGE) as u64, Ordering::Relaxed);
@@ -300,10 +313,12 @@ impl Segment {
             return Err(short(FILE.saturating_sub(offset), "the size of the world's memory file"));
         }
         // Pages now, so that a shortage is an error here and not a signal in mid-collective.
-        fallocate(&self.file, FallocateFlags::empty(), offset, need).map_err(|cause| match cause {
-            rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => short(available, "the kernel's own accounting"),
-            cause => Error::os(self.rank, "allocate shared memory", cause),
-        })?;
+        retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), offset, need)).map_err(
+            |cause| match cause {
+                rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => short(available, "the kernel's own accounting"),
+                cause => Error::os(self.rank, "allocate shared memory", cause),
+            },
+        )?;
         Ok(offset)
     }
 
