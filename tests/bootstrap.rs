@@ -44,7 +44,11 @@ fn start(ranks: &[(u32, u32)], role: &str) -> Vec<String> {
     let meeting = format!("unix:bootstrap-{}-{number}", std::process::id());
     let children: Vec<_> = ranks
         .iter()
-        .map(|(rank, size)| {
+        .enumerate()
+        .map(|(index, (rank, size))| {
+            if role == "last comes late" && index + 1 == ranks.len() {
+                std::thread::sleep(Duration::from_millis(300));
+            }
             std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "rank", "--ignored", "--nocapture"])
                 .env("TEST_ROLE", role)
@@ -99,7 +103,7 @@ fn a_missing_rank_zero_is_named() {
 
 #[test]
 fn a_rank_that_comes_twice_is_named() {
-    all_say(&start(&[(0, 3), (1, 3), (1, 3), (2, 3)], ""), &["two processes came as rank 1"]);
+    all_say(&start(&[(0, 3), (1, 3), (1, 3), (2, 3)], "last comes late"), &["two processes came as rank 1"]);
 }
 
 #[test]

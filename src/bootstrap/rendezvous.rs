@@ -64,19 +64,22 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
     let mut mistake: Option<(String, Instant)> = None;
     let verdict = loop {
         let missing: Vec<u32> = (1..ranks).filter(|rank| !guests.iter().any(|(other, ..)| other == rank)).collect();
+        let complete = missing.is_empty() && mistake.is_none();
         if let Some((mistake, since)) = &mistake {
             if missing.is_empty() || since.elapsed() > LINGER || Instant::now() > until {
                 break Err(mistake.clone());
             }
-        } else if missing.is_empty() {
-            break Ok(());
-        } else if Instant::now() > until {
+        } else if !complete && Instant::now() > until {
             let missing = Ranks(missing);
             break Err(format!(
                 "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"
             ));
         }
         let Ok((stream, _)) = listener.accept() else {
+            // Complete, and nobody is at the door: a rank that comes twice has been seen.
+            if complete {
+                break Ok(());
+            }
             std::thread::sleep(PAUSE);
             continue;
         };

@@ -22,7 +22,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         let value = |name| std::env::var(name).unwrap_or_default();
         if args.json {
             for variable in VARIABLES {
-                println!(
+                say!(
                     "{}",
                     json!({"name": variable.name, "value": value(variable.name), "default": variable.default, "meaning": variable.meaning})
                 );
@@ -37,18 +37,18 @@ pub(super) fn main(args: &Args) -> super::Outcome {
                     variable.meaning.to_owned(),
                 ]);
             }
-            print!("{table}");
+            say!("{table}");
         }
         return Ok(ExitCode::SUCCESS);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if args.json {
-        println!(
+        say!(
             "{}",
             json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
         );
     } else {
-        println!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
+        say!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
         let mut table = Table::new(&["fabric", "available", "what it is"]);
         table.row(&[
             "shm".into(),
@@ -56,8 +56,8 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             "all ranks on this machine; an anonymous memory file, no /dev/shm needed".into(),
         ]);
         table.row(&["sim".into(), "in tests".into(), "simulated network, for the protocol's own tests".into()]);
-        print!("{table}");
-        println!("Environment: earlybird info --env");
+        say!("{table}");
+        say!("Environment: earlybird info --env");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,5 +1,13 @@
 //! Command line: what can be asked for, and how errors reach the person who asked.
 
+/// Prints a line. A reader that went away (`| head`) is no reason to fail: other ranks wait.
+macro_rules! say {
+    ($($what:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!(std::io::stdout(), $($what)*);
+    }};
+}
+
 mod bench;
 mod info;
 mod launch;

@@ -29,13 +29,16 @@ impl fmt::Display for Table {
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let numeric = |column: usize| self.rows.len() > 1 && self.rows[1..].iter().all(|row| is_number(&row[column]));
         let numeric: Vec<bool> = (0..columns).map(numeric).collect();
-        for row in &self.rows {
+        for (index, row) in self.rows.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
             let cell = |(column, cell): (usize, &String)| {
                 let width = widths[column];
                 if numeric[column] { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
             };
             let line: Vec<String> = row.iter().enumerate().map(cell).collect();
-            writeln!(f, "{}", line.join("  ").trim_end())?;
+            f.write_str(line.join("  ").trim_end())?;
         }
         Ok(())
     }

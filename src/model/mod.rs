@@ -125,7 +125,7 @@ mod tests {
         assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
         assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
         assert!(change("\"32K\"", "32").contains("invalid type"));
-        assert!(change("\"5us\"", "\"5 days\"").contains("not a time"));
+        assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
         assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
         assert!(Parameters::parse("").unwrap_err().contains("shm"));
         assert!(Parameters::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));

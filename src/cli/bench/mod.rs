@@ -223,7 +223,7 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
         ("Nobody is late. The price of not having to wait:", "none", 2000),
     ] {
         if world.rank() == 0 && !args.json {
-            println!("{title}");
+            say!("{title}");
         }
         let mut report = Report::new(world, args.json);
         for fire in [Fire::All, half, Fire::Solo] {
@@ -234,16 +234,12 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
         }
         report.finish();
         if world.rank() == 0 && !args.json {
-            println!();
+            say!("");
         }
     }
     if world.rank() == 0 && !args.json {
-        println!(
-            "mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they"
-        );
-        println!(
-            "were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0."
-        );
+        say!("mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they");
+        say!("were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0.");
     }
     Ok(verdict(wrong))
 }

@@ -34,7 +34,7 @@ impl Report {
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         let (p50, p99, min, max) = (quantile(0.5), quantile(0.99), quantile(0.0), quantile(1.0));
         if self.json {
-            println!(
+            say!(
                 "{}",
                 json!({
                     "op": "allreduce", "fire": case.fire.to_string(), "fabric": self.fabric, "provider": null,
@@ -71,8 +71,8 @@ impl Report {
 
     pub(super) fn finish(self) {
         if self.speaks && !self.json {
-            println!("allreduce, {} ranks, {}", self.ranks, self.fabric);
-            print!("{}", self.table);
+            say!("allreduce, {} ranks, {}", self.ranks, self.fabric);
+            say!("{}", self.table);
         }
     }
 }

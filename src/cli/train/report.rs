@@ -54,7 +54,7 @@ impl Report {
         };
         if report.speaks && !report.json {
             let (ranks, skew, compute) = (report.ranks, &report.skew, args.compute_ms);
-            println!("digits: {ranks} ranks, {compute} ms a step, late: {skew}");
+            say!("digits: {ranks} ranks, {compute} ms a step, late: {skew}");
         }
         report
     }
@@ -84,7 +84,7 @@ impl Report {
         }
         let speedup = result.samples_per_s / *self.yardstick.get_or_insert(result.samples_per_s);
         if self.json {
-            println!(
+            say!(
                 "{}",
                 json!({
                     "task": "digits", "method": method(fire), "fire": fire.to_string(), "ranks": self.ranks, "skew": self.skew,
@@ -112,7 +112,7 @@ impl Report {
 
     pub(super) fn finish(self) {
         if self.speaks && !self.json {
-            print!("{}", self.table);
+            say!("{}", self.table);
         }
     }
 }
