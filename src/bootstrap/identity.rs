@@ -72,7 +72,15 @@ const LAUNCHERS: [Launcher; 6] = [
     },
 ];
 
+const NO_LAUNCHER: &str = "no launcher";
+
 impl Identity {
+    /// Whether a launcher started this process, rather than a person or a program by itself.
+    #[must_use]
+    pub fn is_launched(&self) -> bool {
+        self.source != NO_LAUNCHER
+    }
+
     /// From the environment; alone in a world of one where nothing says otherwise.
     ///
     /// # Errors
@@ -92,7 +100,7 @@ impl Identity {
                 )));
             }
             let meeting = format!("alone-{}", std::process::id());
-            return Ok(Identity { rank: 0, ranks: 1, meeting, source: "no launcher" });
+            return Ok(Identity { rank: 0, ranks: 1, meeting, source: NO_LAUNCHER });
         };
         let number = |name: &str, value: &str| {
             value.trim().parse::<u32>().map_err(|_| Error::Config(format!("{name}={value} is not a number of ranks")))

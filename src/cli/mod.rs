@@ -9,6 +9,7 @@ macro_rules! say {
 }
 
 mod bench;
+mod common;
 mod info;
 mod launch;
 mod rank;

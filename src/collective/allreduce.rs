@@ -3,12 +3,14 @@
 
 use std::cell::{Cell, Ref, RefCell};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::core::{Cut, FOREVER, Machine, Part, Stats, Time};
 use super::driver::Driver;
 use super::outcome::Outcomes;
 use crate::error::{Error, Ranks, Result};
+use crate::fabric::Fabric;
 use crate::fabric::shm::HEARTBEAT;
 use crate::reduce::Element;
 use crate::world::{Deadline, World};
@@ -25,15 +27,14 @@ pub struct Allreduce<T> {
     pub(super) memory: crate::fabric::Reader,
     spin: Spin,
     lengths: Vec<usize>,
-    origin: Instant,
+    clock: Clock,
     /// Outcomes that the caller holds.
     pub(super) held: Cell<usize>,
     /// Newest round that was released.
     released: Cell<u64>,
     /// Newest round in which each rank was fresh, up to `released`.
     pub(super) last_fresh: RefCell<Vec<u64>>,
-    /// When this rank last looked for dead peers.
-    looked: Time,
+    lookout: Lookout,
     leaving: bool,
     finished: bool,
     /// The last deadline that passed, to be told to the others if this rank gives up.
@@ -50,11 +51,11 @@ impl<T: Element> Allreduce<T> {
             memory,
             spin: Spin::new(spin, world.is_oversubscribed()),
             lengths,
-            origin: Instant::now(),
+            clock: Clock(Instant::now()),
             held: Cell::new(0),
             released: Cell::new(0),
             last_fresh: RefCell::new(vec![0; world.size() as usize]),
-            looked: 0,
+            lookout: Lookout::default(),
             leaving: false,
             finished: false,
             last_timeout: None,
@@ -95,15 +96,15 @@ impl<T: Element> Allreduce<T> {
         let outstanding = self.driver.get_mut().machine().has_arrival();
         self.check("arrive", !outstanding, "the outcome of the last arrival was not taken; call wait or test first")?;
         self.world.fabric().health("arrive")?;
-        let now = self.now_if_needed();
+        let now = self.clock.now_for(self.driver.get_mut().machine());
         let driver = self.driver.get_mut();
         driver.machine_mut().arrive(now);
         driver.drive(now, false)?;
         if driver.machine().unmeasured().is_some_and(|round| round <= driver.machine().landed()) {
-            let latency = (self.origin.elapsed().as_nanos() as Time).saturating_sub(now);
+            let latency = self.clock.now().saturating_sub(now);
             driver.machine_mut().measured(Some(latency));
         }
-        self.look_around("arrive", now)
+        self.lookout.look(self.world.fabric(), "arrive", now)
     }
 
     /// Waits for the outcome of the last arrival, and returns it with everything that was missed,
@@ -129,8 +130,8 @@ impl<T: Element> Allreduce<T> {
         let outstanding = self.driver.get_mut().machine().has_arrival() && !self.leaving;
         self.check("test", outstanding, "nothing was handed in; call arrive first")?;
         self.world.fabric().health("test")?;
-        let now = self.now();
-        self.look_around("test", now)?;
+        let now = self.clock.now();
+        self.lookout.look(self.world.fabric(), "test", now)?;
         let driver = self.driver.get_mut();
         driver.drive(now, true)?;
         let ready = !driver.machine().ready().is_empty();
@@ -159,7 +160,7 @@ impl<T: Element> Allreduce<T> {
             self.leaving = true;
         }
         self.block("finish", deadline, Machine::is_finished)?;
-        let now = self.now();
+        let now = self.clock.now();
         let driver = self.driver.get_mut();
         driver.machine_mut().release(FOREVER);
         driver.drive(now, false)?;
@@ -193,8 +194,7 @@ impl<T: Element> Allreduce<T> {
     pub(super) fn let_go(&self) {
         // Somebody may hold on to a cut; then the next call that needs the handle does this.
         if let Ok(mut driver) = self.driver.try_borrow_mut() {
-            let now = self.origin.elapsed().as_nanos() as Time;
-            release(&mut driver, &self.released, &mut self.last_fresh.borrow_mut(), now);
+            release(&mut driver, &self.released, &mut self.last_fresh.borrow_mut(), self.clock);
         }
     }
 
@@ -202,8 +202,7 @@ impl<T: Element> Allreduce<T> {
     fn settle(&mut self) {
         self.held.set(0);
         if self.released.get() < self.driver.get_mut().machine().taken() {
-            let now = self.now();
-            release(self.driver.get_mut(), &self.released, self.last_fresh.get_mut(), now);
+            release(self.driver.get_mut(), &self.released, self.last_fresh.get_mut(), self.clock);
         }
     }
 
@@ -212,37 +211,19 @@ impl<T: Element> Allreduce<T> {
         Outcomes::new(self, rounds)
     }
 
-    fn now(&self) -> Time {
-        self.origin.elapsed().as_nanos() as Time
-    }
-
-    /// Looks for dead peers now and then, also while nothing has to be waited for.
-    fn look_around(&mut self, operation: &'static str, now: Time) -> Result<()> {
-        if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
-            self.looked = now;
-            self.world.fabric().look_for_dead(operation)?;
-        }
-        Ok(())
-    }
-
-    /// The time if the machine makes use of it: reading the clock costs as much as a hand-over.
-    fn now_if_needed(&mut self) -> Time {
-        if self.driver.get_mut().machine().needs_time() { self.now() } else { 0 }
-    }
-
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
         if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
     }
 
     /// Works and waits until `over`: spins while that is likely to pay, then sleeps.
     fn block(&mut self, operation: &'static str, deadline: Deadline, over: impl Fn(&Machine) -> bool) -> Result<()> {
-        let mut now = self.now_if_needed();
+        let mut now = self.clock.now_for(self.driver.get_mut().machine());
         let driver = self.driver.get_mut();
         if spin_once(driver, now, &over)? {
             return Ok(());
         }
-        let fabric = self.world.fabric().clone();
-        let started = self.origin.elapsed().as_nanos() as Time;
+        let fabric = self.world.fabric();
+        let started = self.clock.now();
         let mut idle_since = started;
         // What this rank closes from here on is timed. What it had closed when it last left the
         // library is not: it was away in between.
@@ -255,7 +236,7 @@ impl<T: Element> Allreduce<T> {
             if let Some(round) = driver.machine().unmeasured() {
                 let since = *closed.get_or_insert(now);
                 if driver.machine().landed() >= round {
-                    let latency = (self.origin.elapsed().as_nanos() as Time).saturating_sub(since);
+                    let latency = self.clock.now().saturating_sub(since);
                     driver.machine_mut().measured(Some(latency));
                     closed = None;
                 }
@@ -267,7 +248,7 @@ impl<T: Element> Allreduce<T> {
             if self.spin.yields {
                 rustix::thread::sched_yield();
             }
-            now = self.origin.elapsed().as_nanos() as Time;
+            now = self.clock.now();
             fabric.health(operation)?;
             // A timer that is nearer than the longest spin is met more exactly by spinning.
             let near = driver.machine().next_timer().is_some_and(|at| at.saturating_sub(now) < self.spin.most);
@@ -293,20 +274,48 @@ impl<T: Element> Allreduce<T> {
             let at_most = HEARTBEAT.min(deadline.remaining()).min(timer.unwrap_or(HEARTBEAT));
             let asleep = now;
             driver.endpoint().wait(at_most);
-            now = self.origin.elapsed().as_nanos() as Time;
+            now = self.clock.now();
             self.spin.slept(now - asleep);
-            if now - self.looked >= HEARTBEAT.as_nanos() as Time {
-                self.looked = now;
-                fabric.look_for_dead(operation)?;
-            }
+            self.lookout.look(fabric, operation, now)?;
             idle_since = now;
             driver.drive(now, true)?;
         }
     }
 }
 
+/// The time since the handle was made.
+#[derive(Clone, Copy, Debug)]
+struct Clock(Instant);
+
+impl Clock {
+    fn now(self) -> Time {
+        self.0.elapsed().as_nanos() as Time
+    }
+
+    /// The time if the machine makes use of it: reading the clock costs as much as a hand-over.
+    fn now_for(self, machine: &Machine) -> Time {
+        if machine.needs_time() { self.now() } else { 0 }
+    }
+}
+
+/// Looks for dead peers now and then, also while nothing has to be waited for.
+#[derive(Debug, Default)]
+struct Lookout {
+    looked: Time,
+}
+
+impl Lookout {
+    fn look(&mut self, fabric: &Arc<dyn Fabric>, operation: &'static str, now: Time) -> Result<()> {
+        if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
+            self.looked = now;
+            fabric.look_for_dead(operation)?;
+        }
+        Ok(())
+    }
+}
+
 /// Releases what was taken.
-fn release(driver: &mut Driver, released: &Cell<u64>, last_fresh: &mut [u64], now: Time) {
+fn release(driver: &mut Driver, released: &Cell<u64>, last_fresh: &mut [u64], clock: Clock) {
     let taken = driver.machine().taken();
     let before = released.replace(taken);
     for round in before + 1..=taken {
@@ -315,6 +324,7 @@ fn release(driver: &mut Driver, released: &Cell<u64>, last_fresh: &mut [u64], no
         fresh.for_each(|entry| last_fresh[entry.rank as usize] = round);
     }
     driver.machine_mut().release(taken);
+    let now = clock.now_for(driver.machine());
     // An endpoint that broke says so in the next call.
     let _ = driver.drive(now, false);
 }

@@ -89,18 +89,17 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let operation = "allreduce.build";
         let world = self.world;
         let parameters = world.parameters();
-        let sized = self.sized();
+        let planned = self.plan();
         // All ranks go through both exchanges whatever happens, so that an error of one is an
         // error of all, with its reason.
         let until = Deadline::from(world.deadline()).instant();
-        let choices = match &sized {
-            Ok((bytes, _)) => self.choices(*bytes),
+        let choices = match &planned {
+            Ok(plan) => self.choices(plan),
             Err(error) => vec![("error", error.to_string())],
         };
         let everybody = world.fabric().exchange(operation, &encode(&choices), until)?;
-        let (bytes, plan) = sized?;
+        let plan = planned?;
         compare(world.rank(), operation, &choices, &everybody)?;
-        debug_assert_eq!(bytes, plan.bytes);
 
         let mut endpoint = world.fabric().open()?;
         let made = make_regions(&mut *endpoint, &plan);
@@ -112,15 +111,15 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         made?;
         let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
         let reduction = Reduction { dtype: T::DTYPE, scale: self.scale };
-        tracing::debug!(rank = world.rank(), fire = %self.fire, bytes, path = plan.path.name(), "collective made");
+        tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
         // From here on the others believe that this rank takes part.
         let driver = Driver::new(plan, endpoint, regions, reduction)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
         Ok(Allreduce::new(world, driver, parameters.spin(world.is_oversubscribed()), self.lengths))
     }
 
-    /// Bytes of a contribution, and the plan; whatever is wrong with the choices by themselves.
-    fn sized(&self) -> Result<(usize, Plan)> {
+    /// What this rank would agree to; or whatever is wrong with the choices by themselves.
+    fn plan(&self) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| Error::Usage { rank, operation: "allreduce.build", problem };
         self.fire.check(ranks)?;
@@ -154,13 +153,11 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         };
         plan.checked_data_bytes()
             .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
-        Ok((bytes, plan))
+        Ok(plan)
     }
 
     /// Everything that must be the same everywhere.
-    fn choices(&self, bytes: usize) -> Vec<(&'static str, String)> {
-        let parameters = self.world.parameters();
-        let path = parameters.path(self.fire, self.world.size(), bytes as u64).name();
+    fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
         let total: usize = self.lengths.iter().sum();
         vec![
             ("the length", total.to_string()),
@@ -169,8 +166,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("grace", self.grace.to_string()),
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
-            ("the path (by hw-config)", path.to_owned()),
-            ("the segment (by hw-config)", parameters.segment().to_string()),
+            ("the path (by hw-config)", plan.path.name().to_owned()),
+            ("the segment (by hw-config)", plan.segment.to_string()),
         ]
     }
 }

@@ -37,7 +37,10 @@ impl Fire {
     }
 
     /// Whether the rule makes sense in a world of `ranks`.
-    pub(crate) fn check(self, ranks: u32) -> Result<(), RuleError> {
+    ///
+    /// # Errors
+    /// A quorum of nobody, or of more ranks than there are.
+    pub fn check(self, ranks: u32) -> Result<(), RuleError> {
         match self {
             Fire::Quorum(0) => Err(RuleError::ZeroQuorum),
             Fire::Quorum(q) if q > ranks => Err(RuleError::QuorumTooLarge { q, ranks }),

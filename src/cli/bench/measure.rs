@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use earlybird::collective::Part;
 use earlybird::{Allreduce, Element, Fire, Grace, Outcome, Result, World};
 
+use super::super::common::mean_over_ranks;
 use super::super::skew::Skew;
 use super::PATIENCE;
 
@@ -148,7 +149,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     }
     sum.finish(PATIENCE)?;
     drop(sum);
-    measured.latencies = mean_over_ranks(world, &latencies)?;
+    measured.latencies = mean_over_ranks(world, &latencies, PATIENCE)?;
     measured.latencies.sort_unstable_by(f64::total_cmp);
     measured.wrong = total(world, errors)?;
     let ideal = |iteration: u32| {
@@ -197,16 +198,6 @@ impl Cuts {
         into.age_mean = self.ages as f64 / (self.fresh + self.carried).max(1) as f64;
         into.age_max = self.age_max;
     }
-}
-
-/// By the very collective that this project is about.
-fn mean_over_ranks(world: &World, mine: &[f64]) -> Result<Vec<f64>> {
-    let mut mean = world.allreduce::<f64>(&[mine.len()]).scale(earlybird::Scale::World).build()?;
-    mean.contribution()?.copy_from_slice(mine);
-    mean.arrive()?;
-    let all = mean.wait(PATIENCE)?.newest().to_vec();
-    mean.finish(PATIENCE)?;
-    Ok(all)
 }
 
 fn total(world: &World, mine: u64) -> Result<u64> {

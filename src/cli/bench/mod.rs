@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Config, Dtype, Fire, Grace, World};
+use earlybird::{Dtype, Fire, World};
 
-use super::launch::{Bind, again, check_ranks};
+use super::common::{Common, Place};
+use super::launch::again;
 use super::skew::Skew;
 use measure::Case;
 use report::Report;
@@ -37,9 +38,6 @@ pub(super) struct Args {
     /// Firing rule: all, solo or quorum=Q; may be repeated [default: all]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
-    /// Ranks, when this command starts them itself
-    #[arg(short = 'n', long, value_name = "N")]
-    ranks: Option<u32>,
     /// Smallest size
     #[arg(short = 'b', long = "begin", value_parser = super::size, default_value = "8")]
     begin: u64,
@@ -58,12 +56,6 @@ pub(super) struct Args {
     /// Who is late: none, linear:1ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
-    /// How long a round stays open after it fired: auto, 0 or a time
-    #[arg(long, default_value = "auto")]
-    grace: Grace,
-    /// Rounds that a rank may have unreleased
-    #[arg(long, default_value_t = 8)]
-    depth: u32,
     /// Transport
     #[arg(long, default_value = "shm")]
     fabric: String,
@@ -73,27 +65,16 @@ pub(super) struct Args {
     /// Element type: f32, f64, i64 or u64
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
-    /// Where ranks run
-    #[arg(long, value_enum, default_value = "none")]
-    bind: Bind,
-    /// For what is drawn at random
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// JSON Lines, an object a row
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 const MOST_BYTES: u64 = 1 << 36;
 
 impl Args {
-    fn ranks(&self) -> u32 {
-        self.ranks.unwrap_or(2)
-    }
-
     /// Everything that can be wrong, before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
-        check_ranks(ranks)?;
+        self.common.check(ranks, &self.fire)?;
         if self.fabric != "shm" {
             return Err(format!("unknown fabric {:?}; this build has shm", self.fabric));
         }
@@ -110,17 +91,7 @@ impl Args {
         if self.iters == Some(0) {
             return Err("0 rounds show nothing; use --iters 1 or more".to_owned());
         }
-        if self.depth == 0 || self.depth > 65536 {
-            return Err("--depth must be between 1 and 65536".to_owned());
-        }
         self.skew.check(ranks)?;
-        for fire in &self.fire {
-            if let Fire::Quorum(q) = *fire
-                && q > ranks
-            {
-                return Err(format!("{fire} can never be reached by {ranks} ranks"));
-            }
-        }
         let mut sizes = vec![self.begin];
         while let Some(next) =
             sizes.last().and_then(|&size| size.max(1).checked_mul(self.factor)).filter(|&next| next <= end)
@@ -136,28 +107,18 @@ impl Args {
 }
 
 pub(super) fn main(args: Args) -> super::Outcome {
-    let identity = earlybird::bootstrap::identity::Identity::from_env()?;
-    let launched = identity.source != "no launcher";
-    let config = Config::from_env()?;
     let tour = std::env::args_os().len() == 2;
-    let ranks = match (launched, tour) {
-        (true, _) => identity.ranks,
-        (false, true) => TOUR_RANKS,
-        (false, false) => args.ranks(),
-    };
-    if launched && args.ranks.is_some_and(|asked| asked != ranks) {
-        return Err(format!("-n {} was given, and the launcher started {ranks} ranks", args.ranks()).into());
-    }
+    let Place { ranks, launched, config } = args.common.place(if tour { TOUR_RANKS } else { 2 })?;
     let sizes = args.check(ranks)?;
     if !launched {
-        return again(ranks, args.bind);
+        return again(ranks, args.common.bind);
     }
     let world = World::from_env(&config)?;
     if tour { take_tour(&world, &args)? } else { measure_all(&world, &args, &sizes)? }
 }
 
 fn measure_all(world: &World, args: &Args, sizes: &[u64]) -> Result<super::Outcome, Box<dyn std::error::Error>> {
-    let mut report = Report::new(world, args.json);
+    let mut report = Report::new(world, args.common.json);
     let mut wrong = 0;
     for fire in args.fires() {
         for &bytes in sizes {
@@ -181,14 +142,14 @@ fn measure_one(
 ) -> Result<u64, Box<dyn std::error::Error>> {
     let case = Case {
         fire,
-        grace: args.grace,
-        depth: args.depth,
+        grace: args.common.grace,
+        depth: args.common.depth,
         bytes: usize::try_from(bytes)?,
         skew: args.skew.clone(),
         warmup: args.warmup,
         iters: args.iters.unwrap_or_else(|| default_iters(bytes, &args.skew)),
         private: args.buffers == Buffers::Private,
-        seed: args.seed,
+        seed: args.common.seed,
     };
     let result = match args.dtype {
         Dtype::F32 => measure::run::<f32>(world, &case),
@@ -222,10 +183,10 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
         ("Every rank a millisecond later than the one before (the PPoPP'20 protocol):", "linear:1ms", 100),
         ("Nobody is late. The price of not having to wait:", "none", 2000),
     ] {
-        if world.rank() == 0 && !args.json {
+        if world.rank() == 0 && !args.common.json {
             say!("{title}");
         }
-        let mut report = Report::new(world, args.json);
+        let mut report = Report::new(world, args.common.json);
         for fire in [Fire::All, half, Fire::Solo] {
             for bytes in [64, 65_536] {
                 let args = Args { skew: skew.parse()?, iters: Some(iters), ..args.clone() };
@@ -233,11 +194,11 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
             }
         }
         report.finish();
-        if world.rank() == 0 && !args.json {
+        if world.rank() == 0 && !args.common.json {
             say!("");
         }
     }
-    if world.rank() == 0 && !args.json {
+    if world.rank() == 0 && !args.common.json {
         say!("mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they");
         say!("were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0.");
     }

@@ -9,9 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Config, Fire, Grace, World};
+use earlybird::{Fire, World};
 
-use super::launch::{Bind, again, check_ranks};
+use super::common::{Common, Place};
+use super::launch::again;
 use super::skew::Skew;
 use report::Report;
 
@@ -30,9 +31,6 @@ pub(super) struct Args {
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
-    /// Ranks, when this command starts them itself
-    #[arg(short = 'n', long, value_name = "N")]
-    ranks: Option<u32>,
     /// Who is late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms, random:K:30ms,
     /// lognormal:MEAN:SIGMA [default: the last rank by 30 ms]
     #[arg(long)]
@@ -49,32 +47,14 @@ pub(super) struct Args {
     /// Learning rate at the beginning; falls to 0 in a straight line
     #[arg(long, default_value_t = 0.8)]
     rate: f32,
-    /// How long a round stays open after it fired: auto, 0 or a time
-    #[arg(long, default_value = "auto")]
-    grace: Grace,
-    /// Rounds that a rank may have unreleased
-    #[arg(long, default_value_t = 8)]
-    depth: u32,
-    /// Where ranks run
-    #[arg(long, value_enum, default_value = "none")]
-    bind: Bind,
-    /// For everything that is drawn at random
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// JSON Lines, an object a rule
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 impl Args {
     fn check(&self, ranks: u32) -> Result<(), String> {
-        check_ranks(ranks)?;
+        self.common.check(ranks, &self.fires(ranks))?;
         self.skew(ranks).check(ranks)?;
-        for fire in self.fires(ranks) {
-            if matches!(fire, Fire::Quorum(q) if q > ranks) {
-                return Err(format!("{fire} can never be reached by {ranks} ranks"));
-            }
-        }
         if !(0.0..=600_000.0).contains(&self.compute_ms) {
             return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms));
         }
@@ -83,9 +63,6 @@ impl Args {
         }
         if !(self.rate.is_finite() && self.rate > 0.0) {
             return Err(format!("--rate {}: use a number greater than 0", self.rate));
-        }
-        if self.depth == 0 || self.depth > 65536 {
-            return Err("--depth must be between 1 and 65536".to_owned());
         }
         Ok(())
     }
@@ -104,16 +81,10 @@ impl Args {
 }
 
 pub(super) fn main(args: Args) -> super::Outcome {
-    let identity = earlybird::bootstrap::identity::Identity::from_env()?;
-    let launched = identity.source != "no launcher";
-    let config = Config::from_env()?;
-    let ranks = if launched { identity.ranks } else { args.ranks.unwrap_or(4) };
-    if launched && args.ranks.is_some_and(|asked| asked != ranks) {
-        return Err(format!("-n {ranks} was started by the launcher, and another number was given").into());
-    }
+    let Place { ranks, launched, config } = args.common.place(4)?;
     args.check(ranks)?;
     if !launched {
-        return again(ranks, args.bind);
+        return again(ranks, args.common.bind);
     }
     let world = World::from_env(&config)?;
     let mut report = Report::new(&world, &args);

@@ -45,7 +45,7 @@ impl Report {
         let skew = args.skew(world.size()).to_string();
         let report = Report {
             speaks: world.rank() == 0,
-            json: args.json,
+            json: args.common.json,
             ranks: world.size(),
             skew,
             bar: None,

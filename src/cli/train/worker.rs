@@ -7,6 +7,7 @@ use earlybird::{Fire, Outcome, Result, Scale, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::super::common::mean_over_ranks;
 use super::digits::{Digits, Sample};
 use super::report::Report;
 use super::{Args, mlp};
@@ -53,17 +54,17 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
     let wanted = u64::from(args.epochs) * (digits.training.len() as u64).div_ceil(u64::from(args.batch));
     let skew = args.skew(ranks);
 
-    let mut weights = mlp::initial(args.seed + u64::from(rank));
+    let mut weights = mlp::initial(args.common.seed + u64::from(rank));
     world.broadcast(&mut weights, 0, PATIENCE)?;
     let mut gradients = world
         .allreduce::<f32>(&[mlp::PARAMETERS])
         .fire(fire)
-        .grace(args.grace)
-        .depth(args.depth)
+        .grace(args.common.grace)
+        .depth(args.common.depth)
         .scale(Scale::Contributions)
         .build()?;
 
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(args.seed ^ (u64::from(rank) << 32));
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(args.common.seed ^ (u64::from(rank) << 32));
     let mut tally = Tally::default();
     let mut waited = Duration::ZERO;
     world.barrier(PATIENCE)?;
@@ -74,7 +75,8 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
         let mut draw = || -> &Sample { &digits.training[rng.random_range(0..digits.training.len())] };
         let batch: Vec<&Sample> = (0..args.batch).map(|_| draw()).collect();
         mlp::gradient(&weights, batch.into_iter(), gradients.contribution()?);
-        let whole = Duration::from_secs_f64(args.compute_ms / 1e3) + skew.delays(ranks, step, args.seed)[rank as usize];
+        let whole =
+            Duration::from_secs_f64(args.compute_ms / 1e3) + skew.delays(ranks, step, args.common.seed)[rank as usize];
         std::thread::sleep(whole.saturating_sub(begun.elapsed()));
 
         gradients.arrive()?;
@@ -109,15 +111,6 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
         fresh_mean: tally.fresh as f64 / tally.rounds as f64,
         age_mean: tally.ages as f64 / tally.contributions as f64,
         age_max: tally.age_max,
-        wait_s: mean_over_ranks(world, waited.as_secs_f64())?,
+        wait_s: mean_over_ranks(world, &[waited.as_secs_f64()], PATIENCE)?[0],
     })
-}
-
-fn mean_over_ranks(world: &World, mine: f64) -> Result<f64> {
-    let mut mean = world.allreduce::<f64>(&[1]).scale(Scale::World).build()?;
-    mean.contribution()?[0] = mine;
-    mean.arrive()?;
-    let all = mean.wait(PATIENCE)?.newest()[0];
-    mean.finish(PATIENCE)?;
-    Ok(all)
 }

@@ -268,12 +268,12 @@ impl Plan {
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
     }
 
-    /// Bytes of a data region; the sizes were checked for overflow when the plan was made.
+    /// Bytes of a data region. More than can be addressed was refused when the plan was made.
     pub(crate) fn data_bytes(&self) -> usize {
-        ((self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize) * self.stride()
+        self.checked_data_bytes().unwrap_or(usize::MAX)
     }
 
-    /// Most bytes a data region could need, or nothing when that cannot be counted.
+    /// Bytes of a data region, or nothing when they cannot be addressed.
     pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
         let stride = self.bytes.checked_next_multiple_of(LINE * size_of::<u64>())?.max(LINE * size_of::<u64>());
         let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();

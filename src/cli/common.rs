@@ -1,0 +1,72 @@
+//! What `bench` and `train` have in common: options, how they become ranks, and sums over ranks.
+
+use std::time::Duration;
+
+use earlybird::bootstrap::identity::Identity;
+use earlybird::{Config, Fire, Grace, Scale, World};
+
+use super::launch::{Bind, check_ranks};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Common {
+    /// Ranks, when this command starts them itself
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: Option<u32>,
+    /// How long a round stays open after it fired: auto, 0 or a time
+    #[arg(long, default_value = "auto")]
+    pub(super) grace: Grace,
+    /// Rounds that a rank may have unreleased
+    #[arg(long, default_value_t = 8)]
+    pub(super) depth: u32,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "none")]
+    pub(super) bind: Bind,
+    /// For everything that is drawn at random
+    #[arg(long, default_value_t = 1)]
+    pub(super) seed: u64,
+    /// JSON Lines, an object a row
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Whether this process is a rank already, and of how many.
+pub(super) struct Place {
+    pub(super) ranks: u32,
+    pub(super) launched: bool,
+    pub(super) config: Config,
+}
+
+impl Common {
+    /// Where this process stands; `usual` ranks where nobody says how many.
+    pub(super) fn place(&self, usual: u32) -> Result<Place, Box<dyn std::error::Error>> {
+        let identity = Identity::from_env()?;
+        let config = Config::from_env()?;
+        let launched = identity.is_launched();
+        let ranks = if launched { identity.ranks } else { self.ranks.unwrap_or(usual) };
+        match self.ranks {
+            Some(asked) if asked != ranks => {
+                Err(format!("-n {asked} was given, and the launcher started {ranks} ranks").into())
+            }
+            _ => Ok(Place { ranks, launched, config }),
+        }
+    }
+
+    /// What can be wrong with these options and a choice of rules.
+    pub(super) fn check(&self, ranks: u32, fires: &[Fire]) -> Result<(), String> {
+        check_ranks(ranks)?;
+        if self.depth == 0 || self.depth > 65536 {
+            return Err("--depth must be between 1 and 65536".to_owned());
+        }
+        fires.iter().try_for_each(|fire| fire.check(ranks)).map_err(|error| error.to_string())
+    }
+}
+
+/// Element by element, by the very collective that this project is about.
+pub(super) fn mean_over_ranks(world: &World, mine: &[f64], patience: Duration) -> earlybird::Result<Vec<f64>> {
+    let mut mean = world.allreduce::<f64>(&[mine.len()]).scale(Scale::World).build()?;
+    mean.contribution()?.copy_from_slice(mine);
+    mean.arrive()?;
+    let all = mean.wait(patience)?.newest().to_vec();
+    mean.finish(patience)?;
+    Ok(all)
+}
