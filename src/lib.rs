@@ -36,9 +36,10 @@ pub mod fabric;
 pub mod model;
 pub mod reduce;
 pub mod simulation;
+pub mod trigger;
 mod world;
 
-pub use collective::{Allreduce, Cut, Entry, Fire, Grace, Outcome, Outcomes, Part, RankSet, Scale};
+pub use collective::{Allreduce, Cut, Entry, Executor, Fire, Grace, Mover, Outcome, Outcomes, Part, RankSet, Scale};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use reduce::{Dtype, Element};

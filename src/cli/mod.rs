@@ -12,6 +12,7 @@ mod bench;
 mod common;
 mod info;
 mod launch;
+mod program;
 mod rank;
 mod run;
 mod skew;
@@ -38,6 +39,8 @@ enum Command {
     Bench(bench::Args),
     /// Train a model, data-parallel, under different firing rules
     Train(train::Args),
+    /// Print or draw the table of triggered operations behind a collective
+    Program(program::Args),
     /// Show what this build and machine can do
     Info(info::Args),
     /// One rank of a launched program: not for people
@@ -55,6 +58,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Run(args) => run::main(&args),
         Command::Bench(args) => bench::main(args),
         Command::Train(args) => train::main(args),
+        Command::Program(args) => program::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Rank(args) => rank::main(&args),
     };

@@ -4,11 +4,15 @@ mod allreduce;
 pub(crate) mod build;
 pub(crate) mod core;
 pub(crate) mod driver;
+pub mod mover;
 mod outcome;
+mod patience;
 pub mod rule;
+mod seat;
 
 pub use self::core::{Cut, Entry, Part, RankSet, Stats};
 pub use allreduce::Allreduce;
 pub use build::AllreduceBuilder;
+pub use mover::{Executor, Mover};
 pub use outcome::{Outcome, Outcomes};
 pub use rule::{Fire, Grace, Scale};

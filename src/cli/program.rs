@@ -1,0 +1,299 @@
+//! `earlybird program`: the table of triggered operations behind a collective, printed or drawn.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use earlybird::trigger::{
+    Action, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, Start, buffer_bytes, check,
+    compile, hops,
+};
+use earlybird::{Fire, Mover};
+use serde_json::json;
+
+use super::launch::check_ranks;
+use super::table::Table;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Reduction {
+    Doubling,
+    Scatter,
+    Gather,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Runner {
+    /// Processes that load and store the same memory
+    Shared,
+    /// Processes that reach each other by one-sided writes
+    Network,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Firing rule: all, solo or quorum=Q
+    #[arg(long, default_value = "solo")]
+    fire: Fire,
+    /// Ranks in the world
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 8)]
+    ranks: u32,
+    /// Bytes of a contribution
+    #[arg(long, value_parser = super::size, default_value = "4K")]
+    bytes: u64,
+    /// How data moves: tree or cut
+    #[arg(long, default_value = "tree")]
+    mover: Mover,
+    /// How contributions become an outcome
+    #[arg(long, value_enum, default_value = "doubling")]
+    schedule: Reduction,
+    /// For whom the table is made
+    #[arg(long, value_enum, default_value = "network")]
+    profile: Runner,
+    /// Rounds that may be under way
+    #[arg(long, default_value_t = 8)]
+    depth: u64,
+    /// Only this rank's table [default: rank 0's in a table, all in a drawing or as JSON]
+    #[arg(long)]
+    rank: Option<u32>,
+    /// A drawing for Graphviz: pipe it to `dot -Tsvg`
+    #[arg(long, conflicts_with = "json")]
+    dot: bool,
+    /// JSON Lines: an object for each operation, and one with the counts
+    #[arg(long)]
+    json: bool,
+}
+
+/// A drawing of more ranks than this cannot be read, nor laid out in reasonable time.
+const MOST_RANKS: u32 = 1024;
+
+pub(super) fn main(args: &Args) -> super::Outcome {
+    check_ranks(args.ranks)?;
+    args.fire.check(args.ranks)?;
+    if args.ranks > MOST_RANKS {
+        return Err(
+            format!("tables of {} ranks would be too large to look at; use up to {MOST_RANKS}", args.ranks).into()
+        );
+    }
+    if args.depth == 0 || args.depth > 65_536 {
+        return Err("--depth must be between 1 and 65536".into());
+    }
+    if let Some(rank) = args.rank.filter(|&rank| rank >= args.ranks) {
+        return Err(format!("there is no rank {rank} among {}", args.ranks).into());
+    }
+    if args.mover == Mover::Cut {
+        return print_cut(args);
+    }
+    let start = match args.fire {
+        Fire::All => Start::Everybody,
+        Fire::Solo => Start::First,
+        Fire::Quorum(q) => Start::Count(q),
+    };
+    let schedule = match args.schedule {
+        Reduction::Doubling => Schedule::Doubling,
+        Reduction::Scatter => Schedule::Scatter,
+        Reduction::Gather => Schedule::Gather,
+    };
+    let profile = match args.profile {
+        Runner::Shared => Profile::SHARED,
+        Runner::Network => Profile::NETWORK,
+    };
+    let (ranks, bytes) = (args.ranks, args.bytes);
+    let request = Request { ranks, start, schedule, bytes, chunk: 32 << 10, slots: args.depth };
+    let world = compile(&request, &profile);
+    check(&world, &request, &profile)?;
+    let chosen = |usual: Option<u32>| {
+        let rank = args.rank.or(usual);
+        world.iter().filter(move |program| rank.is_none_or(|rank| rank == program.rank))
+    };
+    if args.dot {
+        say!("{}", draw(&world, args.rank, args.fire));
+    } else if args.json {
+        for program in chosen(None) {
+            program.operations.iter().for_each(|operation| say!("{}", row(program.rank, operation)));
+        }
+        say!("{}", counts_json(args, &world));
+    } else {
+        for program in chosen(Some(0)) {
+            say!(
+                "Program of rank {} of {ranks}: {}, {} bytes, {} profile",
+                program.rank,
+                args.fire,
+                bytes,
+                profile.name
+            );
+            say!("{}", table(program));
+            say!("");
+        }
+        say!("Each round:");
+        say!("{}", summary(args, &world));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The cut mover runs no table: its initiator is unique, so it tells the others itself.
+fn print_cut(args: &Args) -> super::Outcome {
+    let counts = Counts::of_cut(args.ranks, args.bytes);
+    if args.dot {
+        return Err("the cut mover has no table to draw; use --mover tree".into());
+    }
+    if args.json {
+        say!(
+            "{}",
+            json!({"mover": "cut", "fire": args.fire.to_string(), "ranks": args.ranks, "bytes": args.bytes,
+                "activations": counts.activations, "tokens": counts.tokens, "puts": counts.puts, "data_bytes": counts.bytes})
+        );
+    } else {
+        say!("The cut mover runs no table: a word decides who is in, and its one initiator tells the others.");
+        say!("{} ranks, each on its own host, {} bytes, each round:", args.ranks, args.bytes);
+        let mut table = Table::new(&["activations", "tokens", "puts", "data bytes"]);
+        table.row(&[counts.activations, counts.tokens, counts.puts, counts.bytes].map(|count| count.to_string()));
+        say!("{table}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn place(place: &Place, own: u32) -> String {
+    if place.rank == own { place.buffer.to_string() } else { format!("{} of {}", place.buffer, place.rank) }
+}
+
+fn chunk((index, of): (u32, u32)) -> String {
+    if of == 1 { String::new() } else { format!(", chunk {index}/{of}") }
+}
+
+fn action(operation: &Operation, rank: u32) -> String {
+    match &operation.action {
+        Action::Signal => "signal".to_owned(),
+        Action::Seal => "close the gate".to_owned(),
+        Action::Reduce { from, to, chunk: part } => {
+            let from: Vec<String> = from.iter().map(|source| place(source, rank)).collect();
+            format!("reduce {} to {to}{}", from.join(" + "), chunk(*part))
+        }
+        Action::Put { from, to, chunk: part } => format!("put {from} to {}{}", place(to, rank), chunk(*part)),
+    }
+}
+
+fn signal(to: &Signal, own: u32) -> String {
+    let input = format!("{}[{}]", to.counter, to.input);
+    if to.rank == own { input } else { format!("{input} of {}", to.rank) }
+}
+
+fn signals(operation: &Operation, rank: u32) -> String {
+    operation.then.iter().map(|to| signal(to, rank)).collect::<Vec<_>>().join(", ")
+}
+
+fn table(program: &Program) -> Table {
+    let mut table = Table::new(&["when", "reaches", "of", "do", "then bump"]);
+    for operation in &program.operations {
+        let inputs = program.counter(operation.when).map_or(0, |counter| counter.inputs);
+        table.row(&[
+            operation.when.to_string(),
+            operation.threshold.to_string(),
+            inputs.to_string(),
+            action(operation, program.rank),
+            signals(operation, program.rank),
+        ]);
+    }
+    table
+}
+
+fn row(rank: u32, operation: &Operation) -> serde_json::Value {
+    let then: Vec<_> = operation
+        .then
+        .iter()
+        .map(|to| json!({"rank": to.rank, "counter": to.counter.to_string(), "input": to.input}))
+        .collect();
+    json!({
+        "rank": rank, "when": operation.when.to_string(), "threshold": operation.threshold,
+        "do": action(operation, rank), "then": then,
+    })
+}
+
+fn counts_json(args: &Args, world: &[Program]) -> serde_json::Value {
+    let counts = Counts::of_world(world, args.bytes);
+    json!({
+        "mover": "tree", "fire": args.fire.to_string(), "ranks": args.ranks, "bytes": args.bytes,
+        "operations": counts.operations, "counters": counts.counters, "activations": counts.activations,
+        "hops": hops(args.ranks), "signals": counts.signals, "tokens": counts.tokens, "puts": counts.puts,
+        "data_bytes": counts.bytes, "reductions": counts.reductions,
+        "buffer_bytes": buffer_bytes(world, args.bytes).into_iter().sum::<u64>() * args.depth,
+    })
+}
+
+fn summary(args: &Args, world: &[Program]) -> Table {
+    let head = [
+        "",
+        "operations",
+        "counters",
+        "activations",
+        "signals",
+        "tokens",
+        "puts",
+        "data bytes",
+        "reductions",
+        "buffers",
+    ];
+    let mut table = Table::new(&head);
+    let memory: Vec<u64> = buffer_bytes(world, args.bytes).into_iter().map(|bytes| bytes * args.depth).collect();
+    let mut add = |name: String, counts: Counts, memory: u64| {
+        let Counts { operations, counters, activations, signals, tokens, puts, bytes, reductions } = counts;
+        let numbers = [operations, counters, activations, signals, tokens, puts, bytes, reductions, memory];
+        table.row(&[vec![name], numbers.map(|number| number.to_string()).to_vec()].concat());
+    };
+    let rank = args.rank.unwrap_or(0);
+    let own = &world[rank as usize];
+    add(format!("rank {rank}"), Counts::of(own, args.bytes), memory[rank as usize]);
+    add("world".to_owned(), Counts::of_world(world, args.bytes), memory.iter().sum());
+    table
+}
+
+/// Operations as boxes, ranks as frames; an edge is a counter that one bumps and the other waits
+/// for: dashed between ranks, bold where data goes along.
+fn draw(world: &[Program], only: Option<u32>, fire: Fire) -> String {
+    let mut dot = String::new();
+    let name = |rank: u32, index: usize| format!("r{rank}o{index}");
+    let is_drawn = |rank: u32| only.is_none_or(|only| only == rank);
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        dot,
+        "digraph program {{\n  label=\"{fire}, {} ranks\"; rankdir=LR; fontname=\"sans-serif\";",
+        world.len()
+    );
+    let _ = writeln!(dot, "  node [shape=box, style=rounded, fontname=\"sans-serif\", fontsize=10];");
+    let _ = writeln!(dot, "  edge [fontname=\"sans-serif\", fontsize=8];");
+    for program in world.iter().filter(|program| is_drawn(program.rank)) {
+        let rank = program.rank;
+        let _ = writeln!(dot, "  subgraph cluster_{rank} {{\n    label=\"rank {rank}\"; color=gray; style=rounded;");
+        for (index, operation) in program.operations.iter().enumerate() {
+            let (when, threshold) = (operation.when, operation.threshold);
+            let what = action(operation, rank);
+            let shape = if when == Role::Start { ", fillcolor=lightyellow, style=\"rounded,filled\"" } else { "" };
+            let _ = writeln!(dot, "    {} [label=\"{when} ≥ {threshold}\\n{what}\"{shape}];", name(rank, index));
+        }
+        let _ = writeln!(dot, "    d{rank} [label=\"outcome\", shape=oval];\n  }}");
+    }
+    for program in world.iter().filter(|program| is_drawn(program.rank)) {
+        for (index, operation) in program.operations.iter().enumerate() {
+            let data = matches!(operation.action, Action::Put { .. });
+            for to in operation.then.iter().filter(|to| is_drawn(to.rank)) {
+                let targets: Vec<String> = match to.counter {
+                    Role::Done => vec![format!("d{}", to.rank)],
+                    counter => {
+                        let rows = world[to.rank as usize].operations.iter().enumerate();
+                        rows.filter(|(_, row)| row.when == counter).map(|(row, _)| name(to.rank, row)).collect()
+                    }
+                };
+                let between = to.rank != program.rank;
+                let style = match (between, data) {
+                    (true, true) => "style=\"dashed,bold\"",
+                    (true, false) => "style=dashed",
+                    _ => "style=solid",
+                };
+                for target in targets {
+                    let _ = writeln!(dot, "  {} -> {target} [{style}];", name(program.rank, index));
+                }
+            }
+        }
+    }
+    dot.push('}');
+    dot
+}

@@ -1,0 +1,85 @@
+//! How a round is carried out once it fires, and by whom.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How data moves once a round fires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Mover {
+    /// By the hw-config's measurements.
+    #[default]
+    Auto,
+    /// The cut is agreed on first, in a word; then whoever is there moves the data.
+    Cut,
+    /// A program of triggered operations activates, seals and reduces; the cut comes with the data.
+    Tree,
+}
+
+/// Who carries a round out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Executor {
+    /// By the hw-config's measurements.
+    #[default]
+    Auto,
+    /// Ranks that are in `wait` or `test`.
+    Caller,
+    /// A thread of each rank, while its application computes.
+    Thread,
+    /// Whoever moves a counter past a threshold, in `arrive` too.
+    Peer,
+}
+
+/// A word that is none of the choices.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} {text:?}; use one of {known}")]
+pub struct UnknownChoice {
+    what: &'static str,
+    text: String,
+    known: &'static str,
+}
+
+macro_rules! choice {
+    ($type:ident, $what:literal, $known:literal, $($name:literal => $variant:ident),*) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $($type::$variant => $name),* })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownChoice;
+
+            fn from_str(text: &str) -> Result<Self, UnknownChoice> {
+                match text {
+                    $($name => Ok($type::$variant),)*
+                    _ => Err(UnknownChoice { what: $what, text: text.to_owned(), known: $known }),
+                }
+            }
+        }
+    };
+}
+
+choice!(Mover, "mover", "auto, cut, tree", "auto" => Auto, "cut" => Cut, "tree" => Tree);
+choice!(
+    Executor, "executor", "auto, caller, thread, peer",
+    "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_print_as_they_are_written() {
+        for text in ["auto", "cut", "tree"] {
+            assert_eq!(text.parse::<Mover>().unwrap().to_string(), text);
+        }
+        for text in ["auto", "caller", "thread", "peer"] {
+            assert_eq!(text.parse::<Executor>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "twig".parse::<Mover>().unwrap_err().to_string(),
+            "unknown mover \"twig\"; use one of auto, cut, tree"
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! What every executor relies on, proved for a given set of tables.
+//!
+//! - *Deterministic increments*: each input of each counter is given exactly once a use, by one
+//!   operation or by its rank. So thresholds are cumulative, and a slot is free when all are in.
+//! - *No cycle*: among counters that wait for all their inputs, and within a rank among all. (The
+//!   flood goes in circles, from rank to rank, and ends because operations run once.)
+//! - *No use of the order of thresholds*: a counter has one threshold, so operations that it sets
+//!   off may run in any order; some providers ignore what thresholds would demand.
+//! - *Immutable inputs, fresh outputs*: every buffer part has one writer in a use, and whoever
+//!   reads it is set off by that writer. So an operation can be repeated by somebody else.
+//! - *Budget*: operations, counters and bytes fit the executor.
+
+use std::collections::{HashMap, HashSet};
+
+use super::compile::{Profile, Request};
+use super::program::{Action, Buffer, Operation, Place, Program, Role, Signal, span};
+
+/// Why a set of tables must not be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Defect {
+    /// A signal to something that does not exist.
+    #[error("rank {by} signals input {} of counter {} of rank {}, which does not exist", .to.input, .to.counter, .to.rank)]
+    NoSuchInput {
+        /// Whose operation.
+        by: u32,
+        /// What it signals.
+        to: Signal,
+    },
+    /// Increments that depend on circumstances.
+    #[error("input {} of counter {} of rank {} is given {times} times in a use", .input.input, .input.counter, .input.rank)]
+    Increments {
+        /// Which.
+        input: Signal,
+        /// How often.
+        times: u32,
+    },
+    /// A threshold that is never reached, or always.
+    #[error("rank {rank}: threshold {threshold} of counter {counter}, which has {inputs} inputs")]
+    Threshold {
+        /// Whose.
+        rank: u32,
+        /// Which.
+        counter: Role,
+        /// What is waited for.
+        threshold: u32,
+        /// What can come.
+        inputs: u32,
+    },
+    /// Two thresholds on one counter.
+    #[error("rank {rank}: counter {counter} has thresholds {first} and {second}, so their order would matter")]
+    Order {
+        /// Whose.
+        rank: u32,
+        /// Which.
+        counter: Role,
+        /// One.
+        first: u32,
+        /// Another.
+        second: u32,
+    },
+    /// A counter that waits for itself.
+    #[error("counter {counter} of rank {rank} waits for itself")]
+    Cycle {
+        /// Whose.
+        rank: u32,
+        /// Which.
+        counter: Role,
+    },
+    /// Two writers of the same bytes in a use.
+    #[error("{} of rank {}, chunk {chunk:?}, is written twice in a use", .place.buffer, .place.rank)]
+    Rewritten {
+        /// Where.
+        place: Place,
+        /// Which part, of how many.
+        chunk: (u32, u32),
+    },
+    /// A reader that does not wait for the writer.
+    #[error("rank {rank} reads {} of rank {} without waiting for who writes it", .place.buffer, .place.rank)]
+    Unordered {
+        /// The reader.
+        rank: u32,
+        /// What it reads.
+        place: Place,
+    },
+    /// More than the executor has.
+    #[error("rank {rank}: {need} {what} in a table, where the {profile} profile allows {limit}")]
+    Budget {
+        /// Whose.
+        rank: u32,
+        /// Of what.
+        what: &'static str,
+        /// How much the table needs.
+        need: u64,
+        /// How much there is.
+        limit: u64,
+        /// Whose limit.
+        profile: &'static str,
+    },
+}
+
+/// Checks the tables of all ranks of a world.
+///
+/// # Errors
+/// The first defect found.
+pub fn check(world: &[Program], request: &Request, profile: &Profile) -> Result<(), Defect> {
+    increments(world)?;
+    thresholds(world)?;
+    acyclic(world)?;
+    data(world)?;
+    budget(world, request, profile)
+}
+
+fn operations(world: &[Program]) -> impl Iterator<Item = (&Program, &Operation)> {
+    world.iter().flat_map(|program| program.operations.iter().map(move |operation| (program, operation)))
+}
+
+fn increments(world: &[Program]) -> Result<(), Defect> {
+    let mut given: HashMap<Signal, u32> = HashMap::new();
+    for program in world {
+        for counter in &program.counters {
+            for input in 0..counter.inputs {
+                let signal = Signal { rank: program.rank, counter: counter.role, input };
+                given.insert(signal, u32::from(input < counter.external));
+            }
+        }
+    }
+    for (program, operation) in operations(world) {
+        for &to in &operation.then {
+            *given.get_mut(&to).ok_or(Defect::NoSuchInput { by: program.rank, to })? += 1;
+        }
+    }
+    match given.into_iter().find(|(_, times)| *times != 1) {
+        Some((input, times)) => Err(Defect::Increments { input, times }),
+        None => Ok(()),
+    }
+}
+
+fn thresholds(world: &[Program]) -> Result<(), Defect> {
+    for program in world {
+        let rank = program.rank;
+        let mut seen: HashMap<Role, u32> = HashMap::new();
+        for operation in &program.operations {
+            let (counter, threshold) = (operation.when, operation.threshold);
+            let inputs = program.counter(counter).map_or(0, |counter| counter.inputs);
+            if threshold == 0 || threshold > inputs {
+                return Err(Defect::Threshold { rank, counter, threshold, inputs });
+            }
+            let first = *seen.entry(counter).or_insert(threshold);
+            if first != threshold {
+                return Err(Defect::Order { rank, counter, first, second: threshold });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Kahn's algorithm over counters: an edge from what sets an operation off to what it signals.
+fn acyclic(world: &[Program]) -> Result<(), Defect> {
+    type Node = (u32, Role);
+    let waits_for_all = |operation: &Operation, program: &Program| {
+        program.counter(operation.when).is_some_and(|counter| counter.inputs == operation.threshold)
+    };
+    let mut edges: HashMap<Node, Vec<Node>> = HashMap::new();
+    let mut incoming: HashMap<Node, u32> = HashMap::new();
+    let any: HashSet<Node> = operations(world)
+        .filter(|(program, operation)| !waits_for_all(operation, program))
+        .map(|(program, operation)| (program.rank, operation.when))
+        .collect();
+    for (program, operation) in operations(world) {
+        for signal in &operation.then {
+            let to = (signal.rank, signal.counter);
+            // Of a counter that any input satisfies, those from other ranks are not waited for.
+            if any.contains(&to) && signal.rank != program.rank {
+                continue;
+            }
+            edges.entry((program.rank, operation.when)).or_default().push(to);
+            *incoming.entry(to).or_default() += 1;
+        }
+    }
+    let nodes = world.iter().flat_map(|program| program.counters.iter().map(|counter| (program.rank, counter.role)));
+    let mut free: Vec<Node> = nodes.filter(|node| !incoming.contains_key(node)).collect();
+    while let Some(node) = free.pop() {
+        for to in edges.remove(&node).unwrap_or_default() {
+            if let Some(count) = incoming.get_mut(&to) {
+                *count -= 1;
+                if *count == 0 {
+                    incoming.remove(&to);
+                    free.push(to);
+                }
+            }
+        }
+    }
+    match incoming.into_keys().next() {
+        Some((rank, counter)) => Err(Defect::Cycle { rank, counter }),
+        None => Ok(()),
+    }
+}
+
+fn data(world: &[Program]) -> Result<(), Defect> {
+    // Who signals what: by counter, the buffers that its feeders have written.
+    let mut written: HashSet<(Place, (u32, u32))> = HashSet::new();
+    let mut pieces_of: HashMap<Place, u32> = HashMap::new();
+    let mut fed: HashMap<(u32, Role), HashSet<Place>> = HashMap::new();
+    for (program, operation) in operations(world) {
+        let target = match &operation.action {
+            Action::Signal => continue,
+            Action::Seal => Place { rank: program.rank, buffer: Buffer::Contribution },
+            Action::Reduce { to, .. } => Place { rank: program.rank, buffer: *to },
+            Action::Put { to, .. } => *to,
+        };
+        let chunk = match &operation.action {
+            Action::Reduce { chunk, .. } | Action::Put { chunk, .. } => *chunk,
+            _ => (0, 1),
+        };
+        let pieces = *pieces_of.entry(target).or_insert(chunk.1);
+        if !written.insert((target, chunk)) || pieces != chunk.1 {
+            return Err(Defect::Rewritten { place: target, chunk });
+        }
+        for signal in &operation.then {
+            fed.entry((signal.rank, signal.counter)).or_default().insert(target);
+        }
+    }
+    for (program, operation) in operations(world) {
+        let own = |buffer| Place { rank: program.rank, buffer };
+        let sources = match &operation.action {
+            Action::Reduce { from, .. } => from.clone(),
+            Action::Put { from, .. } => vec![own(*from)],
+            _ => continue,
+        };
+        let waits_for_all =
+            program.counter(operation.when).is_some_and(|counter| counter.inputs == operation.threshold);
+        let feeders = fed.get(&(program.rank, operation.when));
+        for place in sources {
+            if !waits_for_all || !feeders.is_some_and(|feeders| feeders.contains(&place)) {
+                return Err(Defect::Unordered { rank: program.rank, place });
+            }
+        }
+    }
+    // The outcome is complete when the counter that says so is: all its parts feed it.
+    for program in world {
+        let (place, done) = program.receives;
+        if !fed.get(&done).is_some_and(|feeders| feeders.contains(&place)) {
+            return Err(Defect::Unordered { rank: program.rank, place });
+        }
+    }
+    Ok(())
+}
+
+fn budget(world: &[Program], request: &Request, profile: &Profile) -> Result<(), Defect> {
+    let bytes = buffer_bytes(world, request.bytes);
+    for program in world {
+        let needs = [
+            ("operations", program.operations.len() as u64, profile.operations),
+            ("counters", program.counters.len() as u64, profile.counters),
+            ("bytes", bytes[program.rank as usize].saturating_mul(request.slots), profile.bytes),
+        ];
+        if let Some((what, need, limit)) = needs.into_iter().find(|(_, need, limit)| need > limit) {
+            return Err(Defect::Budget { rank: program.rank, what, need, limit, profile: profile.name });
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of each rank's buffers in one slot, besides the contribution.
+#[must_use]
+pub fn buffer_bytes(world: &[Program], bytes: u64) -> Vec<u64> {
+    let mut sizes = vec![0u64; world.len()];
+    for (writer, operation) in operations(world) {
+        let (owner, chunk) = match &operation.action {
+            Action::Reduce { chunk, .. } => (writer.rank, *chunk),
+            Action::Put { to, chunk, .. } => (to.rank, *chunk),
+            Action::Signal | Action::Seal => continue,
+        };
+        sizes[owner as usize] = sizes[owner as usize].saturating_add(span(bytes, chunk).1);
+    }
+    sizes
+}

@@ -1,0 +1,418 @@
+//! From what is wanted to tables.
+//!
+//! The activation is a flood over a circulant graph: rank k tells k + 1, k + 2, k + 4 … modulo P.
+//! Every rank forwards once, so any world size and any number of concurrent initiators will do,
+//! and the farthest rank hears of it after ⌈log2 P⌉ hops. The reductions are the classical ones;
+//! for P that is not a power of two the first pairs are folded (Thakur, Rabenseifner, Gropp:
+//! Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1), 2005).
+
+use super::program::{Action, Buffer, Counter, Operation, Place, Program, Role, Signal};
+
+/// What sets off the activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Every rank's own arrival lets its own contribution in; nobody is activated by others.
+    Everybody,
+    /// The first arrival, or several at once.
+    First,
+    /// The arrival of the rank that is designated for the round: the table is that of `First`,
+    /// and only this rank's arrival is told to it.
+    Designated,
+    /// So many arrivals, counted by rank 0's memory.
+    Count(u32),
+}
+
+/// How contributions become an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so deterministic bits.
+    Doubling,
+    /// Reduce-scatter, then all-gather: each chunk is reduced once, from all contributions.
+    Scatter,
+    /// Everybody writes to everybody, and everybody sums: no arithmetic at the target.
+    Gather,
+}
+
+impl Schedule {
+    /// All of them.
+    pub const EVERY: [Schedule; 3] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather];
+
+    /// As on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::Doubling => "doubling",
+            Schedule::Scatter => "scatter",
+            Schedule::Gather => "gather",
+        }
+    }
+}
+
+/// What an executor can do, and how much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// For people.
+    pub name: &'static str,
+    /// All ranks load and store the same memory: sources are read where they are, an outcome is
+    /// written once, and the gate is one atomic word.
+    pub shared: bool,
+    /// Most operations of a rank in a round.
+    pub operations: u64,
+    /// Most counters of a rank in a round.
+    pub counters: u64,
+    /// Most bytes of a rank's buffers over all slots.
+    pub bytes: u64,
+}
+
+impl Profile {
+    /// Processes that share memory.
+    pub const SHARED: Profile =
+        Profile { name: "shared", shared: true, operations: 1 << 20, counters: 1 << 16, bytes: 1 << 44 };
+
+    /// Processes that reach each other by one-sided writes.
+    pub const NETWORK: Profile =
+        Profile { name: "network", shared: false, operations: 1 << 16, counters: 1 << 16, bytes: 1 << 40 };
+
+    /// By its name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Profile> {
+        [Profile::SHARED, Profile::NETWORK].into_iter().find(|profile| profile.name == name)
+    }
+}
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Ranks in the world.
+    pub ranks: u32,
+    /// What sets off the activation.
+    pub start: Start,
+    /// How contributions become an outcome.
+    pub schedule: Schedule,
+    /// Bytes of a contribution.
+    pub bytes: u64,
+    /// Bytes of a chunk where the schedule may choose; 0 leaves it one piece.
+    pub chunk: u64,
+    /// Slots: rounds that may be under way.
+    pub slots: u64,
+}
+
+/// Hops of the flood, and neighbours of a rank in it: ⌈log2 P⌉.
+#[must_use]
+pub fn hops(ranks: u32) -> u32 {
+    ranks.next_power_of_two().trailing_zeros()
+}
+
+/// The table of every rank of the world.
+#[must_use]
+pub fn compile(request: &Request, profile: &Profile) -> Vec<Program> {
+    (0..request.ranks).map(|rank| compile_rank(request, profile, rank)).collect()
+}
+
+/// The table of one rank.
+fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
+    let ranks = request.ranks;
+    let mut table = Builder { request, rank, counters: Vec::new(), operations: Vec::new() };
+    table.start();
+    let sealed = table.activation(profile);
+    let fold = Fold::of(ranks);
+    let shared = profile.shared;
+    match request.schedule {
+        Schedule::Doubling if ranks > 1 && shared => table.combining_tree(fold, sealed),
+        Schedule::Doubling if ranks > 1 => table.doubling(fold, sealed),
+        Schedule::Gather if !shared => table.all_to_all(sealed),
+        Schedule::Scatter if !shared => table.reduce_scatter(sealed),
+        _ => table.reduce_in_place(sealed),
+    }
+    let place = |owner| Place { rank: owner, buffer: Buffer::Outcome };
+    let receives = if shared { (place(0), (0, Role::Done)) } else { (place(rank), (rank, Role::Done)) };
+    Program { rank, counters: table.counters, operations: table.operations, receives }
+}
+
+/// The virtual ranks of a reduction: the first `extra` are pairs of neighbours, the others single.
+#[derive(Clone, Copy, Debug)]
+struct Fold {
+    extra: u32,
+    leaves: u32,
+}
+
+impl Fold {
+    fn of(ranks: u32) -> Self {
+        let leaves = 1 << ranks.ilog2();
+        Fold { extra: ranks - leaves, leaves }
+    }
+
+    fn levels(self) -> u32 {
+        self.leaves.trailing_zeros()
+    }
+
+    /// The virtual rank; nothing for the second of a pair.
+    fn leaf(self, rank: u32) -> Option<u32> {
+        match rank.checked_sub(2 * self.extra) {
+            Some(rest) => Some(self.extra + rest),
+            None => rank.is_multiple_of(2).then_some(rank / 2),
+        }
+    }
+
+    /// The rank that acts for a virtual one.
+    fn leader(self, leaf: u32) -> u32 {
+        if self.is_pair(leaf) { 2 * leaf } else { leaf + self.extra }
+    }
+
+    fn is_pair(self, leaf: u32) -> bool {
+        leaf < self.extra
+    }
+
+    /// What a virtual rank brings to level 1.
+    fn source(self, leaf: u32) -> Place {
+        let buffer = if self.is_pair(leaf) { Buffer::Partial(0) } else { Buffer::Contribution };
+        Place { rank: self.leader(leaf), buffer }
+    }
+}
+
+struct Builder<'a> {
+    request: &'a Request,
+    rank: u32,
+    counters: Vec<Counter>,
+    operations: Vec<Operation>,
+}
+
+impl Builder<'_> {
+    fn counter(&mut self, role: Role, inputs: u32, external: u32) {
+        self.counters.push(Counter { role, inputs, external });
+    }
+
+    fn own(&self, counter: Role, input: u32) -> Signal {
+        Signal { rank: self.rank, counter, input }
+    }
+
+    fn operation(&mut self, when: Role, threshold: u32, action: Action, then: Vec<Signal>) {
+        self.operations.push(Operation { when, threshold, action, then });
+    }
+
+    /// As [`Builder::operation`], when all inputs of the counter are there.
+    fn when_full(&mut self, when: Role, action: Action, then: Vec<Signal>) {
+        let inputs = self.counters.iter().find(|counter| counter.role == when).map_or(0, |counter| counter.inputs);
+        self.operation(when, inputs, action, then);
+    }
+
+    /// The own arrival counts once all ranks have freed the slot, so whoever activates others
+    /// knows that none of them will be written to too early.
+    fn start(&mut self) {
+        let ranks = self.request.ranks;
+        self.counter(Role::Start, 1 + ranks, 1 + ranks);
+        let begin = match self.request.start {
+            Start::Everybody | Start::First | Start::Designated => self.own(Role::Active, self.self_input()),
+            Start::Count(_) => Signal { rank: 0, counter: Role::Arrived, input: self.rank },
+        };
+        self.when_full(Role::Start, Action::Signal, vec![begin]);
+        if let Start::Count(threshold) = self.request.start
+            && self.rank == 0
+        {
+            self.counter(Role::Arrived, ranks, 0);
+            let fire = self.own(Role::Active, self.self_input());
+            self.operation(Role::Arrived, threshold, Action::Signal, vec![fire]);
+        }
+    }
+
+    fn neighbours(&self) -> u32 {
+        if self.request.start == Start::Everybody { 0 } else { hops(self.request.ranks) }
+    }
+
+    /// Input of the activation that the rank gives itself: behind those of its neighbours.
+    fn self_input(&self) -> u32 {
+        self.neighbours()
+    }
+
+    /// Forwards the activation and closes the gate; returns the operation that the reduction
+    /// hangs its signals on, the one that sealed the contribution.
+    fn activation(&mut self, profile: &Profile) -> usize {
+        let gives_itself = !matches!(self.request.start, Start::Count(_)) || self.rank == 0;
+        self.counter(Role::Active, self.neighbours() + u32::from(gives_itself), 0);
+        let forward =
+            |input: u32| Signal { rank: (self.rank + (1 << input)) % self.request.ranks, counter: Role::Active, input };
+        let mut forwards: Vec<Signal> = (0..self.neighbours()).map(forward).collect();
+        if profile.shared {
+            // The gate is one atomic word, closed whatever the depositor is doing.
+            self.operation(Role::Active, 1, Action::Seal, forwards);
+        } else {
+            self.counter(Role::Gate, 2, 1);
+            forwards.push(self.own(Role::Gate, 1));
+            self.operation(Role::Active, 1, Action::Signal, forwards);
+            self.when_full(Role::Gate, Action::Seal, Vec::new());
+        }
+        self.operations.len() - 1
+    }
+
+    fn also_signal(&mut self, operation: usize, signal: Signal) {
+        self.operations[operation].then.push(signal);
+    }
+
+    /// In shared memory both partners of a doubling step would compute the same bytes, so one
+    /// does: what is left is a tree of P - 1 sums and one outcome.
+    fn combining_tree(&mut self, fold: Fold, sealed: usize) {
+        let (rank, levels) = (self.rank, fold.levels());
+        let up = |leaf: u32, level: u32| {
+            let parent = leaf >> level << level;
+            let input = leaf >> (level - 1) & 1;
+            if level > levels {
+                Signal { rank: 0, counter: Role::Done, input: 0 }
+            } else {
+                Signal { rank: fold.leader(parent), counter: Role::Level(level), input }
+            }
+        };
+        let Some(leaf) = fold.leaf(rank) else {
+            self.also_signal(sealed, Signal { rank: rank - 1, counter: Role::Level(0), input: 1 });
+            return;
+        };
+        let sum = |low: Place, high: Place, to: Buffer| Action::Reduce { from: vec![low, high], to, chunk: (0, 1) };
+        if rank == 0 {
+            self.counter(Role::Done, 1, 0);
+        }
+        if fold.is_pair(leaf) {
+            self.also_signal(sealed, self.own(Role::Level(0), 0));
+            self.counter(Role::Level(0), 2, 0);
+            let place = |rank| Place { rank, buffer: Buffer::Contribution };
+            self.when_full(Role::Level(0), sum(place(rank), place(rank + 1), Buffer::Partial(0)), vec![up(leaf, 1)]);
+        } else {
+            self.also_signal(sealed, up(leaf, 1));
+        }
+        for level in 1..=levels {
+            if !leaf.is_multiple_of(1 << level) {
+                break;
+            }
+            let below = |leaf: u32| {
+                let partial = Place { rank: fold.leader(leaf), buffer: Buffer::Partial(level - 1) };
+                if level == 1 { fold.source(leaf) } else { partial }
+            };
+            let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
+            self.counter(Role::Level(level), 2, 0);
+            let halves = (below(leaf), below(leaf + (1 << (level - 1))));
+            self.when_full(Role::Level(level), sum(halves.0, halves.1, to), vec![up(leaf, level + 1)]);
+        }
+    }
+
+    /// In shared memory: chunks that whoever is there reduces straight from all contributions.
+    fn reduce_in_place(&mut self, sealed: usize) {
+        let request = self.request;
+        self.also_signal(sealed, Signal { rank: 0, counter: Role::Sealed, input: self.rank });
+        if self.rank > 0 {
+            return;
+        }
+        let chunks = match request.schedule {
+            Schedule::Scatter if request.chunk > 0 => request.bytes.div_ceil(request.chunk).clamp(1, 1 << 16) as u32,
+            _ => 1,
+        };
+        self.counter(Role::Sealed, request.ranks, 0);
+        self.counter(Role::Done, chunks, 0);
+        let from: Vec<Place> = (0..request.ranks).map(|rank| Place { rank, buffer: Buffer::Contribution }).collect();
+        for chunk in 0..chunks {
+            let action = Action::Reduce { from: from.clone(), to: Buffer::Outcome, chunk: (chunk, chunks) };
+            self.when_full(Role::Sealed, action, vec![self.own(Role::Done, chunk)]);
+        }
+    }
+
+    /// Recursive doubling by puts into the partner's inbox.
+    fn doubling(&mut self, fold: Fold, sealed: usize) {
+        let (rank, levels) = (self.rank, fold.levels());
+        self.counter(Role::Done, 1, 0);
+        let whole = (0, 1);
+        let Some(leaf) = fold.leaf(rank) else {
+            // The second of a pair hands its contribution in and gets the outcome back.
+            self.counter(Role::Made(0), 1, 0);
+            self.also_signal(sealed, self.own(Role::Made(0), 0));
+            let to = Place { rank: rank - 1, buffer: Buffer::Inbox(0) };
+            let there = Signal { rank: rank - 1, counter: Role::Level(0), input: 1 };
+            self.when_full(Role::Made(0), Action::Put { from: Buffer::Contribution, to, chunk: whole }, vec![there]);
+            return;
+        };
+        let own = |buffer| Place { rank, buffer };
+        // What this rank sends at level 1, and the operation that makes it.
+        let (mut mine, mut maker) = (Buffer::Contribution, sealed);
+        if fold.is_pair(leaf) {
+            self.counter(Role::Level(0), 2, 0);
+            self.also_signal(sealed, self.own(Role::Level(0), 0));
+            let from = vec![own(Buffer::Contribution), own(Buffer::Inbox(0))];
+            let action = Action::Reduce { from, to: Buffer::Partial(0), chunk: whole };
+            self.when_full(Role::Level(0), action, Vec::new());
+            (mine, maker) = (Buffer::Partial(0), self.operations.len() - 1);
+        }
+        for level in 1..=levels {
+            let partner = fold.leader(leaf ^ 1 << (level - 1));
+            self.counter(Role::Made(level), 1, 0);
+            self.counter(Role::Level(level), 2, 0);
+            self.also_signal(maker, self.own(Role::Made(level), 0));
+            self.also_signal(maker, self.own(Role::Level(level), 0));
+            let to = Place { rank: partner, buffer: Buffer::Inbox(level) };
+            let there = Signal { rank: partner, counter: Role::Level(level), input: 1 };
+            self.when_full(Role::Made(level), Action::Put { from: mine, to, chunk: whole }, vec![there]);
+            let theirs = own(Buffer::Inbox(level));
+            let low_first = leaf >> (level - 1) & 1 == 0;
+            let from = if low_first { vec![own(mine), theirs] } else { vec![theirs, own(mine)] };
+            let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
+            self.when_full(Role::Level(level), Action::Reduce { from, to, chunk: whole }, Vec::new());
+            (mine, maker) = (to, self.operations.len() - 1);
+        }
+        self.also_signal(maker, self.own(Role::Done, 0));
+        if fold.is_pair(leaf) {
+            let made = Role::Made(levels + 1);
+            self.counter(made, 1, 0);
+            self.also_signal(maker, self.own(made, 0));
+            let to = Place { rank: rank + 1, buffer: Buffer::Outcome };
+            let there = Signal { rank: rank + 1, counter: Role::Done, input: 0 };
+            self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk: whole }, vec![there]);
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let (rank, ranks) = (self.rank, self.request.ranks);
+        (1..ranks).map(move |step| (rank + step) % ranks)
+    }
+
+    /// The sources of a sum over all ranks: the own contribution in place, the others' inboxes.
+    fn all_sources(&self) -> Vec<Place> {
+        let buffer = |rank| if rank == self.rank { Buffer::Contribution } else { Buffer::Inbox(rank) };
+        (0..self.request.ranks).map(|rank| Place { rank: self.rank, buffer: buffer(rank) }).collect()
+    }
+
+    fn all_to_all(&mut self, sealed: usize) {
+        let whole = (0, 1);
+        self.counter(Role::Made(0), 1, 0);
+        self.counter(Role::Sealed, self.request.ranks, 0);
+        self.counter(Role::Done, 1, 0);
+        self.also_signal(sealed, self.own(Role::Made(0), 0));
+        self.also_signal(sealed, self.own(Role::Sealed, self.rank));
+        for peer in self.others() {
+            let to = Place { rank: peer, buffer: Buffer::Inbox(self.rank) };
+            let there = Signal { rank: peer, counter: Role::Sealed, input: self.rank };
+            self.when_full(Role::Made(0), Action::Put { from: Buffer::Contribution, to, chunk: whole }, vec![there]);
+        }
+        let action = Action::Reduce { from: self.all_sources(), to: Buffer::Outcome, chunk: whole };
+        self.when_full(Role::Sealed, action, vec![self.own(Role::Done, 0)]);
+    }
+
+    fn reduce_scatter(&mut self, sealed: usize) {
+        let ranks = self.request.ranks;
+        self.counter(Role::Made(0), 1, 0);
+        self.counter(Role::Sealed, ranks, 0);
+        self.counter(Role::Made(1), 1, 0);
+        self.counter(Role::Done, ranks, 0);
+        self.also_signal(sealed, self.own(Role::Made(0), 0));
+        self.also_signal(sealed, self.own(Role::Sealed, self.rank));
+        for peer in self.others() {
+            let to = Place { rank: peer, buffer: Buffer::Inbox(self.rank) };
+            let there = Signal { rank: peer, counter: Role::Sealed, input: self.rank };
+            let action = Action::Put { from: Buffer::Contribution, to, chunk: (peer, ranks) };
+            self.when_full(Role::Made(0), action, vec![there]);
+        }
+        let chunk = (self.rank, ranks);
+        let action = Action::Reduce { from: self.all_sources(), to: Buffer::Outcome, chunk };
+        let then = vec![self.own(Role::Made(1), 0), self.own(Role::Done, self.rank)];
+        self.when_full(Role::Sealed, action, then);
+        for peer in self.others() {
+            let to = Place { rank: peer, buffer: Buffer::Outcome };
+            let there = Signal { rank: peer, counter: Role::Done, input: self.rank };
+            self.when_full(Role::Made(1), Action::Put { from: Buffer::Outcome, to, chunk }, vec![there]);
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Where the tables of a world lie in shared memory.
+//!
+//! A counter is kept as one cell for each of its inputs, which holds the newest round that the
+//! input was given for; the counter's value in a round is the number of inputs that have come so
+//! far. So an input can be given twice, by whoever redoes the work of a dead rank, or late, when its
+//! slot has moved on, and counts once; and nothing is ever reset. An operation has a cell that
+//! says who runs it for which round ([`State`]).
+
+use std::collections::HashMap;
+
+use super::compile::{Profile, Request, Start, compile};
+use super::program::{Action, Buffer, Place, Program, Role, Signal};
+
+/// Cells in two cache lines, as everywhere.
+const LINE: usize = 16;
+
+/// What a reduction reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// What the gate of a rank let in.
+    Gate(u32),
+    /// A partial sum, by its number.
+    Partial(u32),
+}
+
+/// What a reduction writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A partial sum, by its number.
+    Partial(u32),
+    /// A chunk of the outcome; the first one writes its record as well.
+    Outcome,
+}
+
+/// What a task does besides its signals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Closes the gate of a rank.
+    Seal(u32),
+    /// Sums inputs, in this order.
+    Reduce { from: Vec<Input>, to: Target, chunk: (u32, u32) },
+}
+
+/// An operation with everything resolved.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) when: u32,
+    pub(crate) work: Work,
+    /// Counter and input cell (within a slot) of each signal.
+    pub(crate) then: Vec<(u32, usize)>,
+    state: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct CounterCells {
+    pub(crate) first: usize,
+    pub(crate) inputs: u32,
+    pub(crate) threshold: u32,
+    /// Operations that it sets off.
+    pub(crate) rows: Vec<u32>,
+}
+
+/// The tables of a world, resolved to cells of a slot.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) start: Start,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) counters: Vec<CounterCells>,
+    gates: Vec<usize>,
+    /// The own activation of each rank: counter and cell. Nothing where others do it.
+    activations: Vec<Option<(u32, usize)>>,
+    arrived: Option<u32>,
+    /// Where the counter that waits for all contributions of a reduction lies, if its operations
+    /// are chunks that many ranks can share.
+    pub(crate) shared_work: Option<u32>,
+    pub(crate) done: u32,
+    record: usize,
+    partials: Vec<usize>,
+    cells: usize,
+}
+
+impl Layout {
+    /// Compiles for shared memory, and lays out. The tables are checked in debug builds.
+    pub(crate) fn new(request: &Request) -> Self {
+        let world = compile(request, &Profile::SHARED);
+        #[cfg(debug_assertions)]
+        if let Err(defect) = super::check(&world, request, &Profile::SHARED) {
+            panic!("{request:?} compiles to a program that must not be run: {defect}");
+        }
+        Resolver::default().resolve(&world, request)
+    }
+
+    /// Cells of a slot.
+    pub(crate) fn cells(&self) -> usize {
+        self.cells
+    }
+
+    /// Partial sums that need memory in a slot.
+    pub(crate) fn partials(&self) -> u32 {
+        self.partials.len() as u32
+    }
+
+    /// The gate of a rank.
+    pub(crate) fn gate(&self, rank: u32) -> usize {
+        self.gates[rank as usize]
+    }
+
+    /// Who runs an operation.
+    pub(crate) fn state(&self, row: u32) -> usize {
+        self.rows[row as usize].state
+    }
+
+    /// Head and entries of the round's cut.
+    pub(crate) fn record(&self) -> usize {
+        self.record
+    }
+
+    /// Head and entries of what a partial sum contains.
+    pub(crate) fn header(&self, partial: u32) -> usize {
+        self.partials[partial as usize]
+    }
+
+    /// Counter and input cell of the arrival of a rank, where arrivals are counted.
+    pub(crate) fn arrival(&self, rank: u32) -> Option<(u32, usize)> {
+        let counter = self.arrived?;
+        Some((counter, self.counters[counter as usize].first + rank as usize))
+    }
+
+    /// Counter and input cell by which a rank sets off a round that it may start.
+    pub(crate) fn activation(&self, rank: u32) -> (u32, usize) {
+        let starter = if matches!(self.start, Start::Count(_)) { 0 } else { rank };
+        self.activations[starter as usize].unwrap_or((0, 0))
+    }
+}
+
+/// Operations that the arriving rank carries out itself in shared memory: they depend on time
+/// (grace) and on who has left.
+fn is_by_arrival(when: Role) -> bool {
+    matches!(when, Role::Start | Role::Arrived)
+}
+
+#[derive(Default)]
+struct Resolver {
+    next: usize,
+    counter_ids: HashMap<(u32, Role), u32>,
+    partial_ids: HashMap<(u32, Buffer), u32>,
+    /// Ranks whose contributions a partial sum may contain.
+    coverage: Vec<usize>,
+    counters: Vec<CounterCells>,
+    gates: Vec<usize>,
+    states: Vec<usize>,
+    partials: Vec<usize>,
+}
+
+impl Resolver {
+    fn take(&mut self, cells: usize) -> usize {
+        let first = self.next;
+        self.next += cells;
+        first
+    }
+
+    fn align(&mut self) {
+        self.next = self.next.next_multiple_of(LINE);
+    }
+
+    fn resolve(mut self, world: &[Program], request: &Request) -> Layout {
+        for program in world {
+            // What one rank's activation touches lies together.
+            self.align();
+            let gate = self.take(1);
+            self.gates.push(gate);
+            for counter in program.counters.iter().filter(|counter| counter.role != Role::Start) {
+                let first = self.take(counter.inputs as usize);
+                self.counter_ids.insert((program.rank, counter.role), self.counters.len() as u32);
+                self.counters.push(CounterCells {
+                    first,
+                    inputs: counter.inputs,
+                    threshold: counter.inputs,
+                    rows: Vec::new(),
+                });
+            }
+            for _ in program.operations.iter().filter(|operation| !is_by_arrival(operation.when)) {
+                let state = self.take(1);
+                self.states.push(state);
+            }
+        }
+        self.number_partials(world);
+        let rows = self.rows(world);
+        self.align();
+        let record = self.take(1 + 2 * world.len());
+        self.align();
+        let counter = |rank, role| self.counter_ids.get(&(rank, role)).copied();
+        let activation = |program: &Program| {
+            let id = counter(program.rank, Role::Active)?;
+            let cells = &self.counters[id as usize];
+            let by_itself = !matches!(request.start, Start::Count(_)) || program.rank == 0;
+            by_itself.then(|| (id, cells.first + cells.inputs as usize - 1))
+        };
+        let many = |id: &u32| self.counters[*id as usize].rows.len() > 1;
+        Layout {
+            start: request.start,
+            activations: world.iter().map(activation).collect(),
+            arrived: counter(0, Role::Arrived),
+            shared_work: counter(0, Role::Sealed).filter(many),
+            done: counter(0, Role::Done).unwrap_or(0),
+            record,
+            rows,
+            cells: self.next,
+            counters: self.counters,
+            gates: self.gates,
+            partials: self.partials,
+        }
+    }
+
+    /// Partial sums in an order in which each comes after what it is made of.
+    fn number_partials(&mut self, world: &[Program]) {
+        let most = world.iter().flat_map(|program| &program.counters).filter_map(|counter| match counter.role {
+            Role::Level(level) => Some(level),
+            _ => None,
+        });
+        for level in 0..=most.max().unwrap_or(0) {
+            for program in world {
+                for operation in &program.operations {
+                    let Action::Reduce { from, to: Buffer::Partial(number), .. } = &operation.action else { continue };
+                    if *number != level {
+                        continue;
+                    }
+                    let coverage = from.iter().map(|&place| self.coverage_of(place)).sum();
+                    self.partial_ids.insert((program.rank, Buffer::Partial(level)), self.coverage.len() as u32);
+                    self.coverage.push(coverage);
+                    self.align();
+                    let header = self.take(1 + 2 * coverage);
+                    self.partials.push(header);
+                }
+            }
+        }
+    }
+
+    fn coverage_of(&self, place: Place) -> usize {
+        let partial = self.partial_ids.get(&(place.rank, place.buffer));
+        partial.map_or(1, |&partial| self.coverage[partial as usize])
+    }
+
+    fn rows(&mut self, world: &[Program]) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for program in world {
+            for operation in program.operations.iter().filter(|operation| !is_by_arrival(operation.when)) {
+                let Some(&when) = self.counter_ids.get(&(program.rank, operation.when)) else { continue };
+                let input = |place: &Place| match self.partial_ids.get(&(place.rank, place.buffer)) {
+                    Some(&partial) => Input::Partial(partial),
+                    None => Input::Gate(place.rank),
+                };
+                let work = match &operation.action {
+                    Action::Reduce { from, to, chunk } => Work::Reduce {
+                        from: from.iter().map(input).collect(),
+                        to: match self.partial_ids.get(&(program.rank, *to)) {
+                            Some(&partial) => Target::Partial(partial),
+                            None => Target::Outcome,
+                        },
+                        chunk: *chunk,
+                    },
+                    // In shared memory nothing is put anywhere, and only the gate signals alone.
+                    Action::Seal | Action::Signal | Action::Put { .. } => Work::Seal(program.rank),
+                };
+                let target = |signal: &Signal| {
+                    let id = self.counter_ids.get(&(signal.rank, signal.counter)).copied().unwrap_or(0);
+                    (id, self.counters[id as usize].first + signal.input as usize)
+                };
+                let then = operation.then.iter().map(target).collect();
+                let counter = &mut self.counters[when as usize];
+                counter.threshold = operation.threshold;
+                counter.rows.push(rows.len() as u32);
+                rows.push(Row { when, work, then, state: self.states[rows.len()] });
+            }
+        }
+        rows
+    }
+}
+
+/// Who runs an operation for which round, and how far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) round: u64,
+    pub(crate) owner: u32,
+    pub(crate) phase: Phase,
+}
+
+/// How far an operation is. That it has signalled is not noted: signals may be repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its owner may be writing.
+    Claimed = 0,
+    /// Its memory is written and will not be touched again; the signals follow.
+    Written = 1,
+}
+
+impl State {
+    const OWNER_BITS: u32 = 20;
+
+    pub(crate) fn cell(self) -> u64 {
+        self.round << (1 + Self::OWNER_BITS) | u64::from(self.owner) << 1 | self.phase as u64
+    }
+
+    pub(crate) fn from_cell(cell: u64) -> Self {
+        State {
+            round: cell >> (1 + Self::OWNER_BITS),
+            owner: (cell >> 1) as u32 & ((1 << Self::OWNER_BITS) - 1),
+            phase: if cell & 1 == 0 { Phase::Claimed } else { Phase::Written },
+        }
+    }
+
+    /// Whether it may be claimed for `round`: nobody has, or who has is dead.
+    pub(crate) fn is_free(self, round: u64, is_dead: impl Fn(u32) -> bool) -> bool {
+        self.round < round || (self.round == round && is_dead(self.owner))
+    }
+}

@@ -1,0 +1,21 @@
+//! Collectives as programs: tables of *when a counter reaches a threshold, do this, then bump
+//! those*, which whoever is there can carry out on behalf of everybody.
+//!
+//! [`compile`] makes the table of every rank from what is wanted and from the [`Profile`] of who
+//! will run it; [`check`] proves what every executor relies on. In shared memory the tables are
+//! run by [`worker`]: the first arrival sets off a cascade, and the ranks it runs for take no part.
+#![forbid(unsafe_code)]
+
+mod check;
+mod compile;
+mod gate;
+mod layout;
+mod program;
+mod worker;
+
+pub use check::{Defect, buffer_bytes, check};
+pub use compile::{Profile, Request, Schedule, Start, compile, hops};
+pub(crate) use gate::{Deposit, Gate};
+pub(crate) use layout::{Input, Layout, Target, Work};
+pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
+pub(crate) use worker::{SlotCells, Task, Want, Worker};

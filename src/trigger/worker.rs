@@ -1,0 +1,285 @@
+//! Whoever moves a counter past its threshold runs what that sets off.
+//!
+//! A worker is one rank's share in running everybody's operations, as a state machine: it looks at
+//! cells and asks for changes of them. A task is claimed by compare-swap (owner and round), so it
+//! has one runner; its inputs are immutable and its outputs fresh, so when the runner dies, another
+//! one takes the claim over and does it again. From *written* on only the signals are repeated,
+//! because by then somebody may read the output.
+//!
+//! Nothing is lost between two workers: each raises its input, fences, and then looks at the other
+//! inputs, so of the last two at least one sees both.
+
+use super::compile::Start;
+use super::gate::Gate;
+use super::layout::{Layout, Phase, Row, State, Work};
+
+/// An operation of the table, in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Task {
+    pub(crate) round: u64,
+    pub(crate) row: u32,
+}
+
+/// What a worker asks for. Cells are those of the round's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Compare-swap of a cell; the answer goes to [`Worker::answer`].
+    Swap { round: u64, cell: usize, expect: u64, new: u64 },
+    /// Carries out the reduction of a task.
+    Run(Task),
+    /// Stores a cell, with release order.
+    Store { round: u64, cell: usize, value: u64 },
+    /// Raises an input to the round.
+    Raise { round: u64, cell: usize },
+    /// Makes what was raised visible before what is looked at next.
+    Fence,
+    /// Wakes ranks that wait for an outcome: so many, or as many as can help.
+    Call { most: Option<u32> },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Idle,
+    /// The claim is on its way.
+    Claiming { task: Task, found: u64 },
+    /// Claimed; the output may have been written by a dead owner.
+    Owning { task: Task, written: bool },
+    /// The gate is being closed.
+    Sealing { task: Task, found: u64 },
+    /// Has signalled, and looks at what that set off.
+    Signalled { task: Task },
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    me: u32,
+    todo: Vec<Task>,
+    stage: Stage,
+    /// Operations carried out.
+    pub(crate) tasks: u64,
+    /// Operations taken over from a dead rank.
+    pub(crate) inherited: u64,
+}
+
+/// The cells of a slot, by round and cell.
+pub(crate) trait SlotCells {
+    fn load(&self, round: u64, cell: usize) -> u64;
+}
+
+impl Layout {
+    /// Inputs of a counter that have come for a round.
+    pub(crate) fn value(&self, counter: u32, round: u64, cells: &impl SlotCells) -> u32 {
+        let counter = &self.counters[counter as usize];
+        let inputs = counter.first..counter.first + counter.inputs as usize;
+        inputs.filter(|&cell| cells.load(round, cell) >= round).count() as u32
+    }
+
+    /// Whether a counter has reached what its operations wait for.
+    fn is_reached(&self, counter: u32, round: u64, cells: &impl SlotCells) -> bool {
+        let counter = &self.counters[counter as usize];
+        let (mut left, mut spare) = (counter.threshold, counter.inputs - counter.threshold);
+        // The last inputs are usually the latest: looking there first ends soonest.
+        for cell in (counter.first..counter.first + counter.inputs as usize).rev() {
+            if cells.load(round, cell) >= round {
+                left -= 1;
+                if left == 0 {
+                    return true;
+                }
+            } else if spare == 0 {
+                return false;
+            } else {
+                spare -= 1;
+            }
+        }
+        false
+    }
+
+    /// Whether something was set off whose effects are not all there.
+    pub(crate) fn is_pending(&self, round: u64, cells: &impl SlotCells) -> bool {
+        let has_signalled = |row: &Row| row.then.iter().all(|&(_, cell)| cells.load(round, cell) >= round);
+        self.rows.iter().any(|row| self.is_reached(row.when, round, cells) && !has_signalled(row))
+    }
+
+    /// Whether the round has fired, so that nothing more is needed of any rank's application.
+    pub(crate) fn has_fired(&self, round: u64, cells: &impl SlotCells) -> bool {
+        let mut seals = self.rows.iter().filter(|row| matches!(row.work, Work::Seal(_)));
+        let mut reached = |row: &Row| self.is_reached(row.when, round, cells);
+        if self.start == Start::Everybody { seals.all(&mut reached) } else { seals.any(reached) }
+    }
+
+    /// Whether the outcome of a round is complete.
+    pub(crate) fn is_complete(&self, round: u64, cells: &impl SlotCells) -> bool {
+        self.is_reached(self.done, round, cells)
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(me: u32, layout: &Layout) -> Self {
+        let signals = layout.rows.iter().map(|row| row.then.len().max(1)).sum();
+        Worker { me, todo: Vec::with_capacity(signals), stage: Stage::Idle, tasks: 0, inherited: 0 }
+    }
+
+    /// Nothing claimed, so nobody waits for this worker by name.
+    pub(crate) fn owes_nothing(&self) -> bool {
+        self.stage == Stage::Idle
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.stage != Stage::Idle || !self.todo.is_empty()
+    }
+
+    /// Forgets what was set off and not claimed; whether there was any. Others can find it.
+    pub(crate) fn hand_over(&mut self) -> bool {
+        let some = !self.todo.is_empty();
+        self.todo.clear();
+        some
+    }
+
+    /// An input of a counter was raised: notes what that set off.
+    pub(crate) fn moved(&mut self, layout: &Layout, counter: u32, round: u64, cells: &impl SlotCells) {
+        if layout.is_reached(counter, round, cells) {
+            let rows = layout.counters[counter as usize].rows.iter();
+            let free = |row: &&u32| State::from_cell(cells.load(round, layout.state(**row))).round < round;
+            self.todo.extend(rows.filter(free).map(|&row| Task { round, row }));
+        }
+    }
+
+    /// Looks through the whole table for what was set off and is not being done: left by a rank
+    /// that went away, or claimed by one that `is_dead`. Only when there is nothing to do.
+    pub(crate) fn search(
+        &mut self,
+        layout: &Layout,
+        round: u64,
+        is_dead: impl Fn(u32) -> bool,
+        cells: &impl SlotCells,
+    ) {
+        if self.has_work() {
+            return;
+        }
+        for (row, operation) in layout.rows.iter().enumerate() {
+            let row = row as u32;
+            let state = State::from_cell(cells.load(round, layout.state(row)));
+            if state.is_free(round, &is_dead) && layout.is_reached(operation.when, round, cells) {
+                self.todo.push(Task { round, row });
+            }
+        }
+    }
+
+    /// Where many operations wait for one counter: notes the first that nobody has, from the own
+    /// share of them on.
+    pub(crate) fn help(&mut self, layout: &Layout, round: u64, ranks: u32, cells: &impl SlotCells) {
+        let Some(counter) = layout.shared_work.filter(|_| !self.has_work()) else { return };
+        if !layout.is_reached(counter, round, cells) {
+            return;
+        }
+        let rows = &layout.counters[counter as usize].rows;
+        let own = rows.len() * self.me as usize / ranks as usize;
+        let free = |row: &&u32| State::from_cell(cells.load(round, layout.state(**row))).round < round;
+        let next = rows[own..].iter().chain(&rows[..own]).find(free);
+        self.todo.extend(next.map(|&row| Task { round, row }));
+    }
+
+    /// Goes on as far as can be said now; whether there was anything.
+    pub(crate) fn step(
+        &mut self,
+        layout: &Layout,
+        is_dead: impl Fn(u32) -> bool,
+        cells: &impl SlotCells,
+        want: &mut impl FnMut(Want),
+    ) -> bool {
+        match self.stage {
+            Stage::Idle => {
+                while let Some(task) = self.todo.pop() {
+                    let found = cells.load(task.round, layout.state(task.row));
+                    if State::from_cell(found).is_free(task.round, &is_dead) {
+                        self.claim(layout, task, found, want);
+                        return true;
+                    }
+                }
+                false
+            }
+            Stage::Owning { task, written } => {
+                match layout.rows[task.row as usize].work {
+                    Work::Seal(rank) => {
+                        let found = cells.load(task.round, layout.gate(rank));
+                        self.seal(layout, task, rank, found, want);
+                    }
+                    Work::Reduce { .. } => {
+                        if !written {
+                            want(Want::Run(task));
+                            let state = State { round: task.round, owner: self.me, phase: Phase::Written };
+                            want(Want::Store { round: task.round, cell: layout.state(task.row), value: state.cell() });
+                        }
+                        self.signal(layout, task, want);
+                    }
+                }
+                true
+            }
+            Stage::Signalled { task } => {
+                self.stage = Stage::Idle;
+                for &(counter, _) in &layout.rows[task.row as usize].then {
+                    if layout.shared_work == Some(counter) {
+                        if layout.is_reached(counter, task.round, cells) {
+                            want(Want::Call { most: None });
+                        }
+                    } else if counter != layout.done {
+                        self.moved(layout, counter, task.round, cells);
+                    } else if layout.is_complete(task.round, cells) {
+                        want(Want::Call { most: Some(u32::MAX) });
+                    }
+                }
+                true
+            }
+            Stage::Claiming { .. } | Stage::Sealing { .. } => false,
+        }
+    }
+
+    fn claim(&mut self, layout: &Layout, task: Task, found: u64, want: &mut impl FnMut(Want)) {
+        let before = State::from_cell(found);
+        // What was written stays written.
+        let phase = if before.round == task.round { before.phase } else { Phase::Claimed };
+        let new = State { round: task.round, owner: self.me, phase }.cell();
+        self.stage = Stage::Claiming { task, found };
+        want(Want::Swap { round: task.round, cell: layout.state(task.row), expect: found, new });
+    }
+
+    /// What the cell of the last [`Want::Swap`] held.
+    pub(crate) fn answer(&mut self, layout: &Layout, value: u64, want: &mut impl FnMut(Want)) {
+        match self.stage {
+            // Somebody else has it.
+            Stage::Claiming { found, .. } if value != found => self.stage = Stage::Idle,
+            Stage::Claiming { task, found } => {
+                let before = State::from_cell(found);
+                let inherits = before.round == task.round;
+                self.inherited += u64::from(inherits);
+                self.stage = Stage::Owning { task, written: inherits && before.phase == Phase::Written };
+            }
+            Stage::Sealing { task, found } if value == found => self.signal(layout, task, want),
+            // A deposit came in between, or it is closed already.
+            Stage::Sealing { task, .. } => self.stage = Stage::Owning { task, written: false },
+            stage => debug_assert!(false, "an answer that nobody asked for, in {stage:?}"),
+        }
+    }
+
+    fn seal(&mut self, layout: &Layout, task: Task, rank: u32, found: u64, want: &mut impl FnMut(Want)) {
+        let gate = Gate(found).at(task.round);
+        debug_assert!(Gate(found).round() <= task.round, "a gate of {} for {task:?}", Gate(found).round());
+        if gate.is_closed() {
+            return self.signal(layout, task, want);
+        }
+        self.stage = Stage::Sealing { task, found };
+        let cell = layout.gate(rank);
+        want(Want::Swap { round: task.round, cell, expect: found, new: gate.closed().0 });
+    }
+
+    fn signal(&mut self, layout: &Layout, task: Task, want: &mut impl FnMut(Want)) {
+        self.tasks += 1;
+        for &(_, cell) in &layout.rows[task.row as usize].then {
+            want(Want::Raise { round: task.round, cell });
+        }
+        want(Want::Fence);
+        self.stage = Stage::Signalled { task };
+    }
+}
