@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Job, role, said, shared_memory_files};
-use earlybird::{Config, Fire, World};
+use earlybird::{Config, Executor, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -22,19 +22,21 @@ fn as_float(bits: u64) -> f32 {
     (bits >> 40) as f32 / 1000.0
 }
 
-/// `FIRE LENGTH STEPS`: plays one rank of a stress run; prints digests of what it received.
+/// `FIRE MOVER EXECUTOR LENGTH STEPS`: plays one rank of a stress run; prints digests of what it received.
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ');
     let fire: Fire = words.next().unwrap().parse().unwrap();
+    let mover: Mover = words.next().unwrap().parse().unwrap();
+    let executor: Executor = words.next().unwrap().parse().unwrap();
     let length: usize = words.next().unwrap().parse().unwrap();
     let steps: u64 = words.next().unwrap().parse().unwrap();
     let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
     let me = world.rank();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(u64::from(me));
-    let mut sums = world.allreduce::<u64>(&[length]).fire(fire).build().unwrap();
+    let mut sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
     // Uneven: the last rank makes about half as many steps as the first.
     let steps = steps - steps / 2 * u64::from(me) / u64::from(world.size());
     let (mut newest, mut newest_float) = (0, 0);
@@ -68,7 +70,7 @@ fn rank() {
     assert!(steps - entered <= 1, "rank {me} made {steps} contributions and saw {entered} of them");
     sums.finish(DEADLINE).unwrap();
 
-    let mut floats = world.allreduce::<f32>(&[length]).fire(fire).build().unwrap();
+    let mut floats = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
     for _ in 0..steps {
         pause(&mut rng);
         for (index, x) in floats.contribution().unwrap().iter_mut().enumerate() {
@@ -91,9 +93,9 @@ fn rank() {
     );
 }
 
-fn stress(ranks: u32, fire: &str, length: usize, steps: u64) {
+fn stress(ranks: u32, fire: &str, (mover, executor): (Mover, Executor), length: usize, steps: u64) {
     let before = shared_memory_files();
-    let ends = Job::start(ranks, "rank", &format!("{fire} {length} {steps}")).finish(DEADLINE);
+    let ends = Job::start(ranks, "rank", &format!("{fire} {mover} {executor} {length} {steps}")).finish(DEADLINE);
     for (rank, (status, text)) in ends.iter().enumerate() {
         assert!(status.success(), "{fire}, {ranks} ranks: rank {rank}: {text}");
     }
@@ -110,10 +112,25 @@ fn stress(ranks: u32, fire: &str, length: usize, steps: u64) {
     assert_eq!(shared_memory_files(), before, "something was left behind");
 }
 
+const CUT: (Mover, Executor) = (Mover::Cut, Executor::Caller);
+const EXECUTORS: [Executor; 3] = [Executor::Caller, Executor::Thread, Executor::Peer];
+
 #[test]
 fn thirty_two_processes_make_two_thousand_rounds() {
     for fire in ["all", "solo", "quorum=16"] {
-        stress(32, fire, 24, 2000);
+        stress(32, fire, CUT, 24, 2000);
+        stress(32, fire, (Mover::Tree, Executor::Peer), 24, 2000);
+    }
+}
+
+#[test]
+fn every_executor() {
+    for executor in EXECUTORS {
+        for fire in ["all", "solo", "quorum=4"] {
+            stress(8, fire, (Mover::Tree, executor), 24, 500);
+            stress(8, fire, (Mover::Tree, executor), 20_000, 40);
+            stress(8, fire, (Mover::Cut, executor), 20_000, 40);
+        }
     }
 }
 
@@ -121,7 +138,8 @@ fn thirty_two_processes_make_two_thousand_rounds() {
 fn odd_worlds() {
     for ranks in [3, 5, 6, 7, 33] {
         for fire in ["all", "solo", "quorum=3"] {
-            stress(ranks, fire, 24, 300);
+            stress(ranks, fire, CUT, 24, 300);
+            stress(ranks, fire, (Mover::Tree, Executor::Peer), 24, 300);
         }
     }
 }
@@ -129,7 +147,8 @@ fn odd_worlds() {
 #[test]
 fn large_data_in_segments() {
     for fire in ["all", "solo", "quorum=2"] {
-        stress(3, fire, 40_000, 60);
+        stress(3, fire, CUT, 40_000, 60);
+        stress(3, fire, (Mover::Tree, Executor::Caller), 40_000, 60);
     }
-    stress(33, "quorum=20", 40_000, 12);
+    stress(33, "quorum=20", CUT, 40_000, 12);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use earlybird::bootstrap::identity::Identity;
-use earlybird::{Config, Fire, Grace, Scale, World};
+use earlybird::{Config, Executor, Fire, Grace, Mover, Scale, World};
 
 use super::launch::{Bind, check_ranks};
 
@@ -18,6 +18,12 @@ pub(super) struct Common {
     /// Rounds that a rank may have unreleased
     #[arg(long, default_value_t = 8)]
     pub(super) depth: u32,
+    /// How data moves once a round fires: auto, cut or tree
+    #[arg(long, default_value = "auto")]
+    pub(super) mover: Mover,
+    /// Who carries a round out: auto, caller, thread or peer
+    #[arg(long, default_value = "auto")]
+    pub(super) executor: Executor,
     /// Where ranks run
     #[arg(long, value_enum, default_value = "none")]
     pub(super) bind: Bind,

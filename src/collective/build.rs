@@ -4,8 +4,10 @@
 use std::marker::PhantomData;
 
 use super::allreduce::Allreduce;
-use super::core::{Plan, Topology};
+use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
+use super::mover::{Executor, Mover};
+use super::patience::Patience;
 use super::rule::{Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::{Endpoint, Region};
@@ -22,6 +24,8 @@ pub struct AllreduceBuilder<'w, T> {
     grace: Grace,
     scale: Scale,
     depth: u32,
+    mover: Mover,
+    executor: Executor,
     #[cfg(feature = "faults")]
     fault: Option<super::core::Fault>,
     element: PhantomData<T>,
@@ -39,6 +43,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             grace: Grace::Auto,
             scale: Scale::Sum,
             depth: 8,
+            mover: Mover::Auto,
+            executor: Executor::Auto,
             #[cfg(feature = "faults")]
             fault: None,
             element: PhantomData,
@@ -68,6 +74,18 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// staleness. Default: 8. Without meaning for [`Fire::All`], where nobody gets ahead.
     pub fn depth(mut self, depth: u32) -> Self {
         self.depth = depth;
+        self
+    }
+
+    /// How data moves once a round fires. Default: [`Mover::Auto`], by the hw-config.
+    pub fn mover(mut self, mover: Mover) -> Self {
+        self.mover = mover;
+        self
+    }
+
+    /// Who carries a round out. Default: [`Executor::Auto`], by the hw-config.
+    pub fn executor(mut self, executor: Executor) -> Self {
+        self.executor = executor;
         self
     }
 
@@ -115,7 +133,14 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         // From here on the others believe that this rank takes part.
         let driver = Driver::new(plan, endpoint, regions, reduction)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
-        Ok(Allreduce::new(world, driver, parameters.spin(world.is_oversubscribed()), self.lengths))
+        let crowded = world.is_oversubscribed();
+        let patience = Patience::new(world.fabric().clone(), parameters.spin(crowded), crowded);
+        let executor = match self.executor {
+            Executor::Auto => parameters.executor(),
+            chosen => chosen,
+        };
+        Allreduce::new(world, driver, executor, patience, self.lengths)
+            .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))
     }
 
     /// What this rank would agree to; or whatever is wrong with the choices by themselves.
@@ -134,18 +159,39 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
         let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
         let parameters = self.world.parameters();
-        let path = parameters.path(self.fire, ranks, bytes as u64);
+        let topology = Topology::new(self.world.fabric().hosts());
+        let tree = match self.mover {
+            Mover::Tree if topology.hosts() > 1 => {
+                return Err(usage("the tree mover needs all ranks on one host; use the cut mover"));
+            }
+            Mover::Tree => true,
+            Mover::Auto => topology.hosts() == 1 && parameters.prefers_tree(self.fire, ranks, bytes as u64),
+            Mover::Cut => false,
+        };
+        let path = if tree { Path::Program } else { parameters.path(self.fire, ranks, bytes as u64) };
+        // A tree's outcomes are released one by one: with two slots nobody waits for that.
+        let depth = match self.fire {
+            Fire::All if tree => 2,
+            Fire::All => 1,
+            _ => u64::from(self.depth),
+        };
+        let segment = parameters.segment();
+        let program = tree.then(|| {
+            let schedule = parameters.schedule(ranks, bytes as u64);
+            program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth)
+        });
         let plan = Plan {
             ranks,
             me: rank,
-            topology: Topology::new(self.world.fabric().hosts()),
+            topology,
             fire: self.fire,
             grace: self.grace,
-            depth: if self.fire == Fire::All { 1 } else { u64::from(self.depth) },
+            depth,
             path,
             bytes,
-            segment: parameters.segment(),
+            segment,
             helpers: self.world.cores().clamp(1, ranks),
+            program,
             #[cfg(feature = "faults")]
             fault: self.fault,
             #[cfg(not(feature = "faults"))]
@@ -166,6 +212,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("grace", self.grace.to_string()),
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
+            ("mover", self.mover.to_string()),
             ("the path (by hw-config)", plan.path.name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
         ]

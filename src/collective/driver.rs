@@ -3,13 +3,12 @@
 
 use std::sync::atomic::Ordering;
 
-use bytemuck::Pod;
-
-use super::core::{Cells, Machine, Op, Path, Plan, RankSet, Time, Token};
+use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, RankSet, Time, Token};
 use super::rule::Scale;
 use crate::error::Result;
-use crate::fabric::{Arena, At, Change, Endpoint, Posted, Reader, Region, Signal, Window, arena::Source};
+use crate::fabric::{Arena, At, Change, Endpoint, Lender, Posted, Region, Signal, Waker, Window, arena::Source};
 use crate::reduce::Dtype;
+use crate::trigger::{Gate, Input, Target, Task, Work};
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +36,9 @@ pub(crate) struct Driver {
     /// Zeroes to clear remote cells with.
     zeros: Option<Region>,
     reduction: Reduction,
+    /// Parts of what a program's reduction makes.
+    scratch: Cut,
+    sources: Vec<Source>,
 }
 
 #[derive(Debug)]
@@ -47,6 +49,27 @@ impl Cells for HostCells {
     fn load(&self, cell: usize) -> u64 {
         // Pairs with the release of whoever wrote it: what the cell announces is visible too.
         self.0.cell(cell).load(Ordering::Acquire)
+    }
+}
+
+impl HostCells {
+    /// Stores cells in a row, to be published by a later release.
+    fn store_all(&self, first: usize, values: impl Iterator<Item = u64>) {
+        for (value, cell) in values.zip(first..) {
+            self.0.cell(cell).store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Reduction {
+    /// What the sum over a cut is divided by, if by anything.
+    fn divisor(self, plan: &Plan, cut: &Cut) -> Option<u32> {
+        let divisor = match self.scale {
+            Scale::Sum => 1,
+            Scale::World => plan.ranks,
+            Scale::Contributions => cut.contributions().count() as u32,
+        };
+        Some(divisor).filter(|&divisor| divisor > 1)
     }
 }
 
@@ -72,7 +95,10 @@ impl Driver {
         }
         let staged = staging.map(|region| window(&*endpoint, region));
         let arena = Arena::new(data, staged, plan.ranks);
-        Ok(Driver { machine: Machine::new(plan), endpoint, control, regions, arena, staging, zeros, reduction })
+        let scratch = Cut::with_room_for(plan.ranks);
+        let sources = Vec::with_capacity(2 * plan.ranks as usize);
+        let machine = Machine::new(plan);
+        Ok(Driver { machine, endpoint, control, regions, arena, staging, zeros, reduction, scratch, sources })
     }
 
     pub(crate) fn machine(&self) -> &Machine {
@@ -87,23 +113,23 @@ impl Driver {
         &mut *self.endpoint
     }
 
-    pub(crate) fn contribution<T: Pod>(&mut self) -> &mut [T] {
-        let plan = self.machine.plan();
-        self.arena.contribution(plan.contribution(plan.me, self.machine.buffer()), plan.bytes)
+    /// Ends a wait of the endpoint, from any thread.
+    pub(crate) fn waker(&self) -> Waker {
+        self.endpoint.waker()
     }
 
-    pub(crate) fn reader(&self) -> Reader {
-        self.arena.reader()
+    pub(crate) fn lender(&self) -> Lender {
+        self.arena.lender()
     }
 
     /// Works until there is nothing left to do now.
-    pub(crate) fn drive(&mut self, now: Time, moving: bool) -> Result<()> {
-        while self.step(now, moving)? {}
+    pub(crate) fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
+        while self.step(now, effort)? {}
         Ok(())
     }
 
     /// Does one thing: an operation, a completion, or a poll of the machine. Whether there was one.
-    pub(crate) fn step(&mut self, now: Time, moving: bool) -> Result<bool> {
+    pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if let Some(op) = self.machine.next_op() {
             self.execute(op, now)?;
             return Ok(true);
@@ -112,12 +138,30 @@ impl Driver {
             self.machine.complete(Token::from_code(completion.token), completion.value, now);
             return Ok(true);
         }
-        Ok(self.machine.poll(now, moving, &self.control))
+        Ok(self.machine.poll(now, effort, &self.control))
     }
 
     /// Ranks whose arrival for the round that is waited for was not seen.
     pub(crate) fn missing(&self) -> RankSet {
         self.machine.missing(&self.control)
+    }
+
+    /// A rank died. Finishes what it had begun, as far as possible now; whether others still have
+    /// something in their hands.
+    pub(crate) fn inherit(&mut self, rank: u32, now: Time) -> Result<bool> {
+        self.machine.inherit(rank);
+        self.drive(now, Effort::Search)?;
+        Ok(self.is_pending())
+    }
+
+    /// Whether somebody's operation of the next round is under way.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.machine.is_pending(&self.control)
+    }
+
+    /// Whether the next round has fired and has not landed.
+    pub(crate) fn has_fired(&self) -> bool {
+        self.machine.has_fired(&self.control)
     }
 
     fn control_at(&self, host: u32, cell: usize) -> At {
@@ -134,6 +178,8 @@ impl Driver {
             // Release: who sees a tag sees the contribution, who sees a round released knows that
             // its outcome is not read any more.
             Op::Store { cell, value } => self.control.0.cell(cell).store(value, Ordering::Release),
+            // Both: it carries what its origin saw, and joins what was known to those before.
+            Op::Raise { cell, value } => _ = self.control.0.cell(cell).fetch_max(value, Ordering::AcqRel),
             Op::Fence => std::sync::atomic::fence(Ordering::SeqCst),
             Op::Signal { host, data, cell, change, token } => {
                 let signal = Signal { at: self.control_at(host, cell), change };
@@ -160,6 +206,7 @@ impl Driver {
                 }
             }
             Op::Combine { round, segment } => self.combine(round, segment),
+            Op::Run(task) => self.run(task),
             Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
             Op::Wake { most, interest } => {
                 self.endpoint.wake(most, interest as u32);
@@ -204,12 +251,55 @@ impl Driver {
                 Source::Staged(row * plan.staging_row())
             }
         });
-        let divisor = match reduction.scale {
-            Scale::Sum => None,
-            Scale::World => Some(plan.ranks),
-            Scale::Contributions => Some(cut.contributions().count() as u32).filter(|&count| count > 1),
-        };
-        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor.filter(|&by| by != 1));
+        let divisor = reduction.divisor(plan, cut);
+        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor);
+    }
+
+    /// A reduction of a program: the set of parts and the data.
+    fn run(&mut self, task: Task) {
+        let Driver { machine, control, arena, reduction, scratch, sources, .. } = self;
+        let plan = machine.plan();
+        let Some(layout) = plan.program.as_deref() else { return };
+        let Work::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
+        let round = task.round;
+        let load = |cell| control.load(plan.program_cell(round, cell));
+        (scratch.round, scratch.initiator) = (round, None);
+        scratch.entries.clear();
+        sources.clear();
+        let (skip, len) = plan.chunk_span(*chunk);
+        for input in from {
+            let first = scratch.entries.len();
+            match *input {
+                Input::Gate(rank) => scratch.add_gate(rank, Gate(load(layout.gate(rank))).at(round).deposit()),
+                Input::Partial(number) => scratch.add(|index| load(layout.header(number) + index)),
+            }
+            let added = scratch.entries[first..].iter().filter(|entry| entry.part != Part::Leaving);
+            let contribution = |entry: &Entry| Source::Here(plan.contribution(entry.rank, entry.buffer) + skip);
+            match input {
+                // One contribution is not copied: its sum is itself.
+                Input::Partial(number) if added.clone().count() > 1 => {
+                    sources.push(Source::Here(plan.partial(round, *number) + skip));
+                }
+                _ => sources.extend(added.map(contribution)),
+            }
+        }
+        match *to {
+            Target::Partial(number) => {
+                let header = plan.program_cell(round, layout.header(number));
+                control.store_all(header, scratch.encode());
+                if scratch.contributions().count() > 1 {
+                    arena.combine(reduction.dtype, sources.iter().copied(), plan.partial(round, number), len, None);
+                }
+            }
+            Target::Outcome => {
+                if chunk.0 == 0 {
+                    control.store_all(plan.program_cell(round, layout.record()), scratch.encode());
+                }
+                let divisor = reduction.divisor(plan, scratch);
+                let to = plan.outcome(round) + skip;
+                arena.combine(reduction.dtype, sources.iter().copied(), to, len, divisor);
+            }
+        }
     }
 
     /// Writes the record: on the own host with its round last, and from there to another.
@@ -217,11 +307,7 @@ impl Driver {
         let (plan, cut) = (self.machine.plan(), self.machine.cut(round));
         let record = plan.record(round);
         if host == plan.host() {
-            let mut cell = record;
-            for value in cut.encode() {
-                cell += 1;
-                self.control.0.cell(cell).store(value, Ordering::Relaxed);
-            }
+            self.control.store_all(record + 1, cut.encode());
             // Release: who sees the round sees the cut, the cleared words of the next round, and
             // for small data the outcome.
             self.control.0.cell(record).store(round, Ordering::Release);

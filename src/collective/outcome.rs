@@ -1,7 +1,6 @@
 //! What a round leads to, as every receiver sees it.
 #![forbid(unsafe_code)]
 
-use std::cell::Ref;
 use std::ops::{Deref, RangeInclusive};
 
 use super::allreduce::Allreduce;
@@ -122,7 +121,7 @@ impl<'a, T: Element> Outcome<'a, T> {
 
     /// Whose contributions it holds, and how old they are.
     #[must_use]
-    pub fn cut(&self) -> Ref<'_, Cut> {
+    pub fn cut(&self) -> &'a Cut {
         self.of.cut(self.round)
     }
 

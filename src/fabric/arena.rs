@@ -60,6 +60,18 @@ impl Arena {
         unsafe { combine(dtype, target.as_ptr(), &self.sources, len, divisor) };
     }
 
+    pub(crate) fn lender(&self) -> Lender {
+        Lender { data: self.data.clone() }
+    }
+}
+
+/// Lends contributions and outcomes.
+#[derive(Clone, Debug)]
+pub(crate) struct Lender {
+    data: Window,
+}
+
+impl Lender {
     /// The contribution that is being written.
     pub(crate) fn contribution<T: Pod>(&mut self, at: usize, bytes: usize) -> &mut [T] {
         let address = self.data.bytes(at, bytes);
@@ -69,18 +81,6 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast(), bytes / size_of::<T>()) }
     }
 
-    pub(crate) fn reader(&self) -> Reader {
-        Reader { data: self.data.clone() }
-    }
-}
-
-/// Lends outcomes.
-#[derive(Clone, Debug)]
-pub(crate) struct Reader {
-    data: Window,
-}
-
-impl Reader {
     /// An outcome that has landed and was not released.
     pub(crate) fn outcome<T: Pod>(&self, at: usize, bytes: usize) -> &[T] {
         let address = self.data.bytes(at, bytes);

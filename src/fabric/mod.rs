@@ -36,9 +36,10 @@ pub mod sim;
 mod window;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use arena::{Arena, Reader};
+pub(crate) use arena::{Arena, Lender};
 pub use window::Window;
 
 use crate::error::Result;
@@ -108,6 +109,27 @@ pub enum Atomic {
 
 /// What a rank waits for; any value but 0. A wake-up names one and reaches those who wait for it.
 pub type Interest = u32;
+
+/// Ends an endpoint's wait, from any thread.
+#[derive(Clone)]
+pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+
+impl Waker {
+    pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Waker(Arc::new(wake))
+    }
+
+    /// Ends the wait if it was announced.
+    pub fn wake(&self) {
+        (self.0)();
+    }
+}
+
+impl Debug for Waker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Waker")
+    }
+}
 
 /// What a world is made of: processes that can reach each other's memory.
 pub trait Fabric: Send + Sync + Debug {
@@ -216,6 +238,9 @@ pub trait Endpoint: Send + Debug {
     /// Sleeps until woken for the announced interest since it was announced, or for `at_most`.
     /// Ends the announcement.
     fn wait(&mut self, at_most: Duration);
+
+    /// Something that ends this endpoint's wait, if it was announced, for other threads.
+    fn waker(&self) -> Waker;
 
     /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. The caller's
     /// earlier stores are visible to those who were woken. Returns how many were woken.

@@ -8,9 +8,11 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::collective::core::Path;
+use crate::collective::mover::Executor;
 use crate::collective::rule::{Fire, parse_duration};
 use crate::config::{parse_size, unknown};
 use crate::error::{Error, Result};
+use crate::trigger::Schedule;
 
 const BUILT_IN: &str = include_str!("../../hw-configs/laptop-shm.toml");
 
@@ -94,6 +96,21 @@ impl Parameters {
             _ if total <= self.eager_total => Path::Eager,
             _ => Path::Segmented,
         }
+    }
+
+    /// Whether a program is faster than a cut by word.
+    pub(crate) fn prefers_tree(&self, _fire: Fire, _ranks: u32, _bytes: u64) -> bool {
+        false
+    }
+
+    /// How the program of a tree reduces.
+    pub(crate) fn schedule(&self, _ranks: u32, bytes: u64) -> Schedule {
+        if bytes > self.segment { Schedule::Scatter } else { Schedule::Doubling }
+    }
+
+    /// Who carries rounds out.
+    pub(crate) fn executor(&self) -> Executor {
+        Executor::Caller
     }
 
     pub(crate) fn segment(&self) -> usize {

@@ -5,9 +5,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::oracle::Oracle;
 use super::scenario::Habits;
-use crate::collective::core::{Stats, Time};
+use crate::collective::core::{Effort, Stats, Time};
 use crate::collective::driver::Driver;
-use crate::fabric::Reader;
+use crate::fabric::Lender;
 
 /// When a rank wants its next turn.
 #[derive(Debug)]
@@ -32,12 +32,15 @@ enum Doing {
         round: u64,
     },
     Gone,
+    /// Failed, naming who died.
+    Failed,
+    Dead,
 }
 
 #[derive(Debug)]
 pub(super) struct Actor {
     driver: Driver,
-    memory: Reader,
+    memory: Lender,
     habits: Habits,
     doing: Doing,
     made: u32,
@@ -45,12 +48,17 @@ pub(super) struct Actor {
     judged: u64,
     finishing: bool,
     pub(super) scheduled: u64,
+    pub(super) turns: u64,
+    /// When it hears that somebody died.
+    news: Option<(Time, u32)>,
+    /// Who died, as far as this rank knows.
+    heard: Option<u32>,
 }
 
 impl Actor {
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
         Actor {
-            memory: driver.reader(),
+            memory: driver.lender(),
             driver,
             habits,
             doing: Doing::Computing,
@@ -58,6 +66,9 @@ impl Actor {
             judged: 0,
             finishing: false,
             scheduled: 0,
+            turns: 0,
+            news: None,
+            heard: None,
         }
     }
 
@@ -65,8 +76,21 @@ impl Actor {
         self.doing == Doing::Parked
     }
 
+    /// Whether it came to an end, one way or another.
     pub(super) fn is_gone(&self) -> bool {
-        self.doing == Doing::Gone
+        matches!(self.doing, Doing::Gone | Doing::Failed | Doing::Dead)
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.doing == Doing::Dead
+    }
+
+    pub(super) fn die(&mut self) {
+        self.doing = Doing::Dead;
+    }
+
+    pub(super) fn will_hear(&mut self, time: Time, dead: u32) {
+        self.news = Some((time, dead));
     }
 
     pub(super) fn summary(&self) -> String {
@@ -83,10 +107,16 @@ impl Actor {
         rng: &mut Xoshiro256PlusPlus,
         oracle: &mut Oracle,
     ) -> Result<Next, String> {
+        self.turns += 1;
+        self.heard = self.heard.or(self.news.filter(|&(time, _)| time <= now).map(|(_, dead)| dead));
         match self.doing {
+            Doing::Computing if self.heard.is_some() => {
+                self.doing = Doing::Failed;
+                return Ok(Next::Gone);
+            }
             Doing::Computing => self.arrive(now, oracle)?,
             Doing::Arriving => {
-                if self.step(now, false, oracle)? {
+                if self.step(now, self.habits.arriving, oracle)? {
                     return Ok(self.pause(rng));
                 }
                 self.doing = Doing::Waiting;
@@ -104,7 +134,7 @@ impl Actor {
                 self.doing = Doing::Computing;
                 return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
             }
-            Doing::Gone => return Ok(Next::Gone),
+            Doing::Gone | Doing::Failed | Doing::Dead => return Ok(Next::Gone),
         }
         Ok(self.pause(rng))
     }
@@ -126,7 +156,9 @@ impl Actor {
     fn arrive(&mut self, now: Time, oracle: &mut Oracle) -> Result<(), String> {
         let rank = self.rank();
         if self.made < self.habits.steps {
-            oracle.fill(rank, self.made, self.driver.contribution::<u8>());
+            let plan = self.driver.machine().plan();
+            let at = plan.contribution(rank, self.driver.machine().buffer());
+            oracle.fill(rank, self.made, self.memory.contribution::<u8>(at, plan.bytes));
             oracle.arrives(rank, self.made, self.driver.machine().taken() + 1)?;
             self.made += 1;
             self.driver.machine_mut().arrive(now);
@@ -139,8 +171,8 @@ impl Actor {
     }
 
     /// One operation of the driver; what landed by it is judged.
-    fn step(&mut self, now: Time, moving: bool, oracle: &mut Oracle) -> Result<bool, String> {
-        let progress = self.driver.step(now, moving).map_err(|error| error.to_string())?;
+    fn step(&mut self, now: Time, effort: Effort, oracle: &mut Oracle) -> Result<bool, String> {
+        let progress = self.driver.step(now, effort).map_err(|error| error.to_string())?;
         if self.finishing {
             // What a leaver misses it lets go by itself.
             oracle.releases(self.rank(), oracle.released(self.rank()).max(self.driver.machine().taken()));
@@ -154,13 +186,13 @@ impl Actor {
     }
 
     fn wait(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Oracle) -> Result<Next, String> {
-        if self.step(now, true, oracle)? {
+        if self.step(now, Effort::Work, oracle)? {
             return Ok(self.pause(rng));
         }
         if self.finishing {
             if self.driver.machine().is_finished() {
                 self.driver.machine_mut().release(u64::MAX);
-                while self.driver.step(now, false).map_err(|error| error.to_string())? {}
+                while self.driver.step(now, Effort::Nothing).map_err(|error| error.to_string())? {}
                 self.doing = Doing::Gone;
                 return Ok(Next::Gone);
             }
@@ -174,14 +206,32 @@ impl Actor {
                 return Ok(Next::After(rng.random_range(1..=self.habits.holds)));
             }
         }
+        if let Some(dead) = self.heard {
+            // One step at a time, so that the others come in between.
+            self.driver.machine_mut().inherit(dead);
+            if self.step(now, Effort::Search, oracle)? || self.driver.is_pending() {
+                return Ok(self.pause(rng));
+            }
+            let machine = self.driver.machine();
+            let over = if self.finishing { machine.is_finished() } else { !machine.ready().is_empty() };
+            if over {
+                return Ok(self.pause(rng));
+            }
+            if machine.has_arrival() && !machine.is_served() && self.driver.has_fired() {
+                return Err(format!("G8: rank {} gives up a round that had fired: {}", self.rank(), self.summary()));
+            }
+            self.doing = Doing::Failed;
+            return Ok(Next::Gone);
+        }
         let interest = self.driver.machine().interest() as u32;
         self.driver.endpoint().prepare_wait(interest);
-        if self.step(now, true, oracle)? {
+        if self.step(now, Effort::Search, oracle)? {
             self.driver.endpoint().cancel_wait();
             return Ok(self.pause(rng));
         }
         self.doing = Doing::Parked;
-        Ok(Next::Parked(self.driver.machine().next_timer()))
+        let news = self.news.filter(|_| self.heard.is_none()).map(|(time, _)| time);
+        Ok(Next::Parked(self.driver.machine().next_timer().into_iter().chain(news).min()))
     }
 
     fn release(&mut self, newest: u64, oracle: &mut Oracle) -> Result<(), String> {

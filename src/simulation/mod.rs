@@ -49,12 +49,18 @@ pub struct Coverage {
     pub closed_for_others: u64,
     /// Segments moved.
     pub segments: u64,
+    /// Operations of programs run.
+    pub operations: u64,
+    /// Ranks that died.
+    pub deaths: u64,
+    /// Operations of a dead rank that another one did again.
+    pub inherited: u64,
 }
 
 impl Coverage {
     /// Name and count of each case.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 10] {
+    pub fn counters(&self) -> [(&'static str, u64); 13] {
         [
             ("contributions", self.contributions),
             ("rounds", self.rounds),
@@ -66,6 +72,9 @@ impl Coverage {
             ("graces_expired", self.graces_expired),
             ("closed_for_others", self.closed_for_others),
             ("segments", self.segments),
+            ("operations", self.operations),
+            ("deaths", self.deaths),
+            ("inherited", self.inherited),
         ]
     }
 
@@ -81,6 +90,9 @@ impl Coverage {
         self.graces_expired += other.graces_expired;
         self.closed_for_others += other.closed_for_others;
         self.segments += other.segments;
+        self.operations += other.operations;
+        self.deaths += other.deaths;
+        self.inherited += other.inherited;
     }
 
     fn count(&mut self, stats: Stats) {
@@ -91,6 +103,8 @@ impl Coverage {
         self.graces_expired += stats.graces_expired;
         self.closed_for_others += stats.closed_for_others;
         self.segments += stats.segments;
+        self.operations += stats.operations;
+        self.inherited += stats.inherited;
     }
 }
 
@@ -129,12 +143,11 @@ pub fn run(seed: u64, options: &Options) -> Result<Coverage, Failure> {
 const MOST_EVENTS: u64 = 4_000_000;
 
 fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverage, String> {
-    let ranks = scenario.hosts.len() as u32;
     let fabrics = SimFabric::world(&scenario.hosts, rng.random());
     let net = fabrics[0].net();
     net.lock().take_over();
     let mut actors = build(scenario, &fabrics)?;
-    let mut oracle = Oracle::new(ranks, scenario.fire, scenario.depth, scenario.elements, scenario.reduction);
+    let mut oracle = Oracle::new(scenario);
     // Stale entries are recognised by the actor: only the newest of each counts.
     let mut agenda: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
     let mut order = 0;
@@ -161,6 +174,19 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
                     continue;
                 }
                 net.lock().pass_time(turn);
+                if scenario.death.is_some_and(|(victim, at)| victim == index && at <= actor.turns) && !actor.is_gone() {
+                    actor.die();
+                    net.lock().kill(index);
+                    for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
+                        // They go on as if nothing had happened until they hear of it.
+                        let time = turn + rng.random_range(0..20_000);
+                        actor.will_hear(time, index as u32);
+                        if actor.is_parked() {
+                            actor.scheduled = at(&mut agenda, time, survivor);
+                        }
+                    }
+                    continue;
+                }
                 match actor.turn(turn, rng, &mut oracle)? {
                     Next::After(pause) => actor.scheduled = at(&mut agenda, turn + pause, index),
                     Next::Parked(Some(timer)) => actor.scheduled = at(&mut agenda, timer.max(turn), index),
@@ -211,8 +237,12 @@ fn finish(actors: &[Actor], oracle: &Oracle, scenario: &Scenario) -> Result<Cove
         let stuck: Vec<String> = stuck.map(|(rank, actor)| format!("\n  rank {rank}: {}", actor.summary())).collect();
         return Err(format!("liveness: nothing left to happen, and not done are{}", stuck.concat()));
     }
-    oracle.closes()?;
+    let deaths = actors.iter().filter(|actor| actor.is_dead()).count() as u64;
+    if deaths == 0 {
+        oracle.closes()?;
+    }
     let mut coverage = Coverage {
+        deaths,
         contributions: oracle.contributions,
         rounds: oracle.rounds(),
         carried_with_fresh: oracle.carried_with_fresh,

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::scenario::Scenario;
 use crate::collective::core::{Cut, Part, RankSet};
 use crate::collective::driver::Reduction;
 use crate::collective::rule::{Fire, Scale};
 use crate::reduce::Dtype;
+use crate::trigger::Schedule;
 
 /// What a guarantee says and what was seen instead.
 pub(super) type Verdict = Result<(), String>;
@@ -29,6 +31,8 @@ pub(super) struct Oracle {
     depth: u64,
     elements: usize,
     reduction: Reduction,
+    /// Of a program: the order in which it sums.
+    schedule: Option<Schedule>,
     /// By rank and by the round they were made for.
     made: HashMap<(u32, u64), Contribution>,
     rounds: BTreeMap<u64, Round>,
@@ -41,13 +45,16 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    pub(super) fn new(ranks: u32, fire: Fire, depth: u64, elements: usize, reduction: Reduction) -> Self {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let Scenario { fire, depth, elements, reduction, schedule, .. } = *scenario;
+        let ranks = scenario.hosts.len() as u32;
         Oracle {
             ranks,
             fire,
             depth,
             elements,
             reduction,
+            schedule,
             made: HashMap::new(),
             rounds: BTreeMap::new(),
             active: RankSet::full(ranks),
@@ -172,13 +179,13 @@ impl Oracle {
 
     fn expected(&self, cut: &Cut) -> Vec<u8> {
         let bytes = self.elements * self.reduction.dtype.size();
-        let sources: Vec<Vec<u8>> = cut
+        let sources: Vec<(u32, Vec<u8>)> = cut
             .contributions()
             .filter_map(|entry| {
                 let contribution = self.made.get(&(entry.rank, cut.round() - entry.age))?;
                 let mut source = vec![0; bytes];
                 self.fill(entry.rank, contribution.number, &mut source);
-                Some(source)
+                Some((entry.rank, source))
             })
             .collect();
         let divisor = match self.reduction.scale {
@@ -191,18 +198,41 @@ impl Oracle {
                 let value =
                     |source: &[u8], at: usize| f32::from_ne_bytes(source[at..at + 4].try_into().unwrap_or_default());
                 let sum = |at: usize| {
-                    let mut values = sources.iter().map(|source| value(source, at));
-                    values.next().map_or(0.0, |first| values.fold(first, |sum, value| sum + value) / divisor as f32)
+                    let values: Vec<(u32, f32)> =
+                        sources.iter().map(|(rank, source)| (*rank, value(source, at))).collect();
+                    let sum = match self.schedule {
+                        Some(Schedule::Doubling) => self.sum_by_tree(&values),
+                        _ => left_to_right(values.iter().map(|&(_, value)| value)),
+                    };
+                    sum.map_or(0.0, |sum| sum / divisor as f32)
                 };
                 (0..self.elements).flat_map(|index| sum(4 * index).to_ne_bytes()).collect()
             }
             _ => {
                 let value =
                     |source: &[u8], at: usize| u64::from_ne_bytes(source[at..at + 8].try_into().unwrap_or_default());
-                let sum = |at: usize| sources.iter().fold(0u64, |sum, source| sum.wrapping_add(value(source, at)));
+                let sum = |at: usize| sources.iter().fold(0u64, |sum, (_, source)| sum.wrapping_add(value(source, at)));
                 (0..self.elements).flat_map(|index| sum(8 * index).to_ne_bytes()).collect()
             }
         }
+    }
+
+    /// The order of recursive doubling: of P ranks, P - 2^k neighbours are paired first; then
+    /// halves of a power of two. Whatever an operation reads it sums from left to right.
+    fn sum_by_tree(&self, values: &[(u32, f32)]) -> Option<f32> {
+        let leaves = 1u32 << self.ranks.ilog2();
+        let extra = self.ranks - leaves;
+        let leaf = |rank: u32| if rank < 2 * extra { rank / 2 } else { rank - extra };
+        let mut read: Vec<Vec<f32>> = (0..leaves)
+            .map(|index| {
+                let of_leaf = values.iter().filter(|&&(rank, _)| leaf(rank) == index).map(|&(_, value)| value);
+                if index < extra { left_to_right(of_leaf).into_iter().collect() } else { of_leaf.collect() }
+            })
+            .collect();
+        while read.len() > 1 {
+            read = read.chunks(2).map(|pair| left_to_right(pair.concat()).into_iter().collect()).collect();
+        }
+        left_to_right(read.concat())
     }
 
     /// Whether an outcome reads as it did when it was first seen, wherever that was.
@@ -221,6 +251,10 @@ impl Oracle {
             None => Ok(()),
         }
     }
+}
+
+fn left_to_right(values: impl IntoIterator<Item = f32>) -> Option<f32> {
+    values.into_iter().reduce(|sum, value| sum + value)
 }
 
 /// SplitMix64's finalizer: neighbours become unrelated.

@@ -1,14 +1,17 @@
 //! What is simulated, drawn from a seed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Fault, Path, Plan, Topology};
+use crate::collective::core::{Effort, Fault, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
+use crate::collective::mover::Mover;
 use crate::collective::rule::{Fire, Grace, Scale};
 use crate::reduce::Dtype;
+use crate::trigger::{Layout, Schedule};
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -17,20 +20,30 @@ pub struct Options {
     pub ranks: Vec<std::ops::RangeInclusive<u32>>,
     /// Firing rules; `Quorum(0)` stands for a quorum drawn between 1 and P.
     pub fires: Vec<Fire>,
+    /// How data moves: by a cut (on any hosts), or by a program (on one).
+    pub movers: Vec<Mover>,
     /// Most contributions of a rank.
     pub steps: u32,
+    /// Whether a rank may die, anywhere.
+    pub deaths: bool,
     /// A deliberate fault in the core.
     pub fault: Option<Fault>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { ranks: vec![1..=17], fires: vec![Fire::All, Fire::Solo, Fire::Quorum(0)], steps: 6, fault: None }
+        Options {
+            ranks: vec![1..=17],
+            fires: vec![Fire::All, Fire::Solo, Fire::Quorum(0)],
+            movers: vec![Mover::Cut],
+            steps: 6,
+            deaths: false,
+            fault: None,
+        }
     }
 }
 
 /// One world and what its ranks do.
-#[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) hosts: Vec<u32>,
     pub(super) fire: Fire,
@@ -39,14 +52,48 @@ pub(super) struct Scenario {
     pub(super) path: Path,
     pub(super) elements: usize,
     pub(super) segment: usize,
+    /// On the path that has a program.
+    pub(super) schedule: Option<Schedule>,
+    program: Option<Arc<Layout>>,
     pub(super) reduction: Reduction,
     pub(super) ranks: Vec<Habits>,
+    /// Who dies, and at which of its turns.
+    pub(super) death: Option<(usize, u64)>,
     pub(super) fault: Option<Fault>,
+}
+
+impl std::fmt::Debug for Scenario {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Scenario {
+            hosts,
+            fire,
+            grace,
+            depth,
+            path,
+            elements,
+            segment,
+            schedule,
+            reduction,
+            ranks,
+            death,
+            fault,
+            ..
+        } = self;
+        write!(
+            f,
+            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, {} {schedule:?}, {elements} elements, \
+             segments of {segment}, {reduction:?}, death {death:?}, {fault:?}, {ranks:?}",
+            hosts.len(),
+            path.name(),
+        )
+    }
 }
 
 /// How one rank behaves.
 #[derive(Clone, Debug)]
 pub(super) struct Habits {
+    /// What it does for others in `arrive`.
+    pub(super) arriving: Effort,
     /// Contributions before it finishes.
     pub(super) steps: u32,
     /// Longest computation between arrivals, ns.
@@ -88,21 +135,46 @@ impl Scenario {
         let most_steps = if ranks > 17 { options.steps.min(3) } else { options.steps };
         let compute = 10u64.pow(rng.random_range(2..6));
         let stragglers = rng.random_range(0..=3);
+        let arriving = if rng.random_bool(0.5) { Effort::Nothing } else { Effort::Work };
         let habits = |rng: &mut Xoshiro256PlusPlus, rank: u32| Habits {
+            arriving,
             steps: rng.random_range(0..=most_steps),
             compute: if rank < stragglers { compute * 20 } else { compute },
             overlaps: if rng.random_bool(0.3) { 128 } else { 8 },
             holds: if rng.random_bool(0.2) { compute * 4 } else { 100 },
             preempted: if rng.random_bool(0.1) { 64 } else { 2 },
         };
+        let tree = options.movers[rng.random_range(0..options.movers.len())] == Mover::Tree;
+        let schedule = tree.then(|| Schedule::EVERY[rng.random_range(0..3)]);
+        let hosts = if tree { vec![0; ranks as usize] } else { draw_hosts(rng, ranks) };
+        let depth = match fire {
+            Fire::All if tree => 2,
+            Fire::All => 1,
+            _ => rng.random_range(1..=5),
+        };
+        let (elements, segment) = match schedule {
+            // Chunks of programs are cache lines at least.
+            Some(Schedule::Scatter) => (rng.random_range(0..50), 64),
+            _ => (rng.random_range(0..9), dtype.size() * rng.random_range(1..4)),
+        };
+        let bytes = elements * dtype.size();
+        let program = schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
+        // Early ones are as interesting as late ones.
+        let death = (options.deaths && ranks > 1).then(|| {
+            let most = 10u64.pow(rng.random_range(1..4));
+            (rng.random_range(0..ranks as usize), rng.random_range(0..most))
+        });
         Scenario {
-            hosts: draw_hosts(rng, ranks),
+            hosts,
             fire,
             grace,
-            depth: if fire == Fire::All { 1 } else { rng.random_range(1..=5) },
-            path,
-            elements: rng.random_range(0..9),
-            segment: dtype.size() * rng.random_range(1..4),
+            depth,
+            path: if tree { Path::Program } else { path },
+            elements,
+            segment,
+            schedule,
+            program,
+            death,
             reduction: Reduction { dtype, scale },
             ranks: (0..ranks).map(|rank| habits(rng, rank)).collect(),
             fault: options.fault,
@@ -121,6 +193,7 @@ impl Scenario {
             bytes: self.elements * self.reduction.dtype.size(),
             segment: self.segment,
             helpers: 2,
+            program: self.program.clone(),
             fault: self.fault,
         }
     }

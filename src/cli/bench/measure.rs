@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use earlybird::collective::Part;
-use earlybird::{Allreduce, Element, Fire, Grace, Outcome, Result, World};
+use earlybird::{Allreduce, Element, Executor, Fire, Grace, Mover, Outcome, Result, World};
 
 use super::super::common::mean_over_ranks;
 use super::super::skew::Skew;
@@ -14,6 +14,8 @@ pub(super) struct Case {
     pub(super) fire: Fire,
     pub(super) grace: Grace,
     pub(super) depth: u32,
+    pub(super) mover: Mover,
+    pub(super) executor: Executor,
     pub(super) bytes: usize,
     pub(super) skew: Skew,
     pub(super) warmup: u32,
@@ -26,6 +28,7 @@ pub(super) struct Case {
 pub(super) struct Measured {
     pub(super) bytes: usize,
     pub(super) mover: &'static str,
+    pub(super) executor: Executor,
     /// Mean over ranks of each iteration, sorted, in microseconds.
     pub(super) latencies: Vec<f64>,
     pub(super) ideal_us: f64,
@@ -75,7 +78,8 @@ fn wrong<T: Exact>(outcome: &Outcome<'_, T>, tag: impl Fn(u64) -> u64, step: usi
 
 fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
     let length = case.bytes / size_of::<T>();
-    world.allreduce::<T>(&[length]).fire(case.fire).grace(case.grace).depth(case.depth).build()
+    let sum = world.allreduce::<T>(&[length]).fire(case.fire).grace(case.grace).depth(case.depth);
+    sum.mover(case.mover).executor(case.executor).build()
 }
 
 /// Rounds that are checked in full, with data that changes from round to round.
@@ -106,8 +110,12 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     drop(checked);
 
     let mut sum = build::<T>(world, case)?;
-    let mut measured =
-        Measured { bytes: case.bytes / size_of::<T>() * size_of::<T>(), mover: sum.mover(), ..Measured::default() };
+    let mut measured = Measured {
+        bytes: case.bytes / size_of::<T>() * size_of::<T>(),
+        mover: sum.mover(),
+        executor: sum.executor(),
+        ..Measured::default()
+    };
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
     let mut output = input.clone();

@@ -144,6 +144,8 @@ fn measure_one(
         fire,
         grace: args.common.grace,
         depth: args.common.depth,
+        mover: args.common.mover,
+        executor: args.common.executor,
         bytes: usize::try_from(bytes)?,
         skew: args.skew.clone(),
         warmup: args.warmup,

@@ -38,7 +38,7 @@ impl Report {
                 "{}",
                 json!({
                     "op": "allreduce", "fire": case.fire.to_string(), "fabric": self.fabric, "provider": null,
-                    "executor": "caller", "mover": result.mover,
+                    "executor": result.executor.to_string(), "mover": result.mover,
                     "buffers": if case.private { "private" } else { "registered" },
                     "ranks": self.ranks, "bytes": result.bytes, "skew": case.skew.to_string(),
                     "grace": case.grace.to_string(), "iterations": times.len(),

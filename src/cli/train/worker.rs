@@ -61,6 +61,8 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
         .fire(fire)
         .grace(args.common.grace)
         .depth(args.common.depth)
+        .mover(args.common.mover)
+        .executor(args.common.executor)
         .scale(Scale::Contributions)
         .build()?;
 

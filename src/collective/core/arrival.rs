@@ -6,11 +6,12 @@ use super::fault::Fault;
 use super::machine::{Cells, FOREVER, Machine, Tag};
 use super::op::{Op, Token};
 use super::plan::Path;
+use super::tree::Effort;
 use super::word::{self, Closing};
 use crate::fabric::{Atomic, Change};
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
-const FIRST_PROBE: Time = 1_000_000;
+pub(super) const FIRST_PROBE: Time = 1_000_000;
 const LAST_PROBE: Time = 64_000_000;
 
 #[derive(Clone, Debug)]
@@ -28,6 +29,14 @@ pub(super) enum Stage {
     Blocked,
     /// By tags: shown to everybody.
     Tagged,
+    /// By a program: on its way into the own gate of a round.
+    Depositing { round: u64, found: u64 },
+    /// In the gate, and about to be counted.
+    Counting,
+    /// Initiator: marks its gate.
+    Initiating { found: u64 },
+    /// Initiator: the activation is on its way.
+    Starting,
     /// The arrived bit is on its way.
     Adding,
     /// The bit is in; which arrival this is, is being asked.
@@ -88,16 +97,24 @@ impl Machine {
         self.transitions += 1;
     }
 
-    pub(super) fn step_arrival(&mut self, now: Time, cells: &impl Cells) {
+    pub(super) fn step_arrival(&mut self, now: Time, effort: Effort, cells: &impl Cells) {
         let Some(arrival) = &self.arrival else { return };
         let target = arrival.target;
         match arrival.stage {
             Stage::Blocked => self.try_to_enter(cells),
             Stage::Tagged | Stage::Published if self.fired >= target => self.entered(),
-            Stage::Open { .. } if self.fired >= target => self.entered(),
+            Stage::Open { .. } | Stage::Counting if self.fired >= target => self.entered(),
+            Stage::Counting => self.count_arrivals(now, None, cells),
+            Stage::Starting => self.started(effort, cells),
             Stage::Open { close_at, .. } if now >= close_at => {
                 self.stats.graces_expired += 1;
-                self.close();
+                match self.plan.path {
+                    Path::Program => self.grace_is_over(cells),
+                    _ => self.close(),
+                }
+            }
+            Stage::Open { probe_at, pause, .. } if now >= probe_at && self.plan.path == Path::Program => {
+                self.count_arrivals(now, Some((2 * pause).min(LAST_PROBE)), cells);
             }
             Stage::Open { probe_at, pause, .. } if now >= probe_at => {
                 let cell = if self.one_word() { self.plan.word(target, 0) } else { self.plan.ticket(target) };
@@ -105,6 +122,9 @@ impl Machine {
                 self.enter(Stage::Probing { pause });
             }
             Stage::Gathering => self.gather(cells),
+            Stage::Late { tried } if self.plan.path == Path::Program && arrival.part != Part::Leaving => {
+                self.deposit_into(tried + 1, cells);
+            }
             Stage::Late { tried } if self.fired >= tried => self.find_a_place(),
             _ => {}
         }
@@ -137,6 +157,9 @@ impl Machine {
                 self.stats.full_ring += 1;
             }
             return;
+        }
+        if self.plan.path == Path::Program {
+            return self.deposit_into(target, cells);
         }
         if by_tags && self.plan.path == Path::Segmented && self.plan.home(target, &self.active) == self.plan.me {
             // Everybody took round target - 1, so nobody looks at what this slot held before; and
@@ -196,7 +219,7 @@ impl Machine {
         self.enter(Stage::Over { needs: target });
     }
 
-    fn is_late(&mut self) {
+    pub(super) fn is_late(&mut self) {
         let Some(arrival) = &self.arrival else { return };
         let (target, part) = (arrival.target, arrival.part);
         if part != Part::Leaving {
@@ -212,7 +235,7 @@ impl Machine {
         if arrival.part == Part::Leaving {
             // What was missed is not wanted any more, but must be complete before this rank goes;
             // and the tag it shows next must not be overtaken by the one before.
-            let complete = self.landed == self.fired && self.mover.owes_nothing();
+            let complete = self.landed == self.fired && self.owes_nothing();
             if complete && self.tags_under_way[arrival.buffer as usize] == 0 {
                 self.stats.finish_retries += 1;
                 self.taken = self.fired;
@@ -316,7 +339,7 @@ impl Machine {
 
     /// Waits for the round: until the grace ends if the condition holds, and with an eye on an
     /// initiator that may have left the library before it closed.
-    fn stay_open(&mut self, fires: bool, probe: bool, now: Time, pause: Time) {
+    pub(super) fn stay_open(&mut self, fires: bool, probe: bool, now: Time, pause: Time) {
         let close_at = if fires { now + self.pace.grace().unwrap_or(0) } else { Time::MAX };
         let probe_at = if probe && !fires { now + pause } else { Time::MAX };
         self.enter(Stage::Open { close_at, probe_at, pause });

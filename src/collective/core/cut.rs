@@ -1,6 +1,7 @@
 //! The cut of a round: whose contributions it holds, and its form on the wire.
 
 use super::rank_set::RankSet;
+use crate::trigger::Deposit;
 
 /// In what way a rank takes part in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,6 +119,27 @@ impl Cut {
         self.ranks(Part::Leaving)
     }
 
+    /// Adds what a gate let in.
+    pub(crate) fn add_gate(&mut self, rank: u32, deposit: Deposit) {
+        if deposit.initiator {
+            self.note_initiator(rank);
+        }
+        if let Some((buffer, age)) = deposit.carried {
+            self.entries.push(Entry { rank, part: Part::Carried, age, buffer });
+        }
+        if let Some(buffer) = deposit.fresh {
+            self.entries.push(Entry { rank, part: Part::Fresh, age: 0, buffer });
+        }
+        if deposit.leaving {
+            self.entries.push(Entry { rank, part: Part::Leaving, age: 0, buffer: 0 });
+        }
+    }
+
+    /// Of several initiators the lowest rank is named.
+    fn note_initiator(&mut self, rank: u32) {
+        self.initiator = Some(self.initiator.map_or(rank, |known| known.min(rank)));
+    }
+
     pub(crate) fn holds(&self, rank: u32, part: Part) -> bool {
         self.entries.iter().any(|entry| entry.rank == rank && entry.part == part)
     }
@@ -136,11 +158,19 @@ impl Cut {
 
     /// Reads what [`Cut::encode`] wrote; `cell` returns the cells behind the round's.
     pub(crate) fn decode(&mut self, round: u64, cell: impl Fn(usize) -> u64) {
-        let head = cell(0);
         self.round = round;
-        self.initiator = (head >> 32).checked_sub(1).map(|rank| rank as u32);
+        self.initiator = None;
         self.entries.clear();
-        let room = self.entries.capacity();
+        self.add(cell);
+    }
+
+    /// Adds what [`Cut::encode`] wrote of other ranks.
+    pub(crate) fn add(&mut self, cell: impl Fn(usize) -> u64) {
+        let head = cell(0);
+        if let Some(rank) = (head >> 32).checked_sub(1) {
+            self.note_initiator(rank as u32);
+        }
+        let room = self.entries.capacity() - self.entries.len();
         let count = (head & u64::from(u32::MAX)) as usize;
         debug_assert!(count <= room, "a record of {count} entries where {room} are possible");
         self.entries.extend((0..count.min(room)).map(|index| Entry::decode(cell(1 + index))));

@@ -11,7 +11,9 @@ use super::op::{Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::rank_set::RankSet;
+use super::tree::Effort;
 use crate::fabric::{Atomic, Change};
+use crate::trigger::Worker;
 
 /// The control cells of the own host, as they are now. Loads have acquire order.
 pub(crate) trait Cells {
@@ -41,6 +43,10 @@ pub struct Stats {
     pub initiated: u64,
     /// Segments this rank moved.
     pub segments: u64,
+    /// Operations of programs that this rank ran.
+    pub operations: u64,
+    /// Of those, the ones that it took over from a dead rank.
+    pub inherited: u64,
 }
 
 /// Released by a rank that left: nothing will ever wait for it.
@@ -64,6 +70,10 @@ pub(crate) struct Machine {
     /// Buffer that the next contribution goes to.
     pub(super) buffer: u32,
     pub(super) mover: Mover,
+    /// On the path that has a program.
+    pub(super) worker: Option<Worker>,
+    /// Ranks that died.
+    pub(super) dead: RankSet,
     pub(super) pace: Pace,
     pub(super) stats: Stats,
     /// Left: this rank's last arrival is in a cut.
@@ -89,7 +99,7 @@ pub(crate) struct Machine {
     pub(super) words: Vec<u64>,
     /// Ranks that will take part in the round after the one being fired.
     pub(super) next_active: RankSet,
-    ops: VecDeque<Op>,
+    pub(super) ops: VecDeque<Op>,
     /// Counts transitions, to know when there is nothing left to do.
     pub(super) transitions: u64,
 }
@@ -107,6 +117,8 @@ impl Machine {
             arrival: None,
             buffer: 0,
             mover: Mover::default(),
+            worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout)),
+            dead: RankSet::empty(plan.ranks),
             pace: Pace::new(plan.grace),
             stats: Stats::default(),
             left: false,
@@ -136,7 +148,8 @@ impl Machine {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.stats
+        let (operations, inherited) = self.worker.as_ref().map_or((0, 0), |worker| (worker.tasks, worker.inherited));
+        Stats { operations, inherited, ..self.stats }
     }
 
     pub(crate) fn has_arrival(&self) -> bool {
@@ -167,9 +180,14 @@ impl Machine {
         self.buffer
     }
 
-    /// The cut of a round that was returned to the caller and not released, or is being moved.
+    /// The cut of a round that has fired and was not handed to its keeper.
     pub(crate) fn cut(&self, round: u64) -> &Cut {
         &self.cuts[self.plan.slot(round)]
+    }
+
+    /// Gives the cut of a round that was taken to who keeps it from now on, for an old one.
+    pub(crate) fn hand_cut_to(&mut self, round: u64, keeper: &mut Cut) {
+        std::mem::swap(&mut self.cuts[self.plan.slot(round)], keeper);
     }
 
     pub(crate) fn next_op(&mut self) -> Option<Op> {
@@ -194,16 +212,17 @@ impl Machine {
         self.transitions += 1;
     }
 
-    /// Does everything that can be done now; says whether that was anything. `moving` lets it claim data to move: true in `wait`
-    /// and `test`, false in `arrive`, which returns at once.
-    pub(crate) fn poll(&mut self, now: Time, moving: bool, cells: &impl Cells) -> bool {
+    /// Does everything that can be done now; says whether that was anything. `effort` says how much
+    /// of the work of all it takes on.
+    pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
         let start = self.transitions;
         loop {
             let before = self.transitions;
             self.learn(cells);
-            self.step_arrival(now, cells);
-            if moving {
+            self.step_arrival(now, effort, cells);
+            if effort > Effort::Nothing && self.ops.is_empty() {
                 self.step_mover();
+                self.step_worker(effort, cells);
             }
             // Operations take effect before anything that follows them is decided.
             if self.transitions == before || !self.ops.is_empty() {
@@ -232,7 +251,10 @@ impl Machine {
                 .for_each(|rank| missing.insert(rank));
         } else if arrival.target > self.fired {
             let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
-            let here = |rank| (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= arrival.target);
+            let here = |rank| match self.plan.path {
+                Path::Program => self.has_deposited(rank, arrival.target, cells),
+                _ => (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= arrival.target),
+            };
             self.active
                 .iter()
                 .filter(|&rank| rank != self.plan.me && !here(rank))
@@ -258,17 +280,22 @@ impl Machine {
     fn learn(&mut self, cells: &impl Cells) {
         if self.plan.by_tags() {
             self.learn_tags(cells);
+        } else if self.plan.path == Path::Program {
+            while self.learn_outcome(cells) {}
         } else {
             while self.learn_record(cells) {}
         }
         while self.landed < self.fired {
             let round = self.landed + 1;
-            // What this rank reduces for itself was done by the operation before this poll.
-            if self.plan.path != Path::Replicated {
-                if cells.load(self.plan.done(round)) < self.plan.uses(round) * self.plan.segments() {
-                    break;
+            let landed = match self.plan.path {
+                // What this rank reduces for itself was done by the operation before this poll.
+                Path::Replicated => self.ops.is_empty(),
+                Path::Eager | Path::Segmented => {
+                    cells.load(self.plan.done(round)) >= self.plan.uses(round) * self.plan.segments()
                 }
-            } else if !self.ops.is_empty() {
+                Path::Program => true,
+            };
+            if !landed {
                 break;
             }
             self.land(round);
@@ -326,7 +353,7 @@ impl Machine {
                 self.push(Op::Combine { round, segment: 0 });
                 self.wake_after_firing(u32::MAX);
             }
-            Path::Eager | Path::Segmented => self.wake_after_firing(self.plan.helpers),
+            Path::Eager | Path::Segmented | Path::Program => self.wake_after_firing(self.plan.helpers),
         }
     }
 
@@ -337,7 +364,7 @@ impl Machine {
         }
     }
 
-    fn fire(&mut self, round: u64) {
+    pub(super) fn fire(&mut self, round: u64) {
         debug_assert_eq!(round, self.fired + 1);
         self.fired = round;
         let cut = &self.cuts[self.plan.slot(round)];
@@ -372,21 +399,30 @@ impl Machine {
 
     /// The rounds that `wait` would return now, oldest first; empty while it has to wait.
     pub(crate) fn ready(&self) -> std::ops::RangeInclusive<u64> {
-        let satisfied = self.arrival.as_ref().is_some_and(|arrival| {
+        let satisfied = self.is_served() && self.owes_nothing();
+        self.taken + 1..=if satisfied { self.landed } else { self.taken }
+    }
+
+    /// Whether there is all that the arrival waits for.
+    pub(crate) fn is_served(&self) -> bool {
+        self.arrival.as_ref().is_some_and(|arrival| {
             // A buffer is written again two arrivals later: by then its tags have landed.
             let earlier = (0..BUFFERS).filter(|&buffer| buffer != arrival.buffer);
             arrival.is_over()
-                && self.mover.owes_nothing()
                 && self.landed >= arrival.needs()
                 && earlier.into_iter().all(|buffer| self.tags_under_way[buffer as usize] == 0)
-        });
-        self.taken + 1..=if satisfied { self.landed } else { self.taken }
+        })
     }
 
     /// Whether this rank left and nothing of it is under way.
     pub(crate) fn is_finished(&self) -> bool {
         let quiet = self.pushes == 0 && self.tags_under_way == [0; BUFFERS as usize] && self.ops.is_empty();
-        self.left && self.landed >= self.fired && quiet && self.mover.owes_nothing()
+        self.left && self.landed >= self.fired && quiet && self.owes_nothing()
+    }
+
+    /// Whether nobody waits for something that this rank has claimed.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.mover.owes_nothing() && self.worker.as_ref().is_none_or(Worker::owes_nothing)
     }
 
     /// Takes what is ready: the arrival is over, and the rounds are the caller's until released.
@@ -452,6 +488,8 @@ impl Machine {
                 self.complete_arrival(token, value, now);
             }
             Token::Claim | Token::Read | Token::Done => self.complete_move(token, value),
+            Token::Deposit => self.gate_answered(value),
+            Token::Swap => self.swapped(value),
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! [`Machine`] decides; a driver carries out its [`Op`]s on a fabric and reports completions. No
 //! clock, no threads, no I/O: the same machine runs over shared memory and in the simulator, where
-//! every interleaving can be replayed. A program of triggered operations is another way to produce
-//! the same cuts and outcomes, and would stand beside [`word`] and the tags as a third agreement.
+//! every interleaving can be replayed. Ranks agree on a cut in one of three ways: by tags where all
+//! take part, by a [`word`], or by running a program ([`tree`]).
 #![forbid(unsafe_code)]
 
 mod arrival;
@@ -16,6 +16,7 @@ mod op;
 mod pace;
 mod plan;
 mod rank_set;
+mod tree;
 mod word;
 
 pub use cut::{Cut, Entry, Part};
@@ -23,8 +24,9 @@ pub use fault::Fault;
 pub use machine::Stats;
 pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Op, Token};
-pub(crate) use plan::{Path, Plan, Topology};
+pub(crate) use plan::{Path, Plan, Topology, program};
 pub use rank_set::RankSet;
+pub(crate) use tree::Effort;
 
 /// Nanoseconds since an origin that only the driver knows.
 pub(crate) type Time = u64;

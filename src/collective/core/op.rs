@@ -1,6 +1,7 @@
 //! What the machine asks its driver to do, and what comes back.
 
 use crate::fabric::{Atomic, Change};
+use crate::trigger::Task;
 
 /// Names an operation to the machine when it completes. At most one operation of a kind is under
 /// way, except for those that are only counted: pushes, tags and reads.
@@ -30,6 +31,10 @@ pub(crate) enum Token {
     Read,
     /// Segments that landed on the own host.
     Done,
+    /// The own gate.
+    Deposit,
+    /// What the worker claims or closes.
+    Swap,
 }
 
 impl Token {
@@ -47,7 +52,9 @@ impl Token {
             Token::Read => 8,
             Token::Done => 9,
             Token::Land => 10,
-            Token::Tag { buffer } => 11 + u64::from(buffer),
+            Token::Deposit => 11,
+            Token::Swap => 12,
+            Token::Tag { buffer } => 13 + u64::from(buffer),
         }
     }
 
@@ -65,7 +72,9 @@ impl Token {
             8 => Token::Read,
             9 => Token::Done,
             10 => Token::Land,
-            buffer => Token::Tag { buffer: (buffer - 11) as u32 },
+            11 => Token::Deposit,
+            12 => Token::Swap,
+            buffer => Token::Tag { buffer: (buffer - 13) as u32 },
         }
     }
 }
@@ -86,6 +95,8 @@ pub(crate) enum Interest {
 pub(crate) enum Op {
     /// Stores a cell on the own host, with release order.
     Store { cell: usize, value: u64 },
+    /// Raises a cell on the own host to a value, if it is less.
+    Raise { cell: usize, value: u64 },
     /// Makes earlier stores visible to everybody before later loads.
     Fence,
     /// Changes a cell of another host, after `data` (from, to, length) if there is any.
@@ -99,6 +110,8 @@ pub(crate) enum Op {
     Read { host: u32, from: usize, len: usize, row: usize, token: Token },
     /// Reduces one segment of the round whose cut is given to [`super::Machine::cut`].
     Combine { round: u64, segment: u64 },
+    /// Carries out a reduction of a program.
+    Run(Task),
     /// Writes the record of the round's cut on a host, its round last.
     Publish { host: u32, round: u64, token: Token },
     /// Wakes ranks of the own host that wait for this: at most so many, or all.
@@ -111,6 +124,6 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_fabric() {
-        (0..14).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+        (0..16).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
     }
 }

@@ -4,11 +4,14 @@
 //! region of 64-bit cells and one data region of bytes, both laid out alike everywhere; so an
 //! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
 
+use std::sync::Arc;
+
 use super::cut::Cut;
 use super::fault::Fault;
 use super::rank_set::RankSet;
 use super::word::RANKS_PER_WORD;
 use crate::collective::rule::{Fire, Grace};
+use crate::trigger::{Layout, Request, Schedule, Start, span};
 
 /// Buffers between which a rank rotates: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
@@ -28,6 +31,8 @@ pub(crate) enum Path {
     Eager,
     /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
     Segmented,
+    /// Data stays where it was written; a program activates, seals and reduces.
+    Program,
 }
 
 impl Path {
@@ -36,12 +41,13 @@ impl Path {
             Path::Replicated => "replicated",
             Path::Eager => "eager",
             Path::Segmented => "segmented",
+            Path::Program => "tree",
         }
     }
 
     /// Whether arrivals push their data into slot tables.
     pub(crate) fn pushes(self) -> bool {
-        !matches!(self, Path::Segmented)
+        !matches!(self, Path::Segmented | Path::Program)
     }
 }
 
@@ -84,6 +90,24 @@ impl Topology {
     }
 }
 
+/// The tables of a collective whose ranks share memory.
+pub(crate) fn program(
+    ranks: u32,
+    (fire, grace): (Fire, Grace),
+    schedule: Schedule,
+    (bytes, chunk): (usize, usize),
+    depth: u64,
+) -> Arc<Layout> {
+    let start = match fire {
+        Fire::All => Start::Everybody,
+        Fire::Solo if grace == Grace::NONE => Start::First,
+        // A grace ends early when all have arrived, so they are counted.
+        _ => Start::Count(fire.threshold(ranks)),
+    };
+    let (bytes, chunk) = (bytes as u64, chunk as u64);
+    Arc::new(Layout::new(&Request { ranks, start, schedule, bytes, chunk, slots: depth }))
+}
+
 /// The agreed form of a collective, as one rank sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -101,6 +125,8 @@ pub(crate) struct Plan {
     pub(crate) segment: usize,
     /// Ranks worth waking to move a round.
     pub(crate) helpers: u32,
+    /// The tables, on the path that has some.
+    pub(crate) program: Option<Arc<Layout>>,
     #[cfg_attr(
         not(feature = "faults"),
         expect(dead_code, reason = "read by fault() only when faults are compiled in")
@@ -119,7 +145,7 @@ impl Plan {
 
     /// Synchronous rounds need no word: a round is closed when every tag is there.
     pub(crate) fn by_tags(&self) -> bool {
-        self.fire == Fire::All
+        self.fire == Fire::All && self.path != Path::Program
     }
 
     /// Words that hold the cut of a round.
@@ -146,7 +172,7 @@ impl Plan {
     pub(crate) fn segments(&self) -> u64 {
         match self.path {
             Path::Segmented => (self.bytes as u64).div_ceil(self.segment as u64).max(1),
-            Path::Replicated | Path::Eager => 1,
+            Path::Replicated | Path::Eager | Path::Program => 1,
         }
     }
 
@@ -157,8 +183,14 @@ impl Plan {
                 let from = index as usize * self.segment;
                 (from, self.segment.min(self.bytes - from))
             }
-            Path::Replicated | Path::Eager => (0, self.bytes),
+            Path::Replicated | Path::Eager | Path::Program => (0, self.bytes),
         }
+    }
+
+    /// Bytes of a contribution that a chunk of a program covers: offset and length.
+    pub(crate) fn chunk_span(&self, chunk: (u32, u32)) -> (usize, usize) {
+        let (from, len) = span(self.bytes as u64, chunk);
+        (from as usize, len as usize)
     }
 
     /// Bytes between the pieces of a segment that are read from other hosts.
@@ -207,7 +239,15 @@ impl Plan {
     }
 
     fn slot_cells(&self) -> usize {
+        if let Some(program) = &self.program {
+            return program.cells();
+        }
         self.home_cells() + LINE + Cut::cells(self.ranks).next_multiple_of(LINE)
+    }
+
+    /// A cell of the program's slot of a round.
+    pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
+        self.slot_base(round) + cell
     }
 
     pub(crate) fn word(&self, round: u64, index: u32) -> usize {
@@ -256,14 +296,26 @@ impl Plan {
         match self.path {
             Path::Replicated => u64::from(self.topology.widest),
             Path::Eager | Path::Segmented => self.depth,
+            Path::Program => self.depth * u64::from(1 + self.partials()),
         }
+    }
+
+    fn partials(&self) -> u32 {
+        self.program.as_ref().map_or(0, |program| program.partials())
+    }
+
+    /// Where a partial sum of a round lies in the data region of this rank's host.
+    pub(crate) fn partial(&self, round: u64, number: u32) -> usize {
+        let slot = (round - 1) % self.depth;
+        let row = self.depth + slot * u64::from(self.partials()) + u64::from(number);
+        ((self.contribution_rows() * BUFFERS) as usize + row as usize) * self.stride()
     }
 
     /// Where the outcome of a round lies in the data region of this rank's host.
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.path {
             Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
-            Path::Eager | Path::Segmented => (round - 1) % self.depth,
+            Path::Eager | Path::Segmented | Path::Program => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
     }

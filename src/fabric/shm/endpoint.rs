@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::segment::{Doorbell, Segment};
 use crate::error::{Error, Result};
-use crate::fabric::{At, Atomic, Change, Completion, Endpoint, Interest, Posted, Region, Signal, Window};
+use crate::fabric::{At, Atomic, Change, Completion, Endpoint, Interest, Posted, Region, Signal, Waker, Window};
 
 /// A key is an offset in the world's file, and a length with the owner above it.
 const OWNER: u32 = 48;
@@ -148,6 +148,14 @@ impl Endpoint for ShmEndpoint {
 
     fn wait(&mut self, at_most: Duration) {
         self.bell().sleep(at_most);
+    }
+
+    fn waker(&self) -> Waker {
+        let (segment, channel, rank) = (self.segment.clone(), self.channel, self.rank);
+        Waker::new(move || {
+            fence(Ordering::SeqCst);
+            segment.doorbell(channel, rank).ring_always();
+        })
     }
 
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {

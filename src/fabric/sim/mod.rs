@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use net::Net;
 
-use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Posted, Region, Signal, Window};
+use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Posted, Region, Signal, Waker, Window};
 use crate::error::{Error, Result};
 
 /// A rank's view of a simulated world. Clones of the network are shared by all ranks of a world.
@@ -175,6 +175,11 @@ impl Endpoint for SimEndpoint {
             net.advance();
         }
         net.prepare_wait(self.id, 0);
+    }
+
+    fn waker(&self) -> Waker {
+        let (net, id) = (self.net.clone(), self.id);
+        Waker::new(move || net.lock().interrupt(id))
     }
 
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {

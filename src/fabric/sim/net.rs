@@ -300,6 +300,21 @@ impl Net {
         waited
     }
 
+    /// An endpoint's process ended: what it had posted and what has not happened never will.
+    pub(crate) fn kill(&mut self, endpoint: usize) {
+        let by_it = |event: &Event| match event.effect {
+            Effect::Copy { .. } => false,
+            Effect::Change { endpoint: by, .. }
+            | Effect::Fetch { endpoint: by, .. }
+            | Effect::Complete { endpoint: by, .. } => by == endpoint,
+        };
+        self.queue.retain(|Reverse(event)| !by_it(event));
+    }
+
+    pub(super) fn interrupt(&mut self, endpoint: usize) {
+        self.end_wait(endpoint);
+    }
+
     pub(super) fn wake_host(&mut self, endpoint: usize, most: u32, interest: Interest) -> u32 {
         let State { rank, channel, .. } = self.endpoints[endpoint];
         self.wake(self.hosts[rank as usize], channel, most, Some(interest))

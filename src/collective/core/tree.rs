@@ -1,0 +1,302 @@
+//! Agreement by a program: a rank's part in a round is what its gate holds when the activation
+//! closes it, and the set of parts is reduced together with the data.
+//!
+//! The machine deposits, decides when to start (that depends on time and on who has left), and
+//! learns outcomes; the [`Worker`](crate::trigger::Worker) in it runs operations, anybody's.
+
+use super::Time;
+use super::arrival::{FIRST_PROBE, Stage};
+use super::cut::Part;
+use super::machine::{Cells, Machine};
+use super::op::{Interest, Op, Token};
+use super::plan::Plan;
+use crate::fabric::Atomic;
+use crate::trigger::{Gate, Layout, SlotCells, Start, Want};
+
+/// How much a call does for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Effort {
+    /// Nothing: it returns at once.
+    Nothing,
+    /// What its own changes set off, and shares of large data.
+    Work,
+    /// Also looks for what others left undone.
+    Search,
+}
+
+/// The cells of a round's slot.
+struct Slot<'a, C> {
+    plan: &'a Plan,
+    cells: &'a C,
+}
+
+impl<C: Cells> SlotCells for Slot<'_, C> {
+    #[inline]
+    fn load(&self, round: u64, cell: usize) -> u64 {
+        self.cells.load(self.plan.program_cell(round, cell))
+    }
+}
+
+/// The operation that a worker's wish comes to.
+fn op(plan: &Plan, want: Want) -> Op {
+    match want {
+        Want::Swap { round, cell, expect, new } => Op::Atomic {
+            host: plan.host(),
+            cell: plan.program_cell(round, cell),
+            atomic: Atomic::CompareSwap { expect, new },
+            token: Token::Swap,
+        },
+        Want::Run(task) => Op::Run(task),
+        Want::Store { round, cell, value } => Op::Store { cell: plan.program_cell(round, cell), value },
+        Want::Raise { round, cell } => Op::Raise { cell: plan.program_cell(round, cell), value: round },
+        Want::Fence => Op::Fence,
+        Want::Call { most } => Op::Wake { most: most.unwrap_or(plan.helpers), interest: Interest::Outcome },
+    }
+}
+
+impl Machine {
+    fn layout(&self) -> Option<std::sync::Arc<Layout>> {
+        self.plan.program.clone()
+    }
+
+    /// The next outcome, if it is complete.
+    pub(super) fn learn_outcome(&mut self, cells: &impl Cells) -> bool {
+        let round = self.fired + 1;
+        let Some(layout) = &self.plan.program else { return false };
+        if self.left || round - self.taken > self.plan.depth {
+            return false;
+        }
+        if !layout.is_complete(round, &Slot { plan: &self.plan, cells }) {
+            return false;
+        }
+        let record = self.plan.program_cell(round, layout.record());
+        let slot = self.plan.slot(round);
+        self.cuts[slot].decode(round, |index| cells.load(record + index));
+        self.fire(round);
+        true
+    }
+
+    /// Runs what is there to be run.
+    pub(super) fn step_worker(&mut self, effort: Effort, cells: &impl Cells) {
+        let served = self.is_served();
+        let Machine { plan, worker: Some(worker), ops, dead, .. } = self else { return };
+        let Some(layout) = plan.program.as_deref() else { return };
+        if served && worker.owes_nothing() {
+            // On its way out: whoever is still here goes on with what was set off.
+            if worker.hand_over() {
+                self.wake(1, Interest::Outcome);
+            }
+            return;
+        }
+        let slot = Slot { plan, cells };
+        let is_dead = |rank| dead.contains(rank);
+        let mut want = |want| ops.push_back(op(plan, want));
+        let mut progress = worker.step(layout, is_dead, &slot, &mut want);
+        let round = self.fired + 1;
+        let may_be_under_way = self.arrival.is_some() && !self.left && round - self.taken <= plan.depth;
+        if !progress && may_be_under_way {
+            worker.help(layout, round, plan.ranks, &slot);
+            if effort == Effort::Search {
+                worker.search(layout, round, is_dead, &slot);
+            }
+            progress = worker.step(layout, is_dead, &slot, &mut want);
+        }
+        self.transitions += u64::from(progress);
+    }
+
+    /// The answer to what the worker wanted swapped.
+    pub(super) fn swapped(&mut self, value: u64) {
+        let Machine { plan, worker: Some(worker), ops, .. } = self else { return };
+        let Some(layout) = plan.program.as_deref() else { return };
+        worker.answer(layout, value, &mut |want| ops.push_back(op(plan, want)));
+    }
+
+    fn own_gate(&self, round: u64) -> usize {
+        let gate = self.plan.program.as_ref().map_or(0, |layout| layout.gate(self.plan.me));
+        self.plan.program_cell(round, gate)
+    }
+
+    fn gate_of(&self, rank: u32, round: u64, cells: &impl Cells) -> Gate {
+        let gate = self.plan.program.as_ref().map_or(0, |layout| layout.gate(rank));
+        Gate(cells.load(self.plan.program_cell(round, gate))).at(round)
+    }
+
+    /// Whether a rank's arrival for a round is in its gate.
+    pub(super) fn has_deposited(&self, rank: u32, round: u64, cells: &impl Cells) -> bool {
+        let deposit = self.gate_of(rank, round, cells).deposit();
+        deposit.fresh.is_some() || deposit.leaving
+    }
+
+    /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
+    pub(super) fn deposit_into(&mut self, round: u64, cells: &impl Cells) {
+        let found = cells.load(self.own_gate(round));
+        self.deposit(round, found);
+    }
+
+    fn deposit(&mut self, round: u64, found: u64) {
+        let (Some(arrival), Some(layout)) = (&self.arrival, &self.plan.program) else { return };
+        let (target, part, buffer) = (arrival.target, arrival.part, arrival.buffer);
+        let gate = Gate(found).at(round);
+        debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
+        if gate.is_closed() {
+            return self.refused(round);
+        }
+        let starts = layout.start == Start::First && round == target;
+        let new = gate.with(|deposit| {
+            match part {
+                Part::Leaving => deposit.leaving = true,
+                _ if round == target => deposit.fresh = Some(buffer),
+                _ => deposit.carried = Some((buffer, round - target)),
+            }
+            deposit.initiator |= starts;
+        });
+        self.swap_gate(round, found, new);
+        self.enter(Stage::Depositing { round, found });
+    }
+
+    fn swap_gate(&mut self, round: u64, found: u64, new: Gate) {
+        let (host, cell) = (self.plan.host(), self.own_gate(round));
+        self.atomic(host, cell, Atomic::CompareSwap { expect: found, new: new.0 }, Token::Deposit);
+    }
+
+    fn refused(&mut self, round: u64) {
+        let Some(arrival) = &self.arrival else { return };
+        if round == arrival.target {
+            self.is_late();
+        } else {
+            self.enter(Stage::Late { tried: round });
+        }
+    }
+
+    /// The gate's answer to a deposit, or to the initiator's mark.
+    pub(super) fn gate_answered(&mut self, value: u64) {
+        let (Some(arrival), Some(layout)) = (&self.arrival, self.layout()) else { return };
+        let (target, part) = (arrival.target, arrival.part);
+        match arrival.stage {
+            Stage::Depositing { round, found } if value == found => {
+                if part != Part::Leaving && round != target {
+                    self.stats.jumps += u64::from(round - target >= 2);
+                    return self.enter(Stage::Over { needs: round - 1 });
+                }
+                match layout.start {
+                    Start::Count(_) => {
+                        if let Some((_, cell)) = layout.arrival(self.plan.me) {
+                            self.raise(round, cell);
+                        }
+                        self.push(Op::Fence);
+                        self.enter(Stage::Counting);
+                    }
+                    Start::First | Start::Designated => self.start_round(round, &layout),
+                    Start::Everybody => self.let_in(round, &layout),
+                }
+            }
+            Stage::Depositing { round, .. } => {
+                let closed = Gate(value).at(round).is_closed();
+                let fresh = round == target && part != Part::Leaving;
+                self.stats.late_while_closing += u64::from(closed && fresh);
+                self.deposit(round, value);
+            }
+            Stage::Initiating { found } if value == found => self.start_round(target, &layout),
+            Stage::Initiating { .. } => self.initiate(value),
+            ref stage => debug_assert!(false, "the gate answered in {stage:?}"),
+        }
+    }
+
+    fn raise(&mut self, round: u64, cell: usize) {
+        let cell = self.plan.program_cell(round, cell);
+        self.push(Op::Raise { cell, value: round });
+    }
+
+    /// This rank is an initiator and its mark is in its gate: sets the flood off.
+    fn start_round(&mut self, round: u64, layout: &Layout) {
+        self.stats.initiated += 1;
+        self.unmeasured = Some(round);
+        let (_, cell) = layout.activation(self.plan.me);
+        self.raise(round, cell);
+        self.push(Op::Fence);
+        self.enter(Stage::Starting);
+    }
+
+    /// Synchronous: the own arrival closes the own gate, and the gates of those who left.
+    fn let_in(&mut self, round: u64, layout: &Layout) {
+        for rank in 0..self.plan.ranks {
+            if rank == self.plan.me || !self.active.contains(rank) {
+                self.raise(round, layout.activation(rank).1);
+            }
+        }
+        self.push(Op::Fence);
+        self.enter(Stage::Starting);
+    }
+
+    /// What was raised is visible: notes what it set off, to be run when there is time for it.
+    pub(super) fn started(&mut self, effort: Effort, cells: &impl Cells) {
+        let Machine { plan, worker: Some(worker), arrival: Some(arrival), active, .. } = self else { return };
+        let Some(layout) = plan.program.as_deref() else { return };
+        let slot = Slot { plan, cells };
+        worker.moved(layout, layout.activation(plan.me).0, arrival.target, &slot);
+        if layout.start == Start::Everybody {
+            for rank in (0..plan.ranks).filter(|&rank| rank != plan.me && !active.contains(rank)) {
+                worker.moved(layout, layout.activation(rank).0, arrival.target, &slot);
+            }
+        }
+        if effort == Effort::Nothing {
+            // Somebody who has the time must learn of it.
+            self.wake(1, Interest::Outcome);
+        }
+        self.enter(Stage::Published);
+    }
+
+    /// Whether enough have arrived, and if so, whether to wait for more.
+    pub(super) fn count_arrivals(&mut self, now: Time, again: Option<Time>, cells: &impl Cells) {
+        let (Some(arrival), Some(layout)) = (&self.arrival, &self.plan.program) else { return };
+        let target = arrival.target;
+        let slot = Slot { plan: &self.plan, cells };
+        let arrived = layout.arrival(self.plan.me).map_or(0, |(counter, _)| layout.value(counter, target, &slot));
+        let active = self.active.len();
+        let fires = arrived >= self.plan.fire.threshold(active);
+        let grace = self.pace.grace();
+        if arrived >= active || (fires && grace.is_none()) {
+            self.stats.closed_for_others += u64::from(again.is_some());
+            self.initiate(cells.load(self.own_gate(target)));
+        } else {
+            self.stats.closed_for_others += u64::from(fires && again.is_some());
+            self.stay_open(fires, true, now, again.unwrap_or(FIRST_PROBE));
+        }
+    }
+
+    /// Marks the own gate, and starts the round unless it has been started.
+    pub(super) fn initiate(&mut self, found: u64) {
+        let Some(arrival) = &self.arrival else { return };
+        let target = arrival.target;
+        let gate = Gate(found).at(target);
+        if gate.is_closed() {
+            return self.enter(Stage::Published);
+        }
+        self.swap_gate(target, found, gate.with(|deposit| deposit.initiator = true));
+        self.enter(Stage::Initiating { found });
+    }
+
+    /// When the grace is over.
+    pub(super) fn grace_is_over(&mut self, cells: &impl Cells) {
+        let Some(arrival) = &self.arrival else { return };
+        self.initiate(cells.load(self.own_gate(arrival.target)));
+    }
+
+    /// Whether somebody's operation of the next round is under way, or an own one of any round.
+    pub(crate) fn is_pending(&self, cells: &impl Cells) -> bool {
+        let slot = Slot { plan: &self.plan, cells };
+        let (Some(worker), Some(layout)) = (&self.worker, &self.plan.program) else { return false };
+        !worker.owes_nothing() || layout.is_pending(self.fired + 1, &slot)
+    }
+
+    /// Whether the next round has fired: whoever is alive can complete it.
+    pub(crate) fn has_fired(&self, cells: &impl Cells) -> bool {
+        let slot = Slot { plan: &self.plan, cells };
+        self.plan.program.as_ref().is_some_and(|layout| layout.has_fired(self.fired + 1, &slot))
+    }
+
+    /// A rank died: what it had claimed is free again.
+    pub(crate) fn inherit(&mut self, rank: u32) {
+        self.dead.insert(rank);
+    }
+}

@@ -1,0 +1,142 @@
+//! Who drives a collective: its caller, or its caller and a thread.
+#![forbid(unsafe_code)]
+
+use std::cell::{RefCell, RefMut};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use super::core::Machine;
+use super::driver::Driver;
+use super::patience::Patience;
+use crate::error::{Error, Result};
+use crate::fabric::Waker;
+
+/// Where the driver sits.
+#[derive(Debug)]
+pub(super) enum Seat {
+    /// With the caller alone: no lock.
+    Own(Box<RefCell<Driver>>),
+    /// Shared with a thread, which works while the caller computes.
+    Shared(Helper),
+}
+
+/// The driver, while it is used.
+pub(super) enum InUse<'a> {
+    Own(RefMut<'a, Driver>),
+    Shared(MutexGuard<'a, Driver>),
+}
+
+impl Deref for InUse<'_> {
+    type Target = Driver;
+
+    fn deref(&self) -> &Driver {
+        match self {
+            InUse::Own(driver) => driver,
+            InUse::Shared(driver) => driver,
+        }
+    }
+}
+
+impl DerefMut for InUse<'_> {
+    fn deref_mut(&mut self) -> &mut Driver {
+        match self {
+            InUse::Own(driver) => driver,
+            InUse::Shared(driver) => driver,
+        }
+    }
+}
+
+impl Seat {
+    /// The driver. A thread that has it gives it up at its next step.
+    pub(super) fn take(&self) -> InUse<'_> {
+        match self {
+            Seat::Own(driver) => InUse::Own(driver.borrow_mut()),
+            Seat::Shared(helper) => InUse::Shared(helper.take()),
+        }
+    }
+
+    /// The caller goes away with work left.
+    pub(super) fn leave_work(&self) {
+        if let Seat::Shared(helper) = self {
+            helper.common.work.store(true, Ordering::Release);
+            helper.thread.as_ref().inspect(|thread| thread.thread().unpark());
+        }
+    }
+}
+
+/// A thread that drives a collective while its caller does something else.
+#[derive(Debug)]
+pub(super) struct Helper {
+    common: Arc<Common>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Common {
+    driver: Mutex<Driver>,
+    /// The caller wants the driver, or has it.
+    wanted: AtomicBool,
+    /// There is an arrival to be carried through.
+    work: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Helper {
+    /// # Errors
+    /// When there can be no thread.
+    pub(super) fn start(driver: Driver, mut patience: Patience, rank: u32) -> Result<Self> {
+        let waker = driver.waker();
+        let (wanted, work, stop) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+        let common = Arc::new(Common { driver: Mutex::new(driver), wanted, work, stop });
+        let shared = common.clone();
+        let thread = thread::Builder::new()
+            .name(format!("earlybird {rank}"))
+            .spawn(move || shared.run(&mut patience))
+            .map_err(|cause| Error::join(rank, format!("no thread for the thread executor: {cause}")))?;
+        Ok(Helper { common, waker, thread: Some(thread) })
+    }
+
+    fn take(&self) -> MutexGuard<'_, Driver> {
+        let Common { driver, wanted, .. } = &*self.common;
+        // Sequentially consistent with the thread's announcement of a sleep: either it sees this,
+        // or the waker finds it announced.
+        wanted.store(true, Ordering::SeqCst);
+        let guard = driver.try_lock().ok().unwrap_or_else(|| {
+            self.waker.wake();
+            driver.lock().unwrap_or_else(PoisonError::into_inner)
+        });
+        wanted.store(false, Ordering::Relaxed);
+        guard
+    }
+}
+
+impl Common {
+    fn run(&self, patience: &mut Patience) {
+        while !self.stop.load(Ordering::Acquire) {
+            if !self.work.swap(false, Ordering::AcqRel) {
+                thread::park();
+                continue;
+            }
+            let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+            let over = |machine: &Machine| !machine.ready().is_empty() || !machine.has_arrival();
+            let leave = || self.wanted.load(Ordering::SeqCst) || self.stop.load(Ordering::Relaxed);
+            // An error is met again by the caller, who can be told.
+            let _ = patience.work(&mut driver, over, leave);
+        }
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.common.stop.store(true, Ordering::SeqCst);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A thread that panicked has said so; there is nothing left to clean up.
+            let _ = thread.join();
+        }
+    }
+}
