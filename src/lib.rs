@@ -33,6 +33,7 @@ pub mod collective;
 pub mod config;
 pub mod error;
 pub mod fabric;
+pub mod fault;
 pub mod model;
 pub mod reduce;
 pub mod simulation;

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use earlybird::Mover;
 use earlybird::simulation::{Coverage, Failure, Options, run};
+use earlybird::{Fire, Mover};
 
 /// Schedules over P = 1..17 and over P = 33..70, where a cut takes two and three words.
 const SMALL: u64 = 90_000;
@@ -97,6 +97,28 @@ fn deaths() {
     holds(4_000_000..4_000_000 + DEADLY / 2, &options, &["operations", "inherited"]);
 }
 
+/// P - 1 messages say that a round has fired where its initiator is unique, P ⌈log2 P⌉ in the flood.
+#[test]
+fn activations_are_counted() {
+    for ranks in 1..=17u32 {
+        let run = |mover: Mover, fire: Fire, seed: u64| {
+            let (ranks, fires, movers) = (vec![ranks..=ranks], vec![fire], vec![mover]);
+            let options = Options { ranks, fires, movers, alike: true, ..Options::default() };
+            run(seed, &options).unwrap()
+        };
+        for seed in 0..20 {
+            // All leave in the same round, so all hear of every round.
+            let cut = run(Mover::Cut, Fire::Quorum(ranks), seed);
+            assert_eq!(cut.activations, cut.rounds * u64::from(ranks - 1), "{ranks} ranks");
+            let fire = [Fire::Solo, Fire::Quorum(0), Fire::Quorum(ranks)][seed as usize % 3];
+            let tree = run(Mover::Tree, fire, seed);
+            let hops = u64::from(ranks.next_power_of_two().ilog2());
+            assert!(tree.rounds > 0);
+            assert_eq!(tree.activations, tree.rounds * u64::from(ranks) * hops, "{ranks} ranks");
+        }
+    }
+}
+
 #[test]
 fn worlds_of_several_words() {
     let options = Options { ranks: vec![33..=70], ..Options::default() };
@@ -106,7 +128,7 @@ fn worlds_of_several_words() {
 #[cfg(feature = "faults")]
 mod faults {
     use super::*;
-    use earlybird::simulation::Fault;
+    use earlybird::fault::Fault;
 
     /// Schedules within which a fault must show.
     const WITHIN: u64 = 10_000;
@@ -119,7 +141,9 @@ mod faults {
         let found: Vec<_> = Fault::EVERY
             .into_iter()
             .map(|fault| {
-                let options = Options { fault: Some(fault), ..Options::default() };
+                let movers = vec![if fault.is_of_programs() { Mover::Tree } else { Mover::Cut }];
+                let deaths = fault.needs_a_death();
+                let options = Options { fault: Some(fault), movers, deaths, ..Options::default() };
                 (fault, (0..WITHIN).find_map(|seed| run(seed, &options).err()))
             })
             .collect();

@@ -193,6 +193,17 @@ impl<T: Element> Allreduce<T> {
         Ok(())
     }
 
+    /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.
+    ///
+    /// # Errors
+    /// A broken endpoint.
+    pub fn is_complete(&self) -> Result<bool> {
+        let mut driver = self.seat.take();
+        let now = self.patience.clock.now_for(driver.machine());
+        driver.drive(now, Effort::Nothing)?;
+        Ok(!driver.machine().ready().is_empty())
+    }
+
     /// What happened to this rank so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -27,7 +27,9 @@ pub struct AllreduceBuilder<'w, T> {
     mover: Mover,
     executor: Executor,
     #[cfg(feature = "faults")]
-    fault: Option<super::core::Fault>,
+    fault: Option<crate::fault::Fault>,
+    #[cfg(feature = "faults")]
+    fuse: Option<crate::fault::Fuse>,
     element: PhantomData<T>,
 }
 
@@ -47,6 +49,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             executor: Executor::Auto,
             #[cfg(feature = "faults")]
             fault: None,
+            #[cfg(feature = "faults")]
+            fuse: None,
             element: PhantomData,
         }
     }
@@ -91,8 +95,15 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
 
     /// A deliberate mistake in the protocol.
     #[cfg(feature = "faults")]
-    pub fn fault(mut self, fault: Option<super::core::Fault>) -> Self {
+    pub fn fault(mut self, fault: Option<crate::fault::Fault>) -> Self {
         self.fault = fault;
+        self
+    }
+
+    /// Kills this process when it has passed a place so many times.
+    #[cfg(feature = "faults")]
+    pub fn crash(mut self, place: crate::fault::Crash, after: u64) -> Self {
+        self.fuse = Some(crate::fault::Fuse::new(place, after));
         self
     }
 
@@ -133,6 +144,12 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         // From here on the others believe that this rank takes part.
         let driver = Driver::new(plan, endpoint, regions, reduction)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
+        #[cfg(feature = "faults")]
+        let driver = {
+            let mut driver = driver;
+            driver.crash(self.fuse);
+            driver
+        };
         let crowded = world.is_oversubscribed();
         let patience = Patience::new(world.fabric().clone(), parameters.spin(crowded), crowded);
         let executor = match self.executor {

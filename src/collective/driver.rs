@@ -7,6 +7,7 @@ use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, Rank
 use super::rule::Scale;
 use crate::error::Result;
 use crate::fabric::{Arena, At, Change, Endpoint, Lender, Posted, Region, Signal, Waker, Window, arena::Source};
+use crate::fault::{Crash, Fuse};
 use crate::reduce::Dtype;
 use crate::trigger::{Gate, Input, Target, Task, Work};
 
@@ -39,6 +40,7 @@ pub(crate) struct Driver {
     /// Parts of what a program's reduction makes.
     scratch: Cut,
     sources: Vec<Source>,
+    fuse: Option<Fuse>,
 }
 
 #[derive(Debug)]
@@ -98,7 +100,19 @@ impl Driver {
         let scratch = Cut::with_room_for(plan.ranks);
         let sources = Vec::with_capacity(2 * plan.ranks as usize);
         let machine = Machine::new(plan);
-        Ok(Driver { machine, endpoint, control, regions, arena, staging, zeros, reduction, scratch, sources })
+        Ok(Driver {
+            machine,
+            endpoint,
+            control,
+            regions,
+            arena,
+            staging,
+            zeros,
+            reduction,
+            scratch,
+            sources,
+            fuse: None,
+        })
     }
 
     pub(crate) fn machine(&self) -> &Machine {
@@ -111,6 +125,12 @@ impl Driver {
 
     pub(crate) fn endpoint(&mut self) -> &mut dyn Endpoint {
         &mut *self.endpoint
+    }
+
+    /// Lays a fuse.
+    #[cfg(feature = "faults")]
+    pub(crate) fn crash(&mut self, fuse: Option<Fuse>) {
+        self.fuse = fuse;
     }
 
     /// Ends a wait of the endpoint, from any thread.
@@ -179,7 +199,10 @@ impl Driver {
             // its outcome is not read any more.
             Op::Store { cell, value } => self.control.0.cell(cell).store(value, Ordering::Release),
             // Both: it carries what its origin saw, and joins what was known to those before.
-            Op::Raise { cell, value } => _ = self.control.0.cell(cell).fetch_max(value, Ordering::AcqRel),
+            Op::Raise { cell, value } => {
+                Fuse::pass(&mut self.fuse, Crash::BetweenSignals);
+                _ = self.control.0.cell(cell).fetch_max(value, Ordering::AcqRel);
+            }
             Op::Fence => std::sync::atomic::fence(Ordering::SeqCst),
             Op::Signal { host, data, cell, change, token } => {
                 let signal = Signal { at: self.control_at(host, cell), change };
@@ -257,7 +280,9 @@ impl Driver {
 
     /// A reduction of a program: the set of parts and the data.
     fn run(&mut self, task: Task) {
-        let Driver { machine, control, arena, reduction, scratch, sources, .. } = self;
+        Fuse::pass(&mut self.fuse, Crash::AfterClaim);
+        let dies = Fuse::is_due(self.fuse, Crash::InsideOperation);
+        let Driver { machine, control, arena, reduction, scratch, sources, fuse, .. } = self;
         let plan = machine.plan();
         let Some(layout) = plan.program.as_deref() else { return };
         let Work::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
@@ -267,6 +292,7 @@ impl Driver {
         scratch.entries.clear();
         sources.clear();
         let (skip, len) = plan.chunk_span(*chunk);
+        let len = if dies { len / 2 / size_of::<u64>() * size_of::<u64>() } else { len };
         for input in from {
             let first = scratch.entries.len();
             match *input {
@@ -300,6 +326,7 @@ impl Driver {
                 arena.combine(reduction.dtype, sources.iter().copied(), to, len, divisor);
             }
         }
+        Fuse::pass(fuse, Crash::InsideOperation);
     }
 
     /// Writes the record: on the own host with its round last, and from there to another.

@@ -124,7 +124,11 @@ impl Common {
             let over = |machine: &Machine| !machine.ready().is_empty() || !machine.has_arrival();
             let leave = || self.wanted.load(Ordering::SeqCst) || self.stop.load(Ordering::Relaxed);
             // An error is met again by the caller, who can be told.
-            let _ = patience.work(&mut driver, over, leave);
+            let worked = patience.work(&mut driver, over, leave);
+            if worked.is_ok() && !over(driver.machine()) {
+                // The caller came in between; go on when it is gone.
+                self.work.store(true, Ordering::Release);
+            }
         }
     }
 }

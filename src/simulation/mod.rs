@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-pub use crate::collective::core::{Fault, Stats};
+pub use crate::collective::core::Stats;
 pub use scenario::Options;
 
 use crate::collective::driver::{Driver, Regions};
@@ -51,6 +51,8 @@ pub struct Coverage {
     pub segments: u64,
     /// Operations of programs run.
     pub operations: u64,
+    /// Messages that said that a round had fired.
+    pub activations: u64,
     /// Ranks that died.
     pub deaths: u64,
     /// Operations of a dead rank that another one did again.
@@ -60,7 +62,7 @@ pub struct Coverage {
 impl Coverage {
     /// Name and count of each case.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 13] {
+    pub fn counters(&self) -> [(&'static str, u64); 14] {
         [
             ("contributions", self.contributions),
             ("rounds", self.rounds),
@@ -73,6 +75,7 @@ impl Coverage {
             ("closed_for_others", self.closed_for_others),
             ("segments", self.segments),
             ("operations", self.operations),
+            ("activations", self.activations),
             ("deaths", self.deaths),
             ("inherited", self.inherited),
         ]
@@ -91,6 +94,7 @@ impl Coverage {
         self.closed_for_others += other.closed_for_others;
         self.segments += other.segments;
         self.operations += other.operations;
+        self.activations += other.activations;
         self.deaths += other.deaths;
         self.inherited += other.inherited;
     }
@@ -104,6 +108,7 @@ impl Coverage {
         self.closed_for_others += stats.closed_for_others;
         self.segments += stats.segments;
         self.operations += stats.operations;
+        self.activations += stats.activations;
         self.inherited += stats.inherited;
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Effort, Fault, Path, Plan, Topology, program};
+use crate::collective::core::{Effort, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
 use crate::collective::mover::Mover;
 use crate::collective::rule::{Fire, Grace, Scale};
+use crate::fault::Fault;
 use crate::reduce::Dtype;
 use crate::trigger::{Layout, Schedule};
 
@@ -24,6 +25,9 @@ pub struct Options {
     pub movers: Vec<Mover>,
     /// Most contributions of a rank.
     pub steps: u32,
+    /// Whether all ranks make the same number of contributions, each on a host of its own where the
+    /// mover allows that.
+    pub alike: bool,
     /// Whether a rank may die, anywhere.
     pub deaths: bool,
     /// A deliberate fault in the core.
@@ -37,6 +41,7 @@ impl Default for Options {
             fires: vec![Fire::All, Fire::Solo, Fire::Quorum(0)],
             movers: vec![Mover::Cut],
             steps: 6,
+            alike: false,
             deaths: false,
             fault: None,
         }
@@ -138,7 +143,7 @@ impl Scenario {
         let arriving = if rng.random_bool(0.5) { Effort::Nothing } else { Effort::Work };
         let habits = |rng: &mut Xoshiro256PlusPlus, rank: u32| Habits {
             arriving,
-            steps: rng.random_range(0..=most_steps),
+            steps: if options.alike { most_steps } else { rng.random_range(0..=most_steps) },
             compute: if rank < stragglers { compute * 20 } else { compute },
             overlaps: if rng.random_bool(0.3) { 128 } else { 8 },
             holds: if rng.random_bool(0.2) { compute * 4 } else { 100 },
@@ -146,7 +151,11 @@ impl Scenario {
         };
         let tree = options.movers[rng.random_range(0..options.movers.len())] == Mover::Tree;
         let schedule = tree.then(|| Schedule::EVERY[rng.random_range(0..3)]);
-        let hosts = if tree { vec![0; ranks as usize] } else { draw_hosts(rng, ranks) };
+        let hosts = match (tree, options.alike) {
+            (true, _) => vec![0; ranks as usize],
+            (false, true) => (0..ranks).collect(),
+            (false, false) => draw_hosts(rng, ranks),
+        };
         let depth = match fire {
             Fire::All if tree => 2,
             Fire::All => 1,

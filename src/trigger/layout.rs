@@ -48,6 +48,8 @@ pub(crate) struct Row {
     pub(crate) work: Work,
     /// Counter and input cell (within a slot) of each signal.
     pub(crate) then: Vec<(u32, usize)>,
+    /// Signals to other ranks that the round has fired.
+    pub(crate) activations: u32,
     state: usize,
 }
 
@@ -267,10 +269,12 @@ impl Resolver {
                     (id, self.counters[id as usize].first + signal.input as usize)
                 };
                 let then = operation.then.iter().map(target).collect();
+                let activates = |to: &&Signal| to.counter == Role::Active && to.rank != program.rank;
+                let activations = operation.then.iter().filter(activates).count() as u32;
                 let counter = &mut self.counters[when as usize];
                 counter.threshold = operation.threshold;
                 counter.rows.push(rows.len() as u32);
-                rows.push(Row { when, work, then, state: self.states[rows.len()] });
+                rows.push(Row { when, work, then, activations, state: self.states[rows.len()] });
             }
         }
         rows

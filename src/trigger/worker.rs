@@ -11,6 +11,8 @@
 
 use super::compile::Start;
 use super::gate::Gate;
+use crate::fault::Fault;
+
 use super::layout::{Layout, Phase, Row, State, Work};
 
 /// An operation of the table, in a round.
@@ -55,10 +57,13 @@ enum Stage {
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
     me: u32,
+    fault: Option<Fault>,
     todo: Vec<Task>,
     stage: Stage,
     /// Operations carried out.
     pub(crate) tasks: u64,
+    /// Signals to other ranks that the round has fired.
+    pub(crate) activations: u64,
     /// Operations taken over from a dead rank.
     pub(crate) inherited: u64,
 }
@@ -116,9 +121,17 @@ impl Layout {
 }
 
 impl Worker {
-    pub(crate) fn new(me: u32, layout: &Layout) -> Self {
+    pub(crate) fn new(me: u32, layout: &Layout, fault: Option<Fault>) -> Self {
         let signals = layout.rows.iter().map(|row| row.then.len().max(1)).sum();
-        Worker { me, todo: Vec::with_capacity(signals), stage: Stage::Idle, tasks: 0, inherited: 0 }
+        Worker {
+            me,
+            fault,
+            todo: Vec::with_capacity(signals),
+            stage: Stage::Idle,
+            tasks: 0,
+            activations: 0,
+            inherited: 0,
+        }
     }
 
     /// Nothing claimed, so nobody waits for this worker by name.
@@ -207,6 +220,11 @@ impl Worker {
                         self.seal(layout, task, rank, found, want);
                     }
                     Work::Reduce { .. } => {
+                        if Fault::SignalBeforeData.is(self.fault) {
+                            self.signal(layout, task, want);
+                            want(Want::Run(task));
+                            return true;
+                        }
                         if !written {
                             want(Want::Run(task));
                             let state = State { round: task.round, owner: self.me, phase: Phase::Written };
@@ -266,7 +284,7 @@ impl Worker {
     fn seal(&mut self, layout: &Layout, task: Task, rank: u32, found: u64, want: &mut impl FnMut(Want)) {
         let gate = Gate(found).at(task.round);
         debug_assert!(Gate(found).round() <= task.round, "a gate of {} for {task:?}", Gate(found).round());
-        if gate.is_closed() {
+        if gate.is_closed() || Fault::GateOff.is(self.fault) {
             return self.signal(layout, task, want);
         }
         self.stage = Stage::Sealing { task, found };
@@ -276,7 +294,10 @@ impl Worker {
 
     fn signal(&mut self, layout: &Layout, task: Task, want: &mut impl FnMut(Want)) {
         self.tasks += 1;
-        for &(_, cell) in &layout.rows[task.row as usize].then {
+        self.activations += u64::from(layout.rows[task.row as usize].activations);
+        let then = &layout.rows[task.row as usize].then;
+        let forgotten = usize::from(Fault::ForgetSignal.is(self.fault));
+        for &(_, cell) in &then[..then.len() - forgotten] {
             want(Want::Raise { round: task.round, cell });
         }
         want(Want::Fence);

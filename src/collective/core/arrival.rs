@@ -2,13 +2,13 @@
 
 use super::Time;
 use super::cut::Part;
-use super::fault::Fault;
 use super::machine::{Cells, FOREVER, Machine, Tag};
 use super::op::{Op, Token};
 use super::plan::Path;
 use super::tree::Effort;
 use super::word::{self, Closing};
 use crate::fabric::{Atomic, Change};
+use crate::fault::Fault;
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
 pub(super) const FIRST_PROBE: Time = 1_000_000;

@@ -2,12 +2,12 @@
 
 use super::arrival::Stage;
 use super::cut::{Entry, Part};
-use super::fault::Fault;
 use super::machine::{Cells, Machine, Tag};
 use super::op::{Interest, Op, Token};
 use super::plan::{BUFFERS, Path};
 use super::word;
 use crate::fabric::{Atomic, Change};
+use crate::fault::Fault;
 
 impl Machine {
     /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
@@ -89,6 +89,7 @@ impl Machine {
         for host in self.plan.topology.hosts_but(own) {
             if self.has_receiver(host) {
                 self.pushes += 1;
+                self.stats.activations += 1;
                 self.push(Op::Publish { host, round, token: Token::Push });
             }
         }

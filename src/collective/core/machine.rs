@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use super::Time;
 use super::arrival::Arrival;
 use super::cut::{Cut, Part};
-use super::fault::Fault;
 use super::moving::Mover;
 use super::op::{Interest, Op, Token};
 use super::pace::Pace;
@@ -13,6 +12,7 @@ use super::plan::{BUFFERS, Path, Plan};
 use super::rank_set::RankSet;
 use super::tree::Effort;
 use crate::fabric::{Atomic, Change};
+use crate::fault::Fault;
 use crate::trigger::Worker;
 
 /// The control cells of the own host, as they are now. Loads have acquire order.
@@ -43,6 +43,11 @@ pub struct Stats {
     pub initiated: u64,
     /// Segments this rank moved.
     pub segments: u64,
+    /// How often the library was entered for this rank's part, or looked again while waiting.
+    pub polls: u64,
+    /// Messages to other ranks that this rank sent, for itself or for others, to say that a round
+    /// has fired.
+    pub activations: u64,
     /// Operations of programs that this rank ran.
     pub operations: u64,
     /// Of those, the ones that it took over from a dead rank.
@@ -117,7 +122,7 @@ impl Machine {
             arrival: None,
             buffer: 0,
             mover: Mover::default(),
-            worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout)),
+            worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
             dead: RankSet::empty(plan.ranks),
             pace: Pace::new(plan.grace),
             stats: Stats::default(),
@@ -148,8 +153,9 @@ impl Machine {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let (operations, inherited) = self.worker.as_ref().map_or((0, 0), |worker| (worker.tasks, worker.inherited));
-        Stats { operations, inherited, ..self.stats }
+        let Some(worker) = &self.worker else { return self.stats };
+        let (operations, inherited) = (worker.tasks, worker.inherited);
+        Stats { operations, inherited, activations: worker.activations, ..self.stats }
     }
 
     pub(crate) fn has_arrival(&self) -> bool {
@@ -216,6 +222,7 @@ impl Machine {
     /// of the work of all it takes on.
     pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
         let start = self.transitions;
+        self.stats.polls += 1;
         loop {
             let before = self.transitions;
             self.learn(cells);

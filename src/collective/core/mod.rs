@@ -8,7 +8,6 @@
 
 mod arrival;
 mod cut;
-mod fault;
 mod firing;
 mod machine;
 mod moving;
@@ -20,7 +19,6 @@ mod tree;
 mod word;
 
 pub use cut::{Cut, Entry, Part};
-pub use fault::Fault;
 pub use machine::Stats;
 pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Op, Token};

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use super::cut::Cut;
-use super::fault::Fault;
 use super::rank_set::RankSet;
 use super::word::RANKS_PER_WORD;
 use crate::collective::rule::{Fire, Grace};
+use crate::fault::Fault;
 use crate::trigger::{Layout, Request, Schedule, Start, span};
 
 /// Buffers between which a rank rotates: one being moved, one carried, one being written.
@@ -127,10 +127,6 @@ pub(crate) struct Plan {
     pub(crate) helpers: u32,
     /// The tables, on the path that has some.
     pub(crate) program: Option<Arc<Layout>>,
-    #[cfg_attr(
-        not(feature = "faults"),
-        expect(dead_code, reason = "read by fault() only when faults are compiled in")
-    )]
     pub(crate) fault: Option<Fault>,
 }
 
@@ -332,13 +328,7 @@ impl Plan {
         stride.checked_mul(usize::try_from(rows).ok()?).filter(|&total| total <= isize::MAX as usize)
     }
 
-    #[cfg(feature = "faults")]
     pub(crate) fn fault(&self, fault: Fault) -> bool {
-        self.fault == Some(fault)
-    }
-
-    #[cfg(not(feature = "faults"))]
-    pub(crate) fn fault(&self, _: Fault) -> bool {
-        false
+        fault.is(self.fault)
     }
 }

@@ -11,6 +11,7 @@ use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use super::plan::Plan;
 use crate::fabric::Atomic;
+use crate::fault::Fault;
 use crate::trigger::{Gate, Layout, SlotCells, Start, Want};
 
 /// How much a call does for others.
@@ -89,7 +90,7 @@ impl Machine {
             return;
         }
         let slot = Slot { plan, cells };
-        let is_dead = |rank| dead.contains(rank);
+        let is_dead = |rank| dead.contains(rank) && !plan.fault(Fault::AbandonTheDead);
         let mut want = |want| ops.push_back(op(plan, want));
         let mut progress = worker.step(layout, is_dead, &slot, &mut want);
         let round = self.fired + 1;

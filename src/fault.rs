@@ -1,0 +1,105 @@
+//! Deliberate faults, to prove that the tests find them. Only with the feature `faults`.
+
+/// A mistake that the protocol makes on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Counts a carried contribution as a fresh one when the cut is written down.
+    CarriedAsFresh,
+    /// Lets an arrival into a round whose slot somebody may still read.
+    ReuseSlotEarly,
+    /// Believes that a late contribution was placed without adding its bit.
+    ForgetCarriedBit,
+    /// Ends the grace from what was last seen of the word instead of closing it.
+    CloseWithoutWord,
+    /// Never says that outcomes were released.
+    SkipRelease,
+    /// Takes what is in a gate without closing it, so a deposit may come in between.
+    GateOff,
+    /// Signals that a sum is there before it is.
+    SignalBeforeData,
+    /// Forgets the last of an operation's signals.
+    ForgetSignal,
+    /// Leaves what a dead rank had claimed undone.
+    AbandonTheDead,
+}
+
+/// Where a process kills itself, to prove that others finish what it had in hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Crash {
+    /// An operation is claimed, and nothing of it has happened.
+    AfterClaim,
+    /// Half of its output is written.
+    InsideOperation,
+    /// Its output is written and some of its signals are given.
+    BetweenSignals,
+}
+
+impl Crash {
+    /// All of them.
+    pub const EVERY: [Crash; 3] = [Crash::AfterClaim, Crash::InsideOperation, Crash::BetweenSignals];
+}
+
+/// A crash, and how often its place is passed before it happens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fuse {
+    place: Crash,
+    left: u64,
+}
+
+impl Fuse {
+    #[cfg(feature = "faults")]
+    pub(crate) fn new(place: Crash, left: u64) -> Self {
+        Fuse { place, left }
+    }
+
+    /// Kills this process if this is the place and the time.
+    pub(crate) fn pass(fuse: &mut Option<Fuse>, place: Crash) {
+        if !cfg!(feature = "faults") {
+            return;
+        }
+        if let Some(fuse) = fuse.as_mut().filter(|fuse| fuse.place == place) {
+            if fuse.left == 0 {
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            }
+            fuse.left = fuse.left.saturating_sub(1);
+        }
+    }
+
+    /// Whether the next passing of this place is the last.
+    pub(crate) fn is_due(fuse: Option<Fuse>, place: Crash) -> bool {
+        cfg!(feature = "faults") && fuse.is_some_and(|fuse| fuse.place == place && fuse.left == 0)
+    }
+}
+
+impl Fault {
+    /// All of them.
+    pub const EVERY: [Fault; 9] = [
+        Fault::CarriedAsFresh,
+        Fault::ReuseSlotEarly,
+        Fault::ForgetCarriedBit,
+        Fault::CloseWithoutWord,
+        Fault::SkipRelease,
+        Fault::GateOff,
+        Fault::SignalBeforeData,
+        Fault::ForgetSignal,
+        Fault::AbandonTheDead,
+    ];
+
+    /// Whether it is one of programs.
+    #[must_use]
+    pub fn is_of_programs(self) -> bool {
+        matches!(self, Fault::GateOff | Fault::SignalBeforeData | Fault::ForgetSignal | Fault::AbandonTheDead)
+    }
+
+    /// Whether it shows only when somebody dies.
+    #[must_use]
+    pub fn needs_a_death(self) -> bool {
+        self == Fault::AbandonTheDead
+    }
+
+    /// Whether `chosen` is this one. Never, when faults are not compiled in.
+    #[inline(always)]
+    pub(crate) fn is(self, chosen: Option<Fault>) -> bool {
+        cfg!(feature = "faults") && chosen == Some(self)
+    }
+}

@@ -1,0 +1,207 @@
+//! Rounds that others carry out: for ranks that sleep, that compute, and that die with somebody's
+//! operation in their hands.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::io::Read;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use common::{Job, role, said, shared_memory_files};
+use earlybird::{Config, Executor, Fire, Grace, Mover, World};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Rounds that the others make while a rank sleeps.
+const ROUNDS: u64 = 1000;
+
+/// Elements of a KiB.
+const LENGTH: usize = 128;
+
+fn value(rank: u32, target: u64) -> u64 {
+    u64::from(rank + 1) << 32 | target
+}
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// `MOVER PATH`: rank 0 sleeps on a socket until the others have made their rounds.
+#[test]
+#[ignore = "played by the processes that the other tests start"]
+fn sleeper() {
+    let Some(role) = role() else { return };
+    let (mover, path) = role.split_once(' ').unwrap();
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
+    let sum = world.allreduce::<u64>(&[LENGTH]).fire(Fire::Solo).grace(Grace::NONE).depth(1024);
+    let mut sum = sum.mover(mover.parse().unwrap()).executor(Executor::Peer).build().unwrap();
+    let me = world.rank();
+    let bell = (me == 0).then(|| UnixListener::bind(path).unwrap());
+    world.barrier(DEADLINE).unwrap();
+    if let Some(bell) = bell {
+        let before = (sum.stats().polls, cpu_time());
+        let mut woken = bell.accept().unwrap().0;
+        woken.read_to_string(&mut String::new()).unwrap();
+        let after = (sum.stats().polls, cpu_time());
+        println!("\nPOLLS {}", after.0 - before.0);
+        println!("CPU {}", (after.1 - before.1).as_nanos());
+    }
+    let mut newest = 0;
+    let mut seen = 0;
+    while newest < ROUNDS {
+        sum.contribution().unwrap().fill(value(me, newest + 1));
+        sum.arrive().unwrap();
+        for outcome in sum.wait(DEADLINE).unwrap() {
+            newest = outcome.round();
+            seen += 1;
+            let parts = outcome.cut().contributions();
+            let expected = parts.fold(0u64, |sum, entry| sum.wrapping_add(value(entry.rank, newest - entry.age)));
+            assert!(outcome.data().iter().all(|&x| x == expected), "round {newest}: {:?}", outcome.cut());
+            assert!(
+                me == 0 || newest > ROUNDS || outcome.cut().entries().iter().all(|entry| entry.rank != 0),
+                "rank 0 slept through round {newest}"
+            );
+        }
+        if me == 0 {
+            println!("\nSEEN {seen} NEWEST {newest}");
+        }
+    }
+    if me == 1 {
+        drop(UnixStream::connect(path).unwrap());
+    }
+    sum.finish(DEADLINE).unwrap();
+}
+
+#[test]
+fn a_sleeping_rank_takes_no_part_and_misses_nothing() {
+    for mover in ["tree", "cut"] {
+        let path = std::env::temp_dir().join(format!("earlybird-test-{}-{mover}", std::process::id()));
+        let ends = Job::start(4, "sleeper", &format!("{mover} {}", path.display())).finish(DEADLINE);
+        std::fs::remove_file(&path).unwrap();
+        for (rank, (status, text)) in ends.iter().enumerate() {
+            assert!(status.success(), "{mover}: rank {rank}: {text}");
+        }
+        let number = |key: &str| said(&ends[0].1, key)[0].parse::<u64>().unwrap();
+        println!("{mover}: {} polls and {} ns of processor time in {ROUNDS} rounds", number("POLLS"), number("CPU"));
+        assert_eq!(number("POLLS"), 0, "{mover}: the sleeper called the library");
+        assert!(number("CPU") < 1_000_000, "{mover}: the sleeper used {} ns of processor time", number("CPU"));
+        let seen = said(&ends[0].1, "SEEN")[0];
+        let (seen, newest) = seen.split_once(" NEWEST ").unwrap();
+        assert_eq!(seen, newest, "{mover}: it receives every round, at once");
+        assert!(newest.parse::<u64>().unwrap() >= ROUNDS, "{mover}: only {newest} rounds were there");
+    }
+}
+
+/// With a thread, what was handed in completes while its rank computes; with the peer executor it
+/// is complete when the last `arrive` returns.
+#[test]
+fn rounds_complete_while_everybody_computes() {
+    for mover in [Mover::Tree, Mover::Cut] {
+        for (executor, length) in [(Executor::Thread, 100_000), (Executor::Thread, 10), (Executor::Peer, 100_000)] {
+            let worlds = World::in_this_process(3, &Config::default()).unwrap();
+            std::thread::scope(|scope| {
+                for world in &worlds {
+                    scope.spawn(move || {
+                        let sum = world.allreduce::<u64>(&[length]).fire(Fire::Quorum(3)).mover(mover);
+                        let mut sum = sum.executor(executor).build().unwrap();
+                        for round in 1..=5 {
+                            sum.contribution().unwrap().fill(round);
+                            sum.arrive().unwrap();
+                            world.barrier(DEADLINE).unwrap();
+                            // Everybody has arrived; nobody waits. Look from outside whether it completes.
+                            let until = Instant::now() + DEADLINE;
+                            while !sum.is_complete().unwrap() {
+                                assert!(Instant::now() < until, "{mover} {executor}: round {round} does not complete");
+                                std::thread::sleep(Duration::from_micros(200));
+                            }
+                            world.barrier(DEADLINE).unwrap();
+                            let before = sum.stats();
+                            let outcomes = sum.test().unwrap().expect("complete");
+                            assert!(outcomes.newest().iter().all(|&x| x == 3 * round));
+                            drop(outcomes);
+                            let after = sum.stats();
+                            let work = |stats: earlybird::collective::Stats| (stats.segments, stats.operations);
+                            assert_eq!(work(after), work(before), "{mover} {executor}: test found work to do");
+                        }
+                        sum.finish(DEADLINE).unwrap();
+                    });
+                }
+            });
+        }
+    }
+}
+
+#[cfg(feature = "faults")]
+mod crashes {
+    use super::*;
+    use earlybird::Error;
+    use earlybird::fault::Crash;
+
+    /// `FIRE EXECUTOR LENGTH VICTIM PLACE AFTER`: makes rounds until somebody is dead.
+    #[test]
+    #[ignore = "played by the processes that the other tests start"]
+    fn mortal() {
+        let Some(role) = role() else { return };
+        let words: Vec<&str> = role.split(' ').collect();
+        let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
+        let length: usize = words[2].parse().unwrap();
+        let mut sum = world.allreduce::<u64>(&[length]).fire(words[0].parse().unwrap()).mover(Mover::Tree);
+        sum = sum.executor(words[1].parse().unwrap());
+        if words[3].parse() == Ok(world.rank()) {
+            sum = sum.crash(Crash::EVERY[words[4].parse::<usize>().unwrap()], words[5].parse().unwrap());
+        }
+        let mut sum = sum.build().unwrap();
+        let me = world.rank();
+        let mut newest = 0;
+        let mut play = || -> Result<(), Error> {
+            loop {
+                sum.contribution()?.fill(value(me, newest + 1));
+                sum.arrive()?;
+                for outcome in sum.wait(DEADLINE)? {
+                    newest = outcome.round();
+                    let parts = outcome.cut().contributions();
+                    let expected =
+                        parts.fold(0u64, |sum, entry| sum.wrapping_add(value(entry.rank, newest - entry.age)));
+                    if outcome.data().iter().any(|&x| x != expected) {
+                        println!("\nWRONG round {newest}: {:?}", outcome.cut());
+                    }
+                }
+            }
+        };
+        match play() {
+            Err(Error::PeerDied { peer, .. }) => println!("\nDIED {peer}"),
+            other => println!("\nOTHER {other:?}"),
+        }
+        println!("\nINHERITED {}", sum.stats().inherited);
+    }
+
+    /// Killed with an operation in its hands: claimed, half done, or half announced. The others finish
+    /// the round or fail by name; nothing is ever wrong, nobody hangs.
+    #[test]
+    fn what_a_killed_rank_had_in_hand_is_done_by_others() {
+        let before = shared_memory_files();
+        let mut inherited = [0; 3];
+        for turn in 0..54u64 {
+            let fire = ["solo", "quorum=2", "all"][turn as usize % 3];
+            let place = turn as usize / 3 % 3;
+            let executor = EXECUTORS[turn as usize / 9 % 3];
+            let length = [64, 30_000][turn as usize / 27 % 2];
+            let ranks = 3 + (turn % 2) as u32;
+            let victim = (turn % u64::from(ranks)) as usize;
+            let what = format!("{fire} {executor} {length} {victim} {place} {}", turn * 7 % 50);
+            let ends = Job::start(ranks, "crashes::mortal", &what).finish(Duration::from_secs(20));
+            for (rank, (_, text)) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+                assert!(said(text, "WRONG").is_empty() && !text.contains("panicked"), "{what}: rank {rank}: {text}");
+                assert_eq!(said(text, "DIED"), [victim.to_string()], "{what}: rank {rank}: {text}");
+                inherited[place] += said(text, "INHERITED")[0].parse::<u64>().unwrap();
+            }
+        }
+        println!("operations taken over: {inherited:?} after {:?}", Crash::EVERY);
+        assert!(inherited.iter().all(|&count| count > 0), "no operation was ever taken over: {inherited:?}");
+        assert_eq!(shared_memory_files(), before, "something was left behind");
+    }
+
+    const EXECUTORS: [Executor; 3] = [Executor::Caller, Executor::Peer, Executor::Thread];
+}
