@@ -37,6 +37,7 @@ pub mod fault;
 pub mod model;
 pub mod reduce;
 pub mod simulation;
+mod sync;
 pub mod trigger;
 mod world;
 

@@ -1,14 +1,13 @@
 //! Carries out the machine's operations on an endpoint, one at a time.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::Ordering;
-
 use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, RankSet, Time, Token};
 use super::rule::Scale;
 use crate::error::Result;
 use crate::fabric::{Arena, At, Change, Endpoint, Lender, Posted, Region, Signal, Waker, Window, arena::Source};
 use crate::fault::{Crash, Fuse};
 use crate::reduce::Dtype;
+use crate::sync::{self, Ordering};
 use crate::trigger::{Gate, Input, Target, Task, Work};
 
 /// What is done with the elements.
@@ -49,8 +48,7 @@ struct HostCells(Window);
 impl Cells for HostCells {
     #[inline]
     fn load(&self, cell: usize) -> u64 {
-        // Pairs with the release of whoever wrote it: what the cell announces is visible too.
-        self.0.cell(cell).load(Ordering::Acquire)
+        sync::look(self.0.cell(cell))
     }
 }
 
@@ -197,13 +195,12 @@ impl Driver {
         match op {
             // Release: who sees a tag sees the contribution, who sees a round released knows that
             // its outcome is not read any more.
-            Op::Store { cell, value } => self.control.0.cell(cell).store(value, Ordering::Release),
-            // Both: it carries what its origin saw, and joins what was known to those before.
+            Op::Store { cell, value } => sync::announce(self.control.0.cell(cell), value),
             Op::Raise { cell, value } => {
                 Fuse::pass(&mut self.fuse, Crash::BetweenSignals);
-                _ = self.control.0.cell(cell).fetch_max(value, Ordering::AcqRel);
+                sync::raise(self.control.0.cell(cell), value);
             }
-            Op::Fence => std::sync::atomic::fence(Ordering::SeqCst),
+            Op::Fence => sync::full_fence(),
             Op::Signal { host, data, cell, change, token } => {
                 let signal = Signal { at: self.control_at(host, cell), change };
                 let posted = match data {
@@ -337,7 +334,7 @@ impl Driver {
             self.control.store_all(record + 1, cut.encode());
             // Release: who sees the round sees the cut, the cleared words of the next round, and
             // for small data the outcome.
-            self.control.0.cell(record).store(round, Ordering::Release);
+            sync::announce(self.control.0.cell(record), round);
             self.machine.complete(token, 0, now);
             return Ok(());
         }

@@ -85,7 +85,7 @@ pub struct Signal {
 }
 
 /// How a cell changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
     /// Becomes this.
     Set(u64),
@@ -94,7 +94,7 @@ pub enum Change {
 }
 
 /// An atomic operation on a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Atomic {
     /// Adds, wrapping.
     FetchAdd(u64),

@@ -5,7 +5,8 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+
+use crate::sync::AtomicU64;
 
 /// A mapped region: cells that are atomics, and bytes that are raw.
 ///

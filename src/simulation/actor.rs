@@ -1,11 +1,14 @@
 //! One rank of a simulated world.
 
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::oracle::Oracle;
 use super::scenario::Habits;
-use crate::collective::core::{Effort, Stats, Time};
+use crate::collective::core::{Effort, Machine, Op, Stats, Time};
 use crate::collective::driver::Driver;
 use crate::fabric::Lender;
 
@@ -18,7 +21,7 @@ pub(super) enum Next {
     Gone,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Computing,
     /// In `arrive`.
@@ -55,7 +58,66 @@ pub(super) struct Actor {
     heard: Option<u32>,
 }
 
+/// Everything about an actor that changes.
+#[derive(Debug)]
+pub(super) struct Saved {
+    machine: Machine,
+    doing: Doing,
+    made: u32,
+    judged: u64,
+    finishing: bool,
+    heard: Option<u32>,
+}
+
+impl Hash for Saved {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Saved { machine, doing, made, judged, finishing, heard } = self;
+        machine.fingerprint(state);
+        (doing, made, judged, finishing, heard).hash(state);
+    }
+}
+
 impl Actor {
+    pub(super) fn save(&self) -> Saved {
+        let Actor { driver, doing, made, judged, finishing, heard, .. } = self;
+        let (doing, made, judged, finishing, heard) = (*doing, *made, *judged, *finishing, *heard);
+        Saved { machine: driver.machine().clone(), doing, made, judged, finishing, heard }
+    }
+
+    pub(super) fn restore(&mut self, saved: &Saved) {
+        *self.driver.machine_mut() = saved.machine.clone();
+        (self.doing, self.made, self.judged) = (saved.doing, saved.made, saved.judged);
+        (self.finishing, self.heard) = (saved.finishing, saved.heard);
+    }
+
+    /// Whether its next step is nobody else's business: it writes only what nobody reads before a
+    /// later step says so, and reads only what nobody changes.
+    pub(super) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
+        match self.driver.machine().peek_op() {
+            Some(Op::Fence | Op::Run(_)) => true,
+            // Whoever begins to wait later looks at what this announces.
+            Some(Op::Wake { .. }) => nobody_waits,
+            // Claims are looked at again only when their owner is dead.
+            Some(Op::Store { cell, .. }) => !mortals && self.driver.machine().is_claim(*cell),
+            Some(_) => false,
+            None => self.doing == Doing::Computing,
+        }
+    }
+
+    /// Cells of claims that have no meaning any more: everything that was claimed has happened.
+    pub(super) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
+        self.driver.machine().spent_claims(cells)
+    }
+
+    pub(super) fn has_heard(&self) -> bool {
+        self.heard.is_some()
+    }
+
+    /// Learns that somebody died.
+    pub(super) fn hear_of(&mut self, dead: u32) {
+        self.heard = Some(dead);
+    }
+
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
         Actor {
             memory: driver.lender(),
@@ -105,7 +167,7 @@ impl Actor {
         &mut self,
         now: Time,
         rng: &mut Xoshiro256PlusPlus,
-        oracle: &mut Oracle,
+        oracle: &mut Rc<Oracle>,
     ) -> Result<Next, String> {
         self.turns += 1;
         self.heard = self.heard.or(self.news.filter(|&(time, _)| time <= now).map(|(_, dead)| dead));
@@ -153,13 +215,13 @@ impl Actor {
         self.driver.machine().plan().me
     }
 
-    fn arrive(&mut self, now: Time, oracle: &mut Oracle) -> Result<(), String> {
+    fn arrive(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Result<(), String> {
         let rank = self.rank();
         if self.made < self.habits.steps {
             let plan = self.driver.machine().plan();
             let at = plan.contribution(rank, self.driver.machine().buffer());
             oracle.fill(rank, self.made, self.memory.contribution::<u8>(at, plan.bytes));
-            oracle.arrives(rank, self.made, self.driver.machine().taken() + 1)?;
+            Rc::make_mut(oracle).arrives(rank, self.made, self.driver.machine().taken() + 1)?;
             self.made += 1;
             self.driver.machine_mut().arrive(now);
         } else {
@@ -171,21 +233,24 @@ impl Actor {
     }
 
     /// One operation of the driver; what landed by it is judged.
-    fn step(&mut self, now: Time, effort: Effort, oracle: &mut Oracle) -> Result<bool, String> {
+    fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Result<bool, String> {
         let progress = self.driver.step(now, effort).map_err(|error| error.to_string())?;
         if self.finishing {
             // What a leaver misses it lets go by itself.
-            oracle.releases(self.rank(), oracle.released(self.rank()).max(self.driver.machine().taken()));
+            let released = oracle.released(self.rank()).max(self.driver.machine().taken());
+            if released != oracle.released(self.rank()) {
+                Rc::make_mut(oracle).releases(self.rank(), released);
+            }
         }
         while self.judged < self.driver.machine().landed() {
             self.judged += 1;
             let cut = self.driver.machine().cut(self.judged);
-            oracle.lands(self.rank(), cut, self.outcome(self.judged))?;
+            Rc::make_mut(oracle).lands(self.rank(), cut, self.outcome(self.judged))?;
         }
         Ok(progress)
     }
 
-    fn wait(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Oracle) -> Result<Next, String> {
+    fn wait(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Result<Next, String> {
         if self.step(now, Effort::Work, oracle)? {
             return Ok(self.pause(rng));
         }
@@ -201,7 +266,7 @@ impl Actor {
             if !rounds.is_empty() {
                 let newest = *rounds.end();
                 let rank = self.rank();
-                rounds.into_iter().try_for_each(|round| oracle.receives(rank, round))?;
+                rounds.into_iter().try_for_each(|round| Rc::make_mut(oracle).receives(rank, round))?;
                 self.doing = Doing::Holding { round: newest };
                 return Ok(Next::After(rng.random_range(1..=self.habits.holds)));
             }
@@ -234,13 +299,13 @@ impl Actor {
         Ok(Next::Parked(self.driver.machine().next_timer().into_iter().chain(news).min()))
     }
 
-    fn release(&mut self, newest: u64, oracle: &mut Oracle) -> Result<(), String> {
+    fn release(&mut self, newest: u64, oracle: &mut Rc<Oracle>) -> Result<(), String> {
         let rank = self.rank();
         // It may hold several; all of them must read as they did.
         for round in oracle.released(rank) + 1..=newest {
             oracle.still(rank, round, self.outcome(round))?;
         }
-        oracle.releases(rank, newest);
+        Rc::make_mut(oracle).releases(rank, newest);
         self.driver.machine_mut().release(newest);
         Ok(())
     }

@@ -6,12 +6,14 @@
 //! wake-up that is lost is found as well. Every landing is judged by the oracle.
 
 mod actor;
+pub mod explore;
 mod oracle;
 mod scenario;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -136,12 +138,14 @@ pub fn run(seed: u64, options: &Options) -> Result<Coverage, Failure> {
     let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&scenario, &mut rng)));
     match outcome {
         Ok(result) => result.map_err(failed),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
-            Err(failed(format!("panic: {}", text.unwrap_or_default())))
-        }
+        Err(panic) => Err(failed(format!("panic: {}", panic_text(&*panic)))),
     }
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned())).unwrap_or_default()
 }
 
 /// More than any world needs that makes progress.
@@ -152,7 +156,7 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
     let net = fabrics[0].net();
     net.lock().take_over();
     let mut actors = build(scenario, &fabrics)?;
-    let mut oracle = Oracle::new(scenario);
+    let mut oracle = Rc::new(Oracle::new(scenario));
     // Stale entries are recognised by the actor: only the newest of each counts.
     let mut agenda: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
     let mut order = 0;

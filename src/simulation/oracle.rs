@@ -12,19 +12,19 @@ use crate::trigger::Schedule;
 /// What a guarantee says and what was seen instead.
 pub(super) type Verdict = Result<(), String>;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Contribution {
     number: u32,
     entered: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Round {
     cut: Cut,
     data: Vec<u8>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Oracle {
     ranks: u32,
     fire: Fire,
@@ -258,7 +258,7 @@ fn left_to_right(values: impl IntoIterator<Item = f32>) -> Option<f32> {
 }
 
 /// SplitMix64's finalizer: neighbours become unrelated.
-fn mix(value: u64) -> u64 {
+pub(super) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

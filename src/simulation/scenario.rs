@@ -6,6 +6,7 @@ use std::time::Duration;
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::explore::{Means, World};
 use crate::collective::core::{Effort, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
 use crate::collective::mover::Mover;
@@ -187,6 +188,41 @@ impl Scenario {
             reduction: Reduction { dtype, scale },
             ranks: (0..ranks).map(|rank| habits(rng, rank)).collect(),
             fault: options.fault,
+        }
+    }
+
+    /// The world of an exhaustive search: one host, no time, two rounds under way.
+    pub(super) fn small(world: &World) -> Self {
+        let ranks = world.steps.len() as u32;
+        let (grace, depth, elements, segment) = (Grace::NONE, 2, 2, 8);
+        let path = match world.means {
+            Means::Tree(_) => Path::Program,
+            Means::Eager if world.fire == Fire::All => Path::Replicated,
+            Means::Eager => Path::Eager,
+            Means::Segments => Path::Segmented,
+        };
+        let schedule = match world.means {
+            Means::Tree(schedule) => Some(schedule),
+            _ => None,
+        };
+        let depth = if world.fire == Fire::All && schedule.is_none() { 1 } else { depth };
+        let program = schedule.map(|schedule| program(ranks, (world.fire, grace), schedule, (16, segment), depth));
+        let arriving = if world.peer { Effort::Work } else { Effort::Nothing };
+        let habits = |&steps: &u32| Habits { arriving, steps, compute: 1, overlaps: 0, holds: 1, preempted: 0 };
+        Scenario {
+            hosts: vec![0; ranks as usize],
+            fire: world.fire,
+            grace,
+            depth,
+            path,
+            elements,
+            segment,
+            schedule,
+            program,
+            reduction: Reduction { dtype: Dtype::U64, scale: Scale::Sum },
+            ranks: world.steps.iter().map(habits).collect(),
+            death: None,
+            fault: world.fault,
         }
     }
 

@@ -312,9 +312,4 @@ impl State {
             phase: if cell & 1 == 0 { Phase::Claimed } else { Phase::Written },
         }
     }
-
-    /// Whether it may be claimed for `round`: nobody has, or who has is dead.
-    pub(crate) fn is_free(self, round: u64, is_dead: impl Fn(u32) -> bool) -> bool {
-        self.round < round || (self.round == round && is_dead(self.owner))
-    }
 }

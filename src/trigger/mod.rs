@@ -4,18 +4,20 @@
 //! [`compile`] makes the table of every rank from what is wanted and from the [`Profile`] of who
 //! will run it; [`check`] proves what every executor relies on. In shared memory the tables are
 //! run by [`worker`]: the first arrival sets off a cascade, and the ranks it runs for take no part.
-#![forbid(unsafe_code)]
+#![cfg_attr(not(loom), forbid(unsafe_code))]
 
 mod check;
 mod compile;
 mod gate;
 mod layout;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod program;
 mod worker;
 
 pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Schedule, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate};
-pub(crate) use layout::{Input, Layout, Target, Work};
+pub(crate) use layout::{Input, Layout, State, Target, Work};
 pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};

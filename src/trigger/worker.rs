@@ -9,6 +9,8 @@
 //! Nothing is lost between two workers: each raises its input, fences, and then looks at the other
 //! inputs, so of the last two at least one sees both.
 
+use std::hash::{Hash, Hasher};
+
 use super::compile::Start;
 use super::gate::Gate;
 use crate::fault::Fault;
@@ -16,7 +18,7 @@ use crate::fault::Fault;
 use super::layout::{Layout, Phase, Row, State, Work};
 
 /// An operation of the table, in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Task {
     pub(crate) round: u64,
     pub(crate) row: u32,
@@ -39,7 +41,7 @@ pub(crate) enum Want {
     Call { most: Option<u32> },
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Stage {
     #[default]
     Idle,
@@ -73,6 +75,13 @@ pub(crate) trait SlotCells {
     fn load(&self, round: u64, cell: usize) -> u64;
 }
 
+impl Row {
+    /// Whether the operation has had all its effects.
+    pub(crate) fn has_signalled(&self, round: u64, cells: &impl SlotCells) -> bool {
+        self.then.iter().all(|&(_, cell)| cells.load(round, cell) >= round)
+    }
+}
+
 impl Layout {
     /// Inputs of a counter that have come for a round.
     pub(crate) fn value(&self, counter: u32, round: u64, cells: &impl SlotCells) -> u32 {
@@ -103,8 +112,15 @@ impl Layout {
 
     /// Whether something was set off whose effects are not all there.
     pub(crate) fn is_pending(&self, round: u64, cells: &impl SlotCells) -> bool {
-        let has_signalled = |row: &Row| row.then.iter().all(|&(_, cell)| cells.load(round, cell) >= round);
-        self.rows.iter().any(|row| self.is_reached(row.when, round, cells) && !has_signalled(row))
+        let unfinished = |row: &Row| !row.has_signalled(round, cells);
+        self.rows.iter().any(|row| self.is_reached(row.when, round, cells) && unfinished(row))
+    }
+
+    /// Whether an operation can be claimed: nobody has, or who has died before its last signal.
+    fn is_free(&self, row: u32, round: u64, is_dead: impl Fn(u32) -> bool, cells: &impl SlotCells) -> bool {
+        let state = State::from_cell(cells.load(round, self.state(row)));
+        let abandoned = || state.round == round && is_dead(state.owner);
+        state.round < round || (abandoned() && !self.rows[row as usize].has_signalled(round, cells))
     }
 
     /// Whether the round has fired, so that nothing more is needed of any rank's application.
@@ -132,6 +148,11 @@ impl Worker {
             activations: 0,
             inherited: 0,
         }
+    }
+
+    /// What its next steps depend on.
+    pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
+        (&self.todo, self.stage).hash(state);
     }
 
     /// Nothing claimed, so nobody waits for this worker by name.
@@ -173,8 +194,7 @@ impl Worker {
         }
         for (row, operation) in layout.rows.iter().enumerate() {
             let row = row as u32;
-            let state = State::from_cell(cells.load(round, layout.state(row)));
-            if state.is_free(round, &is_dead) && layout.is_reached(operation.when, round, cells) {
+            if layout.is_free(row, round, &is_dead, cells) && layout.is_reached(operation.when, round, cells) {
                 self.todo.push(Task { round, row });
             }
         }
@@ -206,7 +226,7 @@ impl Worker {
             Stage::Idle => {
                 while let Some(task) = self.todo.pop() {
                     let found = cells.load(task.round, layout.state(task.row));
-                    if State::from_cell(found).is_free(task.round, &is_dead) {
+                    if layout.is_free(task.row, task.round, &is_dead, cells) {
                         self.claim(layout, task, found, want);
                         return true;
                     }

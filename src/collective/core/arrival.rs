@@ -14,7 +14,7 @@ use crate::fault::Fault;
 pub(super) const FIRST_PROBE: Time = 1_000_000;
 const LAST_PROBE: Time = 64_000_000;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Arrival {
     pub(super) target: u64,
     pub(super) part: Part,
@@ -23,7 +23,7 @@ pub(super) struct Arrival {
     waited_for_room: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Stage {
     /// Waits for the last receiver of the round that used the slot before.
     Blocked,

@@ -60,11 +60,20 @@ impl Entry {
 }
 
 /// The agreed set of contributions in a round: the same for every receiver.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Debug, PartialEq, Eq, Hash, Default)]
 pub struct Cut {
     pub(crate) round: u64,
     pub(crate) initiator: Option<u32>,
     pub(crate) entries: Vec<Entry>,
+}
+
+impl Clone for Cut {
+    /// Keeps the room for more entries.
+    fn clone(&self) -> Self {
+        let mut entries = Vec::with_capacity(self.entries.capacity());
+        entries.extend_from_slice(&self.entries);
+        Cut { round: self.round, initiator: self.initiator, entries }
+    }
 }
 
 impl Cut {

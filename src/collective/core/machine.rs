@@ -1,6 +1,7 @@
 //! The state of one rank in one collective, and how it learns what happened.
 
 use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
 
 use super::Time;
 use super::arrival::Arrival;
@@ -58,7 +59,7 @@ pub struct Stats {
 pub(crate) const FOREVER: u64 = u64::MAX;
 
 /// One rank's part of the protocol. See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Machine {
     pub(super) plan: Plan,
     /// Newest round returned to the caller.
@@ -162,6 +163,19 @@ impl Machine {
         self.arrival.is_some()
     }
 
+    /// What its next steps depend on, apart from time.
+    pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
+        let Machine { taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left, .. } = self;
+        (taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left).hash(state);
+        let Machine {
+            released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
+        } = self;
+        (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
+        if let Some(worker) = &self.worker {
+            worker.fingerprint(state);
+        }
+    }
+
     /// Where it stands, in a line.
     pub(crate) fn summary(&self) -> String {
         let Machine { taken, fired, landed, arrival, mover, pushes, tags_under_way, .. } = self;
@@ -194,6 +208,10 @@ impl Machine {
     /// Gives the cut of a round that was taken to who keeps it from now on, for an old one.
     pub(crate) fn hand_cut_to(&mut self, round: u64, keeper: &mut Cut) {
         std::mem::swap(&mut self.cuts[self.plan.slot(round)], keeper);
+    }
+
+    pub(crate) fn peek_op(&self) -> Option<&Op> {
+        self.ops.front()
     }
 
     pub(crate) fn next_op(&mut self) -> Option<Op> {

@@ -6,7 +6,7 @@ use super::op::{Interest, Op, Token};
 use super::plan::Path;
 use crate::fabric::Atomic;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Mover {
     round: u64,
     /// Shares that are known to be claimed to the end.
@@ -16,7 +16,7 @@ pub(super) struct Mover {
     stage: Stage,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 enum Stage {
     #[default]
     Idle,

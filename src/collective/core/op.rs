@@ -80,7 +80,7 @@ impl Token {
 }
 
 /// What waiting ranks wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub(crate) enum Interest {
     /// A cut, or data.
@@ -91,7 +91,7 @@ pub(crate) enum Interest {
 
 /// One operation. Those with a token complete exactly once; the others take effect at once, in
 /// the order given, before anything that follows them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Op {
     /// Stores a cell on the own host, with release order.
     Store { cell: usize, value: u64 },

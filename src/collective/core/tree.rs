@@ -12,7 +12,7 @@ use super::op::{Interest, Op, Token};
 use super::plan::Plan;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
-use crate::trigger::{Gate, Layout, SlotCells, Start, Want};
+use crate::trigger::{Gate, Layout, SlotCells, Start, State, Want};
 
 /// How much a call does for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -288,6 +288,38 @@ impl Machine {
         let slot = Slot { plan: &self.plan, cells };
         let (Some(worker), Some(layout)) = (&self.worker, &self.plan.program) else { return false };
         !worker.owes_nothing() || layout.is_pending(self.fired + 1, &slot)
+    }
+
+    /// Whether a cell says who claimed an operation.
+    pub(crate) fn is_claim(&self, cell: usize) -> bool {
+        let Some(layout) = self.plan.program.as_deref() else { return false };
+        let Some(in_slots) = cell.checked_sub(self.plan.program_cell(1, 0)) else { return false };
+        (0..layout.rows.len() as u32).any(|row| layout.state(row) == in_slots % layout.cells())
+    }
+
+    /// Cells that say who claimed operations, all of whose effects have happened.
+    pub(crate) fn spent_claims(&self, load: impl Fn(usize) -> u64) -> Vec<usize> {
+        struct Direct<F>(F);
+        impl<F: Fn(usize) -> u64> Cells for Direct<F> {
+            fn load(&self, cell: usize) -> u64 {
+                self.0(cell)
+            }
+        }
+        let Some(layout) = self.plan.program.as_deref() else { return Vec::new() };
+        let cells = Direct(load);
+        let slot = Slot { plan: &self.plan, cells: &cells };
+        let mut spent = Vec::new();
+        for first in 1..=self.plan.slots() {
+            for (index, row) in layout.rows.iter().enumerate() {
+                let cell = self.plan.program_cell(first, layout.state(index as u32));
+                let round = State::from_cell(cells.load(cell)).round;
+                if round > 0 && row.has_signalled(round, &slot) {
+                    spent.push(cell);
+                }
+            }
+        }
+        spent.sort_unstable();
+        spent
     }
 
     /// Whether the next round has fired: whoever is alive can complete it.

@@ -1,12 +1,13 @@
 //! One collective's operations in shared memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use super::segment::{Doorbell, Segment};
+use super::doorbell::Doorbell;
+use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::fabric::{At, Atomic, Change, Completion, Endpoint, Interest, Posted, Region, Signal, Waker, Window};
+use crate::sync::{self, full_fence};
 
 /// A key is an offset in the world's file, and a length with the owner above it.
 const OWNER: u32 = 48;
@@ -60,10 +61,10 @@ impl ShmEndpoint {
         let cell = mapped.window.cell(signal.at.offset / size_of::<u64>());
         // Release: whoever sees the signal sees the data that was copied before.
         match signal.change {
-            Change::Set(value) => cell.store(value, Ordering::Release),
-            Change::Add(value) => _ = cell.fetch_add(value, Ordering::AcqRel),
+            Change::Set(value) => sync::announce(cell, value),
+            Change::Add(value) => _ = sync::add(cell, value),
         }
-        fence(Ordering::SeqCst);
+        full_fence();
         self.segment.doorbell(self.channel, mapped.owner).ring_always();
         Ok(())
     }
@@ -101,7 +102,7 @@ impl Endpoint for ShmEndpoint {
         Window::copy((&source.window, from.offset), (&target.window, to.offset), len);
         match signal {
             Some(signal) => self.change(signal)?,
-            None => fence(Ordering::Release),
+            None => sync::fence(sync::Ordering::Release),
         }
         Ok(Posted::Done(0))
     }
@@ -123,13 +124,9 @@ impl Endpoint for ShmEndpoint {
             return Err(self.usage("atomic", "a cell that is not aligned to 8 bytes"));
         }
         let cell = mapped.window.cell(at.offset / size_of::<u64>());
-        // Acquire and release: an atomic carries what its origin saw to whoever it answers next,
-        // so an initiator's knowledge includes that of every arrival before it.
         let before = match atomic {
-            Atomic::FetchAdd(value) => cell.fetch_add(value, Ordering::AcqRel),
-            Atomic::CompareSwap { expect, new } => {
-                cell.compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|found| found)
-            }
+            Atomic::FetchAdd(value) => sync::add(cell, value),
+            Atomic::CompareSwap { expect, new } => sync::swap(cell, expect, new),
         };
         Ok(Posted::Done(before))
     }
@@ -153,7 +150,7 @@ impl Endpoint for ShmEndpoint {
     fn waker(&self) -> Waker {
         let (segment, channel, rank) = (self.segment.clone(), self.channel, self.rank);
         Waker::new(move || {
-            fence(Ordering::SeqCst);
+            full_fence();
             segment.doorbell(channel, rank).ring_always();
         })
     }
@@ -161,7 +158,7 @@ impl Endpoint for ShmEndpoint {
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {
         // With the fence in `announce`: a sleeper whose announcement is not seen here sees what
         // was stored before this.
-        fence(Ordering::SeqCst);
+        full_fence();
         let ranks = self.segment.ranks();
         let mut woken = 0;
         for next in 1..=ranks {

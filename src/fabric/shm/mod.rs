@@ -7,7 +7,12 @@
 //! Every operation completes in the call: a put is a copy, a read too, an atomic is the processor's.
 //! Processes find out about each other's death by process descriptors.
 
+mod doorbell;
 mod endpoint;
+mod failure;
+#[cfg(all(test, loom))]
+mod loom_tests;
+mod mailbox;
 mod segment;
 
 use std::os::fd::OwnedFd;
@@ -20,9 +25,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Endpoint, Fabric};
 use crate::error::{Error, Ranks, Result};
+use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
+use failure::Failure;
 pub(crate) use segment::MOST_RANKS;
-use segment::{Doorbell, Failure, Segment};
+use segment::Segment;
 
 /// Endpoints that a world can have open or have had.
 pub(crate) const MOST_ENDPOINTS: u32 = segment::CHANNELS - 1;
@@ -92,6 +99,7 @@ impl ShmFabric {
     }
 
     fn wake_everybody(&self) {
+        crate::sync::full_fence();
         for channel in 0..=self.opened.load(Ordering::Relaxed).min(MOST_ENDPOINTS) {
             (0..self.segment.ranks()).for_each(|rank| self.segment.doorbell(channel, rank).ring_always());
         }
@@ -144,7 +152,7 @@ impl Fabric for ShmFabric {
                 "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
             ));
         }
-        if mine.len() > segment::MAILBOX {
+        if mine.len() > mailbox::MAILBOX {
             return Err(usage("more than fits into an exchange"));
         }
         self.health(operation)?;

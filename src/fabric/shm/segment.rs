@@ -3,27 +3,24 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::futex;
-use rustix::time::Timespec;
 
 use super::super::Window;
+use super::doorbell::Doorbell;
+use super::failure::{Failure, FailureCell};
+use super::mailbox::Mailbox;
 use crate::error::{Error, Result};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Most ranks of one machine.
 pub(crate) const MOST_RANKS: u32 = 4096;
 
 /// Endpoints of a world, number 0 being the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
-
-/// Bytes of a rank's turn in an exchange.
-pub(super) const MAILBOX: usize = 1000;
 
 const MAGIC: u64 = 0x6561_726C_7962_0001;
 
@@ -44,124 +41,11 @@ struct Head {
     failure: FailureCell,
 }
 
-#[repr(C)]
-struct FailureCell {
-    /// 0 none, 1 being written, 2 aborted, 3 died.
-    state: AtomicU32,
-    rank: AtomicU32,
-    len: AtomicU64,
-    text: [AtomicU64; 32],
-}
-
-/// Why everything fails from now on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    Aborted { by: u32, reason: String },
-    Died { peer: u32, how: String },
-}
-
 /// What a rank has for itself.
 #[repr(C, align(128))]
 struct RankHead {
     left: AtomicU32,
     mailboxes: [Mailbox; 2],
-}
-
-/// One rank's turn of an exchange. Turns alternate between two, so that a fast rank's next post
-/// does not overwrite what a slow one has not read; two ahead it cannot get.
-#[repr(C)]
-pub(super) struct Mailbox {
-    turn: AtomicU64,
-    len: AtomicU64,
-    data: [AtomicU64; MAILBOX / 8],
-}
-
-impl Mailbox {
-    pub(super) fn turn(&self) -> u64 {
-        self.turn.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn post(&self, turn: u64, data: &[u8]) {
-        store_bytes(&self.data, data);
-        self.len.store(data.len() as u64, Ordering::Relaxed);
-        // Releases the data; sequentially consistent so that of the last two posts one sees both.
-        self.turn.store(turn, Ordering::SeqCst);
-    }
-
-    pub(super) fn read(&self) -> Vec<u8> {
-        load_bytes(&self.data, self.len.load(Ordering::Relaxed) as usize)
-    }
-}
-
-fn store_bytes(cells: &[AtomicU64], bytes: &[u8]) {
-    for (cell, chunk) in cells.iter().zip(bytes.chunks(8)) {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        cell.store(u64::from_le_bytes(word), Ordering::Relaxed);
-    }
-}
-
-fn load_bytes(cells: &[AtomicU64], len: usize) -> Vec<u8> {
-    let mut bytes: Vec<u8> = cells.iter().flat_map(|cell| cell.load(Ordering::Relaxed).to_le_bytes()).collect();
-    bytes.truncate(len);
-    bytes
-}
-
-/// Where one rank sleeps in one channel.
-///
-/// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
-/// bell rang since. Whoever rings takes the announcement, so a sleeper is woken once.
-#[repr(C, align(64))]
-pub(super) struct Doorbell {
-    interest: AtomicU32,
-    rung: AtomicU32,
-}
-
-impl Doorbell {
-    /// Before the last look at memory.
-    pub(super) fn announce(&self, interest: u32) {
-        self.interest.store(interest, Ordering::SeqCst);
-        // With the fence in `ring`: either the look at memory that follows sees the change, or the
-        // one who made it sees the announcement.
-        fence(Ordering::SeqCst);
-    }
-
-    pub(super) fn withdraw(&self) {
-        self.interest.store(0, Ordering::Relaxed);
-    }
-
-    /// Sleeps until rung since the announcement, or for `at_most`.
-    pub(super) fn sleep(&self, at_most: Duration) {
-        let rung = self.rung.load(Ordering::Acquire);
-        if self.interest.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        // Other outcomes (the value changed, a signal, the time is up) all mean: look again.
-        let _ = futex::wait(&self.rung, futex::Flags::empty(), rung, Some(&timeout));
-        self.withdraw();
-    }
-
-    /// Wakes the sleeper if it waits for `interest`. The caller has fenced after its changes.
-    pub(super) fn ring(&self, interest: u32) -> bool {
-        if self.interest.load(Ordering::Relaxed) != interest {
-            return false;
-        }
-        let taken = self.interest.compare_exchange(interest, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if taken {
-            self.rung.fetch_add(1, Ordering::Release);
-            let _ = futex::wake(&self.rung, futex::Flags::empty(), 1);
-        }
-        taken
-    }
-
-    /// Wakes the sleeper whatever it waits for.
-    pub(super) fn ring_always(&self) {
-        if self.interest.swap(0, Ordering::AcqRel) != 0 {
-            self.rung.fetch_add(1, Ordering::Release);
-            let _ = futex::wake(&self.rung, futex::Flags::empty(), 1);
-        }
-    }
 }
 
 /// The mapped head of a world's memory file, and the file.
@@ -260,38 +144,11 @@ impl Segment {
 
     /// Writes the failure down unless there is one.
     pub(super) fn fail(&self, failure: &Failure) {
-        let cell = &self.head().failure;
-        if cell.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return;
-        }
-        let (state, rank, text) = match failure {
-            Failure::Aborted { by, reason } => (2, *by, reason),
-            Failure::Died { peer, how } => (3, *peer, how),
-        };
-        let mut len = text.len().min(cell.text.len() * 8);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
-        store_bytes(&cell.text, &text.as_bytes()[..len]);
-        cell.len.store(len as u64, Ordering::Relaxed);
-        cell.rank.store(rank, Ordering::Relaxed);
-        cell.state.store(state, Ordering::Release);
+        self.head().failure.set(failure);
     }
 
     pub(super) fn failure(&self) -> Option<Failure> {
-        let cell = &self.head().failure;
-        let state = cell.state.load(Ordering::Acquire);
-        if state < 2 {
-            return None;
-        }
-        let text = load_bytes(&cell.text, cell.len.load(Ordering::Relaxed) as usize);
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let rank = cell.rank.load(Ordering::Relaxed);
-        Some(if state == 2 {
-            Failure::Aborted { by: rank, reason: text }
-        } else {
-            Failure::Died { peer: rank, how: text }
-        })
+        self.head().failure.get()
     }
 
     /// Takes zeroed memory for a region: its offset in the file.

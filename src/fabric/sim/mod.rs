@@ -10,7 +10,7 @@ mod net;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(crate) use net::Net;
+pub(crate) use net::{Net, Snapshot};
 
 use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Posted, Region, Signal, Waker, Window};
 use crate::error::{Error, Result};

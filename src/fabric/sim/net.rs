@@ -3,14 +3,15 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::fabric::{At, Atomic, Change, Completion, Interest, Posted, Region, Signal, Window};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Nanoseconds of virtual time.
 pub(crate) type Time = u64;
@@ -28,7 +29,31 @@ pub(crate) struct Net {
     posted: u64,
     woken: Vec<usize>,
     drives_itself: bool,
+    /// Operations on the own host take effect in the call.
+    instant: bool,
     aborted: Option<(u32, String)>,
+}
+
+/// The memory of an instant network, and who waits for what.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    cells: Vec<u64>,
+    waiting_for: Vec<Interest>,
+}
+
+impl Snapshot {
+    /// Hashes everything but cells of the first region, given in ascending order. Most is zero.
+    pub(crate) fn hash_but(&self, but: &[usize], state: &mut impl Hasher) {
+        let mut from = 0;
+        for &cell in but.iter().chain([&self.cells.len()]) {
+            for (index, &value) in self.cells[from..cell].iter().enumerate().filter(|(_, value)| **value != 0) {
+                state.write_usize(from + index);
+                state.write_u64(value);
+            }
+            from = (cell + 1).min(self.cells.len());
+        }
+        self.waiting_for.hash(state);
+    }
 }
 
 #[derive(Debug)]
@@ -75,6 +100,7 @@ impl Net {
             posted: 0,
             woken: Vec::new(),
             drives_itself: true,
+            instant: false,
             aborted: None,
         }
     }
@@ -82,6 +108,38 @@ impl Net {
     /// From now on somebody else calls [`Net::advance`], and no endpoint does.
     pub(crate) fn take_over(&mut self) {
         self.drives_itself = false;
+    }
+
+    /// From now on nothing is under way: for worlds on one host.
+    pub(crate) fn make_instant(&mut self) {
+        self.instant = true;
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.regions
+            .iter()
+            .flat_map(|memory| (0..memory.window.len() / size_of::<u64>()).map(|index| memory.window.cell(index)))
+    }
+
+    pub(crate) fn save(&self) -> Snapshot {
+        debug_assert!(self.queue.is_empty());
+        Snapshot {
+            cells: self.cells().map(|cell| cell.load(Ordering::Relaxed)).collect(),
+            waiting_for: self.endpoints.iter().map(|state| state.waiting_for).collect(),
+        }
+    }
+
+    /// A cell of the region that was made first.
+    pub(crate) fn first_region(snapshot: &Snapshot, cell: usize) -> u64 {
+        snapshot.cells[cell]
+    }
+
+    pub(crate) fn restore(&mut self, snapshot: &Snapshot) {
+        self.cells().zip(&snapshot.cells).for_each(|(cell, &value)| cell.store(value, Ordering::Relaxed));
+        self.woken.clear();
+        for (state, &interest) in self.endpoints.iter_mut().zip(&snapshot.waiting_for) {
+            state.waiting_for = interest;
+        }
     }
 
     pub(super) fn drives_itself(&self) -> bool {
@@ -219,7 +277,7 @@ impl Net {
             Atomic::FetchAdd(value) => (None, value),
             Atomic::CompareSwap { expect, new } => (Some(expect), new),
         };
-        if here && self.rng.random_bool(0.5) {
+        if here && (self.instant || self.rng.random_bool(0.5)) {
             return Posted::Done(self.fetch(at.region.0, at.offset, expect, value));
         }
         let effect = self.now + self.delay(here);
@@ -288,7 +346,7 @@ impl Net {
         self.endpoints[endpoint].waiting_for = interest;
     }
 
-    pub(super) fn is_waiting(&self, endpoint: usize) -> bool {
+    pub(crate) fn is_waiting(&self, endpoint: usize) -> bool {
         self.endpoints[endpoint].waiting_for != 0
     }
 

@@ -1,0 +1,89 @@
+//! Sleeping until somebody rings, without losing a ring.
+
+use std::time::Duration;
+
+use crate::sync::{AtomicU32, Ordering, full_fence};
+
+/// Where one rank sleeps in one channel.
+///
+/// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
+/// bell rang since. Whoever rings takes the announcement, so a sleeper is woken once.
+#[repr(C, align(64))]
+#[cfg_attr(loom, derive(Default))]
+pub(super) struct Doorbell {
+    interest: AtomicU32,
+    rung: AtomicU32,
+}
+
+impl Doorbell {
+    /// Before the last look at memory.
+    pub(super) fn announce(&self, interest: u32) {
+        self.interest.store(interest, Ordering::Relaxed);
+        // With the fence in `ring`: either the look at memory that follows sees the change, or the
+        // one who made it sees the announcement.
+        full_fence();
+    }
+
+    pub(super) fn withdraw(&self) {
+        self.interest.store(0, Ordering::Relaxed);
+    }
+
+    /// Sleeps until rung since the announcement, or for `at_most`.
+    pub(super) fn sleep(&self, at_most: Duration) {
+        let rung = self.rung.load(Ordering::Acquire);
+        if self.interest.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        wait(&self.rung, rung, at_most);
+        self.withdraw();
+    }
+
+    /// Wakes the sleeper if it waits for `interest`. The caller has fenced after its changes.
+    pub(super) fn ring(&self, interest: u32) -> bool {
+        if self.interest.load(Ordering::Relaxed) != interest {
+            return false;
+        }
+        let taken = self.interest.compare_exchange(interest, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if taken {
+            self.rung.fetch_add(1, Ordering::Release);
+            wake(&self.rung);
+        }
+        taken
+    }
+
+    /// Wakes the sleeper whatever it waits for. The caller has fenced after its changes.
+    pub(super) fn ring_always(&self) {
+        if self.interest.load(Ordering::Relaxed) != 0 && self.interest.swap(0, Ordering::AcqRel) != 0 {
+            self.rung.fetch_add(1, Ordering::Release);
+            wake(&self.rung);
+        }
+    }
+}
+
+/// Sleeps while the cell holds `expect`, for a while.
+#[cfg(not(loom))]
+fn wait(cell: &AtomicU32, expect: u32, at_most: Duration) {
+    use rustix::thread::futex;
+    let timeout =
+        rustix::time::Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
+    // All outcomes (the value changed, a signal, the time is up) mean: look again.
+    let _ = futex::wait(cell, futex::Flags::empty(), expect, Some(&timeout));
+}
+
+#[cfg(not(loom))]
+fn wake(cell: &AtomicU32) {
+    use rustix::thread::futex;
+    let _ = futex::wake(cell, futex::Flags::empty(), 1);
+}
+
+/// As the futex, but for ever: whoever is not woken is found.
+#[cfg(loom)]
+fn wait(cell: &AtomicU32, expect: u32, _: Duration) {
+    // Not a load: the kernel compares with what is there, not with what was.
+    while cell.fetch_add(0, Ordering::Relaxed) == expect {
+        loom::thread::yield_now();
+    }
+}
+
+#[cfg(loom)]
+fn wake(_: &AtomicU32) {}

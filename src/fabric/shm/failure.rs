@@ -1,0 +1,60 @@
+//! Why a world has failed: said once, by whoever is first.
+
+use super::mailbox::{load_bytes, store_bytes};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Cells of the reason; what is longer is cut.
+const TEXT: usize = if cfg!(loom) { 1 } else { 32 };
+
+/// Why everything fails from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    Aborted { by: u32, reason: String },
+    Died { peer: u32, how: String },
+}
+
+#[repr(C)]
+#[cfg_attr(loom, derive(Default))]
+pub(super) struct FailureCell {
+    /// 0 none, 1 being written, 2 aborted, 3 died.
+    state: AtomicU32,
+    rank: AtomicU32,
+    len: AtomicU64,
+    text: [AtomicU64; TEXT],
+}
+
+impl FailureCell {
+    /// Writes the failure down unless there is one.
+    pub(super) fn set(&self, failure: &Failure) {
+        if self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let (state, rank, text) = match failure {
+            Failure::Aborted { by, reason } => (2, *by, reason),
+            Failure::Died { peer, how } => (3, *peer, how),
+        };
+        let mut len = text.len().min(self.text.len() * 8);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        store_bytes(&self.text, &text.as_bytes()[..len]);
+        self.len.store(len as u64, Ordering::Relaxed);
+        self.rank.store(rank, Ordering::Relaxed);
+        self.state.store(state, Ordering::Release);
+    }
+
+    pub(super) fn get(&self) -> Option<Failure> {
+        let state = self.state.load(Ordering::Acquire);
+        if state < 2 {
+            return None;
+        }
+        let text = load_bytes(&self.text, self.len.load(Ordering::Relaxed) as usize);
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let rank = self.rank.load(Ordering::Relaxed);
+        Some(if state == 2 {
+            Failure::Aborted { by: rank, reason: text }
+        } else {
+            Failure::Died { peer: rank, how: text }
+        })
+    }
+}

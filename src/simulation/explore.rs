@@ -1,0 +1,311 @@
+//! Every interleaving of a small world, rather than a random one.
+//!
+//! The actors and the oracle are those of the random schedules, on a network whose operations take
+//! effect at once; what is left is the order of the ranks' steps, and all orders are tried. A state that
+//! was reached before is not followed again.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::actor::{Actor, Saved};
+use super::oracle::Oracle;
+use super::scenario::Scenario;
+use super::{build, panic_text};
+use crate::collective::rule::Fire;
+use crate::fabric::Fabric;
+use crate::fabric::sim::{Net, SimFabric, Snapshot};
+
+/// A world that is small enough.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The firing rule. There is no grace: time stands still.
+    pub fire: Fire,
+    /// A program with this schedule, or cuts, with small data or in segments.
+    pub means: Means,
+    /// Whether `arrive` works for others.
+    pub peer: bool,
+    /// Contributions of each rank before it finishes.
+    pub steps: Vec<u32>,
+    /// A rank that may die, at any of its steps.
+    pub mortal: Option<u32>,
+    /// A deliberate fault.
+    pub fault: Option<crate::fault::Fault>,
+}
+
+/// How the world moves its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// By a program.
+    Tree(crate::trigger::Schedule),
+    /// By a cut and one reducer.
+    Eager,
+    /// By a cut and segments.
+    Segments,
+}
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explored {
+    /// Different states of ranks and memory.
+    pub states: u64,
+    /// Steps between them.
+    pub steps: u64,
+    /// States in which everybody had come to an end.
+    pub ends: u64,
+}
+
+/// A guarantee that did not hold, and the steps that led there.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{what}\n  after {steps}\n  in {world:?}")]
+pub struct Violation {
+    /// Which, and how.
+    pub what: String,
+    /// Whose steps, in order.
+    pub steps: String,
+    /// In which world.
+    pub world: World,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A rank's next step.
+    Turn(usize),
+    /// The mortal rank dies.
+    Death(usize),
+    /// A rank hears of it.
+    News(usize),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Turn(rank) => write!(f, "{rank}"),
+            Step::Death(rank) => write!(f, "†{rank}"),
+            Step::News(rank) => write!(f, "!{rank}"),
+        }
+    }
+}
+
+/// The way to a state, newest step first.
+struct Way {
+    step: Step,
+    before: Option<Rc<Way>>,
+}
+
+/// An actor, and a hash of it. States share those that did not change.
+type Kept = Rc<(Saved, u64)>;
+
+#[derive(Clone)]
+struct State {
+    actors: Vec<Kept>,
+    oracle: Rc<Oracle>,
+    memory: Rc<Snapshot>,
+    way: Option<Rc<Way>>,
+}
+
+/// Goes through all interleavings.
+///
+/// # Errors
+/// The first violation found, or more states than `most`.
+pub fn explore(world: &World, most: u64) -> Result<Explored, Violation> {
+    let mut way = None;
+    let result = catch_unwind(AssertUnwindSafe(|| Explorer::new(world)?.run(most, &mut way)));
+    let violation = |what: String| {
+        let mut steps = Vec::new();
+        let mut next = way.as_ref();
+        while let Some(way) = next {
+            steps.push(way.step.to_string());
+            next = way.before.as_ref();
+        }
+        steps.reverse();
+        Violation { what, steps: steps.join(" "), world: world.clone() }
+    };
+    match result {
+        Ok(result) => result.map_err(violation),
+        Err(panic) => Err(violation(format!("panic: {}", panic_text(&*panic)))),
+    }
+}
+
+struct Explorer {
+    actors: Vec<Actor>,
+    /// What the actors were last restored to; nothing for one that has made a step since.
+    as_kept: Vec<Option<Kept>>,
+    oracle: Rc<Oracle>,
+    net: crate::fabric::sim::Shared,
+    rng: Xoshiro256PlusPlus,
+    mortal: Option<usize>,
+}
+
+impl Explorer {
+    fn new(world: &World) -> Result<Self, String> {
+        let scenario = Scenario::small(world);
+        let fabrics = SimFabric::world(&scenario.hosts, 0);
+        debug_assert!(fabrics.iter().all(|fabric| fabric.ranks() as usize == world.steps.len()));
+        let net = fabrics[0].net();
+        net.lock().take_over();
+        net.lock().make_instant();
+        let actors = build(&scenario, &fabrics)?;
+        let mortal = world.mortal.map(|rank| rank as usize);
+        let (as_kept, rng) = (vec![None; actors.len()], Xoshiro256PlusPlus::seed_from_u64(0));
+        Ok(Explorer { actors, as_kept, oracle: Rc::new(Oracle::new(&scenario)), net, rng, mortal })
+    }
+
+    fn save(&mut self, way: Option<Rc<Way>>) -> State {
+        for (actor, kept) in self.actors.iter().zip(&mut self.as_kept) {
+            kept.get_or_insert_with(|| {
+                let saved = actor.save();
+                let mut mixer = Mixer(0);
+                saved.hash(&mut mixer);
+                Rc::new((saved, mixer.finish()))
+            });
+        }
+        let memory = Rc::new(self.net.lock().save());
+        State { actors: self.as_kept.iter().flatten().cloned().collect(), oracle: self.oracle.clone(), memory, way }
+    }
+
+    fn restore(&mut self, state: &State) {
+        for ((actor, was), kept) in self.actors.iter_mut().zip(&mut self.as_kept).zip(&state.actors) {
+            if !was.as_ref().is_some_and(|was| Rc::ptr_eq(was, kept)) {
+                actor.restore(&kept.0);
+                *was = Some(kept.clone());
+            }
+        }
+        self.oracle = state.oracle.clone();
+        self.net.lock().restore(&state.memory);
+    }
+
+    fn fingerprint(&self, state: &State) -> u64 {
+        let mut mixer = Mixer(0);
+        state.actors.iter().for_each(|kept| mixer.write_u64(kept.1));
+        // Who did what is done does not matter any more: states that differ in it alone are the same.
+        let cell = |cell: usize| Net::first_region(&state.memory, cell);
+        let spent = self.actors[0].spent_claims(cell);
+        state.memory.hash_but(&spent, &mut mixer);
+        mixer.finish()
+    }
+
+    fn enabled(&self) -> Vec<Step> {
+        let nobody_waits = (0..self.actors.len()).all(|rank| !self.net.lock().is_waiting(rank));
+        let local = |actor: &Actor| !actor.is_gone() && actor.next_is_local(self.mortal.is_some(), nobody_waits);
+        if let Some(rank) = self.actors.iter().position(local) {
+            // In any order with steps of others it leads to the same state.
+            return vec![Step::Turn(rank)];
+        }
+        let dead = self.actors.iter().any(Actor::is_dead);
+        let net = self.net.lock();
+        let mut steps = Vec::new();
+        for (rank, actor) in self.actors.iter().enumerate().filter(|(_, actor)| !actor.is_gone()) {
+            if !actor.is_parked() || actor.has_heard() || !net.is_waiting(rank) {
+                steps.push(Step::Turn(rank));
+            }
+            if dead && !actor.has_heard() {
+                steps.push(Step::News(rank));
+            }
+            if self.mortal == Some(rank) {
+                steps.push(Step::Death(rank));
+            }
+        }
+        steps
+    }
+
+    fn apply(&mut self, step: Step) -> Result<(), String> {
+        let (Step::Turn(rank) | Step::Death(rank) | Step::News(rank)) = step;
+        self.as_kept[rank] = None;
+        match step {
+            Step::Turn(rank) => {
+                // Most steps tell the oracle nothing; it is copied only by those that do.
+                self.actors[rank].turn(0, &mut self.rng, &mut self.oracle)?;
+            }
+            Step::Death(rank) => self.actors[rank].die(),
+            Step::News(rank) => {
+                let dead = self.actors.iter().position(Actor::is_dead).unwrap_or_default();
+                self.actors[rank].hear_of(dead as u32);
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, most: u64, way: &mut Option<Rc<Way>>) -> Result<Explored, String> {
+        let mut explored = Explored::default();
+        let mut seen = HashSet::new();
+        let first = self.save(None);
+        seen.insert(self.fingerprint(&first));
+        let mut open = vec![first];
+        while let Some(state) = open.pop() {
+            explored.states += 1;
+            if explored.states > most {
+                return Err(format!("more than {most} states"));
+            }
+            self.restore(&state);
+            let steps = self.enabled();
+            // Whoever may only die or hear of it is stuck all the same.
+            if !steps.iter().any(|step| matches!(step, Step::Turn(_) | Step::News(_))) {
+                way.clone_from(&state.way);
+                self.ends()?;
+                explored.ends += 1;
+            }
+            for step in steps {
+                self.restore(&state);
+                *way = Some(Rc::new(Way { step, before: state.way.clone() }));
+                self.apply(step)?;
+                explored.steps += 1;
+                let next = self.save(way.clone());
+                if seen.insert(self.fingerprint(&next)) {
+                    open.push(next);
+                }
+            }
+        }
+        Ok(explored)
+    }
+
+    fn ends(&self) -> Result<(), String> {
+        let stuck = self.actors.iter().enumerate().find(|(_, actor)| !actor.is_gone());
+        if let Some((rank, actor)) = stuck {
+            return Err(format!("liveness: nothing left to happen, and not done is rank {rank}: {}", actor.summary()));
+        }
+        if self.actors.iter().any(Actor::is_dead) { Ok(()) } else { self.oracle.closes() }
+    }
+}
+
+/// Mixes every word thoroughly: two states that are alike but for a bit differ in half of the bits.
+struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = super::oracle::mix(self.0.rotate_left(1) ^ word);
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(byte.into());
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.write_u64(word as u64);
+    }
+}

@@ -1,0 +1,112 @@
+//! Every interleaving of small worlds: two rounds, with a rank that is late, one that finishes early
+//! and one that may die at any step.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Mutex;
+
+use earlybird::Fire;
+use earlybird::simulation::explore::{Explored, Means, World, explore};
+use earlybird::trigger::Schedule;
+
+/// More than any of these worlds has.
+const MOST: u64 = 20_000_000;
+
+const DOUBLING: Means = Means::Tree(Schedule::Doubling);
+const SCATTER: Means = Means::Tree(Schedule::Scatter);
+const GATHER: Means = Means::Tree(Schedule::Gather);
+
+fn world(fire: Fire, means: Means, steps: &[u32], mortal: Option<u32>) -> World {
+    World { fire, means, peer: true, steps: steps.to_vec(), mortal, fault: None }
+}
+
+/// Explores all, on as many threads as there are cores, and prints what each had.
+fn explore_all(mut worlds: Vec<World>) {
+    // The last ones are taken first.
+    worlds.reverse();
+    let queue = Mutex::new(worlds);
+    let total = Mutex::new(Explored::default());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let Some(world) = queue.lock().unwrap().pop() else { break };
+                    let found = explore(&world, MOST).unwrap_or_else(|violation| panic!("{violation}"));
+                    let World { fire, means, steps, mortal, .. } = &world;
+                    println!(
+                        "{:>9} states, {:>9} steps, {:>6} ends: {fire}, {means:?}, contributions {steps:?}, mortal {mortal:?}",
+                        found.states, found.steps, found.ends
+                    );
+                    assert!(found.ends > 0);
+                    let mut total = total.lock().unwrap();
+                    total.states += found.states;
+                    total.steps += found.steps;
+                    total.ends += found.ends;
+                }
+            });
+        }
+    });
+    println!("{:?}", total.into_inner().unwrap());
+}
+
+#[test]
+fn two_ranks() {
+    let mut worlds = Vec::new();
+    for means in [DOUBLING, SCATTER, GATHER, Means::Eager, Means::Segments] {
+        for fire in [Fire::All, Fire::Solo, Fire::Quorum(2)] {
+            // A contribution and the last, empty arrival: two rounds, or more when somebody is late.
+            worlds.push(world(fire, means, &[1, 1], None));
+            worlds.push(world(fire, means, &[1, 1], Some(1)));
+            worlds.push(world(fire, means, &[1, 0], Some(0)));
+        }
+    }
+    worlds.push(world(Fire::All, DOUBLING, &[2, 2], Some(1)));
+    worlds.push(world(Fire::Solo, Means::Eager, &[2, 2], Some(1)));
+    explore_all(worlds);
+}
+
+/// Rank 0 contributes and may be late, rank 1 only finishes, another one may die.
+#[test]
+fn three_ranks() {
+    explore_all(vec![
+        world(Fire::Solo, GATHER, &[1, 0, 0], Some(2)),
+        world(Fire::Solo, DOUBLING, &[1, 0, 0], None),
+        world(Fire::Quorum(2), GATHER, &[1, 0, 0], None),
+        world(Fire::Quorum(2), GATHER, &[0, 0, 0], Some(2)),
+        world(Fire::All, DOUBLING, &[1, 0, 0], Some(1)),
+        world(Fire::All, SCATTER, &[1, 0, 0], Some(1)),
+        world(Fire::Solo, Means::Eager, &[1, 0, 0], Some(2)),
+        world(Fire::Quorum(2), Means::Eager, &[1, 0, 0], Some(2)),
+        world(Fire::All, Means::Eager, &[1, 0, 0], Some(2)),
+        world(Fire::All, Means::Segments, &[1, 0, 0], Some(2)),
+        world(Fire::Quorum(3), Means::Segments, &[1, 0, 0], None),
+    ]);
+}
+
+/// The same search finds what is broken on purpose.
+#[cfg(feature = "faults")]
+#[test]
+fn faults_are_found() {
+    use earlybird::fault::Fault;
+    std::panic::set_hook(Box::new(|_| {}));
+    let found: Vec<_> = [
+        (Fault::GateOff, DOUBLING, Fire::Solo, None),
+        (Fault::SignalBeforeData, DOUBLING, Fire::All, None),
+        (Fault::ForgetSignal, GATHER, Fire::Solo, None),
+        (Fault::AbandonTheDead, DOUBLING, Fire::Solo, Some(1)),
+        (Fault::ReuseSlotEarly, GATHER, Fire::Solo, None),
+        (Fault::ForgetCarriedBit, Means::Eager, Fire::Solo, None),
+    ]
+    .into_iter()
+    .map(|(fault, means, fire, mortal)| {
+        let steps = if fault == Fault::ReuseSlotEarly { [3, 1] } else { [1, 1] };
+        let world = World { fault: Some(fault), ..world(fire, means, &steps, mortal) };
+        (fault, explore(&world, 2_000_000))
+    })
+    .collect();
+    let _ = std::panic::take_hook();
+    for (fault, result) in found {
+        let violation = result.err().unwrap_or_else(|| panic!("{fault:?} breaks nothing"));
+        assert!(!violation.what.contains("states"), "{fault:?}: {violation}");
+        println!("{fault:?}: {}", violation.what.lines().next().unwrap_or_default());
+    }
+}
