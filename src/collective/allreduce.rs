@@ -32,6 +32,10 @@ pub struct Allreduce<T> {
     cuts: Vec<Cut>,
     /// Newest round that was returned.
     taken: u64,
+    /// The buffer of the next contribution.
+    buffer: u32,
+    /// An arrival whose outcome was not taken.
+    outstanding: bool,
     /// Outcomes that the caller holds.
     pub(super) held: Cell<usize>,
     /// Newest round that was released.
@@ -68,6 +72,8 @@ impl<T: Element> Allreduce<T> {
             lengths,
             cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
             taken: 0,
+            buffer: 0,
+            outstanding: false,
             held: Cell::new(0),
             released: Cell::new(0),
             last_fresh: RefCell::new(vec![0; world.size() as usize]),
@@ -94,8 +100,7 @@ impl<T: Element> Allreduce<T> {
     pub fn contribution(&mut self) -> Result<&mut [T]> {
         self.settle();
         self.check("contribution", !self.leaving, "this rank has finished")?;
-        let buffer = self.seat.take().machine().buffer();
-        Ok(self.memory.contribution(self.plan.contribution(self.plan.me, buffer), self.plan.bytes))
+        Ok(self.memory.contribution(self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes))
     }
 
     /// Hands the contribution in and returns at once. Small data may be reduced here, if this
@@ -110,13 +115,15 @@ impl<T: Element> Allreduce<T> {
     pub fn arrive(&mut self) -> Result<()> {
         self.settle();
         self.check("arrive", !self.leaving, "this rank has finished")?;
-        let mut driver = self.seat.take();
-        let outstanding = driver.machine().has_arrival();
-        self.check("arrive", !outstanding, "the outcome of the last arrival was not taken; call wait or test first")?;
+        let problem = "the outcome of the last arrival was not taken; call wait or test first";
+        self.check("arrive", !self.outstanding, problem)?;
         self.world.fabric().health("arrive")?;
+        let mut driver = self.seat.take();
         let clock = self.patience.clock;
         let now = clock.now_for(driver.machine());
         driver.machine_mut().arrive(now);
+        self.outstanding = true;
+        self.buffer = driver.machine().buffer();
         driver.drive(now, if self.executor == Executor::Peer { Effort::Work } else { Effort::Nothing })?;
         if driver.machine().unmeasured().is_some_and(|round| round <= driver.machine().landed()) {
             let latency = clock.now().saturating_sub(now);
@@ -138,7 +145,7 @@ impl<T: Element> Allreduce<T> {
     /// without an arrival; a dead peer or an aborted job.
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
         self.settle();
-        self.check("wait", self.is_outstanding(), "nothing was handed in; call arrive first")?;
+        self.check("wait", self.outstanding && !self.leaving, "nothing was handed in; call arrive first")?;
         self.block("wait", deadline.into(), |machine| !machine.ready().is_empty())?;
         Ok(self.take())
     }
@@ -149,10 +156,11 @@ impl<T: Element> Allreduce<T> {
     /// As `wait`, but for the timeout.
     pub fn test(&mut self) -> Result<Option<Outcomes<'_, T>>> {
         self.settle();
-        self.check("test", self.is_outstanding(), "nothing was handed in; call arrive first")?;
+        self.check("test", self.outstanding && !self.leaving, "nothing was handed in; call arrive first")?;
         self.world.fabric().health("test")?;
         let now = self.patience.clock.now();
         self.patience.look("test", now)?;
+        self.seat.claim_work();
         let mut driver = self.seat.take();
         driver.drive(now, Effort::Work)?;
         let ready = !driver.machine().ready().is_empty();
@@ -176,7 +184,7 @@ impl<T: Element> Allreduce<T> {
             return Ok(());
         }
         if !self.leaving {
-            if self.is_outstanding() {
+            if self.outstanding {
                 self.block("finish", deadline, |machine| !machine.ready().is_empty())?;
                 drop(self.take());
             }
@@ -230,10 +238,6 @@ impl<T: Element> Allreduce<T> {
         (self.plan.outcome(round), self.plan.bytes)
     }
 
-    fn is_outstanding(&self) -> bool {
-        !self.leaving && self.seat.take().machine().has_arrival()
-    }
-
     /// Called when the last outcome that was held is dropped.
     pub(super) fn let_go(&self) {
         let before = self.released.replace(self.taken);
@@ -260,16 +264,16 @@ impl<T: Element> Allreduce<T> {
     fn take(&mut self) -> Outcomes<'_, T> {
         let mut driver = self.seat.take();
         let rounds: RangeInclusive<u64> = driver.machine_mut().take();
-        for round in rounds.clone() {
-            driver.machine_mut().hand_cut_to(round, &mut self.cuts[self.plan.slot(round)]);
-        }
+        driver.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
         drop(driver);
         self.taken = *rounds.end();
+        self.outstanding = false;
         Outcomes::new(self, rounds)
     }
 
     /// Works and waits until `over`.
     fn block(&mut self, operation: &'static str, deadline: Deadline, over: impl Fn(&Machine) -> bool) -> Result<()> {
+        self.seat.claim_work();
         let done = self.patience.block(&mut self.seat.take(), operation, deadline, over);
         if let Err(error @ Error::Timeout { .. }) = &done {
             self.last_timeout = Some(error.to_string());

@@ -182,7 +182,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
                 return Err(usage("the tree mover needs all ranks on one host; use the cut mover"));
             }
             Mover::Tree => true,
-            Mover::Auto => topology.hosts() == 1 && parameters.prefers_tree(self.fire, ranks, bytes as u64),
+            Mover::Auto => topology.hosts() == 1 && parameters.mover() == Mover::Tree,
             Mover::Cut => false,
         };
         let path = if tree { Path::Program } else { parameters.path(self.fire, ranks, bytes as u64) };
@@ -194,7 +194,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         };
         let segment = parameters.segment();
         let program = tree.then(|| {
-            let schedule = parameters.schedule(ranks, bytes as u64);
+            let schedule = parameters.schedule(bytes as u64);
             program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth)
         });
         let plan = Plan {

@@ -177,6 +177,11 @@ impl Driver {
         self.machine.is_pending(&self.control)
     }
 
+    /// Whether somebody may already read what a task writes.
+    pub(crate) fn is_announced(&self, task: Task) -> bool {
+        self.machine.is_announced(task, &self.control)
+    }
+
     /// Whether the next round has fired and has not landed.
     pub(crate) fn has_fired(&self) -> bool {
         self.machine.has_fired(&self.control)

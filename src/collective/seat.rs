@@ -6,12 +6,16 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::core::Machine;
 use super::driver::Driver;
 use super::patience::Patience;
 use crate::error::{Error, Result};
 use crate::fabric::Waker;
+
+/// How long a caller has to come back before its thread sets to work.
+const HEAD_START: Duration = Duration::from_micros(50);
 
 /// Where the driver sits.
 #[derive(Debug)]
@@ -31,6 +35,7 @@ pub(super) enum InUse<'a> {
 impl Deref for InUse<'_> {
     type Target = Driver;
 
+    #[inline]
     fn deref(&self) -> &Driver {
         match self {
             InUse::Own(driver) => driver,
@@ -40,6 +45,7 @@ impl Deref for InUse<'_> {
 }
 
 impl DerefMut for InUse<'_> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut Driver {
         match self {
             InUse::Own(driver) => driver,
@@ -50,6 +56,7 @@ impl DerefMut for InUse<'_> {
 
 impl Seat {
     /// The driver. A thread that has it gives it up at its next step.
+    #[inline]
     pub(super) fn take(&self) -> InUse<'_> {
         match self {
             Seat::Own(driver) => InUse::Own(driver.borrow_mut()),
@@ -57,7 +64,16 @@ impl Seat {
         }
     }
 
+    /// The caller has come to do the work itself.
+    #[inline]
+    pub(super) fn claim_work(&self) {
+        if let Seat::Shared(helper) = self {
+            helper.common.work.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// The caller goes away with work left.
+    #[inline]
     pub(super) fn leave_work(&self) {
         if let Seat::Shared(helper) = self {
             helper.common.work.store(true, Ordering::Release);
@@ -116,8 +132,13 @@ impl Helper {
 impl Common {
     fn run(&self, patience: &mut Patience) {
         while !self.stop.load(Ordering::Acquire) {
-            if !self.work.swap(false, Ordering::AcqRel) {
+            if !self.work.load(Ordering::Acquire) {
                 thread::park();
+                continue;
+            }
+            // A caller that means to wait is back by then, and does better without a rival.
+            thread::sleep(HEAD_START);
+            if !self.work.swap(false, Ordering::AcqRel) {
                 continue;
             }
             let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::collective::core::Path;
-use crate::collective::mover::Executor;
+use crate::collective::mover::{Executor, Mover, UnknownChoice};
 use crate::collective::rule::{Fire, parse_duration};
 use crate::config::{parse_size, unknown};
 use crate::error::{Error, Result};
@@ -26,6 +26,12 @@ pub struct Parameters {
     eager_total: u64,
     #[serde(deserialize_with = "size")]
     segment: u64,
+    #[serde(deserialize_with = "size")]
+    tree_scatter: u64,
+    #[serde(deserialize_with = "choice")]
+    mover: Mover,
+    #[serde(deserialize_with = "choice")]
+    executor: Executor,
     #[serde(deserialize_with = "time")]
     spin: Duration,
     #[serde(deserialize_with = "time")]
@@ -34,7 +40,8 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-const KEYS: [&str; 5] = ["replicate_total", "eager_total", "segment", "spin", "spin_oversubscribed"];
+const KEYS: [&str; 8] =
+    ["replicate_total", "eager_total", "segment", "tree_scatter", "mover", "executor", "spin", "spin_oversubscribed"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +55,14 @@ fn size<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<u64, 
 
 fn time<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<Duration, D::Error> {
     parse_duration(&String::deserialize(value)?).map_err(serde::de::Error::custom)
+}
+
+fn choice<'de, D, T>(value: D) -> std::result::Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: std::str::FromStr<Err = UnknownChoice>,
+{
+    String::deserialize(value)?.parse().map_err(serde::de::Error::custom)
 }
 
 impl Parameters {
@@ -81,6 +96,9 @@ impl Parameters {
         if config.shm.segment == 0 || !config.shm.segment.is_multiple_of(8) {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
+        if config.shm.mover == Mover::Auto || config.shm.executor == Executor::Auto {
+            return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
+        }
         if config.shm.spin.max(config.shm.spin_oversubscribed) > LONGEST_SPIN {
             return Err(format!("spinning for more than {LONGEST_SPIN:?} would starve whoever is waited for"));
         }
@@ -98,19 +116,19 @@ impl Parameters {
         }
     }
 
-    /// Whether a program is faster than a cut by word.
-    pub(crate) fn prefers_tree(&self, _fire: Fire, _ranks: u32, _bytes: u64) -> bool {
-        false
+    /// What [`Mover::Auto`] stands for.
+    pub(crate) fn mover(&self) -> Mover {
+        self.mover
     }
 
     /// How the program of a tree reduces.
-    pub(crate) fn schedule(&self, _ranks: u32, bytes: u64) -> Schedule {
-        if bytes > self.segment { Schedule::Scatter } else { Schedule::Doubling }
+    pub(crate) fn schedule(&self, bytes: u64) -> Schedule {
+        if bytes > self.tree_scatter { Schedule::Scatter } else { Schedule::Doubling }
     }
 
-    /// Who carries rounds out.
+    /// What [`Executor::Auto`] stands for.
     pub(crate) fn executor(&self) -> Executor {
-        Executor::Caller
+        self.executor
     }
 
     pub(crate) fn segment(&self) -> usize {
@@ -142,6 +160,8 @@ mod tests {
         assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
         assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
         assert!(change("\"32K\"", "32").contains("invalid type"));
+        assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
+        assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
         assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
         assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
         assert!(Parameters::parse("").unwrap_err().contains("shm"));

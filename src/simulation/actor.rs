@@ -94,7 +94,8 @@ impl Actor {
     /// later step says so, and reads only what nobody changes.
     pub(super) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
         match self.driver.machine().peek_op() {
-            Some(Op::Fence | Op::Run(_)) => true,
+            Some(Op::Fence) => true,
+            Some(Op::Run(task)) => !self.driver.is_announced(*task),
             // Whoever begins to wait later looks at what this announces.
             Some(Op::Wake { .. }) => nobody_waits,
             // Claims are looked at again only when their owner is dead.

@@ -244,21 +244,26 @@ impl Explorer {
             }
             self.restore(&state);
             let steps = self.enabled();
-            // Whoever may only die or hear of it is stuck all the same.
-            if !steps.iter().any(|step| matches!(step, Step::Turn(_) | Step::News(_))) {
-                way.clone_from(&state.way);
-                self.ends()?;
-                explored.ends += 1;
-            }
+            let here = self.fingerprint(&state);
+            // Whoever can only die, or look again and again, is stuck.
+            let mut stuck = true;
             for step in steps {
                 self.restore(&state);
                 *way = Some(Rc::new(Way { step, before: state.way.clone() }));
                 self.apply(step)?;
                 explored.steps += 1;
                 let next = self.save(way.clone());
-                if seen.insert(self.fingerprint(&next)) {
+                let there = self.fingerprint(&next);
+                stuck &= there == here || matches!(step, Step::Death(_));
+                if seen.insert(there) {
                     open.push(next);
                 }
+            }
+            if stuck {
+                way.clone_from(&state.way);
+                self.restore(&state);
+                self.ends()?;
+                explored.ends += 1;
             }
         }
         Ok(explored)

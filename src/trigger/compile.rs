@@ -124,6 +124,7 @@ fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
         Schedule::Scatter if !shared => table.reduce_scatter(sealed),
         _ => table.reduce_in_place(sealed),
     }
+    table.completions();
     let place = |owner| Place { rank: owner, buffer: Buffer::Outcome };
     let receives = if shared { (place(0), (0, Role::Done)) } else { (place(rank), (rank, Role::Done)) };
     Program { rank, counters: table.counters, operations: table.operations, receives }
@@ -242,6 +243,20 @@ impl Builder<'_> {
             self.when_full(Role::Gate, Action::Seal, Vec::new());
         }
         self.operations.len() - 1
+    }
+
+    /// A slot is free for its next use when the own puts have read what they send, too.
+    fn completions(&mut self) {
+        let rank = self.rank;
+        let puts = self.operations.iter_mut().filter(|operation| matches!(operation.action, Action::Put { .. }));
+        let mut inputs = 0;
+        for put in puts {
+            put.then.push(Signal { rank, counter: Role::Sent, input: inputs });
+            inputs += 1;
+        }
+        if inputs > 0 {
+            self.counter(Role::Sent, inputs, 0);
+        }
     }
 
     fn also_signal(&mut self, operation: usize, signal: Signal) {

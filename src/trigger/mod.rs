@@ -6,8 +6,10 @@
 //! run by [`worker`]: the first arrival sets off a cascade, and the ranks it runs for take no part.
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 
+mod cards;
 mod check;
 mod compile;
+mod executor;
 mod gate;
 mod layout;
 #[cfg(all(test, loom))]
@@ -15,8 +17,10 @@ mod loom_tests;
 mod program;
 mod worker;
 
+pub use cards::{Cards, Sum};
 pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Schedule, Start, compile, hops};
+pub use executor::Executor;
 pub(crate) use gate::{Deposit, Gate};
 pub(crate) use layout::{Input, Layout, State, Target, Work};
 pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};

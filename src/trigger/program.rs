@@ -19,6 +19,8 @@ pub enum Role {
     Level(u32),
     /// Contributions that can be reduced.
     Sealed,
+    /// Own puts whose source may be written again.
+    Sent,
     /// Parts of the outcome that are complete.
     Done,
 }
@@ -33,6 +35,7 @@ impl fmt::Display for Role {
             Role::Made(level) => f.pad(&format!("made {level}")),
             Role::Level(level) => f.pad(&format!("level {level}")),
             Role::Sealed => f.pad("sealed"),
+            Role::Sent => f.pad("sent"),
             Role::Done => f.pad("done"),
         }
     }
@@ -86,7 +89,7 @@ impl fmt::Display for Buffer {
 }
 
 /// A buffer of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// Whose.
     pub rank: u32,

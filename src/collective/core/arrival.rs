@@ -2,9 +2,10 @@
 
 use super::Time;
 use super::cut::Part;
-use super::machine::{Cells, FOREVER, Machine, Tag};
+use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Op, Token};
 use super::plan::Path;
+use super::tag::Tag;
 use super::tree::Effort;
 use super::word::{self, Closing};
 use crate::fabric::{Atomic, Change};

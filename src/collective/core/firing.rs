@@ -2,9 +2,10 @@
 
 use super::arrival::Stage;
 use super::cut::{Entry, Part};
-use super::machine::{Cells, Machine, Tag};
+use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use super::plan::{BUFFERS, Path};
+use super::tag::Tag;
 use super::word;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
+use std::ops::RangeInclusive;
 
 use super::Time;
 use super::arrival::Arrival;
@@ -11,6 +12,8 @@ use super::op::{Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::rank_set::RankSet;
+use super::stats::Stats;
+use super::tag::Tag;
 use super::tree::Effort;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
@@ -19,40 +22,6 @@ use crate::trigger::Worker;
 /// The control cells of the own host, as they are now. Loads have acquire order.
 pub(crate) trait Cells {
     fn load(&self, cell: usize) -> u64;
-}
-
-/// What happened to one rank in one collective so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Arrivals that entered the round they were made for.
-    pub fresh: u64,
-    /// Arrivals whose round had fired without them.
-    pub late: u64,
-    /// Late arrivals that found their round still open when they came, and closed when they asked.
-    pub late_while_closing: u64,
-    /// Late arrivals that missed two rounds or more.
-    pub jumps: u64,
-    /// Arrivals that had to wait for room in the ring.
-    pub full_ring: u64,
-    /// Graces that ended by time rather than by the last arrival.
-    pub graces_expired: u64,
-    /// Rounds closed on behalf of an initiator that had left the library.
-    pub closed_for_others: u64,
-    /// Last arrivals that came late and had to be repeated.
-    pub finish_retries: u64,
-    /// Rounds this rank closed.
-    pub initiated: u64,
-    /// Segments this rank moved.
-    pub segments: u64,
-    /// How often the library was entered for this rank's part, or looked again while waiting.
-    pub polls: u64,
-    /// Messages to other ranks that this rank sent, for itself or for others, to say that a round
-    /// has fired.
-    pub activations: u64,
-    /// Operations of programs that this rank ran.
-    pub operations: u64,
-    /// Of those, the ones that it took over from a dead rank.
-    pub inherited: u64,
 }
 
 /// Released by a rank that left: nothing will ever wait for it.
@@ -205,9 +174,12 @@ impl Machine {
         &self.cuts[self.plan.slot(round)]
     }
 
-    /// Gives the cut of a round that was taken to who keeps it from now on, for an old one.
-    pub(crate) fn hand_cut_to(&mut self, round: u64, keeper: &mut Cut) {
-        std::mem::swap(&mut self.cuts[self.plan.slot(round)], keeper);
+    /// Gives the cuts of rounds that were taken to who keeps them from now on, for old ones.
+    #[inline]
+    pub(crate) fn hand_cuts_to(&mut self, rounds: RangeInclusive<u64>, keepers: &mut [Cut]) {
+        for slot in rounds.map(|round| self.plan.slot(round)) {
+            std::mem::swap(&mut self.cuts[slot], &mut keepers[slot]);
+        }
     }
 
     pub(crate) fn peek_op(&self) -> Option<&Op> {
@@ -246,8 +218,11 @@ impl Machine {
             self.learn(cells);
             self.step_arrival(now, effort, cells);
             if effort > Effort::Nothing && self.ops.is_empty() {
-                self.step_mover();
-                self.step_worker(effort, cells);
+                match self.plan.path {
+                    Path::Segmented => self.step_mover(),
+                    Path::Program => self.step_worker(effort, cells),
+                    Path::Replicated | Path::Eager => {}
+                }
             }
             // Operations take effect before anything that follows them is decided.
             if self.transitions == before || !self.ops.is_empty() {
@@ -423,7 +398,7 @@ impl Machine {
     }
 
     /// The rounds that `wait` would return now, oldest first; empty while it has to wait.
-    pub(crate) fn ready(&self) -> std::ops::RangeInclusive<u64> {
+    pub(crate) fn ready(&self) -> RangeInclusive<u64> {
         let satisfied = self.is_served() && self.owes_nothing();
         self.taken + 1..=if satisfied { self.landed } else { self.taken }
     }
@@ -451,7 +426,7 @@ impl Machine {
     }
 
     /// Takes what is ready: the arrival is over, and the rounds are the caller's until released.
-    pub(crate) fn take(&mut self) -> std::ops::RangeInclusive<u64> {
+    pub(crate) fn take(&mut self) -> RangeInclusive<u64> {
         let rounds = self.ready();
         if !rounds.is_empty() {
             self.taken = self.landed;
@@ -516,23 +491,5 @@ impl Machine {
             Token::Deposit => self.gate_answered(value),
             Token::Swap => self.swapped(value),
         }
-    }
-}
-
-/// What a rank shows of the contribution in one of its buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tag {
-    /// The round it was made for; 0 for none yet.
-    pub(super) target: u64,
-    pub(super) leaving: bool,
-}
-
-impl Tag {
-    pub(super) fn from_cell(cell: u64) -> Self {
-        Tag { target: cell >> 1, leaving: cell & 1 == 1 }
-    }
-
-    pub(super) fn cell(self) -> u64 {
-        self.target << 1 | u64::from(self.leaving)
     }
 }

@@ -15,15 +15,17 @@ mod op;
 mod pace;
 mod plan;
 mod rank_set;
+mod stats;
+mod tag;
 mod tree;
 mod word;
 
 pub use cut::{Cut, Entry, Part};
-pub use machine::Stats;
 pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Op, Token};
 pub(crate) use plan::{Path, Plan, Topology, program};
 pub use rank_set::RankSet;
+pub use stats::Stats;
 pub(crate) use tree::Effort;
 
 /// Nanoseconds since an origin that only the driver knows.

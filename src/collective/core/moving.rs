@@ -3,7 +3,6 @@
 
 use super::machine::Machine;
 use super::op::{Interest, Op, Token};
-use super::plan::Path;
 use crate::fabric::Atomic;
 
 #[derive(Clone, Debug, Default, Hash)]
@@ -38,7 +37,7 @@ impl Mover {
 
 impl Machine {
     pub(super) fn step_mover(&mut self) {
-        if self.plan.path != Path::Segmented || self.landed >= self.fired || self.mover.stage != Stage::Idle {
+        if self.landed >= self.fired || self.mover.stage != Stage::Idle {
             return;
         }
         let round = self.landed + 1;

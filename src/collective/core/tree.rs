@@ -12,7 +12,7 @@ use super::op::{Interest, Op, Token};
 use super::plan::Plan;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
-use crate::trigger::{Gate, Layout, SlotCells, Start, State, Want};
+use crate::trigger::{Gate, Layout, SlotCells, Start, State, Task, Want};
 
 /// How much a call does for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -288,6 +288,14 @@ impl Machine {
         let slot = Slot { plan: &self.plan, cells };
         let (Some(worker), Some(layout)) = (&self.worker, &self.plan.program) else { return false };
         !worker.owes_nothing() || layout.is_pending(self.fired + 1, &slot)
+    }
+
+    /// Whether a task has given any of its signals.
+    pub(crate) fn is_announced(&self, task: Task, cells: &impl Cells) -> bool {
+        let slot = Slot { plan: &self.plan, cells };
+        let Some(layout) = self.plan.program.as_deref() else { return false };
+        let given = |&(_, cell): &(u32, usize)| slot.load(task.round, cell) >= task.round;
+        layout.rows[task.row as usize].then.iter().any(given)
     }
 
     /// Whether a cell says who claimed an operation.

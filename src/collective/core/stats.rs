@@ -1,0 +1,35 @@
+//! What happened to a rank.
+
+/// What happened to one rank in one collective so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Arrivals that entered the round they were made for.
+    pub fresh: u64,
+    /// Arrivals whose round had fired without them.
+    pub late: u64,
+    /// Late arrivals that found their round still open when they came, and closed when they asked.
+    pub late_while_closing: u64,
+    /// Late arrivals that missed two rounds or more.
+    pub jumps: u64,
+    /// Arrivals that had to wait for room in the ring.
+    pub full_ring: u64,
+    /// Graces that ended by time rather than by the last arrival.
+    pub graces_expired: u64,
+    /// Rounds closed on behalf of an initiator that had left the library.
+    pub closed_for_others: u64,
+    /// Last arrivals that came late and had to be repeated.
+    pub finish_retries: u64,
+    /// Rounds this rank closed.
+    pub initiated: u64,
+    /// Segments this rank moved.
+    pub segments: u64,
+    /// How often the library was entered for this rank's part, or looked again while waiting.
+    pub polls: u64,
+    /// Messages to other ranks that this rank sent, for itself or for others, to say that a round
+    /// has fired.
+    pub activations: u64,
+    /// Operations of programs that this rank ran.
+    pub operations: u64,
+    /// Of those, the ones that it took over from a dead rank.
+    pub inherited: u64,
+}

@@ -1,0 +1,217 @@
+//! A model of network cards that run programs by themselves: counters that only add, operations that
+//! run once, messages that take their time. Everything random comes from a seed.
+//!
+//! It knows nothing of cells, claims or gates of shared memory; what holds on it holds for the
+//! tables. Data is symbolic: a buffer holds the set of the contributions that were summed into it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::compile::Profile;
+use super::executor::Executor;
+use super::program::{Action, Buffer, Place, Program, Role, Signal};
+
+/// The contributions in a buffer, by rank and number.
+pub type Sum = BTreeSet<(u32, u64)>;
+
+type Part = (Place, u32);
+
+/// Cards of all ranks of a world.
+#[derive(Debug)]
+pub struct Cards {
+    world: Vec<Program>,
+    profile: Profile,
+    slots: Vec<Slot>,
+    messages: Vec<Message>,
+    rng: Xoshiro256PlusPlus,
+    /// Buffers that were read while their rank wrote them.
+    torn: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    /// Increments so far, over all uses.
+    values: HashMap<(u32, Role), u64>,
+    /// Uses that each rank has armed.
+    armed: Vec<u64>,
+    /// Operations that have not run: rank, index, and the value at which they do.
+    queued: Vec<(u32, usize, u64)>,
+    buffers: BTreeMap<Part, Sum>,
+    /// Ranks that are in the middle of writing their contribution.
+    writing: BTreeSet<u32>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Signal { slot: usize, to: Signal },
+    Put { slot: usize, to: Part, data: Sum, then: Vec<Signal> },
+}
+
+impl Cards {
+    /// Cards that hold these tables for so many slots; nothing is armed.
+    #[must_use]
+    pub fn new(world: Vec<Program>, profile: Profile, slots: usize, seed: u64) -> Self {
+        let slot = Slot { armed: vec![0; world.len()], ..Slot::default() };
+        let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        Cards { world, profile, slots: vec![slot; slots], messages: Vec::new(), rng, torn: 0 }
+    }
+
+    /// Lets one thing happen somewhere, at random; whether there was one.
+    pub fn step(&mut self) -> bool {
+        let ready: Vec<(usize, usize)> = (0..self.slots.len())
+            .flat_map(|slot| {
+                let queue = &self.slots[slot];
+                let due = |&(rank, index, at): &(u32, usize, u64)| {
+                    let when = self.world[rank as usize].operations[index].when;
+                    queue.values.get(&(rank, when)).copied().unwrap_or(0) >= at
+                };
+                queue.queued.iter().enumerate().filter(move |(_, queued)| due(queued)).map(move |(i, _)| (slot, i))
+            })
+            .collect();
+        let choices = ready.len() + self.messages.len();
+        if choices == 0 {
+            return false;
+        }
+        match self.rng.random_range(0..choices) {
+            choice if choice < ready.len() => {
+                let (slot, queued) = ready[choice];
+                self.run(slot, queued);
+            }
+            choice => {
+                // Messages overtake each other.
+                let message = self.messages.swap_remove(choice - ready.len());
+                self.land(message);
+            }
+        }
+        true
+    }
+
+    fn run(&mut self, slot: usize, queued: usize) {
+        let (rank, index, _) = self.slots[slot].queued.swap_remove(queued);
+        let operation = self.world[rank as usize].operations[index].clone();
+        let own = |buffer| Place { rank, buffer };
+        let mut then = operation.then;
+        match operation.action {
+            Action::Signal | Action::Seal => {}
+            Action::Reduce { from, to, chunk } => {
+                let mut sum = Sum::new();
+                for place in from {
+                    for contribution in self.read(slot, place, chunk.0) {
+                        assert!(sum.insert(contribution), "{contribution:?} is summed twice");
+                    }
+                }
+                self.slots[slot].buffers.insert((own(to), chunk.0), sum);
+            }
+            Action::Put { from, to, chunk } => {
+                let data = self.read(slot, own(from), chunk.0);
+                let (carried, others) = then.into_iter().partition(|signal: &Signal| signal.rank == to.rank);
+                self.messages.push(Message::Put { slot, to: (to, chunk.0), data, then: carried });
+                then = others;
+            }
+        }
+        for to in then {
+            if to.rank == rank {
+                self.add(slot, to);
+            } else {
+                self.messages.push(Message::Signal { slot, to });
+            }
+        }
+    }
+
+    fn land(&mut self, message: Message) {
+        match message {
+            Message::Signal { slot, to } => self.add(slot, to),
+            Message::Put { slot, to, data, then } => {
+                self.slots[slot].buffers.insert(to, data);
+                then.into_iter().for_each(|to| self.add(slot, to));
+            }
+        }
+    }
+
+    fn add(&mut self, slot: usize, to: Signal) {
+        *self.slots[slot].values.entry((to.rank, to.counter)).or_default() += 1;
+    }
+
+    fn read(&mut self, slot: usize, place: Place, chunk: u32) -> Sum {
+        // A contribution is one piece, of which a chunk is a part.
+        let chunk = if place.buffer == Buffer::Contribution { 0 } else { chunk };
+        let state = &self.slots[slot];
+        self.torn += u64::from(place.buffer == Buffer::Contribution && state.writing.contains(&place.rank));
+        state.buffers.get(&(place, chunk)).cloned().unwrap_or_default()
+    }
+
+    fn value(&self, slot: usize, rank: u32, counter: Role) -> u64 {
+        self.slots[slot].values.get(&(rank, counter)).copied().unwrap_or(0)
+    }
+
+    /// Begins to write a contribution. Between this and [`Cards::written`] it must not be read.
+    pub fn write(&mut self, slot: usize, rank: u32) {
+        self.slots[slot].writing.insert(rank);
+    }
+
+    /// Ends it: the contribution holds one more.
+    pub fn written(&mut self, slot: usize, rank: u32, number: u64) {
+        self.slots[slot].writing.remove(&rank);
+        let part = (Place { rank, buffer: Buffer::Contribution }, 0);
+        self.slots[slot].buffers.entry(part).or_default().insert((rank, number));
+    }
+
+    /// What a rank finds as outcome: every chunk of it, which must be alike.
+    #[must_use]
+    pub fn outcome(&self, slot: usize, rank: u32) -> Vec<Sum> {
+        let place = Place { rank, buffer: Buffer::Outcome };
+        let parts = self.slots[slot].buffers.range((place, 0)..=(place, u32::MAX));
+        parts.map(|(_, sum)| sum.clone()).collect()
+    }
+
+    /// Times that a contribution was read while it was being written.
+    #[must_use]
+    pub fn torn(&self) -> u64 {
+        self.torn
+    }
+}
+
+impl Executor for Cards {
+    fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    fn arm(&mut self, rank: u32, slot: usize) {
+        let program = &self.world[rank as usize];
+        let state = &mut self.slots[slot];
+        let uses = state.armed[rank as usize];
+        for (index, operation) in program.operations.iter().enumerate() {
+            let inputs = program.counter(operation.when).map_or(0, |counter| u64::from(counter.inputs));
+            state.queued.push((rank, index, uses * inputs + u64::from(operation.threshold)));
+        }
+        state.armed[rank as usize] += 1;
+        let own = |place: &Place| place.rank == rank && place.buffer == Buffer::Contribution;
+        state.buffers.retain(|(place, _), _| !own(place));
+    }
+
+    fn give(&mut self, by: u32, slot: usize, input: Signal) {
+        if by == input.rank {
+            self.add(slot, input);
+        } else {
+            self.messages.push(Message::Signal { slot, to: input });
+        }
+    }
+
+    fn take_back(&mut self, slot: usize, rank: u32) -> bool {
+        let before = self.slots[slot].armed[rank as usize].saturating_sub(1) * 2;
+        let value = self.slots[slot].values.entry((rank, Role::Gate)).or_default();
+        // Both inputs are there: it has fired, or is about to.
+        if *value >= before + 2 || *value == before {
+            return false;
+        }
+        *value -= 1;
+        true
+    }
+
+    fn is_full(&self, slot: usize, rank: u32, counter: Role) -> bool {
+        let inputs = self.world[rank as usize].counter(counter).map_or(0, |counter| u64::from(counter.inputs));
+        self.value(slot, rank, counter) >= self.slots[slot].armed[rank as usize] * inputs
+    }
+}
