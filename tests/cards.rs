@@ -2,7 +2,7 @@
 //! messages that overtake each other, ranks that arrive at random, and several rounds at a time.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use earlybird::trigger::{Cards, Executor, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
+use earlybird::trigger::{Cards, Offload, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 

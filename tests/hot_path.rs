@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use earlybird::{Config, Fire, World};
+use earlybird::{Config, Executor, Fire, Mover, World};
 
 struct Counting;
 
@@ -33,35 +33,44 @@ static COUNTING: Counting = Counting;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
+const WAYS: [(Mover, Executor); 4] = [
+    (Mover::Cut, Executor::Caller),
+    (Mover::Tree, Executor::Caller),
+    (Mover::Tree, Executor::Peer),
+    (Mover::Tree, Executor::Thread),
+];
+
 #[test]
 fn rounds_allocate_nothing() {
-    for length in [1, 1000, 200_000] {
-        for fire in [Fire::All, Fire::Solo, Fire::quorum(2)] {
-            let worlds = World::in_this_process(2, &Config::default()).unwrap();
-            std::thread::scope(|scope| {
-                for world in worlds {
-                    scope.spawn(move || {
-                        let mut sum = world.allreduce::<f32>(&[length]).fire(fire).build().unwrap();
-                        let mut seen = 0.0;
-                        let mut rounds = |sum: &mut earlybird::Allreduce<f32>, count: u32| {
-                            for _ in 0..count {
-                                sum.contribution().unwrap()[0] = 1.0;
-                                sum.arrive().unwrap();
-                                for outcome in sum.wait(DEADLINE).unwrap() {
-                                    seen += outcome.data()[0];
-                                }
-                            }
-                        };
-                        rounds(&mut sum, 20);
-                        let before = ALLOCATIONS.with(Cell::get);
-                        rounds(&mut sum, 200);
-                        let after = ALLOCATIONS.with(Cell::get);
-                        assert_eq!(after - before, 0, "{fire}, {length} elements");
-                        sum.finish(DEADLINE).unwrap();
-                        assert!(seen > 0.0);
-                    });
-                }
-            });
+    for way in WAYS {
+        for length in [1, 1000, 200_000] {
+            for fire in [Fire::All, Fire::Solo, Fire::quorum(2)] {
+                let worlds = World::in_this_process(2, &Config::default()).unwrap();
+                std::thread::scope(|scope| {
+                    worlds.into_iter().for_each(|world| _ = scope.spawn(move || play(&world, way, fire, length)))
+                });
+            }
         }
     }
+}
+
+fn play(world: &World, (mover, executor): (Mover, Executor), fire: Fire, length: usize) {
+    let mut sum = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    let mut seen = 0.0;
+    let mut rounds = |sum: &mut earlybird::Allreduce<f32>, count: u32| {
+        for _ in 0..count {
+            sum.contribution().unwrap()[0] = 1.0;
+            sum.arrive().unwrap();
+            for outcome in sum.wait(DEADLINE).unwrap() {
+                seen += outcome.data()[0];
+            }
+        }
+    };
+    rounds(&mut sum, 20);
+    let before = ALLOCATIONS.with(Cell::get);
+    rounds(&mut sum, 200);
+    let after = ALLOCATIONS.with(Cell::get);
+    assert_eq!(after - before, 0, "{mover} {executor}, {fire}, {length} elements");
+    sum.finish(DEADLINE).unwrap();
+    assert!(seen > 0.0);
 }

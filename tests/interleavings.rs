@@ -70,7 +70,6 @@ fn three_ranks() {
     explore_all(vec![
         world(Fire::Solo, GATHER, &[1, 0, 0], Some(2)),
         world(Fire::Solo, DOUBLING, &[1, 0, 0], None),
-        world(Fire::Quorum(2), GATHER, &[1, 0, 0], None),
         world(Fire::Quorum(2), GATHER, &[0, 0, 0], Some(2)),
         world(Fire::All, DOUBLING, &[1, 0, 0], Some(1)),
         world(Fire::All, SCATTER, &[1, 0, 0], Some(1)),

@@ -31,7 +31,7 @@ enum Runner {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Firing rule: all, solo or quorum=Q
+    /// Firing rule: all, solo or quorum=Q; without grace (with one, solo counts as quorum=1)
     #[arg(long, default_value = "solo")]
     fire: Fire,
     /// Ranks in the world
@@ -63,6 +63,8 @@ pub(super) struct Args {
     json: bool,
 }
 
+const MOST_BYTES: u64 = 1 << 36;
+
 /// A drawing of more ranks than this cannot be read, nor laid out in reasonable time.
 const MOST_RANKS: u32 = 1024;
 
@@ -74,14 +76,27 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             format!("tables of {} ranks would be too large to look at; use up to {MOST_RANKS}", args.ranks).into()
         );
     }
+    if args.bytes > MOST_BYTES {
+        return Err(
+            format!("{} bytes are more than the {MOST_BYTES} that a contribution can have here", args.bytes).into()
+        );
+    }
     if args.depth == 0 || args.depth > 65_536 {
         return Err("--depth must be between 1 and 65536".into());
     }
     if let Some(rank) = args.rank.filter(|&rank| rank >= args.ranks) {
         return Err(format!("there is no rank {rank} among {}", args.ranks).into());
     }
-    if args.mover == Mover::Cut {
-        return print_cut(args);
+    match args.mover {
+        Mover::Tree => {}
+        Mover::Cut if args.fire == Fire::All => {
+            return Err(
+                "a synchronous cut needs no agreement and sends no activation; use --mover tree, or another rule"
+                    .into(),
+            );
+        }
+        Mover::Cut => return print_cut(args),
+        Mover::Auto => return Err("--mover: use tree or cut".into()),
     }
     let start = match args.fire {
         Fire::All => Start::Everybody,

@@ -4,14 +4,15 @@
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 
+use super::choice::Executor;
 use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats};
 use super::driver::Driver;
-use super::mover::Executor;
 use super::outcome::Outcomes;
 use super::patience::Patience;
 use super::seat::{Helper, Seat};
 use crate::error::{Error, Result};
 use crate::reduce::Element;
+use crate::trigger::LAST_ROUND;
 use crate::world::{Deadline, World};
 
 /// A persistent partial allreduce: round after round over the same memory.
@@ -104,7 +105,8 @@ impl<T: Element> Allreduce<T> {
     }
 
     /// Hands the contribution in and returns at once. Small data may be reduced here, if this
-    /// arrival fires the round; large data never is.
+    /// arrival fires the round; large data only under the peer executor, which does here whatever
+    /// this arrival sets off.
     ///
     /// The contribution is made for the round after the newest outcome that was returned. It is
     /// *fresh* if that round is still open; else it is *carried* into the next one that fires.
@@ -117,6 +119,9 @@ impl<T: Element> Allreduce<T> {
         self.check("arrive", !self.leaving, "this rank has finished")?;
         let problem = "the outcome of the last arrival was not taken; call wait or test first";
         self.check("arrive", !self.outstanding, problem)?;
+        // A late contribution may be carried a whole ring further.
+        let last = self.taken < LAST_ROUND - (1 << 20);
+        self.check("arrive", last, "it has made all the rounds that can be told apart (2^40); make a new one")?;
         self.world.fabric().health("arrive")?;
         let mut driver = self.seat.take();
         let clock = self.patience.clock;
@@ -163,6 +168,7 @@ impl<T: Element> Allreduce<T> {
         self.seat.claim_work();
         let mut driver = self.seat.take();
         driver.drive(now, Effort::Work)?;
+        driver.drive(now, Effort::Search)?;
         let ready = !driver.machine().ready().is_empty();
         drop(driver);
         if !ready {
@@ -220,7 +226,7 @@ impl<T: Element> Allreduce<T> {
 
     /// The name of the way in which data moves: `replicated`, `eager`, `segmented` or `tree`.
     #[must_use]
-    pub fn mover(&self) -> &'static str {
+    pub fn path(&self) -> &'static str {
         self.plan.path.name()
     }
 

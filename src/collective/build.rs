@@ -4,14 +4,15 @@
 use std::marker::PhantomData;
 
 use super::allreduce::Allreduce;
+use super::choice::{Executor, Mover};
 use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
-use super::mover::{Executor, Mover};
 use super::patience::Patience;
 use super::rule::{Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::{Endpoint, Region};
 use crate::reduce::Element;
+use crate::trigger::Schedule;
 use crate::world::{Deadline, World};
 
 /// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
@@ -221,6 +222,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
 
     /// Everything that must be the same everywhere.
     fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
+        let schedule = plan.program.as_ref().map(|program| program.schedule);
         let total: usize = self.lengths.iter().sum();
         vec![
             ("the length", total.to_string()),
@@ -232,6 +234,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("mover", self.mover.to_string()),
             ("the path (by hw-config)", plan.path.name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
+            ("the schedule (by hw-config)", schedule.map_or("none", Schedule::name).to_owned()),
         ]
     }
 }

@@ -2,9 +2,10 @@
 
 mod allreduce;
 pub(crate) mod build;
+pub mod choice;
 pub(crate) mod core;
 pub(crate) mod driver;
-pub mod mover;
+
 mod outcome;
 mod patience;
 pub mod rule;
@@ -13,6 +14,6 @@ mod seat;
 pub use self::core::{Cut, Entry, Part, RankSet, Stats};
 pub use allreduce::Allreduce;
 pub use build::AllreduceBuilder;
-pub use mover::{Executor, Mover};
+pub use choice::{Executor, Mover};
 pub use outcome::{Outcome, Outcomes};
 pub use rule::{Fire, Grace, Scale};

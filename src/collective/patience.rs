@@ -54,6 +54,11 @@ impl Patience {
         Patience { clock: Clock::start(), fabric, spin: Spin::new(spin, yields), lookout: Lookout::default() }
     }
 
+    /// Fails the job.
+    pub(super) fn abort(&self, reason: &str) {
+        self.fabric.abort(reason);
+    }
+
     /// Looks whether everybody is alive, if that was not done lately.
     pub(super) fn look(&mut self, operation: &'static str, now: Time) -> Result<()> {
         if now.saturating_sub(self.lookout.looked) >= HEARTBEAT.as_nanos() as Time {
@@ -93,7 +98,7 @@ impl Patience {
         leave: impl Fn() -> bool,
     ) -> Result<()> {
         let mut now = self.clock.now_for(driver.machine());
-        if spin_once(driver, now, &over)? {
+        if spin_once(driver, now, &over, &leave)? {
             return Ok(());
         }
         let started = self.clock.now();
@@ -105,7 +110,7 @@ impl Patience {
         }
         let mut closed: Option<Time> = None;
         loop {
-            let done = spin_once(driver, now, &over)?;
+            let done = spin_once(driver, now, &over, &leave)?;
             if let Some(round) = driver.machine().unmeasured() {
                 let since = *closed.get_or_insert(now);
                 if driver.machine().landed() >= round {
@@ -126,7 +131,7 @@ impl Patience {
             }
             now = self.clock.now();
             if let Err(error) = self.fabric.health(operation) {
-                return self.outlive(driver, error, over);
+                return self.outlive(driver, error, deadline, over, leave);
             }
             // A timer that is nearer than the longest spin is met more exactly by spinning.
             let near = driver.machine().next_timer().is_some_and(|at| at.saturating_sub(now) < self.spin.most);
@@ -135,6 +140,10 @@ impl Patience {
                 continue;
             }
             if late {
+                driver.drive(now, Effort::Search)?;
+                if over(driver.machine()) {
+                    return Ok(());
+                }
                 let missing = Ranks(driver.missing().iter().collect());
                 let waited = Duration::from_nanos(now - started);
                 return Err(Error::Timeout { rank: self.fabric.rank(), operation, waited, missing });
@@ -154,7 +163,7 @@ impl Patience {
             now = self.clock.now();
             self.spin.slept(now - asleep);
             if let Err(error) = self.look(operation, now) {
-                return self.outlive(driver, error, over);
+                return self.outlive(driver, error, deadline, over, leave);
             }
             idle_since = now;
             driver.drive(now, Effort::Search)?;
@@ -167,15 +176,22 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Patience {
     /// Somebody died. A round that had fired can do without: what the dead had in hand is done again.
-    fn outlive(&self, driver: &mut Driver, error: Error, over: impl Fn(&Machine) -> bool) -> Result<()> {
+    fn outlive(
+        &self,
+        driver: &mut Driver,
+        error: Error,
+        deadline: Option<Deadline>,
+        over: impl Fn(&Machine) -> bool,
+        leave: impl Fn() -> bool,
+    ) -> Result<()> {
         let Error::PeerDied { peer, .. } = error else { return Err(error) };
-        let since = Instant::now();
+        let until = Instant::now() + deadline.map_or(LAST_WORDS, |deadline| deadline.remaining().min(LAST_WORDS));
         loop {
             let others_at_work = driver.inherit(peer, self.clock.now())?;
             if over(driver.machine()) {
                 return Ok(());
             }
-            if !others_at_work || since.elapsed() > LAST_WORDS {
+            if !others_at_work || Instant::now() >= until || leave() {
                 return Err(error);
             }
             rustix::thread::sched_yield();
@@ -183,10 +199,20 @@ impl Patience {
     }
 }
 
-/// Works, and polls a few times; whether it is `over`.
-fn spin_once(driver: &mut Driver, now: Time, over: &impl Fn(&Machine) -> bool) -> Result<bool> {
+/// Works, and polls a few times; whether it is `over`. Stops at the next step when it is to `leave`.
+#[inline]
+fn spin_once(
+    driver: &mut Driver,
+    now: Time,
+    over: &impl Fn(&Machine) -> bool,
+    leave: &impl Fn() -> bool,
+) -> Result<bool> {
     for _ in 0..SPINS_PER_CLOCK {
-        driver.drive(now, Effort::Work)?;
+        while driver.step(now, Effort::Work)? {
+            if leave() {
+                return Ok(false);
+            }
+        }
         if over(driver.machine()) {
             return Ok(true);
         }

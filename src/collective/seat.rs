@@ -3,6 +3,7 @@
 
 use std::cell::{RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -145,7 +146,11 @@ impl Common {
             let over = |machine: &Machine| !machine.ready().is_empty() || !machine.has_arrival();
             let leave = || self.wanted.load(Ordering::SeqCst) || self.stop.load(Ordering::Relaxed);
             // An error is met again by the caller, who can be told.
-            let worked = patience.work(&mut driver, over, leave);
+            let worked = catch_unwind(AssertUnwindSafe(|| patience.work(&mut driver, over, leave)));
+            let Ok(worked) = worked else {
+                // What it had claimed is lost: nobody may go on as if nothing had happened.
+                return patience.abort("its thread executor panicked");
+            };
             if worked.is_ok() && !over(driver.machine()) {
                 // The caller came in between; go on when it is gone.
                 self.work.store(true, Ordering::Release);

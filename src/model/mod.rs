@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::collective::choice::{Executor, Mover, UnknownChoice};
 use crate::collective::core::Path;
-use crate::collective::mover::{Executor, Mover, UnknownChoice};
 use crate::collective::rule::{Fire, parse_duration};
 use crate::config::{parse_size, unknown};
 use crate::error::{Error, Result};

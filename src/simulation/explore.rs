@@ -106,6 +106,7 @@ struct State {
     actors: Vec<Kept>,
     oracle: Rc<Oracle>,
     memory: Rc<Snapshot>,
+    print: u64,
     way: Option<Rc<Way>>,
 }
 
@@ -166,7 +167,13 @@ impl Explorer {
             });
         }
         let memory = Rc::new(self.net.lock().save());
-        State { actors: self.as_kept.iter().flatten().cloned().collect(), oracle: self.oracle.clone(), memory, way }
+        State {
+            actors: self.as_kept.iter().flatten().cloned().collect(),
+            oracle: self.oracle.clone(),
+            memory,
+            print: 0,
+            way,
+        }
     }
 
     fn restore(&mut self, state: &State) {
@@ -234,8 +241,9 @@ impl Explorer {
     fn run(&mut self, most: u64, way: &mut Option<Rc<Way>>) -> Result<Explored, String> {
         let mut explored = Explored::default();
         let mut seen = HashSet::new();
-        let first = self.save(None);
-        seen.insert(self.fingerprint(&first));
+        let mut first = self.save(None);
+        first.print = self.fingerprint(&first);
+        seen.insert(first.print);
         let mut open = vec![first];
         while let Some(state) = open.pop() {
             explored.states += 1;
@@ -244,7 +252,6 @@ impl Explorer {
             }
             self.restore(&state);
             let steps = self.enabled();
-            let here = self.fingerprint(&state);
             // Whoever can only die, or look again and again, is stuck.
             let mut stuck = true;
             for step in steps {
@@ -252,10 +259,10 @@ impl Explorer {
                 *way = Some(Rc::new(Way { step, before: state.way.clone() }));
                 self.apply(step)?;
                 explored.steps += 1;
-                let next = self.save(way.clone());
-                let there = self.fingerprint(&next);
-                stuck &= there == here || matches!(step, Step::Death(_));
-                if seen.insert(there) {
+                let mut next = self.save(way.clone());
+                next.print = self.fingerprint(&next);
+                stuck &= next.print == state.print || matches!(step, Step::Death(_));
+                if seen.insert(next.print) {
                     open.push(next);
                 }
             }

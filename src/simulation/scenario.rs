@@ -7,9 +7,9 @@ use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::explore::{Means, World};
+use crate::collective::choice::Mover;
 use crate::collective::core::{Effort, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
-use crate::collective::mover::Mover;
 use crate::collective::rule::{Fire, Grace, Scale};
 use crate::fault::Fault;
 use crate::reduce::Dtype;

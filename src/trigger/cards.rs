@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::compile::Profile;
-use super::executor::Executor;
+use super::offload::Offload;
 use super::program::{Action, Buffer, Place, Program, Role, Signal};
 
 /// The contributions in a buffer, by rank and number.
@@ -173,7 +173,7 @@ impl Cards {
     }
 }
 
-impl Executor for Cards {
+impl Offload for Cards {
     fn profile(&self) -> Profile {
         self.profile
     }

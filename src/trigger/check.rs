@@ -196,11 +196,14 @@ fn acyclic(world: &[Program]) -> Result<(), Defect> {
     }
 }
 
+/// A chunk of a buffer: which, of how many.
+type Part = (Place, (u32, u32));
+
 fn data(world: &[Program]) -> Result<(), Defect> {
     // Who signals what: by counter, the buffers that its feeders have written.
-    let mut written: HashSet<(Place, (u32, u32))> = HashSet::new();
+    let mut written: HashSet<Part> = HashSet::new();
     let mut pieces_of: HashMap<Place, u32> = HashMap::new();
-    let mut fed: HashMap<(u32, Role), HashSet<Place>> = HashMap::new();
+    let mut fed: HashMap<(u32, Role), HashSet<Part>> = HashMap::new();
     for (program, operation) in operations(world) {
         let target = match &operation.action {
             Action::Signal => continue,
@@ -217,21 +220,23 @@ fn data(world: &[Program]) -> Result<(), Defect> {
             return Err(Defect::Rewritten { place: target, chunk });
         }
         for signal in &operation.then {
-            fed.entry((signal.rank, signal.counter)).or_default().insert(target);
+            fed.entry((signal.rank, signal.counter)).or_default().insert((target, chunk));
         }
     }
     for (program, operation) in operations(world) {
         let own = |buffer| Place { rank: program.rank, buffer };
-        let sources = match &operation.action {
-            Action::Reduce { from, .. } => from.clone(),
-            Action::Put { from, .. } => vec![own(*from)],
+        let (sources, chunk) = match &operation.action {
+            Action::Reduce { from, chunk, .. } => (from.clone(), *chunk),
+            Action::Put { from, chunk, .. } => (vec![own(*from)], *chunk),
             _ => continue,
         };
         let waits_for_all =
             program.counter(operation.when).is_some_and(|counter| counter.inputs == operation.threshold);
         let feeders = fed.get(&(program.rank, operation.when));
         for place in sources {
-            if !waits_for_all || !feeders.is_some_and(|feeders| feeders.contains(&place)) {
+            // A contribution is let in as a whole.
+            let part = if place.buffer == Buffer::Contribution { (0, 1) } else { chunk };
+            if !waits_for_all || !feeders.is_some_and(|feeders| feeders.contains(&(place, part))) {
                 return Err(Defect::Unordered { rank: program.rank, place });
             }
         }
@@ -239,7 +244,10 @@ fn data(world: &[Program]) -> Result<(), Defect> {
     // The outcome is complete when the counter that says so is: all its parts feed it.
     for program in world {
         let (place, done) = program.receives;
-        if !fed.get(&done).is_some_and(|feeders| feeders.contains(&place)) {
+        let feeders = fed.get(&done);
+        let announced = |part: &(u32, u32)| feeders.is_some_and(|feeders| feeders.contains(&(place, *part)));
+        let mut parts = written.iter().filter(|(to, _)| *to == place).map(|(_, part)| part).peekable();
+        if parts.peek().is_none() || !parts.all(announced) {
             return Err(Defect::Unordered { rank: program.rank, place });
         }
     }

@@ -97,6 +97,9 @@ pub struct Request {
     pub slots: u64,
 }
 
+/// More would balance no better, and every one lists all its sources.
+const MOST_CHUNKS: u64 = 256;
+
 /// Hops of the flood, and neighbours of a rank in it: ⌈log2 P⌉.
 #[must_use]
 pub fn hops(ranks: u32) -> u32 {
@@ -315,7 +318,9 @@ impl Builder<'_> {
             return;
         }
         let chunks = match request.schedule {
-            Schedule::Scatter if request.chunk > 0 => request.bytes.div_ceil(request.chunk).clamp(1, 1 << 16) as u32,
+            Schedule::Scatter if request.chunk > 0 => {
+                request.bytes.div_ceil(request.chunk).clamp(1, MOST_CHUNKS) as u32
+            }
             _ => 1,
         };
         self.counter(Role::Sealed, request.ranks, 0);

@@ -22,15 +22,19 @@ pub(crate) struct Deposit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gate(pub(crate) u64);
 
-const ROUND_SHIFT: u32 = 26;
-const CLOSED: u64 = 1 << 25;
-const INITIATOR: u64 = 1 << 24;
-const LEAVING: u64 = 1 << 23;
-const FRESH_SHIFT: u32 = 21;
-const CARRIED_SHIFT: u32 = 19;
-const AGE_BITS: u32 = 19;
+const ROUND_SHIFT: u32 = 24;
+const CLOSED: u64 = 1 << 23;
+const INITIATOR: u64 = 1 << 22;
+const LEAVING: u64 = 1 << 21;
+const FRESH_SHIFT: u32 = 19;
+const CARRIED_SHIFT: u32 = 17;
+const AGE_BITS: u32 = 17;
 
-/// Most rounds that a contribution can be late by, as far as the word is concerned.
+/// The last round that a gate can tell from others.
+pub(crate) const LAST_ROUND: u64 = (1 << (64 - ROUND_SHIFT)) - 1;
+
+/// Most rounds that a contribution can be late by, as far as the word is concerned: more than the
+/// largest depth.
 pub(crate) const MOST_AGE: u64 = (1 << AGE_BITS) - 1;
 
 impl Gate {
@@ -96,8 +100,8 @@ mod tests {
             for carried in [None, Some((1, 1)), Some((2, MOST_AGE))] {
                 for flags in 0..4 {
                     let deposit = Deposit { fresh, carried, leaving: flags & 1 == 1, initiator: flags & 2 == 2 };
-                    let gate = Gate::new((1 << 38) - 1, deposit);
-                    assert_eq!((gate.deposit(), gate.round(), gate.is_closed()), (deposit, (1 << 38) - 1, false));
+                    let gate = Gate::new(LAST_ROUND, deposit);
+                    assert_eq!((gate.deposit(), gate.round(), gate.is_closed()), (deposit, LAST_ROUND, false));
                     assert_eq!(gate.closed().deposit(), deposit);
                     assert!(gate.closed().is_closed());
                 }

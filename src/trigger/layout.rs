@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use super::compile::{Profile, Request, Start, compile};
+use super::compile::{Profile, Request, Schedule, Start, compile};
 use super::program::{Action, Buffer, Place, Program, Role, Signal};
 
 /// Cells in two cache lines, as everywhere.
@@ -66,6 +66,7 @@ pub(crate) struct CounterCells {
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) start: Start,
+    pub(crate) schedule: Schedule,
     pub(crate) rows: Vec<Row>,
     pub(crate) counters: Vec<CounterCells>,
     gates: Vec<usize>,
@@ -86,8 +87,10 @@ impl Layout {
     pub(crate) fn new(request: &Request) -> Self {
         let world = compile(request, &Profile::SHARED);
         #[cfg(debug_assertions)]
-        if let Err(defect) = super::check(&world, request, &Profile::SHARED) {
-            panic!("{request:?} compiles to a program that must not be run: {defect}");
+        match super::check(&world, request, &Profile::SHARED) {
+            // What does not fit is refused where the memory is asked for.
+            Ok(()) | Err(super::Defect::Budget { .. }) => {}
+            Err(defect) => panic!("{request:?} compiles to a program that must not be run: {defect}"),
         }
         Resolver::default().resolve(&world, request)
     }
@@ -131,7 +134,7 @@ impl Layout {
     /// Counter and input cell by which a rank sets off a round that it may start.
     pub(crate) fn activation(&self, rank: u32) -> (u32, usize) {
         let starter = if matches!(self.start, Start::Count(_)) { 0 } else { rank };
-        self.activations[starter as usize].unwrap_or((0, 0))
+        self.activations[starter as usize].expect("whoever may start a round has an input for it")
     }
 }
 
@@ -201,10 +204,11 @@ impl Resolver {
         let many = |id: &u32| self.counters[*id as usize].rows.len() > 1;
         Layout {
             start: request.start,
+            schedule: request.schedule,
             activations: world.iter().map(activation).collect(),
             arrived: counter(0, Role::Arrived),
             shared_work: counter(0, Role::Sealed).filter(many),
-            done: counter(0, Role::Done).unwrap_or(0),
+            done: counter(0, Role::Done).expect("an outcome is announced by rank 0's counter"),
             record,
             rows,
             cells: self.next,
@@ -247,7 +251,7 @@ impl Resolver {
         let mut rows = Vec::new();
         for program in world {
             for operation in program.operations.iter().filter(|operation| !is_by_arrival(operation.when)) {
-                let Some(&when) = self.counter_ids.get(&(program.rank, operation.when)) else { continue };
+                let when = self.counter_ids[&(program.rank, operation.when)];
                 let input = |place: &Place| match self.partial_ids.get(&(place.rank, place.buffer)) {
                     Some(&partial) => Input::Partial(partial),
                     None => Input::Gate(place.rank),
@@ -261,11 +265,11 @@ impl Resolver {
                         },
                         chunk: *chunk,
                     },
-                    // In shared memory nothing is put anywhere, and only the gate signals alone.
-                    Action::Seal | Action::Signal | Action::Put { .. } => Work::Seal(program.rank),
+                    Action::Seal => Work::Seal(program.rank),
+                    Action::Signal | Action::Put { .. } => unreachable!("not in a table for shared memory"),
                 };
                 let target = |signal: &Signal| {
-                    let id = self.counter_ids.get(&(signal.rank, signal.counter)).copied().unwrap_or(0);
+                    let id = self.counter_ids[&(signal.rank, signal.counter)];
                     (id, self.counters[id as usize].first + signal.input as usize)
                 };
                 let then = operation.then.iter().map(target).collect();

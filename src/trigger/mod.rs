@@ -9,19 +9,19 @@
 mod cards;
 mod check;
 mod compile;
-mod executor;
 mod gate;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod offload;
 mod program;
 mod worker;
 
 pub use cards::{Cards, Sum};
 pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Schedule, Start, compile, hops};
-pub use executor::Executor;
-pub(crate) use gate::{Deposit, Gate};
+pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
 pub(crate) use layout::{Input, Layout, State, Target, Work};
+pub use offload::Offload;
 pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};

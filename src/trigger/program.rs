@@ -152,12 +152,6 @@ pub struct Program {
 }
 
 impl Program {
-    /// Index of a counter in [`Program::counters`].
-    #[must_use]
-    pub fn index(&self, role: Role) -> Option<usize> {
-        self.counters.iter().position(|counter| counter.role == role)
-    }
-
     /// A counter by its role.
     #[must_use]
     pub fn counter(&self, role: Role) -> Option<&Counter> {
@@ -231,7 +225,7 @@ impl Counts {
     pub fn of_cut(ranks: u32, bytes: u64) -> Self {
         let (all, others) = (u64::from(ranks), u64::from(ranks) - 1);
         let puts = (all + 1) * others;
-        Counts { activations: others, tokens: all, puts, bytes: puts * bytes, ..Counts::default() }
+        Counts { activations: others, tokens: all, puts, bytes: puts.saturating_mul(bytes), ..Counts::default() }
     }
 
     /// The sum over all ranks.

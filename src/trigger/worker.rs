@@ -62,6 +62,8 @@ pub(crate) struct Worker {
     fault: Option<Fault>,
     todo: Vec<Task>,
     stage: Stage,
+    /// Of a round's shared operations, how many were looked at.
+    helped: (u64, usize),
     /// Operations carried out.
     pub(crate) tasks: u64,
     /// Signals to other ranks that the round has fired.
@@ -116,6 +118,16 @@ impl Layout {
         self.rows.iter().any(|row| self.is_reached(row.when, round, cells) && unfinished(row))
     }
 
+    /// Who has claimed operations that are not done.
+    pub(crate) fn held(&self, round: u64, cells: &impl SlotCells) -> impl Iterator<Item = u32> {
+        let claimed = move |row: u32| State::from_cell(cells.load(round, self.state(row)));
+        let rows = (0..self.rows.len() as u32).map(move |row| (row, claimed(row)));
+        let unfinished = move |(row, state): &(u32, State)| {
+            state.round == round && !self.rows[*row as usize].has_signalled(round, cells)
+        };
+        rows.filter(unfinished).map(|(_, state)| state.owner)
+    }
+
     /// Whether an operation can be claimed: nobody has, or who has died before its last signal.
     fn is_free(&self, row: u32, round: u64, is_dead: impl Fn(u32) -> bool, cells: &impl SlotCells) -> bool {
         let state = State::from_cell(cells.load(round, self.state(row)));
@@ -144,6 +156,7 @@ impl Worker {
             fault,
             todo: Vec::with_capacity(signals),
             stage: Stage::Idle,
+            helped: (0, 0),
             tasks: 0,
             activations: 0,
             inherited: 0,
@@ -152,7 +165,7 @@ impl Worker {
 
     /// What its next steps depend on.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
-        (&self.todo, self.stage).hash(state);
+        (&self.todo, self.stage, self.helped).hash(state);
     }
 
     /// Nothing claimed, so nobody waits for this worker by name.
@@ -204,14 +217,23 @@ impl Worker {
     /// share of them on.
     pub(crate) fn help(&mut self, layout: &Layout, round: u64, ranks: u32, cells: &impl SlotCells) {
         let Some(counter) = layout.shared_work.filter(|_| !self.has_work()) else { return };
-        if !layout.is_reached(counter, round, cells) {
+        if self.helped == (round, layout.counters[counter as usize].rows.len())
+            || !layout.is_reached(counter, round, cells)
+        {
             return;
         }
         let rows = &layout.counters[counter as usize].rows;
+        if self.helped.0 != round {
+            self.helped = (round, 0);
+        }
         let own = rows.len() * self.me as usize / ranks as usize;
-        let free = |row: &&u32| State::from_cell(cells.load(round, layout.state(**row))).round < round;
-        let next = rows[own..].iter().chain(&rows[..own]).find(free);
-        self.todo.extend(next.map(|&row| Task { round, row }));
+        while self.helped.1 < rows.len() {
+            let row = rows[(own + self.helped.1) % rows.len()];
+            self.helped.1 += 1;
+            if State::from_cell(cells.load(round, layout.state(row))).round < round {
+                return self.todo.push(Task { round, row });
+            }
+        }
     }
 
     /// Goes on as far as can be said now; whether there was anything.

@@ -112,7 +112,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let mut sum = build::<T>(world, case)?;
     let mut measured = Measured {
         bytes: case.bytes / size_of::<T>() * size_of::<T>(),
-        mover: sum.mover(),
+        mover: sum.path(),
         executor: sum.executor(),
         ..Measured::default()
     };

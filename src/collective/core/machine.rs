@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use super::Time;
 use super::arrival::Arrival;
@@ -17,7 +18,7 @@ use super::tag::Tag;
 use super::tree::Effort;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
-use crate::trigger::Worker;
+use crate::trigger::{Layout, Start, Worker};
 
 /// The control cells of the own host, as they are now. Loads have acquire order.
 pub(crate) trait Cells {
@@ -49,6 +50,8 @@ pub(crate) struct Machine {
     pub(super) worker: Option<Worker>,
     /// Ranks that died.
     pub(super) dead: RankSet,
+    /// Newest round whose work this rank, on its way out, has called somebody else to.
+    pub(super) passed_on: u64,
     pub(super) pace: Pace,
     pub(super) stats: Stats,
     /// Left: this rank's last arrival is in a cut.
@@ -94,6 +97,7 @@ impl Machine {
             mover: Mover::default(),
             worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
             dead: RankSet::empty(plan.ranks),
+            passed_on: 0,
             pace: Pace::new(plan.grace),
             stats: Stats::default(),
             left: false,
@@ -115,7 +119,8 @@ impl Machine {
 
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
-        !self.plan.by_tags()
+        let synchronous = |program: &Arc<Layout>| program.start == Start::Everybody;
+        !self.plan.by_tags() && !self.plan.program.as_ref().is_some_and(synchronous)
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -142,6 +147,7 @@ impl Machine {
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
+            self.passed_on.hash(state);
         }
     }
 
@@ -249,6 +255,8 @@ impl Machine {
                 .filter(awaited)
                 .filter(|&rank| released(rank) < least)
                 .for_each(|rank| missing.insert(rank));
+        } else if arrival.target > self.fired && self.has_fired(cells) {
+            return self.holders(cells);
         } else if arrival.target > self.fired {
             let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
             let here = |rank| match self.plan.path {

@@ -10,6 +10,7 @@ use super::cut::Part;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use super::plan::Plan;
+use super::rank_set::RankSet;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::trigger::{Gate, Layout, SlotCells, Start, State, Task, Want};
@@ -80,11 +81,16 @@ impl Machine {
     /// Runs what is there to be run.
     pub(super) fn step_worker(&mut self, effort: Effort, cells: &impl Cells) {
         let served = self.is_served();
-        let Machine { plan, worker: Some(worker), ops, dead, .. } = self else { return };
+        let Machine { plan, worker: Some(worker), ops, dead, passed_on, .. } = self else { return };
         let Some(layout) = plan.program.as_deref() else { return };
         if served && worker.owes_nothing() {
             // On its way out: whoever is still here goes on with what was set off.
-            if worker.hand_over() {
+            // Also if it was woken for what others set off, and has no use for it.
+            let round = self.fired + 1;
+            let left_over = worker.hand_over();
+            let searches = effort == Effort::Search && *passed_on < round;
+            if left_over || (searches && layout.is_pending(round, &Slot { plan, cells })) {
+                *passed_on = round;
                 self.wake(1, Interest::Outcome);
             }
             return;
@@ -328,6 +334,17 @@ impl Machine {
         }
         spent.sort_unstable();
         spent
+    }
+
+    /// Who holds an operation of the next round that has fired.
+    pub(super) fn holders(&self, cells: &impl Cells) -> RankSet {
+        let mut holders = RankSet::empty(self.plan.ranks);
+        let slot = Slot { plan: &self.plan, cells };
+        if let Some(layout) = &self.plan.program {
+            let held = layout.held(self.fired + 1, &slot);
+            held.filter(|&rank| rank != self.plan.me).for_each(|rank| holders.insert(rank));
+        }
+        holders
     }
 
     /// Whether the next round has fired: whoever is alive can complete it.

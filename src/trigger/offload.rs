@@ -9,7 +9,7 @@ use super::compile::Profile;
 use super::program::{Role, Signal};
 
 /// Runs the tables of a world, slot by slot.
-pub trait Executor {
+pub trait Offload {
     /// What the tables must look like.
     fn profile(&self) -> Profile;
 
