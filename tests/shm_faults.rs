@@ -7,7 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Job, role, said, shared_memory_files};
-use earlybird::{Config, Error, Fire, World};
+use earlybird::{Config, Error, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rustix::process::Signal;
@@ -20,10 +20,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     let Some(role) = role() else { return };
-    let (fire, patience) = role.split_once(' ').unwrap();
-    let fire: Fire = fire.parse().unwrap();
-    let patience = Duration::from_millis(patience.parse().unwrap());
-    let error = match play(fire, patience) {
+    let words: Vec<&str> = role.split(' ').collect();
+    let patience = Duration::from_millis(words[2].parse().unwrap());
+    let error = match play(words[0].parse().unwrap(), words[1].parse().unwrap(), patience) {
         Err(error) => error,
         Ok(()) => return println!("\nENDED well"),
     };
@@ -35,9 +34,9 @@ fn rank() {
     println!("TEXT {error}");
 }
 
-fn play(fire: Fire, patience: Duration) -> Result<(), Error> {
+fn play(fire: Fire, mover: Mover, patience: Duration) -> Result<(), Error> {
     let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() })?;
-    let mut sum = world.allreduce::<u64>(&[3000]).fire(fire).build()?;
+    let mut sum = world.allreduce::<u64>(&[3000]).fire(fire).mover(mover).build()?;
     let started = Instant::now();
     let mut newest = 0;
     println!("\nSTARTED");
@@ -65,7 +64,8 @@ fn a_killed_rank_is_named_by_everybody() {
     for turn in 0..100 {
         let ranks = [2, 3, 5][turn % 3];
         let fire = ["all", "solo", "quorum=2"][turn / 3 % 3];
-        let mut job = Job::start(ranks, "rank", &format!("{fire} 8000"));
+        let mover = ["cut", "tree"][turn / 9 % 2];
+        let mut job = Job::start(ranks, "rank", &format!("{fire} {mover} 8000"));
         let victim = rng.random_range(0..ranks) as usize;
         std::thread::sleep(Duration::from_micros(rng.random_range(0..60_000)));
         let killed = Instant::now();
@@ -79,7 +79,7 @@ fn a_killed_rank_is_named_by_everybody() {
                 // Before the world stands there is nobody to watch: the meeting says who did not come.
                 || (!joined && (said(text, "TEXT").concat().contains(&format!("rank {victim} "))
                     || said(text, "TEXT").concat().contains(&format!("rank {victim}:"))));
-            assert!(named, "turn {turn} ({fire}): rank {rank} of {ranks} does not name {victim}: {text}");
+            assert!(named, "turn {turn} ({fire}, {mover}): rank {rank} of {ranks} does not name {victim}: {text}");
         }
     }
     assert_eq!(shared_memory_files(), before, "something was left behind");
@@ -88,9 +88,14 @@ fn a_killed_rank_is_named_by_everybody() {
 /// Frozen for less than the others' patience: late success. For more: an error that names it.
 #[test]
 fn a_frozen_rank_is_late_or_named() {
-    for (fire, patience, frozen, succeeds) in
-        [("all", 8000, 500, true), ("all", 300, 2000, false), ("solo", 8000, 500, true), ("quorum=3", 300, 2000, false)]
-    {
+    for (fire, patience, frozen, succeeds) in [
+        ("all cut", 8000, 500, true),
+        ("all cut", 300, 2000, false),
+        ("solo cut", 8000, 500, true),
+        ("quorum=3 cut", 300, 2000, false),
+        ("all tree", 300, 2000, false),
+        ("quorum=3 tree", 300, 2000, false),
+    ] {
         let mut job = Job::start(3, "rank", &format!("{fire} {patience}"));
         std::thread::sleep(Duration::from_millis(300));
         job.signal(1, Signal::STOP);
