@@ -3,7 +3,8 @@
 //!
 //! [`compile`] makes the table of every rank from what is wanted and from the [`Profile`] of who
 //! will run it; [`check`] proves what every executor relies on. In shared memory the tables are
-//! run by [`worker`]: the first arrival sets off a cascade, and the ranks it runs for take no part.
+//! run by workers of all ranks: the first arrival sets off a cascade, and the ranks that it runs for
+//! take no part.
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 
 mod cards;
