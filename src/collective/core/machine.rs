@@ -1,7 +1,6 @@
 //! The state of one rank in one collective, and how it learns what happened.
 
 use std::collections::VecDeque;
-use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -57,11 +56,11 @@ pub(crate) struct Machine {
     /// Left: this rank's last arrival is in a cut.
     pub(super) left: bool,
     /// Everybody has released at least this round, when last looked at.
-    released_by_all: u64,
+    pub(super) released_by_all: u64,
     /// Ranks that left with round `fired`.
     pub(super) leavers: RankSet,
     /// By tags: the first rank whose tag for round `fired + 1` was not seen.
-    missing: u32,
+    pub(super) missing: u32,
     /// The tag was shown and its consequences are not worked off: whoever sees a synchronous round
     /// complete in this state wakes the others.
     pub(super) arriving: bool,
@@ -72,7 +71,7 @@ pub(crate) struct Machine {
     /// Tags of each buffer that are not known to have landed on other hosts.
     pub(super) tags_under_way: [u32; BUFFERS as usize],
     /// Newest round that was released.
-    released: u64,
+    pub(super) released: u64,
     /// What is known of the words of the round that is being entered.
     pub(super) words: Vec<u64>,
     /// Ranks that will take part in the round after the one being fired.
@@ -135,29 +134,6 @@ impl Machine {
 
     pub(crate) fn has_arrival(&self) -> bool {
         self.arrival.is_some()
-    }
-
-    /// What its next steps depend on, apart from time.
-    pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
-        let Machine { taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left, .. } = self;
-        (taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left).hash(state);
-        let Machine {
-            released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
-        } = self;
-        (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
-        if let Some(worker) = &self.worker {
-            worker.fingerprint(state);
-            self.passed_on.hash(state);
-        }
-    }
-
-    /// Where it stands, in a line.
-    pub(crate) fn summary(&self) -> String {
-        let Machine { taken, fired, landed, arrival, mover, pushes, tags_under_way, .. } = self;
-        let active: Vec<u32> = self.active.iter().collect();
-        format!(
-            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {mover:?}"
-        )
     }
 
     /// Newest round returned to the caller.

@@ -9,6 +9,7 @@
 mod arrival;
 mod cut;
 mod firing;
+mod inspect;
 mod machine;
 mod moving;
 mod op;
