@@ -9,7 +9,7 @@ use earlybird::simulation::explore::{Explored, Means, World, explore};
 use earlybird::trigger::Schedule;
 
 /// More than any of these worlds has.
-const MOST: u64 = 20_000_000;
+const MOST: u64 = 60_000_000;
 
 const DOUBLING: Means = Means::Tree(Schedule::Doubling);
 const SCATTER: Means = Means::Tree(Schedule::Scatter);

@@ -15,7 +15,7 @@ impl Machine {
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
-            self.passed_on.hash(state);
+            (self.passed_on > self.fired).hash(state);
         }
     }
 
