@@ -199,11 +199,10 @@ fn signals(operation: &Operation, rank: u32) -> String {
 fn table(program: &Program) -> Table {
     let mut table = Table::new(&["when", "reaches", "of", "do", "then bump"]);
     for operation in &program.operations {
-        let inputs = program.counter(operation.when).map_or(0, |counter| counter.inputs);
         table.row(&[
             operation.when.to_string(),
             operation.threshold.to_string(),
-            inputs.to_string(),
+            program.inputs(operation.when).to_string(),
             action(operation, program.rank),
             signals(operation, program.rank),
         ]);

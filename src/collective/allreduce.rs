@@ -167,7 +167,6 @@ impl<T: Element> Allreduce<T> {
         self.patience.look("test", now)?;
         self.seat.claim_work();
         let mut driver = self.seat.take();
-        driver.drive(now, Effort::Work)?;
         driver.drive(now, Effort::Search)?;
         let ready = !driver.machine().ready().is_empty();
         drop(driver);

@@ -183,7 +183,7 @@ impl Offload for Cards {
         let state = &mut self.slots[slot];
         let uses = state.armed[rank as usize];
         for (index, operation) in program.operations.iter().enumerate() {
-            let inputs = program.counter(operation.when).map_or(0, |counter| u64::from(counter.inputs));
+            let inputs = u64::from(program.inputs(operation.when));
             state.queued.push((rank, index, uses * inputs + u64::from(operation.threshold)));
         }
         state.armed[rank as usize] += 1;
@@ -211,7 +211,7 @@ impl Offload for Cards {
     }
 
     fn is_full(&self, slot: usize, rank: u32, counter: Role) -> bool {
-        let inputs = self.world[rank as usize].counter(counter).map_or(0, |counter| u64::from(counter.inputs));
+        let inputs = u64::from(self.world[rank as usize].inputs(counter));
         self.value(slot, rank, counter) >= self.slots[slot].armed[rank as usize] * inputs
     }
 }

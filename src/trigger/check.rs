@@ -141,7 +141,7 @@ fn thresholds(world: &[Program]) -> Result<(), Defect> {
         let mut seen: HashMap<Role, u32> = HashMap::new();
         for operation in &program.operations {
             let (counter, threshold) = (operation.when, operation.threshold);
-            let inputs = program.counter(counter).map_or(0, |counter| counter.inputs);
+            let inputs = program.inputs(counter);
             if threshold == 0 || threshold > inputs {
                 return Err(Defect::Threshold { rank, counter, threshold, inputs });
             }
@@ -157,13 +157,10 @@ fn thresholds(world: &[Program]) -> Result<(), Defect> {
 /// Kahn's algorithm over counters: an edge from what sets an operation off to what it signals.
 fn acyclic(world: &[Program]) -> Result<(), Defect> {
     type Node = (u32, Role);
-    let waits_for_all = |operation: &Operation, program: &Program| {
-        program.counter(operation.when).is_some_and(|counter| counter.inputs == operation.threshold)
-    };
     let mut edges: HashMap<Node, Vec<Node>> = HashMap::new();
     let mut incoming: HashMap<Node, u32> = HashMap::new();
     let any: HashSet<Node> = operations(world)
-        .filter(|(program, operation)| !waits_for_all(operation, program))
+        .filter(|(program, operation)| !program.waits_for_all(operation))
         .map(|(program, operation)| (program.rank, operation.when))
         .collect();
     for (program, operation) in operations(world) {
@@ -230,13 +227,11 @@ fn data(world: &[Program]) -> Result<(), Defect> {
             Action::Put { from, chunk, .. } => (vec![own(*from)], *chunk),
             _ => continue,
         };
-        let waits_for_all =
-            program.counter(operation.when).is_some_and(|counter| counter.inputs == operation.threshold);
         let feeders = fed.get(&(program.rank, operation.when));
         for place in sources {
             // A contribution is let in as a whole.
             let part = if place.buffer == Buffer::Contribution { (0, 1) } else { chunk };
-            if !waits_for_all || !feeders.is_some_and(|feeders| feeders.contains(&(place, part))) {
+            if !program.waits_for_all(operation) || !feeders.is_some_and(|feeders| feeders.contains(&(place, part))) {
                 return Err(Defect::Unordered { rank: program.rank, place });
             }
         }

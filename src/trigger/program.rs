@@ -152,6 +152,18 @@ pub struct Program {
 }
 
 impl Program {
+    /// Inputs of a counter; none where there is no such counter.
+    #[must_use]
+    pub fn inputs(&self, role: Role) -> u32 {
+        self.counter(role).map_or(0, |counter| counter.inputs)
+    }
+
+    /// Whether an operation is set off by the last input of its counter, whichever that is.
+    #[must_use]
+    pub fn waits_for_all(&self, operation: &Operation) -> bool {
+        operation.threshold == self.inputs(operation.when)
+    }
+
     /// A counter by its role.
     #[must_use]
     pub fn counter(&self, role: Role) -> Option<&Counter> {

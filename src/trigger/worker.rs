@@ -13,9 +13,8 @@ use std::hash::{Hash, Hasher};
 
 use super::compile::Start;
 use super::gate::Gate;
-use crate::fault::Fault;
-
 use super::layout::{Layout, Phase, Row, State, Work};
+use crate::fault::Fault;
 
 /// An operation of the table, in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,11 +127,24 @@ impl Layout {
         rows.filter(unfinished).map(|(_, state)| state.owner)
     }
 
-    /// Whether an operation can be claimed: nobody has, or who has died before its last signal.
-    fn is_free(&self, row: u32, round: u64, is_dead: impl Fn(u32) -> bool, cells: &impl SlotCells) -> bool {
-        let state = State::from_cell(cells.load(round, self.state(row)));
+    /// Whether nobody has claimed an operation for a round.
+    fn is_unclaimed(&self, row: u32, round: u64, cells: &impl SlotCells) -> bool {
+        State::from_cell(cells.load(round, self.state(row))).round < round
+    }
+
+    /// What the claim of an operation holds, if it can be claimed: nobody has, or who has died
+    /// before its last signal.
+    fn free_claim(
+        &self,
+        Task { round, row }: Task,
+        is_dead: impl Fn(u32) -> bool,
+        cells: &impl SlotCells,
+    ) -> Option<u64> {
+        let found = cells.load(round, self.state(row));
+        let state = State::from_cell(found);
         let abandoned = || state.round == round && is_dead(state.owner);
-        state.round < round || (abandoned() && !self.rows[row as usize].has_signalled(round, cells))
+        let free = state.round < round || (abandoned() && !self.rows[row as usize].has_signalled(round, cells));
+        free.then_some(found)
     }
 
     /// Whether the round has fired, so that nothing more is needed of any rank's application.
@@ -188,8 +200,8 @@ impl Worker {
     pub(crate) fn moved(&mut self, layout: &Layout, counter: u32, round: u64, cells: &impl SlotCells) {
         if layout.is_reached(counter, round, cells) {
             let rows = layout.counters[counter as usize].rows.iter();
-            let free = |row: &&u32| State::from_cell(cells.load(round, layout.state(**row))).round < round;
-            self.todo.extend(rows.filter(free).map(|&row| Task { round, row }));
+            let free = rows.filter(|&&row| layout.is_unclaimed(row, round, cells));
+            self.todo.extend(free.map(|&row| Task { round, row }));
         }
     }
 
@@ -206,9 +218,9 @@ impl Worker {
             return;
         }
         for (row, operation) in layout.rows.iter().enumerate() {
-            let row = row as u32;
-            if layout.is_free(row, round, &is_dead, cells) && layout.is_reached(operation.when, round, cells) {
-                self.todo.push(Task { round, row });
+            let task = Task { round, row: row as u32 };
+            if layout.free_claim(task, &is_dead, cells).is_some() && layout.is_reached(operation.when, round, cells) {
+                self.todo.push(task);
             }
         }
     }
@@ -230,7 +242,7 @@ impl Worker {
         while self.helped.1 < rows.len() {
             let row = rows[(own + self.helped.1) % rows.len()];
             self.helped.1 += 1;
-            if State::from_cell(cells.load(round, layout.state(row))).round < round {
+            if layout.is_unclaimed(row, round, cells) {
                 return self.todo.push(Task { round, row });
             }
         }
@@ -247,8 +259,7 @@ impl Worker {
         match self.stage {
             Stage::Idle => {
                 while let Some(task) = self.todo.pop() {
-                    let found = cells.load(task.round, layout.state(task.row));
-                    if layout.is_free(task.row, task.round, &is_dead, cells) {
+                    if let Some(found) = layout.free_claim(task, &is_dead, cells) {
                         self.claim(layout, task, found, want);
                         return true;
                     }

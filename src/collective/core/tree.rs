@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::rank_set::RankSet;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
-use crate::trigger::{Gate, Layout, SlotCells, Start, State, Task, Want};
+use crate::trigger::{Gate, SlotCells, Start, State, Task, Want};
 
 /// How much a call does for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,10 +57,6 @@ fn op(plan: &Plan, want: Want) -> Op {
 }
 
 impl Machine {
-    fn layout(&self) -> Option<std::sync::Arc<Layout>> {
-        self.plan.program.clone()
-    }
-
     /// The next outcome, if it is complete.
     pub(super) fn learn_outcome(&mut self, cells: &impl Cells) -> bool {
         let round = self.fired + 1;
@@ -118,19 +114,18 @@ impl Machine {
         worker.answer(layout, value, &mut |want| ops.push_back(op(plan, want)));
     }
 
-    fn own_gate(&self, round: u64) -> usize {
-        let gate = self.plan.program.as_ref().map_or(0, |layout| layout.gate(self.plan.me));
+    fn gate(&self, rank: u32, round: u64) -> usize {
+        let gate = self.plan.program.as_ref().map_or(0, |layout| layout.gate(rank));
         self.plan.program_cell(round, gate)
     }
 
-    fn gate_of(&self, rank: u32, round: u64, cells: &impl Cells) -> Gate {
-        let gate = self.plan.program.as_ref().map_or(0, |layout| layout.gate(rank));
-        Gate(cells.load(self.plan.program_cell(round, gate))).at(round)
+    fn own_gate(&self, round: u64) -> usize {
+        self.gate(self.plan.me, round)
     }
 
     /// Whether a rank's arrival for a round is in its gate.
     pub(super) fn has_deposited(&self, rank: u32, round: u64, cells: &impl Cells) -> bool {
-        let deposit = self.gate_of(rank, round, cells).deposit();
+        let deposit = Gate(cells.load(self.gate(rank, round))).at(round).deposit();
         deposit.fresh.is_some() || deposit.leaving
     }
 
@@ -177,7 +172,7 @@ impl Machine {
 
     /// The gate's answer to a deposit, or to the initiator's mark.
     pub(super) fn gate_answered(&mut self, value: u64) {
-        let (Some(arrival), Some(layout)) = (&self.arrival, self.layout()) else { return };
+        let (Some(arrival), Some(layout)) = (&self.arrival, self.plan.program.as_deref()) else { return };
         let (target, part) = (arrival.target, arrival.part);
         match arrival.stage {
             Stage::Depositing { round, found } if value == found => {
@@ -190,11 +185,10 @@ impl Machine {
                         if let Some((_, cell)) = layout.arrival(self.plan.me) {
                             self.raise(round, cell);
                         }
-                        self.push(Op::Fence);
-                        self.enter(Stage::Counting);
+                        self.look_after(Stage::Counting);
                     }
-                    Start::First | Start::Designated => self.start_round(round, &layout),
-                    Start::Everybody => self.let_in(round, &layout),
+                    Start::First | Start::Designated => self.start_round(round),
+                    Start::Everybody => self.let_in(round),
                 }
             }
             Stage::Depositing { round, .. } => {
@@ -203,36 +197,40 @@ impl Machine {
                 self.stats.late_while_closing += u64::from(closed && fresh);
                 self.deposit(round, value);
             }
-            Stage::Initiating { found } if value == found => self.start_round(target, &layout),
+            Stage::Initiating { found } if value == found => self.start_round(target),
             Stage::Initiating { .. } => self.initiate(value),
             ref stage => debug_assert!(false, "the gate answered in {stage:?}"),
         }
     }
 
     fn raise(&mut self, round: u64, cell: usize) {
-        let cell = self.plan.program_cell(round, cell);
-        self.push(Op::Raise { cell, value: round });
+        self.push(op(&self.plan, Want::Raise { round, cell }));
+    }
+
+    /// What was raised is looked at in the next stage, when it is visible to all.
+    fn look_after(&mut self, stage: Stage) {
+        self.push(Op::Fence);
+        self.enter(stage);
     }
 
     /// This rank is an initiator and its mark is in its gate: sets the flood off.
-    fn start_round(&mut self, round: u64, layout: &Layout) {
+    fn start_round(&mut self, round: u64) {
         self.stats.initiated += 1;
         self.unmeasured = Some(round);
-        let (_, cell) = layout.activation(self.plan.me);
-        self.raise(round, cell);
-        self.push(Op::Fence);
-        self.enter(Stage::Starting);
+        if let Some(layout) = &self.plan.program {
+            self.raise(round, layout.activation(self.plan.me).1);
+        }
+        self.look_after(Stage::Starting);
     }
 
     /// Synchronous: the own arrival closes the own gate, and the gates of those who left.
-    fn let_in(&mut self, round: u64, layout: &Layout) {
-        for rank in 0..self.plan.ranks {
-            if rank == self.plan.me || !self.active.contains(rank) {
-                self.raise(round, layout.activation(rank).1);
-            }
-        }
-        self.push(Op::Fence);
-        self.enter(Stage::Starting);
+    fn let_in(&mut self, round: u64) {
+        let Machine { plan, active, ops, .. } = self;
+        let Some(layout) = plan.program.as_deref() else { return };
+        let closes = |rank: &u32| *rank == plan.me || !active.contains(*rank);
+        let raise = |rank| op(plan, Want::Raise { round, cell: layout.activation(rank).1 });
+        ops.extend((0..plan.ranks).filter(closes).map(raise));
+        self.look_after(Stage::Starting);
     }
 
     /// What was raised is visible: notes what it set off, to be run when there is time for it.
