@@ -1,5 +1,7 @@
 //! Deliberate faults, to prove that the tests find them. Only with the feature `faults`.
 
+use crate::collective::Mover;
+
 /// A mistake that the protocol makes on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
@@ -13,6 +15,24 @@ pub enum Fault {
     CloseWithoutWord,
     /// Never says that outcomes were released.
     SkipRelease,
+    /// Does not clear the words of the next round.
+    SkipRearm,
+    /// Clears the words of the next round after everybody may use them.
+    LateRearm,
+    /// Adds its bit again now and then, as if the first time had got lost.
+    RepeatAtomic,
+    /// Places a late contribution before its tag is known to have landed.
+    PlaceBeforeTag,
+    /// Says that small data is in place before it is.
+    LandBeforeData,
+    /// In worlds of several words, closes by ticket without closing the words.
+    TrustTicket,
+    /// Makes what is carried a round older than it is.
+    WrongAge,
+    /// Counts the last segment without moving it.
+    SkipSegment,
+    /// Hands out a record and wakes nobody.
+    ForgetWake,
     /// Takes what is in a gate without closing it, so a deposit may come in between.
     GateOff,
     /// Signals that a sum is there before it is.
@@ -21,6 +41,28 @@ pub enum Fault {
     ForgetSignal,
     /// Leaves what a dead rank had claimed undone.
     AbandonTheDead,
+    /// Fires a quorum with an arrival too few.
+    MiscountQuorum,
+    /// Goes on waiting for those who left.
+    ForgetLeavers,
+    /// Draws a rank that may have left, and nobody stands in for it.
+    DrawnMayBeGone,
+    /// Fires a full round with its first arrival.
+    FullAsUsual,
+    /// Drops a late contribution without counting it.
+    DropUncounted,
+    /// Closes a round when half of its time is over.
+    HastyDeadline,
+    /// Lets a slot be used again while what was written from it may still be read.
+    ReleaseBeforeLanding,
+    /// Releases outcomes as soon as they have landed, and before anybody has read them.
+    ReleaseOnLanding,
+    /// Forgets what was to enter a full round with the next arrival.
+    ForgetDeferred,
+    /// Shows a weight of 1, whatever was given.
+    LoseWeight,
+    /// Releases outcomes and wakes nobody who waits for room.
+    ForgetWakeForRoom,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -73,22 +115,55 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 9] = [
+    pub const EVERY: [Fault; 29] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
         Fault::CloseWithoutWord,
         Fault::SkipRelease,
+        Fault::SkipRearm,
+        Fault::LateRearm,
+        Fault::RepeatAtomic,
+        Fault::PlaceBeforeTag,
+        Fault::LandBeforeData,
+        Fault::TrustTicket,
+        Fault::WrongAge,
+        Fault::SkipSegment,
+        Fault::ForgetWake,
         Fault::GateOff,
         Fault::SignalBeforeData,
         Fault::ForgetSignal,
         Fault::AbandonTheDead,
+        Fault::MiscountQuorum,
+        Fault::ForgetLeavers,
+        Fault::DrawnMayBeGone,
+        Fault::FullAsUsual,
+        Fault::DropUncounted,
+        Fault::HastyDeadline,
+        Fault::ReleaseBeforeLanding,
+        Fault::ReleaseOnLanding,
+        Fault::ForgetDeferred,
+        Fault::LoseWeight,
+        Fault::ForgetWakeForRoom,
     ];
 
-    /// Whether it is one of programs.
+    /// The mover that can make it; nothing if both can.
     #[must_use]
-    pub fn is_of_programs(self) -> bool {
-        matches!(self, Fault::GateOff | Fault::SignalBeforeData | Fault::ForgetSignal | Fault::AbandonTheDead)
+    pub fn mover(self) -> Option<Mover> {
+        match self {
+            Fault::GateOff | Fault::SignalBeforeData | Fault::ForgetSignal | Fault::AbandonTheDead => Some(Mover::Tree),
+            Fault::MiscountQuorum
+            | Fault::ForgetLeavers
+            | Fault::DrawnMayBeGone
+            | Fault::FullAsUsual
+            | Fault::DropUncounted
+            | Fault::HastyDeadline
+            | Fault::ReleaseOnLanding
+            | Fault::ForgetDeferred
+            | Fault::LoseWeight
+            | Fault::ForgetWakeForRoom => None,
+            _ => Some(Mover::Cut),
+        }
     }
 
     /// Whether it shows only when somebody dies.

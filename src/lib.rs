@@ -41,8 +41,10 @@ mod sync;
 pub mod trigger;
 mod world;
 
-pub use collective::{Allreduce, Cut, Entry, Executor, Fire, Grace, Mover, Outcome, Outcomes, Part, RankSet, Scale};
+pub use collective::{
+    Absent, Allreduce, Cut, Entry, Executor, Fire, Grace, Mover, Outcome, Outcomes, Part, RankSet, Scale, When,
+};
 pub use config::Config;
 pub use error::{Error, Result};
-pub use reduce::{Dtype, Element};
+pub use reduce::{Dtype, Element, Reduce, bf16, f16};
 pub use world::{Deadline, World};

@@ -119,7 +119,7 @@ fn broadcast_and_barrier() {
 fn ranks_that_disagree_are_told_both_values() {
     let errors = world(3, |world| {
         let depth = if world.rank() == 1 { 4 } else { 8 };
-        let error = world.allreduce::<f32>(&[10]).fire(Fire::Solo).depth(depth).build().unwrap_err();
+        let error = world.allreduce::<f32>(&[10]).fire(Fire::SOLO).depth(depth).build().unwrap_err();
         assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         error.to_string()
     });
@@ -180,7 +180,7 @@ fn calls_out_of_order_are_refused() {
     assert!(world.allreduce::<i64>(&[1]).depth(0).build().is_err());
     assert!(world.allreduce::<i64>(&[usize::MAX, 1]).build().is_err());
     assert!(world.allreduce::<i64>(&[usize::MAX / 8]).build().is_err());
-    let error = world.allreduce::<f32>(&[1 << 38]).fire(Fire::Solo).build().unwrap_err();
+    let error = world.allreduce::<f32>(&[1 << 38]).fire(Fire::SOLO).build().unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     assert!(world.broadcast(&mut [0u64], 1, DEADLINE).is_err());
 }
@@ -212,7 +212,7 @@ fn memory_is_given_back() {
     world(2, |world| {
         // Would need 8 GiB if nothing were.
         for _ in 0..40 {
-            let mut sum = world.allreduce::<u64>(&[1 << 20]).fire(Fire::Solo).build().unwrap();
+            let mut sum = world.allreduce::<u64>(&[1 << 20]).fire(Fire::SOLO).build().unwrap();
             sum.arrive().unwrap();
             drop(sum.wait(DEADLINE).unwrap());
             sum.finish(DEADLINE).unwrap();

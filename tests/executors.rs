@@ -35,7 +35,7 @@ fn sleeper() {
     let Some(role) = role() else { return };
     let (mover, path) = role.split_once(' ').unwrap();
     let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
-    let sum = world.allreduce::<u64>(&[LENGTH]).fire(Fire::Solo).grace(Grace::NONE).depth(1024);
+    let sum = world.allreduce::<u64>(&[LENGTH]).fire(Fire::SOLO).grace(Grace::NONE).depth(1024);
     let mut sum = sum.mover(mover.parse().unwrap()).executor(Executor::Peer).build().unwrap();
     let me = world.rank();
     let bell = (me == 0).then(|| UnixListener::bind(path).unwrap());
@@ -104,7 +104,7 @@ fn rounds_complete_while_everybody_computes() {
             std::thread::scope(|scope| {
                 for world in &worlds {
                     scope.spawn(move || {
-                        let sum = world.allreduce::<u64>(&[length]).fire(Fire::Quorum(3)).mover(mover);
+                        let sum = world.allreduce::<u64>(&[length]).fire(Fire::quorum(3)).mover(mover);
                         let mut sum = sum.executor(executor).build().unwrap();
                         for round in 1..=5 {
                             sum.contribution().unwrap().fill(round);

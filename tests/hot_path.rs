@@ -44,7 +44,7 @@ const WAYS: [(Mover, Executor); 4] = [
 fn rounds_allocate_nothing() {
     for way in WAYS {
         for length in [1, 1000, 200_000] {
-            for fire in [Fire::All, Fire::Solo, Fire::quorum(2)] {
+            for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
                 let worlds = World::in_this_process(2, &Config::default()).unwrap();
                 std::thread::scope(|scope| {
                     worlds.into_iter().for_each(|world| _ = scope.spawn(move || play(&world, way, fire, length)))

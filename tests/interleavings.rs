@@ -52,15 +52,21 @@ fn explore_all(mut worlds: Vec<World>) {
 fn two_ranks() {
     let mut worlds = Vec::new();
     for means in [DOUBLING, SCATTER, GATHER, Means::Eager, Means::Segments] {
-        for fire in [Fire::All, Fire::Solo, Fire::Quorum(2)] {
+        for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
             // A contribution and the last, empty arrival: two rounds, or more when somebody is late.
             worlds.push(world(fire, means, &[1, 1], None));
             worlds.push(world(fire, means, &[1, 1], Some(1)));
             worlds.push(world(fire, means, &[1, 0], Some(0)));
         }
     }
-    worlds.push(world(Fire::All, DOUBLING, &[2, 2], Some(1)));
-    worlds.push(world(Fire::Solo, Means::Eager, &[2, 2], Some(1)));
+    for means in [DOUBLING, Means::Eager] {
+        for fire in [Fire::majority(3), Fire::SOLO.full_every(2)] {
+            worlds.push(world(fire, means, &[1, 1], Some(1)));
+            worlds.push(world(fire, means, &[2, 1], None));
+        }
+    }
+    worlds.push(world(Fire::ALL, DOUBLING, &[2, 2], Some(1)));
+    worlds.push(world(Fire::SOLO, Means::Eager, &[2, 2], Some(1)));
     explore_all(worlds);
 }
 
@@ -68,16 +74,16 @@ fn two_ranks() {
 #[test]
 fn three_ranks() {
     explore_all(vec![
-        world(Fire::Solo, GATHER, &[1, 0, 0], Some(2)),
-        world(Fire::Solo, DOUBLING, &[1, 0, 0], None),
-        world(Fire::Quorum(2), GATHER, &[0, 0, 0], Some(2)),
-        world(Fire::All, DOUBLING, &[1, 0, 0], Some(1)),
-        world(Fire::All, SCATTER, &[1, 0, 0], Some(1)),
-        world(Fire::Solo, Means::Eager, &[1, 0, 0], Some(2)),
-        world(Fire::Quorum(2), Means::Eager, &[1, 0, 0], Some(2)),
-        world(Fire::All, Means::Eager, &[1, 0, 0], Some(2)),
-        world(Fire::All, Means::Segments, &[1, 0, 0], Some(2)),
-        world(Fire::Quorum(3), Means::Segments, &[1, 0, 0], None),
+        world(Fire::SOLO, GATHER, &[1, 0, 0], Some(2)),
+        world(Fire::SOLO, DOUBLING, &[1, 0, 0], None),
+        world(Fire::quorum(2), GATHER, &[0, 0, 0], Some(2)),
+        world(Fire::ALL, DOUBLING, &[1, 0, 0], Some(1)),
+        world(Fire::ALL, SCATTER, &[1, 0, 0], Some(1)),
+        world(Fire::SOLO, Means::Eager, &[1, 0, 0], Some(2)),
+        world(Fire::quorum(2), Means::Eager, &[1, 0, 0], Some(2)),
+        world(Fire::ALL, Means::Eager, &[1, 0, 0], Some(2)),
+        world(Fire::ALL, Means::Segments, &[1, 0, 0], Some(2)),
+        world(Fire::quorum(3), Means::Segments, &[1, 0, 0], None),
     ]);
 }
 
@@ -88,12 +94,12 @@ fn faults_are_found() {
     use earlybird::fault::Fault;
     std::panic::set_hook(Box::new(|_| {}));
     let found: Vec<_> = [
-        (Fault::GateOff, DOUBLING, Fire::Solo, None),
-        (Fault::SignalBeforeData, DOUBLING, Fire::All, None),
-        (Fault::ForgetSignal, GATHER, Fire::Solo, None),
-        (Fault::AbandonTheDead, DOUBLING, Fire::Solo, Some(1)),
-        (Fault::ReuseSlotEarly, GATHER, Fire::Solo, None),
-        (Fault::ForgetCarriedBit, Means::Eager, Fire::Solo, None),
+        (Fault::GateOff, DOUBLING, Fire::SOLO, None),
+        (Fault::SignalBeforeData, DOUBLING, Fire::ALL, None),
+        (Fault::ForgetSignal, GATHER, Fire::SOLO, None),
+        (Fault::AbandonTheDead, DOUBLING, Fire::SOLO, Some(1)),
+        (Fault::ReuseSlotEarly, GATHER, Fire::SOLO, None),
+        (Fault::ForgetCarriedBit, Means::Eager, Fire::SOLO, None),
     ]
     .into_iter()
     .map(|(fault, means, fire, mortal)| {

@@ -4,11 +4,7 @@
 //! simulation small_worlds` runs only that schedule.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-
-use earlybird::simulation::{Coverage, Failure, Options, run};
+use earlybird::simulation::{Case, Coverage, Failure, Options, fuzz, run, shrink};
 use earlybird::{Fire, Mover};
 
 /// Schedules over P = 1..17 and over P = 33..70, where a cut takes two and three words.
@@ -20,36 +16,9 @@ fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<
         Some(seed) => seed..seed + 1,
         None => seeds,
     };
-    let next = AtomicU64::new(seeds.start);
-    let result = Mutex::new((Coverage::default(), None));
-    let workers = thread::available_parallelism().map_or(2, usize::from);
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                let mut coverage = Coverage::default();
-                let mut failure = None;
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end || failure.is_some() {
-                        break;
-                    }
-                    match run(seed, options) {
-                        Ok(found) => coverage.add(&found),
-                        Err(found) => {
-                            failure = Some(found);
-                            next.store(seeds.end, Ordering::Relaxed);
-                        }
-                    }
-                }
-                let mut result = result.lock().unwrap();
-                result.0.add(&coverage);
-                if failure.is_some() {
-                    result.1 = failure;
-                }
-            });
-        }
-    });
-    result.into_inner().unwrap()
+    let found = fuzz(seeds, options, 1, |_| {});
+    let smallest = found.failures.into_iter().next().map(|failure| shrink(failure, options, 5_000));
+    (found.coverage, smallest)
 }
 
 /// Runs all; `foreign` are the cases that this kind of world cannot meet.
@@ -81,20 +50,32 @@ const TREE: u64 = 100_000;
 const DEADLY: u64 = 40_000;
 
 /// Cases that need a program, or a death.
-const NO_PROGRAM: [&str; 3] = ["operations", "deaths", "inherited"];
+const NO_PROGRAM: [&str; 8] =
+    ["operations", "deaths", "inherited", "repeats", "not_ready", "stalled", "broken", "freezes"];
+
+/// Cases that need a network with troubles.
+const CALM: [&str; 5] = ["repeats", "not_ready", "stalled", "broken", "freezes"];
 
 #[test]
 fn trees() {
     let options = Options { movers: vec![Mover::Tree], ..Options::default() };
-    holds(2_000_000..2_000_000 + TREE, &options, &["segments", "deaths", "inherited"]);
+    holds(2_000_000..2_000_000 + TREE, &options, &[&CALM[..], &["segments", "deaths", "inherited"]].concat());
 }
 
 #[test]
 fn deaths() {
-    let options = Options { deaths: true, movers: vec![Mover::Tree], ..Options::default() };
-    holds(3_000_000..3_000_000 + DEADLY, &options, &["segments"]);
-    let options = Options { deaths: true, ..Options::default() };
-    holds(4_000_000..4_000_000 + DEADLY / 2, &options, &["operations", "inherited"]);
+    let options = Options { deaths: 1.0, movers: vec![Mover::Tree], ..Options::default() };
+    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &["segments"]].concat());
+    let options = Options { deaths: 1.0, ..Options::default() };
+    holds(4_000_000..4_000_000 + DEADLY / 2, &options, &[&CALM[..], &["operations", "inherited"]].concat());
+}
+
+/// What `earlybird fuzz` runs.
+const EVERYTHING: u64 = 50_000;
+
+#[test]
+fn everything() {
+    holds(0..EVERYTHING, &Options::everything(), &[]);
 }
 
 /// P - 1 messages say that a round has fired where its initiator is unique, P ⌈log2 P⌉ in the flood.
@@ -103,14 +84,14 @@ fn activations_are_counted() {
     for ranks in 1..=17u32 {
         let run = |mover: Mover, fire: Fire, seed: u64| {
             let (ranks, fires, movers) = (vec![ranks..=ranks], vec![fire], vec![mover]);
-            let options = Options { ranks, fires, movers, alike: true, ..Options::default() };
-            run(seed, &options).unwrap()
+            let options = Options { ranks, fires, movers, alike: true, variations: false, ..Options::default() };
+            run(&Case::from(seed), &options).unwrap()
         };
         for seed in 0..20 {
             // All leave in the same round, so all hear of every round.
-            let cut = run(Mover::Cut, Fire::Quorum(ranks), seed);
+            let cut = run(Mover::Cut, Fire::quorum(ranks), seed);
             assert_eq!(cut.activations, cut.rounds * u64::from(ranks - 1), "{ranks} ranks");
-            let fire = [Fire::Solo, Fire::Quorum(0), Fire::Quorum(ranks)][seed as usize % 3];
+            let fire = [Fire::SOLO, Fire::quorum(0), Fire::quorum(ranks)][seed as usize % 3];
             let tree = run(Mover::Tree, fire, seed);
             let hops = u64::from(ranks.next_power_of_two().ilog2());
             assert!(tree.rounds > 0);
@@ -141,16 +122,14 @@ mod faults {
         let found: Vec<_> = Fault::EVERY
             .into_iter()
             .map(|fault| {
-                let movers = vec![if fault.is_of_programs() { Mover::Tree } else { Mover::Cut }];
-                let deaths = fault.needs_a_death();
-                let options = Options { fault: Some(fault), movers, deaths, ..Options::default() };
-                (fault, (0..WITHIN).find_map(|seed| run(seed, &options).err()))
+                let options = Options::everything().with_fault(fault);
+                (fault, (0..WITHIN).find_map(|seed| run(&Case::from(seed), &options).err()))
             })
             .collect();
         let _ = std::panic::take_hook();
         for (fault, failure) in found {
             let failure = failure.unwrap_or_else(|| panic!("{fault:?} went unnoticed in {WITHIN} schedules"));
-            println!("{fault:?}: seed {}: {}", failure.seed, failure.what.lines().next().unwrap_or_default());
+            println!("{fault:?}: seed {}: {}", failure.case, failure.what.lines().next().unwrap_or_default());
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use earlybird::bootstrap::identity::Identity;
-use earlybird::{Config, Executor, Fire, Grace, Mover, Scale, World};
+use earlybird::{Absent, Config, Executor, Fire, Grace, Mover, Scale, World};
 
 use super::launch::{Bind, check_ranks};
 
@@ -15,6 +15,9 @@ pub(super) struct Common {
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto")]
     pub(super) grace: Grace,
+    /// What becomes of late contributions: carry, drop or decay=FACTOR (by round)
+    #[arg(long, default_value = "carry")]
+    pub(super) absent: Absent,
     /// Rounds that a rank may have unreleased
     #[arg(long, default_value_t = 8)]
     pub(super) depth: u32,

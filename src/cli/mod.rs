@@ -10,6 +10,7 @@ macro_rules! say {
 
 mod bench;
 mod common;
+mod fuzz;
 mod info;
 mod launch;
 mod program;
@@ -41,6 +42,8 @@ enum Command {
     Train(train::Args),
     /// Print or draw the table of triggered operations behind a collective
     Program(program::Args),
+    /// Try the protocol over random schedules and networks, and shrink what fails
+    Fuzz(fuzz::Args),
     /// Show what this build and machine can do
     Info(info::Args),
     /// One rank of a launched program: not for people
@@ -59,6 +62,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Bench(args) => bench::main(args),
         Command::Train(args) => train::main(args),
         Command::Program(args) => program::main(&args),
+        Command::Fuzz(args) => fuzz::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Rank(args) => rank::main(&args),
     };

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use earlybird::trigger::{
-    Action, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, Start, buffer_bytes, check,
-    compile, hops,
+    Action, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, buffer_bytes, check, compile,
+    hops,
 };
-use earlybird::{Fire, Mover};
+use earlybird::{Fire, Grace, Mover};
 use serde_json::json;
 
 use super::launch::check_ranks;
@@ -89,7 +89,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     match args.mover {
         Mover::Tree => {}
-        Mover::Cut if args.fire == Fire::All => {
+        Mover::Cut if args.fire.is_synchronous() => {
             return Err(
                 "a synchronous cut needs no agreement and sends no activation; use --mover tree, or another rule"
                     .into(),
@@ -98,11 +98,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         Mover::Cut => return print_cut(args),
         Mover::Auto => return Err("--mover: use tree or cut".into()),
     }
-    let start = match args.fire {
-        Fire::All => Start::Everybody,
-        Fire::Solo => Start::First,
-        Fire::Quorum(q) => Start::Count(q),
-    };
+    let start = args.fire.start(Grace::NONE, args.ranks);
     let schedule = match args.schedule {
         Reduction::Doubling => Schedule::Doubling,
         Reduction::Scatter => Schedule::Scatter,

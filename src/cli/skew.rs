@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use earlybird::Fire;
-use earlybird::collective::rule::parse_duration;
+use earlybird::collective::rule::{drawn, parse_duration};
+use earlybird::{Fire, Grace, When};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_distr::{Distribution, LogNormal};
@@ -112,13 +112,25 @@ impl Skew {
         delays
     }
 
-    /// Mean over ranks of what an arrival would wait if communication took no time.
-    pub(super) fn ideal(&self, fire: Fire, ranks: u32, time: u64, seed: u64) -> Duration {
+    /// Mean over ranks of what an arrival would wait if communication took no time, where all begin
+    /// at once and round `time + 1` is the next. A grace counts if it is given.
+    pub(super) fn ideal(&self, (fire, grace): (Fire, Grace), ranks: u32, time: u64, seed: u64) -> Duration {
         let delays = self.delays(ranks, time, seed);
         let mut sorted = delays.clone();
         sorted.sort_unstable();
-        let fires = sorted[fire.threshold(ranks) as usize - 1];
-        delays.iter().map(|&delay| fires.saturating_sub(delay)).sum::<Duration>() / ranks
+        let (first, last) = (sorted[0], sorted[sorted.len() - 1]);
+        let grace = match grace {
+            Grace::Fixed(grace) => grace,
+            Grace::Auto => Duration::ZERO,
+        };
+        let closes = match fire.when() {
+            _ if fire.is_full(time + 1) => last,
+            When::Majority(seed) => delays[drawn(seed, time + 1, ranks) as usize] + grace,
+            When::All | When::Solo | When::Quorum(_) => sorted[fire.threshold(ranks) as usize - 1] + grace,
+        };
+        let limit = fire.limit().filter(|_| !fire.is_full(time + 1)).map_or(last, |limit| first + limit);
+        let closes = closes.min(limit).min(last);
+        delays.iter().map(|&delay| closes.saturating_sub(delay)).sum::<Duration>() / ranks
     }
 }
 
@@ -129,10 +141,18 @@ mod tests {
     #[test]
     fn the_closed_forms_of_linear_skew() {
         let skew: Skew = "linear:1ms".parse().unwrap();
-        let ideal = |fire| skew.ideal(fire, 32, 0, 0).as_secs_f64() * 1e3;
-        assert!((ideal(Fire::All) - 15.5).abs() < 1e-9);
+        let graced = |fire, grace| skew.ideal((fire, grace), 32, 0, 0).as_secs_f64() * 1e3;
+        let ideal = |fire| graced(fire, Grace::Auto);
+        assert!((ideal(Fire::ALL) - 15.5).abs() < 1e-9);
         assert!((ideal(Fire::quorum(16)) - 3.75).abs() < 1e-9);
-        assert_eq!(ideal(Fire::Solo), 0.0);
+        assert_eq!(ideal(Fire::SOLO), 0.0);
+        // Of 32 ranks those up to t wait: t, t - 1, ... 1 ms.
+        assert!((ideal(Fire::deadline(Duration::from_millis(8))) - 36.0 / 32.0).abs() < 1e-9);
+        let grace = Grace::Fixed(Duration::from_millis(8));
+        assert!((graced(Fire::SOLO, grace) - 36.0 / 32.0).abs() < 1e-9);
+        assert!((graced(Fire::quorum(16), grace) - 23.0 * 24.0 / 2.0 / 32.0).abs() < 1e-9);
+        let d = f64::from(drawn(0, 1, 32));
+        assert!((ideal(Fire::majority(0)) - d * (d + 1.0) / 64.0).abs() < 1e-9);
     }
 
     #[test]

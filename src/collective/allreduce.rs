@@ -35,6 +35,8 @@ pub struct Allreduce<T> {
     taken: u64,
     /// The buffer of the next contribution.
     buffer: u32,
+    /// The weight of the next contribution.
+    weight: u16,
     /// An arrival whose outcome was not taken.
     outstanding: bool,
     /// Outcomes that the caller holds.
@@ -74,6 +76,7 @@ impl<T: Element> Allreduce<T> {
             cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
             taken: 0,
             buffer: 0,
+            weight: 1,
             outstanding: false,
             held: Cell::new(0),
             released: Cell::new(0),
@@ -104,6 +107,22 @@ impl<T: Element> Allreduce<T> {
         Ok(self.memory.contribution(self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes))
     }
 
+    /// Gives the next contribution a weight: it counts as much as so many of weight 1, for instance
+    /// one for each sample in a batch. Needs [`Scale::Weights`](super::Scale::Weights), which makes a
+    /// weighted mean of a round; its cut tells the weights.
+    ///
+    /// A whole number, so that it is exact and fits the cut; 0 for a contribution that has nothing
+    /// to say and counts towards firing all the same.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] under another scale, or after `finish`.
+    pub fn weigh(&mut self, weight: u16) -> Result<()> {
+        self.check("weigh", !self.leaving, "this rank has finished")?;
+        self.check("weigh", self.plan.weighted, "this collective has no weights; build it with Scale::Weights")?;
+        self.weight = weight;
+        Ok(())
+    }
+
     /// Hands the contribution in and returns at once. Small data may be reduced here, if this
     /// arrival fires the round; large data only under the peer executor, which does here whatever
     /// this arrival sets off.
@@ -126,7 +145,7 @@ impl<T: Element> Allreduce<T> {
         let mut driver = self.seat.take();
         let clock = self.patience.clock;
         let now = clock.now_for(driver.machine());
-        driver.machine_mut().arrive(now);
+        driver.machine_mut().arrive(now, std::mem::replace(&mut self.weight, 1));
         self.outstanding = true;
         self.buffer = driver.machine().buffer();
         driver.drive(now, if self.executor == Executor::Peer { Effort::Work } else { Effort::Nothing })?;
@@ -198,10 +217,9 @@ impl<T: Element> Allreduce<T> {
             self.leaving = true;
         }
         self.block("finish", deadline, Machine::is_finished)?;
-        let now = self.patience.clock.now();
-        let mut driver = self.seat.take();
-        driver.machine_mut().release(FOREVER);
-        driver.drive(now, Effort::Nothing)?;
+        self.seat.take().machine_mut().release(FOREVER);
+        // An operation that fails now would leave others waiting, and nobody to say why.
+        self.block("finish", deadline, Machine::has_gone)?;
         self.finished = true;
         Ok(())
     }

@@ -8,10 +8,10 @@ use super::choice::{Executor, Mover};
 use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
 use super::patience::Patience;
-use super::rule::{Fire, Grace, Scale};
+use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::{Endpoint, Region};
-use crate::reduce::Element;
+use crate::reduce::{Element, Reduce};
 use crate::trigger::Schedule;
 use crate::world::{Deadline, World};
 
@@ -23,6 +23,8 @@ pub struct AllreduceBuilder<'w, T> {
     lengths: Vec<usize>,
     fire: Fire,
     grace: Grace,
+    absent: Absent,
+    reduce: Reduce,
     scale: Scale,
     depth: u32,
     mover: Mover,
@@ -42,8 +44,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         AllreduceBuilder {
             world,
             lengths: lengths.to_vec(),
-            fire: Fire::All,
+            fire: Fire::ALL,
             grace: Grace::Auto,
+            absent: Absent::Carry,
+            reduce: Reduce::Sum,
             scale: Scale::Sum,
             depth: 8,
             mover: Mover::Auto,
@@ -56,16 +60,28 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         }
     }
 
-    /// When a round fires. Default: [`Fire::All`].
+    /// When a round fires. Default: [`Fire::ALL`].
     pub fn fire(mut self, fire: Fire) -> Self {
         self.fire = fire;
         self
     }
 
     /// How long it stays open after that. Default: [`Grace::Auto`]. Without meaning for
-    /// [`Fire::All`].
+    /// [`Fire::ALL`].
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = grace;
+        self
+    }
+
+    /// What becomes of contributions that are late. Default: [`Absent::Carry`].
+    pub fn absent(mut self, absent: Absent) -> Self {
+        self.absent = absent;
+        self
+    }
+
+    /// What is done with the elements. Default: [`Reduce::Sum`].
+    pub fn reduce(mut self, reduce: Reduce) -> Self {
+        self.reduce = reduce;
         self
     }
 
@@ -76,7 +92,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 
     /// Rounds that a rank may have unreleased before the others wait for it: the bound on
-    /// staleness. Default: 8. Without meaning for [`Fire::All`], where nobody gets ahead.
+    /// staleness. Default: 8. Without meaning for [`Fire::ALL`], where nobody gets ahead.
     pub fn depth(mut self, depth: u32) -> Self {
         self.depth = depth;
         self
@@ -140,7 +156,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let everybody = world.fabric().exchange(operation, &keys, until)?;
         made?;
         let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
-        let reduction = Reduction { dtype: T::DTYPE, scale: self.scale };
+        let reduction = Reduction { dtype: T::DTYPE, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
         // From here on the others believe that this rank takes part.
         let driver = Driver::new(plan, endpoint, regions, reduction)
@@ -170,8 +186,13 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         if self.depth == 0 || self.depth > MOST_DEPTH {
             return Err(usage("depth must be between 1 and 65536"));
         }
-        if self.scale != Scale::Sum && !T::DTYPE.is_float() {
-            return Err(usage("integers can be summed and not divided; use Scale::Sum"));
+        self.absent.check()?;
+        let adds = T::DTYPE.is_float() && self.reduce == Reduce::Sum;
+        if self.scale != Scale::Sum && !adds {
+            return Err(usage("only sums of floating-point numbers can be divided; use Scale::Sum"));
+        }
+        if matches!(self.absent, Absent::Decay(_)) && !adds {
+            return Err(usage("only sums of floating-point numbers can decay; use Absent::Carry or Absent::Drop"));
         }
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
@@ -189,9 +210,9 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let path = if tree { Path::Program } else { parameters.path(self.fire, ranks, bytes as u64) };
         // A tree's outcomes are released one by one: with two slots nobody waits for that.
         let depth = match self.fire {
-            Fire::All if tree => 2,
-            Fire::All => 1,
-            _ => u64::from(self.depth),
+            fire if !fire.is_synchronous() => u64::from(self.depth),
+            _ if tree => 2,
+            _ => 1,
         };
         let segment = parameters.segment();
         let program = tree.then(|| {
@@ -204,9 +225,12 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             topology,
             fire: self.fire,
             grace: self.grace,
+            absent: self.absent,
+            weighted: self.scale == Scale::Weights,
             depth,
             path,
             bytes,
+            wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
             helpers: self.world.cores().clamp(1, ranks),
             program,
@@ -229,6 +253,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("the element type", T::DTYPE.to_string()),
             ("fire", self.fire.to_string()),
             ("grace", self.grace.to_string()),
+            ("absent", self.absent.to_string()),
+            ("reduce", self.reduce.to_string()),
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
             ("mover", self.mover.to_string()),

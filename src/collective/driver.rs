@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, RankSet, Time, Token};
-use super::rule::Scale;
+use super::rule::{Absent, Scale};
 use crate::error::Result;
-use crate::fabric::{Arena, At, Change, Endpoint, Lender, Posted, Region, Signal, Waker, Window, arena::Source};
+use crate::fabric::arena::{Goal, Place, Source};
+use crate::fabric::{Arena, At, Change, Endpoint, Lender, Posted, Region, Signal, Waker, Window};
 use crate::fault::{Crash, Fuse};
-use crate::reduce::Dtype;
+use crate::reduce::{Dtype, Reduce};
 use crate::sync::{self, Ordering};
 use crate::trigger::{Gate, Input, Target, Task, Work};
 
@@ -14,7 +15,9 @@ use crate::trigger::{Gate, Input, Target, Task, Work};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) dtype: Dtype,
+    pub(crate) reduce: Reduce,
     pub(crate) scale: Scale,
+    pub(crate) absent: Absent,
 }
 
 /// The regions of every host, as this rank names them.
@@ -62,14 +65,26 @@ impl HostCells {
 }
 
 impl Reduction {
+    /// What a contribution is multiplied by.
+    pub(crate) fn factor(self, entry: &Entry) -> f32 {
+        let weight = if self.scale == Scale::Weights { f32::from(entry.weight) } else { 1.0 };
+        weight * self.absent.factor(entry.age)
+    }
+
     /// What the sum over a cut is divided by, if by anything.
-    fn divisor(self, plan: &Plan, cut: &Cut) -> Option<u32> {
+    pub(crate) fn divisor(self, ranks: u32, cut: &Cut) -> Option<f64> {
         let divisor = match self.scale {
-            Scale::Sum => 1,
-            Scale::World => plan.ranks,
-            Scale::Contributions => cut.contributions().count() as u32,
+            Scale::Sum => return None,
+            Scale::World => f64::from(ranks),
+            Scale::Contributions => cut.contributions().count() as f64,
+            Scale::Weights => cut.contributions().map(|entry| f64::from(self.factor(entry))).sum(),
         };
-        Some(divisor).filter(|&divisor| divisor > 1)
+        // Of nothing, or nothing of any weight, the mean is 0, like the sum.
+        Some(divisor).filter(|&divisor| divisor != 1.0 && divisor > 0.0)
+    }
+
+    fn kind(self) -> (Dtype, Reduce) {
+        (self.dtype, self.reduce)
     }
 }
 
@@ -270,14 +285,16 @@ impl Driver {
         let (plan, cut) = (machine.plan(), machine.cut(round));
         let (from, len) = plan.segment_span(segment);
         let sources = cut.contributions().enumerate().map(|(row, entry)| {
-            if plan.path.pushes() || plan.host_of(entry.rank) == plan.host() {
-                Source::Here(plan.contribution(entry.rank, entry.buffer) + from)
+            let at = if plan.path.pushes() || plan.host_of(entry.rank) == plan.host() {
+                Place::Here(plan.contribution(entry.rank, entry.buffer) + from)
             } else {
-                Source::Staged(row * plan.staging_row())
-            }
+                Place::Staged(row * plan.staging_row())
+            };
+            Source { at, wide: false, factor: reduction.factor(entry) }
         });
-        let divisor = reduction.divisor(plan, cut);
-        arena.combine(reduction.dtype, sources, plan.outcome(round) + from, len, divisor);
+        let divisor = reduction.divisor(plan.ranks, cut);
+        let goal = Goal { at: plan.outcome(round) + from, wide: false };
+        arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 
     /// A reduction of a program: the set of parts and the data.
@@ -295,18 +312,28 @@ impl Driver {
         sources.clear();
         let (skip, len) = plan.chunk_span(*chunk);
         let len = if dies { len / 2 / size_of::<u64>() * size_of::<u64>() } else { len };
+        let elements = len / reduction.dtype.size();
+        // Partial sums are kept in the width in which they are made.
+        let wide_skip = skip / reduction.dtype.size() * reduction.dtype.wide_size();
         for input in from {
             let first = scratch.entries.len();
             match *input {
-                Input::Gate(rank) => scratch.add_gate(rank, Gate(load(layout.gate(rank))).at(round).deposit()),
+                Input::Gate(rank) => {
+                    let deposit = Gate(load(layout.gate(rank))).at(round).deposit();
+                    scratch.add_gate(rank, deposit, |buffer| plan.weight(rank, buffer, &*control));
+                }
                 Input::Partial(number) => scratch.add(|index| load(layout.header(number) + index)),
             }
             let added = scratch.entries[first..].iter().filter(|entry| entry.part != Part::Leaving);
-            let contribution = |entry: &Entry| Source::Here(plan.contribution(entry.rank, entry.buffer) + skip);
+            let contribution = |entry: &Entry| {
+                let at = Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
+                Source { at, wide: false, factor: reduction.factor(entry) }
+            };
             match input {
                 // One contribution is not copied: its sum is itself.
                 Input::Partial(number) if added.clone().count() > 1 => {
-                    sources.push(Source::Here(plan.partial(round, *number) + skip));
+                    let at = Place::Here(plan.partial(round, *number) + wide_skip);
+                    sources.push(Source { at, wide: true, factor: 1.0 });
                 }
                 _ => sources.extend(added.map(contribution)),
             }
@@ -316,16 +343,17 @@ impl Driver {
                 let header = plan.program_cell(round, layout.header(number));
                 control.store_all(header, scratch.encode());
                 if scratch.contributions().count() > 1 {
-                    arena.combine(reduction.dtype, sources.iter().copied(), plan.partial(round, number), len, None);
+                    let goal = Goal { at: plan.partial(round, number) + wide_skip, wide: true };
+                    arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, None);
                 }
             }
             Target::Outcome => {
                 if chunk.0 == 0 {
                     control.store_all(plan.program_cell(round, layout.record()), scratch.encode());
                 }
-                let divisor = reduction.divisor(plan, scratch);
-                let to = plan.outcome(round) + skip;
-                arena.combine(reduction.dtype, sources.iter().copied(), to, len, divisor);
+                let divisor = reduction.divisor(plan.ranks, scratch);
+                let goal = Goal { at: plan.outcome(round) + skip, wide: false };
+                arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
             }
         }
         Fuse::pass(fuse, Crash::InsideOperation);

@@ -16,4 +16,4 @@ pub use allreduce::Allreduce;
 pub use build::AllreduceBuilder;
 pub use choice::{Executor, Mover};
 pub use outcome::{Outcome, Outcomes};
-pub use rule::{Fire, Grace, Scale};
+pub use rule::{Absent, Fire, Grace, Scale, When};

@@ -8,56 +8,74 @@
 #![allow(unsafe_code)]
 
 use super::Window;
-use crate::reduce::{Dtype, combine};
+use crate::reduce::{Dtype, Operand, Reduce, Target, combine};
 use bytemuck::Pod;
 
 /// Where a source of a reduction lies.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Source {
+pub(crate) enum Place {
     /// In the data region of this host.
     Here(usize),
     /// Read from another host.
     Staged(usize),
 }
 
+/// A source of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) at: Place,
+    /// Whether it is a partial result, in the width of [`Dtype::wide_size`].
+    pub(crate) wide: bool,
+    /// What it is multiplied by.
+    pub(crate) factor: f32,
+}
+
+/// Where a reduction goes in the data region, and in what width.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goal {
+    pub(crate) at: usize,
+    pub(crate) wide: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Arena {
     data: Window,
     staging: Option<Window>,
-    /// Addresses of the sources of one reduction; kept to allocate nothing on the hot path.
-    sources: Vec<*const u8>,
+    /// The sources of one reduction by address; kept to allocate nothing on the hot path.
+    operands: Vec<Operand>,
 }
 
-// SAFETY: the addresses in `sources` are only used within `combine`, which sets them first.
+// SAFETY: the addresses in `operands` are only used within `combine`, which sets them first.
 unsafe impl Send for Arena {}
 
 impl Arena {
     pub(crate) fn new(data: Window, staging: Option<Window>, ranks: u32) -> Self {
-        Arena { data, staging, sources: Vec::with_capacity(2 * ranks as usize) }
+        Arena { data, staging, operands: Vec::with_capacity(2 * ranks as usize) }
     }
 
-    /// Reduces `sources` into the outcome memory at `to`.
+    /// Reduces `len` elements of each of `sources` into the data region.
     pub(crate) fn combine(
         &mut self,
-        dtype: Dtype,
+        (dtype, reduce): (Dtype, Reduce),
         sources: impl Iterator<Item = Source>,
-        to: usize,
+        goal: Goal,
         len: usize,
-        divisor: Option<u32>,
+        divisor: Option<f64>,
     ) {
-        self.sources.clear();
-        for source in sources {
-            let address = match (source, &self.staging) {
-                (Source::Staged(offset), Some(staging)) => staging.bytes(offset, len),
-                (Source::Here(offset) | Source::Staged(offset), _) => self.data.bytes(offset, len),
+        let bytes = |wide: bool| len * if wide { dtype.wide_size() } else { dtype.size() };
+        self.operands.clear();
+        for Source { at, wide, factor } in sources {
+            let address = match (at, &self.staging) {
+                (Place::Staged(offset), Some(staging)) => staging.bytes(offset, bytes(wide)),
+                (Place::Here(offset) | Place::Staged(offset), _) => self.data.bytes(offset, bytes(wide)),
             };
-            self.sources.push(address.as_ptr());
+            self.operands.push(Operand { data: address.as_ptr(), wide, factor });
         }
-        let target = self.data.bytes(to, len);
+        let data = self.data.bytes(goal.at, bytes(goal.wide)).as_ptr();
         // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the
         // plan's offsets are). The sources are members of a closed cut, the target is a claimed
         // segment of a slot that every receiver has released: nobody writes or reads otherwise.
-        unsafe { combine(dtype, target.as_ptr(), &self.sources, len, divisor) };
+        unsafe { combine((dtype, reduce), Target { data, wide: goal.wide }, &self.operands, len, divisor) };
     }
 
     pub(crate) fn lender(&self) -> Lender {

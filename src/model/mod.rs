@@ -109,8 +109,8 @@ impl Parameters {
     pub(crate) fn path(&self, fire: Fire, ranks: u32, bytes: u64) -> Path {
         let total = bytes.saturating_mul(u64::from(ranks));
         match fire {
-            Fire::All if total <= self.replicate_total => Path::Replicated,
-            Fire::All => Path::Segmented,
+            fire if fire.is_synchronous() && total <= self.replicate_total => Path::Replicated,
+            fire if fire.is_synchronous() => Path::Segmented,
             _ if total <= self.eager_total => Path::Eager,
             _ => Path::Segmented,
         }
@@ -147,9 +147,9 @@ mod tests {
     #[test]
     fn the_built_in_parameters_can_be_read() {
         let parameters = Parameters::load(None).unwrap();
-        assert_eq!(parameters.path(Fire::All, 2, 8), Path::Replicated);
-        assert_eq!(parameters.path(Fire::Solo, 2, 8), Path::Eager);
-        assert_eq!(parameters.path(Fire::Solo, 32, u64::MAX), Path::Segmented);
+        assert_eq!(parameters.path(Fire::ALL, 2, 8), Path::Replicated);
+        assert_eq!(parameters.path(Fire::SOLO, 2, 8), Path::Eager);
+        assert_eq!(parameters.path(Fire::SOLO, 32, u64::MAX), Path::Segmented);
     }
 
     #[test]

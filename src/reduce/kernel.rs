@@ -1,187 +1,300 @@
 //! The reduction itself.
 #![allow(unsafe_code)]
 
-use std::ops::Div;
+use std::any::TypeId;
 
-use super::Dtype;
+use half::{bf16, f16};
 
-/// Elements reduced at a time when there are many sources: the block stays in the first-level
-/// cache while they pass by.
+use super::number::{Narrow, Wide};
+use super::{Dtype, Reduce};
+
+/// Elements reduced at a time: the block stays in the first-level cache while the sources pass by.
 const BLOCK: usize = 2048;
 
-trait Number: Copy + 'static {
-    const ZERO: Self;
-    fn plus(self, other: Self) -> Self;
-    fn over(self, divisor: f64) -> Self;
+/// One source of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand {
+    pub(crate) data: *const u8,
+    /// Whether it is a partial result, in the width of [`Dtype::wide_size`].
+    pub(crate) wide: bool,
+    /// What it is multiplied by. Only of floats that are added.
+    pub(crate) factor: f32,
 }
 
-macro_rules! float {
-    ($type:ty) => {
-        impl Number for $type {
-            const ZERO: Self = 0.0;
+/// How elements are folded.
+trait Fold<W: Wide>: 'static {
+    fn fold(left: W, right: W) -> W;
+}
+
+struct Sum;
+struct Min;
+struct Max;
+struct Prod;
+
+macro_rules! fold {
+    ($($name:ident => $method:ident),*) => {
+        $(impl<W: Wide> Fold<W> for $name {
             #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                self + other
+            fn fold(left: W, right: W) -> W {
+                left.$method(right)
             }
-            #[inline(always)]
-            fn over(self, divisor: f64) -> Self {
-                self.div(divisor as $type)
-            }
-        }
+        })*
     };
 }
 
-macro_rules! integer {
-    ($type:ty) => {
-        impl Number for $type {
-            const ZERO: Self = 0;
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-            #[inline(always)]
-            fn over(self, _: f64) -> Self {
-                self
-            }
-        }
-    };
+fold!(Sum => plus, Min => min, Max => max, Prod => times);
+
+/// Where a reduction writes, and in what width.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) data: *mut u8,
+    pub(crate) wide: bool,
 }
 
-float!(f32);
-float!(f64);
-integer!(i64);
-integer!(u64);
-
-/// Sums `sources` element by element into `target`, `bytes` long each, and divides by `divisor` if
-/// there is one (a whole number; ignored for integers). No source gives zeros, one gives a copy.
+/// Reduces `operands` element by element, `len` elements each, in the order given, and divides by
+/// `divisor` if there is one. No operand gives zeros; one alone, neither scaled nor divided, is
+/// copied as it is.
 ///
 /// # Safety
-/// Every pointer must be valid for `bytes` and aligned to the element; `target` must be valid for
-/// writes and overlap no source; nobody writes a source or touches the target meanwhile.
-pub(crate) unsafe fn combine(dtype: Dtype, target: *mut u8, sources: &[*const u8], bytes: usize, divisor: Option<u32>) {
-    let divisor = divisor.map(f64::from);
-    debug_assert_eq!(bytes % dtype.size(), 0);
-    // SAFETY: the caller's promise, per element type.
-    unsafe {
-        match dtype {
-            Dtype::F32 => typed::<f32>(target, sources, bytes / 4, divisor),
-            Dtype::F64 => typed::<f64>(target, sources, bytes / 8, divisor),
-            Dtype::I64 => typed::<i64>(target, sources, bytes / 8, None),
-            Dtype::U64 => typed::<u64>(target, sources, bytes / 8, None),
-        }
+/// Every address must be valid for `len` elements of its width and aligned to them; the target must
+/// be valid for writes and overlap no operand; nobody writes an operand or touches the target
+/// meanwhile.
+pub(crate) unsafe fn combine(
+    (dtype, reduce): (Dtype, Reduce),
+    target: Target,
+    operands: &[Operand],
+    len: usize,
+    divisor: Option<f64>,
+) {
+    macro_rules! typed {
+        ($($dtype:ident => $type:ty),*) => {
+            // SAFETY: the caller's promise, per element type.
+            unsafe {
+                match dtype {
+                    $(Dtype::$dtype => match reduce {
+                        Reduce::Sum => vectorised::<$type, Sum>(target, operands, len, divisor),
+                        Reduce::Min => vectorised::<$type, Min>(target, operands, len, divisor),
+                        Reduce::Max => vectorised::<$type, Max>(target, operands, len, divisor),
+                        Reduce::Prod => vectorised::<$type, Prod>(target, operands, len, divisor),
+                    },)*
+                }
+            }
+        };
     }
+    typed!(F32 => f32, F64 => f64, F16 => f16, Bf16 => bf16, I32 => i32, I64 => i64, U32 => u32, U64 => u64);
 }
 
-/// # Safety
-/// As [`combine`], with `len` elements.
-unsafe fn typed<T: Number>(target: *mut u8, sources: &[*const u8], len: usize, divisor: Option<f64>) {
-    debug_assert!(sources.iter().chain([&target.cast_const()]).all(|p| p.align_offset(align_of::<T>()) == 0));
-    // SAFETY: the caller's promise; the target overlaps no source, so the references do not alias.
-    let target = unsafe { std::slice::from_raw_parts_mut(target.cast::<T>(), len) };
+/// A set of vector instructions for which there is a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vectors {
+    /// Whatever the target always has: SSE2 or NEON on the usual ones.
+    Baseline,
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the instructions exist; the rest as for `portable`.
-        return unsafe { with_avx2(target, sources, divisor) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { portable(target, sources, divisor) }
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
-/// # Safety
-/// Each source must be valid for `target.len()` elements, as in [`combine`]; the processor must
-/// have AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn with_avx2<T: Number>(target: &mut [T], sources: &[*const u8], divisor: Option<f64>) {
-    // SAFETY: the caller's promise.
-    unsafe { portable(target, sources, divisor) }
-}
-
-/// # Safety
-/// Each source must be valid for `target.len()` elements, as in [`combine`].
-#[inline(always)]
-unsafe fn portable<T: Number>(target: &mut [T], sources: &[*const u8], divisor: Option<f64>) {
-    let len = target.len();
-    // SAFETY: the caller's promise: valid, aligned, and nobody writes them meanwhile.
-    let source = |index: usize| unsafe { std::slice::from_raw_parts(sources[index].cast::<T>(), len) };
-    match (sources.len(), divisor) {
-        (0, _) => target.fill(T::ZERO),
-        (1, None) => target.copy_from_slice(source(0)),
-        (2, None) => {
-            let (a, b) = (source(0), source(1));
-            for i in 0..len {
-                target[i] = a[i].plus(b[i]);
+impl Vectors {
+    /// The widest that this processor has.
+    #[inline]
+    fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                return Vectors::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") {
+                return Vectors::Avx2;
             }
         }
-        (count, divisor) => {
-            let mut from = 0;
-            while from < len {
-                let to = len.min(from + BLOCK);
-                let block = &mut target[from..to];
-                block.copy_from_slice(&source(0)[from..to]);
-                let mut next = 1;
-                while next + 1 < count {
-                    let (a, b) = (&source(next)[from..to], &source(next + 1)[from..to]);
-                    for i in 0..block.len() {
-                        block[i] = block[i].plus(a[i]).plus(b[i]);
+        Vectors::Baseline
+    }
+}
+
+/// # Safety
+/// As [`combine`].
+unsafe fn vectorised<N: Narrow, F: Fold<N::Wide>>(
+    target: Target,
+    operands: &[Operand],
+    len: usize,
+    divisor: Option<f64>,
+) {
+    // SAFETY: the caller's promise; the instructions were found to exist.
+    unsafe { with::<N, F>(Vectors::best(), target, operands, len, divisor) }
+}
+
+/// # Safety
+/// As [`combine`]; the processor must have the instructions.
+unsafe fn with<N: Narrow, F: Fold<N::Wide>>(
+    vectors: Vectors,
+    target: Target,
+    operands: &[Operand],
+    len: usize,
+    divisor: Option<f64>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match vectors {
+            Vectors::Baseline => portable::<N, F>(target, operands, len, divisor),
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx2 => with_avx2::<N, F>(target, operands, len, divisor),
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx512 => with_avx512::<N, F>(target, operands, len, divisor),
+        }
+    }
+}
+
+/// # Safety
+/// As [`combine`]; the processor must have AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn with_avx2<N: Narrow, F: Fold<N::Wide>>(
+    target: Target,
+    operands: &[Operand],
+    len: usize,
+    divisor: Option<f64>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { portable::<N, F>(target, operands, len, divisor) }
+}
+
+/// # Safety
+/// As [`combine`]; the processor must have AVX-512 F, BW, DQ and VL.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn with_avx512<N: Narrow, F: Fold<N::Wide>>(
+    target: Target,
+    operands: &[Operand],
+    len: usize,
+    divisor: Option<f64>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { portable::<N, F>(target, operands, len, divisor) }
+}
+
+/// # Safety
+/// As [`combine`].
+#[inline(always)]
+unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(
+    target: Target,
+    operands: &[Operand],
+    len: usize,
+    divisor: Option<f64>,
+) {
+    let same_width = TypeId::of::<N>() == TypeId::of::<N::Wide>();
+    let aligned = |address: *const u8, wide: bool| {
+        address.align_offset(if wide { align_of::<N::Wide>() } else { align_of::<N>() }) == 0
+    };
+    debug_assert!(
+        aligned(target.data, target.wide) && operands.iter().all(|operand| aligned(operand.data, operand.wide))
+    );
+    if let ([only], None) = (operands, divisor)
+        && only.factor == 1.0
+        && (only.wide == target.wide || same_width)
+    {
+        let bytes = len * if only.wide { size_of::<N::Wide>() } else { size_of::<N>() };
+        // SAFETY: the caller's promise.
+        return unsafe { std::ptr::copy_nonoverlapping(only.data, target.data, bytes) };
+    }
+    let mut scratch = [N::Wide::ZERO; BLOCK];
+    let mut from = 0;
+    while from < len {
+        let count = BLOCK.min(len - from);
+        let in_place = target.wide || same_width;
+        let sum = if in_place {
+            // SAFETY: the target has so many elements of the wide type, and nothing overlaps it.
+            unsafe { std::slice::from_raw_parts_mut(target.data.cast::<N::Wide>().add(from), count) }
+        } else {
+            &mut scratch[..count]
+        };
+        // SAFETY: the caller's promise, for the elements of this block.
+        unsafe { reduce_block::<N, F>(sum, operands, from, same_width) };
+        if let Some(divisor) = divisor {
+            sum.iter_mut().for_each(|value| *value = value.over(divisor));
+        }
+        if !in_place {
+            // SAFETY: as above, with elements of the narrow type.
+            let out = unsafe { std::slice::from_raw_parts_mut(target.data.cast::<N>().add(from), count) };
+            out.iter_mut().zip(&scratch[..count]).for_each(|(out, &value)| *out = N::round(value));
+        }
+        from += count;
+    }
+}
+
+/// Folds what the operands have from element `from` on into `sum`.
+///
+/// # Safety
+/// As [`combine`].
+#[inline(always)]
+unsafe fn reduce_block<N: Narrow, F: Fold<N::Wide>>(
+    sum: &mut [N::Wide],
+    operands: &[Operand],
+    from: usize,
+    same_width: bool,
+) {
+    let count = sum.len();
+    // SAFETY: the caller's promise: valid, aligned, and nobody writes them meanwhile.
+    let wide =
+        |operand: &Operand| unsafe { std::slice::from_raw_parts(operand.data.cast::<N::Wide>().add(from), count) };
+    // SAFETY: as above.
+    let narrow = |operand: &Operand| unsafe { std::slice::from_raw_parts(operand.data.cast::<N>().add(from), count) };
+    let is_wide = |operand: &Operand| operand.wide || same_width;
+    let plain = |operand: &Operand| is_wide(operand) && operand.factor == 1.0;
+    let mut rest = operands;
+    match rest {
+        [] => return sum.fill(N::Wide::ZERO),
+        [a, b, others @ ..] if plain(a) && plain(b) => {
+            let (a, b) = (wide(a), wide(b));
+            for i in 0..count {
+                sum[i] = F::fold(a[i], b[i]);
+            }
+            rest = others;
+        }
+        [a, others @ ..] => {
+            match is_wide(a) {
+                true => sum.copy_from_slice(wide(a)),
+                false => sum.iter_mut().zip(narrow(a)).for_each(|(sum, &x)| *sum = x.widen()),
+            }
+            if a.factor != 1.0 {
+                sum.iter_mut().for_each(|sum| *sum = sum.scaled(a.factor));
+            }
+            rest = others;
+        }
+    }
+    while let [a, others @ ..] = rest {
+        rest = others;
+        match (is_wide(a), a.factor == 1.0) {
+            (true, true) => {
+                // Two at a time: the sum is read and written half as often.
+                let a = wide(a);
+                if let [b, others @ ..] = rest
+                    && plain(b)
+                {
+                    rest = others;
+                    let b = wide(b);
+                    for i in 0..count {
+                        sum[i] = F::fold(F::fold(sum[i], a[i]), b[i]);
                     }
-                    next += 2;
+                } else {
+                    sum.iter_mut().zip(a).for_each(|(sum, &x)| *sum = F::fold(*sum, x));
                 }
-                if next < count {
-                    let a = &source(next)[from..to];
-                    for i in 0..block.len() {
-                        block[i] = block[i].plus(a[i]);
-                    }
-                }
-                if let Some(divisor) = divisor {
-                    block.iter_mut().for_each(|value| *value = value.over(divisor));
-                }
-                from = to;
+            }
+            (true, false) => {
+                sum.iter_mut().zip(wide(a)).for_each(|(sum, &x)| *sum = F::fold(*sum, x.scaled(a.factor)));
+            }
+            (false, true) => sum.iter_mut().zip(narrow(a)).for_each(|(sum, &x)| *sum = F::fold(*sum, x.widen())),
+            (false, false) => {
+                let scaled = |x: N| x.widen().scaled(a.factor);
+                sum.iter_mut().zip(narrow(a)).for_each(|(sum, &x)| *sum = F::fold(*sum, scaled(x)));
             }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn sum<T: Number>(dtype: Dtype, sources: &[Vec<T>], divisor: Option<u32>) -> Vec<T> {
-        let len = sources.first().map_or(3, Vec::len);
-        let mut target = vec![T::ZERO; len];
-        let pointers: Vec<*const u8> = sources.iter().map(|source| source.as_ptr().cast()).collect();
-        let bytes = len * size_of::<T>();
-        // SAFETY: vectors of `len` elements, borrowed for the call.
-        unsafe { combine(dtype, target.as_mut_ptr().cast(), &pointers, bytes, divisor) };
-        target
-    }
-
-    proptest! {
-        #[test]
-        fn equals_the_scalar_sum_to_the_bit(
-            count in 1usize..9, len in 0usize..5000, divisor in proptest::option::of(1u32..40), seed: u64
-        ) {
-            let value = |source: usize, i: usize| {
-                let bits = (seed ^ (source * 7919 + i) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                (bits >> 40) as f32 / 1000.0 - 8000.0
-            };
-            let sources: Vec<Vec<f32>> = (0..count).map(|s| (0..len).map(|i| value(s, i)).collect()).collect();
-            let expected = |i: usize| {
-                let sum = sources[1..].iter().fold(sources[0][i], |sum, source| sum + source[i]);
-                divisor.map_or(sum, |divisor| sum / divisor as f32)
-            };
-            let got = sum(Dtype::F32, &sources, divisor);
-            prop_assert!((0..len).all(|i| got[i].to_bits() == expected(i).to_bits()));
-        }
-    }
-
-    #[test]
-    fn edge_cases() {
-        assert_eq!(sum::<u64>(Dtype::U64, &[], None), [0, 0, 0]);
-        assert_eq!(sum(Dtype::U64, &[vec![u64::MAX], vec![2]], None), [1]);
-        assert_eq!(sum(Dtype::I64, &[vec![i64::MAX], vec![1]], Some(3)), [i64::MIN]);
-        assert!(sum(Dtype::F32, &[vec![-0.0f32]], None)[0].is_sign_negative());
-        assert_eq!(sum(Dtype::F64, &[vec![1.0], vec![2.0], vec![4.0]], Some(7)), [1.0]);
-    }
-}
+mod tests;

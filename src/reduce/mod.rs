@@ -1,14 +1,64 @@
 //! Element types and the reduction of many sources into one.
 //!
 //! The order is canonical: sources in the order given, left to right, so the same cut gives the
-//! same bits wherever and in whatever pieces it is reduced.
+//! same bits wherever and in whatever pieces it is reduced. 16-bit floats are reduced in 32 bits
+//! and rounded once, at the end.
 
 mod kernel;
+mod number;
 
-pub(crate) use kernel::combine;
+pub(crate) use kernel::{Operand, Target, combine};
 
 use std::fmt;
 use std::str::FromStr;
+
+pub use half::{bf16, f16};
+
+/// A word that names no type, or no operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} {text:?}; use one of {known}")]
+pub struct UnknownName {
+    what: &'static str,
+    text: String,
+    known: &'static str,
+}
+
+macro_rules! named {
+    ($type:ident, $what:literal, $known:literal, $($name:literal => $variant:ident),*) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $($type::$variant => $name),* })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, UnknownName> {
+                match text {
+                    $($name => Ok($type::$variant),)*
+                    _ => Err(UnknownName { what: $what, text: text.to_owned(), known: $known }),
+                }
+            }
+        }
+    };
+}
+
+/// What is done with two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Reduce {
+    /// Added; integers wrap.
+    #[default]
+    Sum,
+    /// The lesser. Of two that compare equal (0 and -0) the first; something that is not a number wins.
+    Min,
+    /// The greater. Of two that compare equal (0 and -0) the first; something that is not a number wins.
+    Max,
+    /// Multiplied; integers wrap.
+    Prod,
+}
+
+named!(Reduce, "reduction", "sum, min, max, prod", "sum" => Sum, "min" => Min, "max" => Max, "prod" => Prod);
 
 /// The type of the elements of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,60 +67,54 @@ pub enum Dtype {
     F32,
     /// 64-bit IEEE 754.
     F64,
+    /// 16-bit IEEE 754; reduced in 32 bits and rounded once.
+    F16,
+    /// The upper half of a 32-bit IEEE 754; reduced in 32 bits and rounded once.
+    Bf16,
+    /// 32-bit, two's complement, wrapping.
+    I32,
     /// 64-bit, two's complement, wrapping.
     I64,
+    /// 32-bit, unsigned, wrapping.
+    U32,
     /// 64-bit, unsigned, wrapping.
     U64,
 }
 
+named!(
+    Dtype, "element type", "f32, f64, f16, bf16, i32, i64, u32, u64",
+    "f32" => F32, "f64" => F64, "f16" => F16, "bf16" => Bf16, "i32" => I32, "i64" => I64, "u32" => U32, "u64" => U64
+);
+
 impl Dtype {
+    /// All of them.
+    pub const EVERY: [Dtype; 8] =
+        [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I32, Dtype::I64, Dtype::U32, Dtype::U64];
+
     /// Bytes of an element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
-            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
             Dtype::F64 | Dtype::I64 | Dtype::U64 => 8,
         }
+    }
+
+    /// Bytes of an element while it is being reduced.
+    pub(crate) fn wide_size(self) -> usize {
+        self.size().max(4)
     }
 
     /// Whether it has fractions, so that it can be divided.
     #[must_use]
     pub fn is_float(self) -> bool {
-        matches!(self, Dtype::F32 | Dtype::F64)
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Dtype::F32 => "f32",
-            Dtype::F64 => "f64",
-            Dtype::I64 => "i64",
-            Dtype::U64 => "u64",
-        })
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "f32" => Ok(Dtype::F32),
-            "f64" => Ok(Dtype::F64),
-            "i64" => Ok(Dtype::I64),
-            "u64" => Ok(Dtype::U64),
-            _ => Err(format!("unknown element type {text:?}; use f32, f64, i64 or u64")),
-        }
+        matches!(self, Dtype::F32 | Dtype::F64 | Dtype::F16 | Dtype::Bf16)
     }
 }
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for f64 {}
-    impl Sealed for i64 {}
-    impl Sealed for u64 {}
 }
 
 /// An element type. Sealed: the set is fixed by the wire format and the kernels.
@@ -79,15 +123,34 @@ pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + P
     const DTYPE: Dtype;
 }
 
-impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
+macro_rules! elements {
+    ($($type:ty => $dtype:ident),*) => {
+        $(
+            impl sealed::Sealed for $type {}
+            impl Element for $type {
+                const DTYPE: Dtype = Dtype::$dtype;
+            }
+        )*
+    };
 }
-impl Element for f64 {
-    const DTYPE: Dtype = Dtype::F64;
-}
-impl Element for i64 {
-    const DTYPE: Dtype = Dtype::I64;
-}
-impl Element for u64 {
-    const DTYPE: Dtype = Dtype::U64;
+
+elements!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i32 => I32, i64 => I64, u32 => U32, u64 => U64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for dtype in Dtype::EVERY {
+            assert_eq!(dtype.to_string().parse::<Dtype>(), Ok(dtype));
+        }
+        for text in ["sum", "min", "max", "prod"] {
+            assert_eq!(text.parse::<Reduce>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "f8".parse::<Dtype>().unwrap_err().to_string(),
+            "unknown element type \"f8\"; use one of f32, f64, f16, bf16, i32, i64, u32, u64"
+        );
+    }
 }

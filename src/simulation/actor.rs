@@ -19,7 +19,26 @@ pub(super) enum Next {
     /// When woken, or at a time.
     Parked(Option<Time>),
     Gone,
+    /// An operation of it completed with an error: it gives up, and says so.
+    Broke,
 }
+
+/// Why a turn did not come to its end.
+#[derive(Debug)]
+enum Trouble {
+    /// The fabric failed.
+    Broke,
+    /// A guarantee does not hold.
+    Violation(String),
+}
+
+impl From<String> for Trouble {
+    fn from(what: String) -> Self {
+        Trouble::Violation(what)
+    }
+}
+
+type Step<T> = Result<T, Trouble>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Doing {
@@ -49,6 +68,8 @@ pub(super) struct Actor {
     made: u32,
     /// Newest round that the oracle has judged through this rank's eyes.
     judged: u64,
+    /// Drops that the oracle has been told of.
+    dropped: u64,
     finishing: bool,
     pub(super) scheduled: u64,
     pub(super) turns: u64,
@@ -56,6 +77,8 @@ pub(super) struct Actor {
     news: Option<(Time, u32)>,
     /// Who died, as far as this rank knows.
     heard: Option<u32>,
+    /// When it hears that somebody aborted.
+    aborted: Option<Time>,
 }
 
 /// Everything about an actor that changes.
@@ -65,28 +88,31 @@ pub(super) struct Saved {
     doing: Doing,
     made: u32,
     judged: u64,
+    dropped: u64,
     finishing: bool,
     heard: Option<u32>,
 }
 
 impl Hash for Saved {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Saved { machine, doing, made, judged, finishing, heard } = self;
+        let Saved { machine, doing, made, judged, dropped, finishing, heard } = self;
         machine.fingerprint(state);
-        (doing, made, judged, finishing, heard).hash(state);
+        (doing, made, judged, dropped, finishing, heard).hash(state);
     }
 }
 
 impl Actor {
     pub(super) fn save(&self) -> Saved {
-        let Actor { driver, doing, made, judged, finishing, heard, .. } = self;
-        let (doing, made, judged, finishing, heard) = (*doing, *made, *judged, *finishing, *heard);
-        Saved { machine: driver.machine().clone(), doing, made, judged, finishing, heard }
+        let Actor { driver, doing, made, judged, dropped, finishing, heard, .. } = self;
+        let machine = driver.machine().clone();
+        let (doing, made, judged, dropped) = (*doing, *made, *judged, *dropped);
+        Saved { machine, doing, made, judged, dropped, finishing: *finishing, heard: *heard }
     }
 
     pub(super) fn restore(&mut self, saved: &Saved) {
         *self.driver.machine_mut() = saved.machine.clone();
         (self.doing, self.made, self.judged) = (saved.doing, saved.made, saved.judged);
+        self.dropped = saved.dropped;
         (self.finishing, self.heard) = (saved.finishing, saved.heard);
     }
 
@@ -127,12 +153,19 @@ impl Actor {
             doing: Doing::Computing,
             made: 0,
             judged: 0,
+            dropped: 0,
             finishing: false,
             scheduled: 0,
             turns: 0,
             news: None,
             heard: None,
+            aborted: None,
         }
+    }
+
+    /// Hears at a time that somebody gave up.
+    pub(super) fn will_hear_of_abort(&mut self, time: Time) {
+        self.aborted.get_or_insert(time);
     }
 
     pub(super) fn is_parked(&self) -> bool {
@@ -160,6 +193,12 @@ impl Actor {
         format!("{:?}, {}", self.doing, self.driver.machine().summary())
     }
 
+    /// What its next turn does, if that is an operation.
+    pub(super) fn next_op(&self) -> Option<String> {
+        let machine = self.driver.machine();
+        machine.peek_op().map(|op| machine.plan().op_name(op))
+    }
+
     pub(super) fn stats(&self) -> Stats {
         self.driver.machine().stats()
     }
@@ -171,6 +210,21 @@ impl Actor {
         oracle: &mut Rc<Oracle>,
     ) -> Result<Next, String> {
         self.turns += 1;
+        if self.aborted.is_some_and(|time| time <= now) && !self.is_gone() {
+            self.doing = Doing::Failed;
+            return Ok(Next::Gone);
+        }
+        match self.try_turn(now, rng, oracle) {
+            Ok(next) => Ok(next),
+            Err(Trouble::Violation(what)) => Err(what),
+            Err(Trouble::Broke) => {
+                self.doing = Doing::Failed;
+                Ok(Next::Broke)
+            }
+        }
+    }
+
+    fn try_turn(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         self.heard = self.heard.or(self.news.filter(|&(time, _)| time <= now).map(|(_, dead)| dead));
         match self.doing {
             Doing::Computing if self.heard.is_some() => {
@@ -216,17 +270,19 @@ impl Actor {
         self.driver.machine().plan().me
     }
 
-    fn arrive(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Result<(), String> {
+    fn arrive(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Step<()> {
         let rank = self.rank();
         if self.made < self.habits.steps {
             let plan = self.driver.machine().plan();
             let at = plan.contribution(rank, self.driver.machine().buffer());
             oracle.fill(rank, self.made, self.memory.contribution::<u8>(at, plan.bytes));
-            Rc::make_mut(oracle).arrives(rank, self.made, self.driver.machine().taken() + 1)?;
+            Rc::make_mut(oracle).arrives(rank, self.made, self.driver.machine().taken() + 1, now)?;
+            let weight = oracle.weight(rank, self.made);
             self.made += 1;
-            self.driver.machine_mut().arrive(now);
+            self.driver.machine_mut().arrive(now, weight);
         } else {
             self.finishing = true;
+            Rc::make_mut(oracle).leaves(rank, now);
             self.driver.machine_mut().leave();
         }
         self.doing = Doing::Arriving;
@@ -234,8 +290,8 @@ impl Actor {
     }
 
     /// One operation of the driver; what landed by it is judged.
-    fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Result<bool, String> {
-        let progress = self.driver.step(now, effort).map_err(|error| error.to_string())?;
+    fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
+        let progress = self.driver.step(now, effort).map_err(|_| Trouble::Broke)?;
         if self.finishing {
             // What a leaver misses it lets go by itself.
             let released = oracle.released(self.rank()).max(self.driver.machine().taken());
@@ -243,24 +299,30 @@ impl Actor {
                 Rc::make_mut(oracle).releases(self.rank(), released);
             }
         }
+        if self.dropped < self.driver.machine().stats().dropped {
+            self.dropped += 1;
+            Rc::make_mut(oracle).drops(self.rank(), self.driver.machine().taken() + 1)?;
+        }
         while self.judged < self.driver.machine().landed() {
             self.judged += 1;
             let cut = self.driver.machine().cut(self.judged);
-            Rc::make_mut(oracle).lands(self.rank(), cut, self.outcome(self.judged))?;
+            Rc::make_mut(oracle).lands(self.rank(), cut, self.outcome(self.judged), now)?;
         }
         Ok(progress)
     }
 
-    fn wait(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Result<Next, String> {
+    fn wait(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         if self.step(now, Effort::Work, oracle)? {
             return Ok(self.pause(rng));
         }
         if self.finishing {
-            if self.driver.machine().is_finished() {
-                self.driver.machine_mut().release(u64::MAX);
-                while self.driver.step(now, Effort::Nothing).map_err(|error| error.to_string())? {}
+            if self.driver.machine().has_gone() {
                 self.doing = Doing::Gone;
                 return Ok(Next::Gone);
+            }
+            if self.driver.machine().is_finished() {
+                self.driver.machine_mut().release(u64::MAX);
+                return Ok(self.pause(rng));
             }
         } else {
             let rounds = self.driver.machine_mut().take();
@@ -275,8 +337,12 @@ impl Actor {
         if let Some(dead) = self.heard {
             // One step at a time, so that the others come in between.
             self.driver.machine_mut().inherit(dead);
-            if self.step(now, Effort::Search, oracle)? || self.driver.is_pending() {
+            if self.step(now, Effort::Search, oracle)? {
                 return Ok(self.pause(rng));
+            }
+            if self.driver.is_pending() {
+                // It looks again after a while, not all the time.
+                return Ok(Next::After(rng.random_range(100..5_000)));
             }
             let machine = self.driver.machine();
             let over = if self.finishing { machine.is_finished() } else { !machine.ready().is_empty() };
@@ -284,7 +350,8 @@ impl Actor {
                 return Ok(self.pause(rng));
             }
             if machine.has_arrival() && !machine.is_served() && self.driver.has_fired() {
-                return Err(format!("G8: rank {} gives up a round that had fired: {}", self.rank(), self.summary()));
+                let summary = self.summary();
+                return Err(format!("G8: rank {} gives up a round that had fired: {summary}", self.rank()).into());
             }
             self.doing = Doing::Failed;
             return Ok(Next::Gone);
@@ -297,10 +364,10 @@ impl Actor {
         }
         self.doing = Doing::Parked;
         let news = self.news.filter(|_| self.heard.is_none()).map(|(time, _)| time);
-        Ok(Next::Parked(self.driver.machine().next_timer().into_iter().chain(news).min()))
+        Ok(Next::Parked(self.driver.machine().next_timer().into_iter().chain(news).chain(self.aborted).min()))
     }
 
-    fn release(&mut self, newest: u64, oracle: &mut Rc<Oracle>) -> Result<(), String> {
+    fn release(&mut self, newest: u64, oracle: &mut Rc<Oracle>) -> Step<()> {
         let rank = self.rank();
         // It may hold several; all of them must read as they did.
         for round in oracle.released(rank) + 1..=newest {

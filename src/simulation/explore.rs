@@ -69,7 +69,7 @@ pub struct Violation {
     /// Whose steps, in order.
     pub steps: String,
     /// In which world.
-    pub world: World,
+    pub world: Box<World>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +125,7 @@ pub fn explore(world: &World, most: u64) -> Result<Explored, Violation> {
             next = way.before.as_ref();
         }
         steps.reverse();
-        Violation { what, steps: steps.join(" "), world: world.clone() }
+        Violation { what, steps: steps.join(" "), world: Box::new(world.clone()) }
     };
     match result {
         Ok(result) => result.map_err(violation),

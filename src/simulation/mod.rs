@@ -6,7 +6,9 @@
 //! wake-up that is lost is found as well. Every landing is judged by the oracle.
 
 mod actor;
+mod case;
 pub mod explore;
+mod fuzz;
 mod oracle;
 mod scenario;
 
@@ -19,10 +21,12 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use crate::collective::core::Stats;
+pub use case::{Case, Edit, NotACase};
+pub use fuzz::{Found, fuzz, shrink};
 pub use scenario::Options;
 
 use crate::collective::driver::{Driver, Regions};
-use crate::fabric::sim::SimFabric;
+use crate::fabric::sim::{Met, SimFabric};
 use crate::fabric::{Endpoint, Fabric};
 use actor::{Actor, Next};
 use oracle::Oracle;
@@ -47,6 +51,14 @@ pub struct Coverage {
     pub finish_races: u64,
     /// Graces that ended by time.
     pub graces_expired: u64,
+    /// Rounds that a deadline closed.
+    pub deadlines_expired: u64,
+    /// Late contributions that were dropped.
+    pub dropped: u64,
+    /// Late contributions that entered a full round with the rank's next arrival.
+    pub deferred: u64,
+    /// Full rounds with somebody in them who came late.
+    pub full_with_carried: u64,
     /// Rounds closed for an initiator that had gone to compute.
     pub closed_for_others: u64,
     /// Segments moved.
@@ -59,12 +71,22 @@ pub struct Coverage {
     pub deaths: u64,
     /// Operations of a dead rank that another one did again.
     pub inherited: u64,
+    /// Pieces of data that landed more than once.
+    pub repeats: u64,
+    /// Operations that found their receiver not ready.
+    pub not_ready: u64,
+    /// Operations that waited for a link.
+    pub stalled: u64,
+    /// Operations that completed with an error.
+    pub broken: u64,
+    /// Ranks that froze for a time.
+    pub freezes: u64,
 }
 
 impl Coverage {
     /// Name and count of each case.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 14] {
+    pub fn counters(&self) -> [(&'static str, u64); 23] {
         [
             ("contributions", self.contributions),
             ("rounds", self.rounds),
@@ -74,12 +96,21 @@ impl Coverage {
             ("full_ring", self.full_ring),
             ("finish_races", self.finish_races),
             ("graces_expired", self.graces_expired),
+            ("deadlines_expired", self.deadlines_expired),
+            ("dropped", self.dropped),
+            ("deferred", self.deferred),
+            ("full_with_carried", self.full_with_carried),
             ("closed_for_others", self.closed_for_others),
             ("segments", self.segments),
             ("operations", self.operations),
             ("activations", self.activations),
             ("deaths", self.deaths),
             ("inherited", self.inherited),
+            ("repeats", self.repeats),
+            ("not_ready", self.not_ready),
+            ("stalled", self.stalled),
+            ("broken", self.broken),
+            ("freezes", self.freezes),
         ]
     }
 
@@ -93,12 +124,26 @@ impl Coverage {
         self.full_ring += other.full_ring;
         self.finish_races += other.finish_races;
         self.graces_expired += other.graces_expired;
+        self.deadlines_expired += other.deadlines_expired;
+        self.dropped += other.dropped;
+        self.deferred += other.deferred;
+        self.full_with_carried += other.full_with_carried;
         self.closed_for_others += other.closed_for_others;
         self.segments += other.segments;
         self.operations += other.operations;
         self.activations += other.activations;
         self.deaths += other.deaths;
         self.inherited += other.inherited;
+        self.repeats += other.repeats;
+        self.not_ready += other.not_ready;
+        self.stalled += other.stalled;
+        self.broken += other.broken;
+        self.freezes += other.freezes;
+    }
+
+    fn weather(&mut self, met: Met) {
+        let Met { repeats, not_ready, stalled, broken } = met;
+        (self.repeats, self.not_ready, self.stalled, self.broken) = (repeats, not_ready, stalled, broken);
     }
 
     fn count(&mut self, stats: Stats) {
@@ -107,6 +152,9 @@ impl Coverage {
         self.full_ring += stats.full_ring;
         self.finish_races += stats.finish_retries;
         self.graces_expired += stats.graces_expired;
+        self.deadlines_expired += stats.deadlines_expired;
+        self.dropped += stats.dropped;
+        self.deferred += stats.deferred;
         self.closed_for_others += stats.closed_for_others;
         self.segments += stats.segments;
         self.operations += stats.operations;
@@ -117,30 +165,55 @@ impl Coverage {
 
 /// A schedule in which a guarantee did not hold.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("seed {seed}: {what}\n  in {scenario}")]
+#[error("seed {case}: {what}\n  in {scenario}")]
 pub struct Failure {
     /// Replays it.
-    pub seed: u64,
+    pub case: Case,
     /// Which guarantee, and how.
     pub what: String,
     /// The world it happened in.
     pub scenario: String,
 }
 
-/// Runs the schedule that belongs to a seed.
+/// Runs one schedule.
 ///
 /// # Errors
 /// The guarantee that was violated, a panic of the core, or a world that never came to its end.
-pub fn run(seed: u64, options: &Options) -> Result<Coverage, Failure> {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let scenario = Scenario::draw(&mut rng, options);
-    let failed = |what: String| Failure { seed, what, scenario: format!("{scenario:?}") };
-    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&scenario, &mut rng)));
+pub fn run(case: &Case, options: &Options) -> Result<Coverage, Failure> {
+    run_and_tell(case, options, &mut None)
+}
+
+/// As [`run`]; also says what happened, a line an event.
+///
+/// # Errors
+/// As `run`.
+pub fn trace(case: &Case, options: &Options) -> (Result<Coverage, Failure>, Vec<String>) {
+    let mut story = Some(Vec::new());
+    let result = run_and_tell(case, options, &mut story);
+    (result, story.unwrap_or_default())
+}
+
+fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<Coverage, Failure> {
+    let scenario = drawn(case, options);
+    let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
+    // Of its own, so that a change to the world leaves the order alone.
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed) ^ case.order);
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&scenario, &mut rng, story)));
     match outcome {
         Ok(result) => result.map_err(failed),
         Err(panic) => Err(failed(format!("panic: {}", panic_text(&*panic)))),
     }
 }
+
+/// The world of a schedule.
+fn drawn(case: &Case, options: &Options) -> Scenario {
+    let mut scenario = Scenario::draw(&mut Xoshiro256PlusPlus::seed_from_u64(case.seed), options);
+    case.edits.iter().for_each(|edit| edit.apply(&mut scenario));
+    scenario
+}
+
+/// What happened, if somebody wants to know.
+type Story = Option<Vec<String>>;
 
 /// What a panic said.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
@@ -149,12 +222,13 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// More than any world needs that makes progress.
-const MOST_EVENTS: u64 = 4_000_000;
+const MOST_EVENTS: u64 = 2_000_000;
 
-fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverage, String> {
+fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus, story: &mut Story) -> Result<Coverage, String> {
     let fabrics = SimFabric::world(&scenario.hosts, rng.random());
     let net = fabrics[0].net();
     net.lock().take_over();
+    net.lock().set_weather(scenario.weather.clone());
     let mut actors = build(scenario, &fabrics)?;
     let mut oracle = Rc::new(Oracle::new(scenario));
     // Stale entries are recognised by the actor: only the newest of each counts.
@@ -169,11 +243,18 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
         actor.scheduled = at(&mut agenda, rng.random_range(0..1000), index);
     }
     let mut woken = Vec::new();
+    let mut freeze = scenario.freeze;
+    let mut failed = false;
     for _ in 0..MOST_EVENTS {
         let network = net.lock().next_time();
         let turn = agenda.peek().map(|Reverse((time, ..))| *time);
         match (network, turn) {
-            (None, None) => return finish(&actors, &oracle, scenario),
+            (None, None) => {
+                let mut coverage = finish(&actors, &oracle, failed)?;
+                coverage.weather(net.lock().met());
+                coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
+                return Ok(coverage);
+            }
             (Some(_), None) => net.lock().advance(),
             (Some(network), Some(turn)) if network <= turn => net.lock().advance(),
             (_, Some(turn)) => {
@@ -183,8 +264,18 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
                     continue;
                 }
                 net.lock().pass_time(turn);
+                if let Some((victim, at_turn, length)) = freeze
+                    && victim == index
+                    && at_turn <= actor.turns
+                {
+                    freeze = None;
+                    tell(story, turn, index, || format!("freezes for {length} ns"));
+                    actor.scheduled = at(&mut agenda, turn + length, index);
+                    continue;
+                }
                 if scenario.death.is_some_and(|(victim, at)| victim == index && at <= actor.turns) && !actor.is_gone() {
                     actor.die();
+                    tell(story, turn, index, || "dies".to_owned());
                     net.lock().kill(index);
                     for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
                         // They go on as if nothing had happened until they hear of it.
@@ -196,11 +287,32 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
                     }
                     continue;
                 }
-                match actor.turn(turn, rng, &mut oracle)? {
+                let before = story.is_some().then(|| (actor.next_op(), actor.summary()));
+                let next = actor.turn(turn, rng, &mut oracle);
+                if let Some((op, summary)) = before {
+                    let after = actor.summary();
+                    if let Some(op) = op {
+                        tell(story, turn, index, || op);
+                    } else if after != summary {
+                        tell(story, turn, index, || after);
+                    }
+                }
+                match next? {
                     Next::After(pause) => actor.scheduled = at(&mut agenda, turn + pause, index),
                     Next::Parked(Some(timer)) => actor.scheduled = at(&mut agenda, timer.max(turn), index),
                     Next::Parked(None) => actor.scheduled = 0,
                     Next::Gone => actor.scheduled = 0,
+                    Next::Broke => {
+                        actor.scheduled = 0;
+                        failed = true;
+                        for (other, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
+                            let time = turn + rng.random_range(0..20_000);
+                            actor.will_hear_of_abort(time);
+                            if actor.is_parked() {
+                                actor.scheduled = at(&mut agenda, time, other);
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -216,6 +328,12 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus) -> Result<Coverag
         }
     }
     Err(format!("liveness: no end after {MOST_EVENTS} events"))
+}
+
+fn tell(story: &mut Story, time: u64, rank: usize, what: impl FnOnce() -> String) {
+    if let Some(story) = story {
+        story.push(format!("{time:>9} ns  rank {rank:>2}  {}", what()));
+    }
 }
 
 fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, String> {
@@ -240,14 +358,15 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
 }
 
 /// Nothing can happen any more: everybody must have come to the end.
-fn finish(actors: &[Actor], oracle: &Oracle, scenario: &Scenario) -> Result<Coverage, String> {
+fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, String> {
     if actors.iter().any(|actor| !actor.is_gone()) {
         let stuck = actors.iter().enumerate().filter(|(_, actor)| !actor.is_gone());
         let stuck: Vec<String> = stuck.map(|(rank, actor)| format!("\n  rank {rank}: {}", actor.summary())).collect();
         return Err(format!("liveness: nothing left to happen, and not done are{}", stuck.concat()));
     }
     let deaths = actors.iter().filter(|actor| actor.is_dead()).count() as u64;
-    if deaths == 0 {
+    let whole = deaths == 0 && !failed;
+    if whole {
         oracle.closes()?;
     }
     let mut coverage = Coverage {
@@ -255,9 +374,13 @@ fn finish(actors: &[Actor], oracle: &Oracle, scenario: &Scenario) -> Result<Cove
         contributions: oracle.contributions,
         rounds: oracle.rounds(),
         carried_with_fresh: oracle.carried_with_fresh,
+        full_with_carried: oracle.full_with_carried,
         ..Coverage::default()
     };
-    debug_assert_eq!(actors.len(), scenario.hosts.len());
     actors.iter().for_each(|actor| coverage.count(actor.stats()));
+    if whole && oracle.early > coverage.deadlines_expired {
+        let (early, expired) = (oracle.early, coverage.deadlines_expired);
+        return Err(format!("G5: {early} rounds closed before their time, and {expired} deadlines were over"));
+    }
     Ok(coverage)
 }

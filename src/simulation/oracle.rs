@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::scenario::Scenario;
-use crate::collective::core::{Cut, Part, RankSet};
+use crate::collective::core::{Cut, Entry, Part, RankSet, Time};
 use crate::collective::driver::Reduction;
-use crate::collective::rule::{Fire, Scale};
-use crate::reduce::Dtype;
+use crate::collective::rule::{Condition, Fire, Scale};
+use crate::reduce::{Dtype, Reduce, f16};
 use crate::trigger::Schedule;
 
 /// What a guarantee says and what was seen instead.
@@ -15,7 +15,9 @@ pub(super) type Verdict = Result<(), String>;
 #[derive(Clone, Debug)]
 struct Contribution {
     number: u32,
+    time: Time,
     entered: Option<u64>,
+    dropped: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -40,8 +42,14 @@ pub(super) struct Oracle {
     active: RankSet,
     released: Vec<u64>,
     received: Vec<u64>,
+    /// When each rank handed in its last arrival.
+    left: Vec<Time>,
     pub(super) carried_with_fresh: u64,
     pub(super) contributions: u64,
+    /// Full rounds with somebody in them who came late.
+    pub(super) full_with_carried: u64,
+    /// Rounds that closed before their condition held.
+    pub(super) early: u64,
 }
 
 impl Oracle {
@@ -60,8 +68,11 @@ impl Oracle {
             active: RankSet::full(ranks),
             released: vec![0; ranks as usize],
             received: vec![0; ranks as usize],
+            left: vec![Time::MAX; ranks as usize],
             carried_with_fresh: 0,
             contributions: 0,
+            full_with_carried: 0,
+            early: 0,
         }
     }
 
@@ -70,18 +81,43 @@ impl Oracle {
         let size = self.reduction.dtype.size();
         for (index, element) in into.chunks_exact_mut(size).enumerate() {
             let bits = mix(u64::from(rank) << 40 | u64::from(number) << 20 | index as u64);
+            let value = (bits >> 44) as f32 / 512.0 - 900.0;
             match self.reduction.dtype {
-                Dtype::F32 => element.copy_from_slice(&((bits >> 44) as f32 / 512.0 - 900.0).to_ne_bytes()),
+                Dtype::F32 => element.copy_from_slice(&value.to_ne_bytes()),
+                Dtype::F16 => element.copy_from_slice(&f16::from_f32(value / 64.0).to_ne_bytes()),
                 _ => element.copy_from_slice(&bits.to_ne_bytes()),
             }
         }
     }
 
-    pub(super) fn arrives(&mut self, rank: u32, number: u32, target: u64) -> Verdict {
+    /// The weight of a rank's contribution.
+    pub(super) fn weight(&self, rank: u32, number: u32) -> u16 {
+        match self.reduction.scale {
+            Scale::Weights => (mix(u64::from(rank) << 32 | u64::from(number)) % 4) as u16,
+            _ => 1,
+        }
+    }
+
+    pub(super) fn arrives(&mut self, rank: u32, number: u32, target: u64, time: Time) -> Verdict {
         self.contributions += 1;
-        match self.made.insert((rank, target), Contribution { number, entered: None }) {
+        match self.made.insert((rank, target), Contribution { number, time, entered: None, dropped: false }) {
             None => Ok(()),
             Some(_) => Err(format!("steps: rank {rank} arrived twice for round {target}")),
+        }
+    }
+
+    pub(super) fn leaves(&mut self, rank: u32, time: Time) {
+        self.left[rank as usize] = time;
+    }
+
+    /// What a rank made for a round was dropped, and counted.
+    pub(super) fn drops(&mut self, rank: u32, target: u64) -> Verdict {
+        match self.made.get_mut(&(rank, target)) {
+            Some(contribution) if contribution.entered.is_none() && !contribution.dropped => {
+                contribution.dropped = true;
+                Ok(())
+            }
+            other => Err(format!("G1: rank {rank} counts a drop of what it made for round {target}: {other:?}")),
         }
     }
 
@@ -105,7 +141,7 @@ impl Oracle {
 
     /// The outcome of a round is complete where a rank can see it: it is right, and the same as
     /// everywhere.
-    pub(super) fn lands(&mut self, rank: u32, cut: &Cut, data: &[u8]) -> Verdict {
+    pub(super) fn lands(&mut self, rank: u32, cut: &Cut, data: &[u8], now: Time) -> Verdict {
         let round = cut.round();
         if let Some(known) = self.rounds.get(&round) {
             if known.cut != *cut {
@@ -114,6 +150,7 @@ impl Oracle {
             return self.still(rank, round, data);
         }
         self.judge(cut)?;
+        self.judge_firing(cut, now)?;
         let expected = self.expected(cut);
         if data != expected {
             return Err(format!("data: round {round} has {data:?}, its cut {cut:?} makes {expected:?}"));
@@ -123,6 +160,43 @@ impl Oracle {
             self.released[entry.rank as usize] = u64::MAX;
         }
         self.rounds.insert(round, Round { cut: cut.clone(), data: data.to_vec() });
+        Ok(())
+    }
+
+    /// Whether the round may have fired.
+    fn judge_firing(&mut self, cut: &Cut, now: Time) -> Verdict {
+        let round = cut.round();
+        let arrived = cut.entries().iter().filter(|entry| entry.part != Part::Carried);
+        let condition = self.fire.condition(round, &self.active, self.ranks);
+        let holds = match condition {
+            Condition::Count(least) => arrived.clone().count() as u32 >= least,
+            Condition::Rank(drawn) => arrived.clone().any(|entry| entry.rank == drawn),
+            Condition::Full => {
+                let here = |rank: u32| cut.entries().iter().any(|entry| entry.rank == rank);
+                self.full_with_carried += u64::from(cut.carried().iter().any(|rank| !cut.holds(rank, Part::Fresh)));
+                self.active.iter().all(here)
+            }
+        };
+        if !holds {
+            self.early += 1;
+            // Then a deadline was over, which takes its time from the first arrival at least.
+            let came = |entry: &Entry| match entry.part {
+                Part::Leaving => self.left[entry.rank as usize],
+                _ => self.made.get(&(entry.rank, round)).map_or(Time::MAX, |contribution| contribution.time),
+            };
+            let first = arrived.clone().map(came).min();
+            let limit = self.fire.limit().filter(|_| condition != Condition::Full).zip(first);
+            let over = limit.is_some_and(|(limit, first)| now >= first.saturating_add(limit.as_nanos() as Time));
+            if !over {
+                let count = arrived.count();
+                return Err(format!("G5: round {round} fired with {count} arrivals where {condition:?} was wanted"));
+            }
+        }
+        let initiator = cut.initiator();
+        let in_it = |rank| cut.entries().iter().any(|entry| entry.rank == rank);
+        if !self.fire.is_synchronous() && !initiator.is_some_and(in_it) {
+            return Err(format!("G9: round {round} names initiator {initiator:?}"));
+        }
         Ok(())
     }
 
@@ -159,18 +233,17 @@ impl Oracle {
                 Some(Contribution { entered: Some(before), .. }) => {
                     return Err(format!("G1: {entry:?} entered rounds {before} and {round}"));
                 }
-                Some(contribution) => contribution.entered = Some(round),
+                Some(Contribution { dropped: true, .. }) => {
+                    return Err(format!("G1: {entry:?} entered round {round} after it was dropped"));
+                }
+                Some(contribution) => {
+                    contribution.entered = Some(round);
+                    let number = contribution.number;
+                    if entry.weight != self.weight(entry.rank, number) {
+                        return Err(format!("G9: {entry:?} in round {round} has another weight"));
+                    }
+                }
             }
-        }
-        let arrived = cut.entries().iter().filter(|entry| entry.part != Part::Carried).count() as u32;
-        let least = self.fire.threshold(self.active.len());
-        if arrived < least {
-            return Err(format!("G5: round {round} fired with {arrived} of {least} arrivals"));
-        }
-        let initiator = cut.initiator();
-        if self.fire != Fire::All && !initiator.is_some_and(|rank| cut.entries().iter().any(|entry| entry.rank == rank))
-        {
-            return Err(format!("G9: round {round} names initiator {initiator:?}"));
         }
         let both = |rank| cut.holds(rank, Part::Carried) && cut.holds(rank, Part::Fresh);
         self.carried_with_fresh += u64::from((0..self.ranks).any(both));
@@ -178,61 +251,81 @@ impl Oracle {
     }
 
     fn expected(&self, cut: &Cut) -> Vec<u8> {
-        let bytes = self.elements * self.reduction.dtype.size();
-        let sources: Vec<(u32, Vec<u8>)> = cut
+        let size = self.reduction.dtype.size();
+        let sources: Vec<(&Entry, Vec<u8>)> = cut
             .contributions()
             .filter_map(|entry| {
                 let contribution = self.made.get(&(entry.rank, cut.round() - entry.age))?;
-                let mut source = vec![0; bytes];
+                let mut source = vec![0; self.elements * size];
                 self.fill(entry.rank, contribution.number, &mut source);
-                Some((entry.rank, source))
+                Some((entry, source))
             })
             .collect();
-        let divisor = match self.reduction.scale {
-            Scale::Sum => 1,
-            Scale::World => self.ranks,
-            Scale::Contributions => sources.len().max(1) as u32,
+        let divisor = self.reduction.divisor(self.ranks, cut).unwrap_or(1.0);
+        let float = |at: usize, read: fn(&[u8]) -> f32| {
+            let scaled = |entry: &Entry, source: &[u8]| match self.reduction.factor(entry) {
+                1.0 => read(&source[at..at + size]),
+                factor => read(&source[at..at + size]) * factor,
+            };
+            let values: Vec<(u32, f32)> =
+                sources.iter().map(|(entry, source)| (entry.rank, scaled(entry, source))).collect();
+            let result = match self.schedule {
+                Some(Schedule::Doubling) => self.fold_by_tree(&values),
+                _ => self.left_to_right(values.iter().map(|&(_, value)| value)),
+            };
+            result.map_or(0.0, |result| result / divisor as f32)
         };
+        let places = (0..self.elements).map(|index| index * size);
         match self.reduction.dtype {
             Dtype::F32 => {
-                let value =
-                    |source: &[u8], at: usize| f32::from_ne_bytes(source[at..at + 4].try_into().unwrap_or_default());
-                let sum = |at: usize| {
-                    let values: Vec<(u32, f32)> =
-                        sources.iter().map(|(rank, source)| (*rank, value(source, at))).collect();
-                    let sum = match self.schedule {
-                        Some(Schedule::Doubling) => self.sum_by_tree(&values),
-                        _ => left_to_right(values.iter().map(|&(_, value)| value)),
+                places.flat_map(|at| float(at, |bytes| f32::from_ne_bytes(array(bytes))).to_ne_bytes()).collect()
+            }
+            Dtype::F16 => places
+                .flat_map(|at| {
+                    let value = float(at, |bytes| f16::from_ne_bytes(array(bytes)).to_f32());
+                    f16::from_f32(value).to_ne_bytes()
+                })
+                .collect(),
+            _ => places
+                .flat_map(|at| {
+                    let values = sources.iter().map(|(_, source)| u64::from_ne_bytes(array(&source[at..at + 8])));
+                    let fold = |left: u64, right: u64| match self.reduction.reduce {
+                        Reduce::Sum => left.wrapping_add(right),
+                        Reduce::Prod => left.wrapping_mul(right),
+                        Reduce::Min => left.min(right),
+                        Reduce::Max => left.max(right),
                     };
-                    sum.map_or(0.0, |sum| sum / divisor as f32)
-                };
-                (0..self.elements).flat_map(|index| sum(4 * index).to_ne_bytes()).collect()
-            }
-            _ => {
-                let value =
-                    |source: &[u8], at: usize| u64::from_ne_bytes(source[at..at + 8].try_into().unwrap_or_default());
-                let sum = |at: usize| sources.iter().fold(0u64, |sum, (_, source)| sum.wrapping_add(value(source, at)));
-                (0..self.elements).flat_map(|index| sum(8 * index).to_ne_bytes()).collect()
-            }
+                    values.reduce(fold).unwrap_or(0).to_ne_bytes()
+                })
+                .collect(),
         }
     }
 
+    fn left_to_right(&self, values: impl IntoIterator<Item = f32>) -> Option<f32> {
+        values.into_iter().reduce(|left, right| match self.reduction.reduce {
+            Reduce::Sum => left + right,
+            Reduce::Prod => left * right,
+            Reduce::Min => left.min(right),
+            Reduce::Max => left.max(right),
+        })
+    }
+
     /// The order of recursive doubling: of P ranks, P - 2^k neighbours are paired first; then
-    /// halves of a power of two. Whatever an operation reads it sums from left to right.
-    fn sum_by_tree(&self, values: &[(u32, f32)]) -> Option<f32> {
+    /// halves of a power of two. Whatever an operation reads it folds from left to right.
+    fn fold_by_tree(&self, values: &[(u32, f32)]) -> Option<f32> {
         let leaves = 1u32 << self.ranks.ilog2();
         let extra = self.ranks - leaves;
         let leaf = |rank: u32| if rank < 2 * extra { rank / 2 } else { rank - extra };
         let mut read: Vec<Vec<f32>> = (0..leaves)
             .map(|index| {
                 let of_leaf = values.iter().filter(|&&(rank, _)| leaf(rank) == index).map(|&(_, value)| value);
-                if index < extra { left_to_right(of_leaf).into_iter().collect() } else { of_leaf.collect() }
+                if index < extra { self.left_to_right(of_leaf).into_iter().collect() } else { of_leaf.collect() }
             })
             .collect();
         while read.len() > 1 {
-            read = read.chunks(2).map(|pair| left_to_right(pair.concat()).into_iter().collect()).collect();
+            read = read.chunks(2).map(|pair| self.left_to_right(pair.concat()).into_iter().collect()).collect();
         }
-        left_to_right(read.concat())
+        self.left_to_right(read.concat())
     }
 
     /// Whether an outcome reads as it did when it was first seen, wherever that was.
@@ -245,7 +338,7 @@ impl Oracle {
 
     /// After the end: nothing was lost.
     pub(super) fn closes(&self) -> Verdict {
-        let lost = self.made.iter().find(|(_, contribution)| contribution.entered.is_none());
+        let lost = self.made.iter().find(|(_, contribution)| contribution.entered.is_none() && !contribution.dropped);
         match lost {
             Some(((rank, target), _)) => Err(format!("G1: what rank {rank} made for round {target} entered no round")),
             None => Ok(()),
@@ -253,8 +346,8 @@ impl Oracle {
     }
 }
 
-fn left_to_right(values: impl IntoIterator<Item = f32>) -> Option<f32> {
-    values.into_iter().reduce(|sum, value| sum + value)
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().unwrap_or([0; N])
 }
 
 /// SplitMix64's finalizer: neighbours become unrelated.

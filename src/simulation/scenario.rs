@@ -10,9 +10,10 @@ use super::explore::{Means, World};
 use crate::collective::choice::Mover;
 use crate::collective::core::{Effort, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
-use crate::collective::rule::{Fire, Grace, Scale};
+use crate::collective::rule::{Absent, Fire, Grace, Scale, When};
+use crate::fabric::sim::{Kind, Stall, Weather};
 use crate::fault::Fault;
-use crate::reduce::Dtype;
+use crate::reduce::{Dtype, Reduce};
 use crate::trigger::{Layout, Schedule};
 
 /// Bounds within which scenarios are drawn.
@@ -20,8 +21,11 @@ use crate::trigger::{Layout, Schedule};
 pub struct Options {
     /// World sizes to choose from, each range equally likely.
     pub ranks: Vec<std::ops::RangeInclusive<u32>>,
-    /// Firing rules; `Quorum(0)` stands for a quorum drawn between 1 and P.
+    /// Firing rules; a quorum of 0 stands for one drawn between 1 and P, a deadline for one drawn.
     pub fires: Vec<Fire>,
+    /// Whether rules get a deadline and full rounds now and then, and late contributions another
+    /// fate than being carried.
+    pub variations: bool,
     /// How data moves: by a cut (on any hosts), or by a program (on one).
     pub movers: Vec<Mover>,
     /// Most contributions of a rank.
@@ -29,8 +33,12 @@ pub struct Options {
     /// Whether all ranks make the same number of contributions, each on a host of its own where the
     /// mover allows that.
     pub alike: bool,
-    /// Whether a rank may die, anywhere.
-    pub deaths: bool,
+    /// How often a rank dies, anywhere, from 0 to 1.
+    pub deaths: f64,
+    /// Whether the network has troubles: data that lands more than once, receivers that are not
+    /// ready, links and partitions on which nothing moves for a time, operations that complete
+    /// with an error; and ranks that freeze for a time.
+    pub weather: bool,
     /// A deliberate fault in the core.
     pub fault: Option<Fault>,
 }
@@ -39,12 +47,46 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             ranks: vec![1..=17],
-            fires: vec![Fire::All, Fire::Solo, Fire::Quorum(0)],
+            fires: vec![
+                Fire::ALL,
+                Fire::SOLO,
+                Fire::quorum(0),
+                Fire::majority(0),
+                Fire::deadline(Duration::from_micros(1)),
+            ],
+            variations: true,
             movers: vec![Mover::Cut],
             steps: 6,
             alike: false,
-            deaths: false,
+            deaths: 0.0,
+            weather: false,
             fault: None,
+        }
+    }
+}
+
+impl Options {
+    /// The same with a deliberate fault, over what it can show in.
+    #[must_use]
+    pub fn with_fault(self, fault: Fault) -> Self {
+        let movers = match fault.mover() {
+            Some(mover) => vec![mover],
+            None => self.movers,
+        };
+        let deaths = if fault.needs_a_death() { 1.0 } else { self.deaths };
+        Options { fault: Some(fault), movers, deaths, ..self }
+    }
+
+    /// Everything that there is: what a fuzzer draws from.
+    #[must_use]
+    pub fn everything() -> Self {
+        Options {
+            // Small worlds have the same races, and are drawn more often.
+            ranks: vec![1..=4, 1..=4, 2..=8, 2..=8, 1..=17, 1..=17, 2..=6, 33..=40],
+            movers: vec![Mover::Cut, Mover::Cut, Mover::Tree],
+            deaths: 0.1,
+            weather: true,
+            ..Options::default()
         }
     }
 }
@@ -65,6 +107,9 @@ pub(super) struct Scenario {
     pub(super) ranks: Vec<Habits>,
     /// Who dies, and at which of its turns.
     pub(super) death: Option<(usize, u64)>,
+    /// Who freezes, at which of its turns, and for how long.
+    pub(super) freeze: Option<(usize, u64, u64)>,
+    pub(super) weather: Weather,
     pub(super) fault: Option<Fault>,
 }
 
@@ -82,13 +127,15 @@ impl std::fmt::Debug for Scenario {
             reduction,
             ranks,
             death,
+            freeze,
+            weather,
             fault,
             ..
         } = self;
         write!(
             f,
             "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, {} {schedule:?}, {elements} elements, \
-             segments of {segment}, {reduction:?}, death {death:?}, {fault:?}, {ranks:?}",
+             segments of {segment}, {reduction:?}, death {death:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
             hosts.len(),
             path.name(),
         )
@@ -116,27 +163,20 @@ impl Scenario {
     pub(super) fn draw(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Self {
         let range = options.ranks[rng.random_range(0..options.ranks.len())].clone();
         let ranks = rng.random_range(range);
-        let fire = match options.fires[rng.random_range(0..options.fires.len())] {
-            Fire::Quorum(0) => Fire::Quorum(rng.random_range(1..=ranks)),
-            fire => fire,
-        };
+        let fire = draw_fire(rng, options, ranks);
         let grace = match rng.random_range(0..4) {
             0 => Grace::NONE,
             1 => Grace::Auto,
             _ => Grace::Fixed(Duration::from_nanos(rng.random_range(1..60_000))),
         };
         let pushed = rng.random_bool(0.5);
-        let path = match (pushed, fire) {
+        let path = match (pushed, fire.is_synchronous()) {
             (false, _) => Path::Segmented,
-            (true, Fire::All) => Path::Replicated,
-            (true, _) => Path::Eager,
+            (true, true) => Path::Replicated,
+            (true, false) => Path::Eager,
         };
-        let dtype = if rng.random_bool(0.7) { Dtype::U64 } else { Dtype::F32 };
-        let scale = match rng.random_range(0..4) {
-            0 if dtype.is_float() => Scale::World,
-            1 if dtype.is_float() => Scale::Contributions,
-            _ => Scale::Sum,
-        };
+        let reduction = draw_reduction(rng, options);
+        let dtype = reduction.dtype;
         // Large worlds cost the most per schedule: they get fewer steps.
         let most_steps = if ranks > 17 { options.steps.min(3) } else { options.steps };
         let compute = 10u64.pow(rng.random_range(2..6));
@@ -157,24 +197,28 @@ impl Scenario {
             (false, true) => (0..ranks).collect(),
             (false, false) => draw_hosts(rng, ranks),
         };
-        let depth = match fire {
-            Fire::All if tree => 2,
-            Fire::All => 1,
-            _ => rng.random_range(1..=5),
+        let depth = match fire.is_synchronous() {
+            true if tree => 2,
+            true => 1,
+            false => rng.random_range(1..=5),
         };
         let (elements, segment) = match schedule {
             // Chunks of programs are cache lines at least.
             Some(Schedule::Scatter) => (rng.random_range(0..50), 64),
             _ => (rng.random_range(0..9), dtype.size() * rng.random_range(1..4)),
         };
-        let bytes = elements * dtype.size();
-        let program = schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
         // Early ones are as interesting as late ones.
-        let death = (options.deaths && ranks > 1).then(|| {
+        let someone = |rng: &mut Xoshiro256PlusPlus| {
             let most = 10u64.pow(rng.random_range(1..4));
             (rng.random_range(0..ranks as usize), rng.random_range(0..most))
+        };
+        let death = (ranks > 1 && rng.random_bool(options.deaths)).then(|| someone(rng));
+        let freeze = (options.weather && rng.random_bool(0.2)).then(|| {
+            let (rank, turn) = someone(rng);
+            (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
-        Scenario {
+        let weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
+        let mut scenario = Scenario {
             hosts,
             fire,
             grace,
@@ -183,12 +227,38 @@ impl Scenario {
             elements,
             segment,
             schedule,
-            program,
+            program: None,
             death,
-            reduction: Reduction { dtype, scale },
+            freeze,
+            weather,
+            reduction,
             ranks: (0..ranks).map(|rank| habits(rng, rank)).collect(),
             fault: options.fault,
-        }
+        };
+        scenario.compile();
+        scenario
+    }
+
+    /// Leaves only the first ranks.
+    pub(super) fn keep_ranks(&mut self, ranks: u32) {
+        let kept = ranks as usize;
+        self.hosts.truncate(kept);
+        self.ranks.truncate(kept);
+        let mut known: Vec<u32> = self.hosts.clone();
+        known.sort_unstable();
+        known.dedup();
+        let dense = |host: &u32| known.binary_search(host).unwrap_or(0) as u32;
+        self.hosts = self.hosts.iter().map(dense).collect();
+        self.fire = self.fire.clamped(ranks);
+        self.death = self.death.filter(|&(rank, _)| rank < kept);
+        self.freeze = self.freeze.filter(|&(rank, ..)| rank < kept);
+    }
+
+    /// Makes the tables anew, if there are any.
+    pub(super) fn compile(&mut self) {
+        let Scenario { fire, grace, depth, segment, .. } = *self;
+        let (ranks, bytes) = (self.hosts.len() as u32, self.elements * self.reduction.dtype.size());
+        self.program = self.schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
     }
 
     /// The world of an exhaustive search: one host, no time, two rounds under way.
@@ -197,7 +267,7 @@ impl Scenario {
         let (grace, depth, elements, segment) = (Grace::NONE, 2, 2, 8);
         let path = match world.means {
             Means::Tree(_) => Path::Program,
-            Means::Eager if world.fire == Fire::All => Path::Replicated,
+            Means::Eager if world.fire.is_synchronous() => Path::Replicated,
             Means::Eager => Path::Eager,
             Means::Segments => Path::Segmented,
         };
@@ -205,7 +275,7 @@ impl Scenario {
             Means::Tree(schedule) => Some(schedule),
             _ => None,
         };
-        let depth = if world.fire == Fire::All && schedule.is_none() { 1 } else { depth };
+        let depth = if world.fire.is_synchronous() && schedule.is_none() { 1 } else { depth };
         let program = schedule.map(|schedule| program(ranks, (world.fire, grace), schedule, (16, segment), depth));
         let arriving = if world.peer { Effort::Work } else { Effort::Nothing };
         let habits = |&steps: &u32| Habits { arriving, steps, compute: 1, overlaps: 0, holds: 1, preempted: 0 };
@@ -219,9 +289,11 @@ impl Scenario {
             segment,
             schedule,
             program,
-            reduction: Reduction { dtype: Dtype::U64, scale: Scale::Sum },
+            reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
             ranks: world.steps.iter().map(habits).collect(),
             death: None,
+            freeze: None,
+            weather: Weather::default(),
             fault: world.fault,
         }
     }
@@ -233,15 +305,89 @@ impl Scenario {
             topology: Topology::new(self.hosts.clone()),
             fire: self.fire,
             grace: self.grace,
+            absent: self.reduction.absent,
+            weighted: self.reduction.scale == Scale::Weights,
             depth: self.depth,
             path: self.path,
             bytes: self.elements * self.reduction.dtype.size(),
+            wide_bytes: self.elements * self.reduction.dtype.wide_size(),
             segment: self.segment,
             helpers: 2,
             program: self.program.clone(),
             fault: self.fault,
         }
     }
+}
+
+fn draw_weather(rng: &mut Xoshiro256PlusPlus, hosts: &[u32]) -> Weather {
+    let hosts = hosts.iter().max().map_or(1, |most| most + 1);
+    let mut weather = Weather::default();
+    if hosts == 1 {
+        return weather;
+    }
+    if rng.random_bool(0.3) {
+        weather.repeats = rng.random_range(1..64);
+    }
+    if rng.random_bool(0.3) {
+        weather.not_ready = rng.random_range(1..32);
+    }
+    if rng.random_bool(0.3) {
+        weather.stalls = (0..rng.random_range(1..4))
+            .map(|_| {
+                let begin = rng.random_range(0..200_000);
+                let end = begin + 10u64.pow(rng.random_range(3..6)) * rng.random_range(1..10);
+                let kind = match rng.random_bool(0.5) {
+                    true => Kind::Clog { from: rng.random_range(0..hosts), to: rng.random_range(0..hosts) },
+                    false => Kind::Partition { below: rng.random_range(1..hosts) },
+                };
+                Stall { kind, begin, end }
+            })
+            .collect();
+    }
+    if rng.random_bool(0.1) {
+        let most = 10u64.pow(rng.random_range(1..4));
+        weather.breaks = Some(rng.random_range(0..most));
+    }
+    weather
+}
+
+fn draw_fire(rng: &mut Xoshiro256PlusPlus, options: &Options, ranks: u32) -> Fire {
+    let chosen = options.fires[rng.random_range(0..options.fires.len())];
+    let limited = chosen.limit().is_some();
+    let fire = match chosen.when() {
+        When::Quorum(0) => Fire::quorum(rng.random_range(1..=ranks)),
+        When::Quorum(q) => Fire::quorum(q),
+        When::Majority(_) => Fire::majority(rng.random()),
+        When::Solo => Fire::SOLO,
+        When::All => Fire::ALL,
+    };
+    let varied = options.variations && (limited || !fire.is_synchronous());
+    let limit = Duration::from_nanos(10u64.pow(rng.random_range(2..6)) * rng.random_range(1..10));
+    let fire = if limited || (varied && rng.random_bool(0.2)) { fire.within(limit) } else { fire };
+    if varied && rng.random_bool(0.3) { fire.full_every(rng.random_range(2..7)) } else { fire }
+}
+
+fn draw_reduction(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Reduction {
+    let dtype = [Dtype::U64, Dtype::U64, Dtype::F32, Dtype::F16][rng.random_range(0..4)];
+    let reduce = match rng.random_range(0..6) {
+        0 => Reduce::Min,
+        1 => Reduce::Max,
+        2 => Reduce::Prod,
+        _ => Reduce::Sum,
+    };
+    let divides = dtype.is_float() && reduce == Reduce::Sum;
+    let scale = match rng.random_range(0..5) {
+        0 if divides => Scale::World,
+        1 if divides => Scale::Contributions,
+        2 if divides => Scale::Weights,
+        _ => Scale::Sum,
+    };
+    let absent = match rng.random_range(0..5) {
+        0 if options.variations => Absent::Drop,
+        1 if options.variations && divides => Absent::Decay(rng.random_range(0.25..=1.0)),
+        _ => Absent::Carry,
+    };
+    Reduction { dtype, reduce, scale, absent }
 }
 
 /// All on one host, each on its own, or mixed.

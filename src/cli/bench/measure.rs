@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use earlybird::collective::Part;
-use earlybird::{Allreduce, Element, Executor, Fire, Grace, Mover, Outcome, Result, World};
+use earlybird::{Absent, Allreduce, Element, Executor, Fire, Grace, Mover, Outcome, Result, World, bf16, f16};
 
 use super::super::common::mean_over_ranks;
 use super::super::skew::Skew;
@@ -13,6 +13,7 @@ use super::PATIENCE;
 pub(super) struct Case {
     pub(super) fire: Fire,
     pub(super) grace: Grace,
+    pub(super) absent: Absent,
     pub(super) depth: u32,
     pub(super) mover: Mover,
     pub(super) executor: Executor,
@@ -40,46 +41,73 @@ pub(super) struct Measured {
     pub(super) wrong: u64,
 }
 
-/// Numbers that sums of up to a thousand stay exact with, in every element type.
+/// An element type, and up to where it has every whole number.
 pub(super) trait Exact: Element {
+    const MOST: u32;
     fn from_small(value: u32) -> Self;
 }
 
 macro_rules! exact {
-    ($($type:ty),*) => { $(impl Exact for $type { fn from_small(value: u32) -> Self { value as $type } })* };
+    ($($type:ty: $most:expr, $make:expr);*) => {
+        $(impl Exact for $type {
+            const MOST: u32 = $most;
+            fn from_small(value: u32) -> Self {
+                $make(value)
+            }
+        })*
+    };
 }
-exact!(f32, f64, i64, u64);
+exact!(
+    f32: 1 << 24, |value| value as f32; f64: 1 << 24, f64::from;
+    f16: 1 << 11, |value| f16::from_f32(value as f32); bf16: 1 << 8, |value| bf16::from_f32(value as f32);
+    i32: 1 << 24, |value| value as i32; i64: 1 << 24, i64::from; u32: 1 << 24, |value| value; u64: 1 << 24, u64::from
+);
 
-/// What a rank contributes: a part of its own, which changes with `tag`, and one by position.
-fn own_part(rank: u32, tag: u64) -> u32 {
-    ((u64::from(rank) * 37 + tag * 11) % 61) as u32
+/// Contributions whose sums are exact in their type, whatever is carried.
+#[derive(Clone, Copy, Debug)]
+struct Pattern {
+    own: u32,
+    position: u32,
 }
 
-fn position_part(index: usize) -> u32 {
-    (index % 32) as u32
-}
-
-fn fill<T: Exact>(data: &mut [T], rank: u32, tag: u64) {
-    let own = own_part(rank, tag);
-    data.iter_mut().enumerate().for_each(|(index, x)| *x = T::from_small(own + position_part(index)));
-}
-
-/// Elements of an outcome that are not what its cut says; `tag` of the round they were made for.
-fn wrong<T: Exact>(outcome: &Outcome<'_, T>, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
-    let (mut own, mut count) = (0, 0);
-    for entry in outcome.cut().contributions() {
-        own += own_part(entry.rank, tag(outcome.round() - entry.age));
-        count += 1;
+impl Pattern {
+    fn of<T: Exact>(ranks: u32) -> Self {
+        // A rank may be in a cut twice.
+        let share = T::MOST / (2 * ranks);
+        Pattern { own: (share / 2 + 1).min(61), position: (share / 2 + share % 2).clamp(1, 32) }
     }
-    let data = outcome.data();
-    let bad = |index: &usize| data[*index] != T::from_small(own + count * position_part(*index));
-    (outcome.round() as usize % step..data.len()).step_by(step).filter(bad).count() as u64
+
+    /// What a rank contributes: a part of its own, which changes with `tag`, and one by position.
+    fn own_part(self, rank: u32, tag: u64) -> u32 {
+        ((u64::from(rank) * 37 + tag * 11) % u64::from(self.own)) as u32
+    }
+
+    fn position_part(self, index: usize) -> u32 {
+        (index % self.position as usize) as u32
+    }
+
+    fn fill<T: Exact>(self, data: &mut [T], rank: u32, tag: u64) {
+        let own = self.own_part(rank, tag);
+        data.iter_mut().enumerate().for_each(|(index, x)| *x = T::from_small(own + self.position_part(index)));
+    }
+
+    /// Elements of an outcome that are not what its cut says; `tag` of the round they were made for.
+    fn wrong<T: Exact>(self, outcome: &Outcome<'_, T>, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
+        let (mut own, mut count) = (0, 0);
+        for entry in outcome.cut().contributions() {
+            own += self.own_part(entry.rank, tag(outcome.round() - entry.age));
+            count += 1;
+        }
+        let data = outcome.data();
+        let bad = |index: &usize| data[*index] != T::from_small(own + count * self.position_part(*index));
+        (outcome.round() as usize % step..data.len()).step_by(step).filter(bad).count() as u64
+    }
 }
 
 fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
     let length = case.bytes / size_of::<T>();
     let sum = world.allreduce::<T>(&[length]).fire(case.fire).grace(case.grace).depth(case.depth);
-    sum.mover(case.mover).executor(case.executor).build()
+    sum.absent(case.absent).mover(case.mover).executor(case.executor).build()
 }
 
 /// Rounds that are checked in full, with data that changes from round to round.
@@ -91,6 +119,7 @@ const SPARSE: usize = 4099;
 const CHECK_ALL_UP_TO: usize = 256;
 
 pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
+    let pattern = Pattern::of::<T>(world.size());
     // Counted in full first, on a collective of its own.
     let mut checked = build::<T>(world, case)?;
     let mut errors = 0;
@@ -99,10 +128,10 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         if (step + u64::from(world.rank())) % 5 == 0 {
             std::thread::sleep(Duration::from_micros(300));
         }
-        fill(checked.contribution()?, world.rank(), newest + 1);
+        pattern.fill(checked.contribution()?, world.rank(), newest + 1);
         checked.arrive()?;
         for outcome in checked.wait(PATIENCE)? {
-            errors += wrong(&outcome, |target| target, 1);
+            errors += pattern.wrong(&outcome, |target| target, 1);
             newest = outcome.round();
         }
     }
@@ -119,7 +148,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
     let mut output = input.clone();
-    fill(&mut input, world.rank(), 0);
+    pattern.fill(&mut input, world.rank(), 0);
     let mut cuts = Cuts::default();
     let mut latencies = Vec::with_capacity(case.iters as usize);
     let step = if length <= CHECK_ALL_UP_TO { 1 } else { SPARSE };
@@ -128,7 +157,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         let timed = iteration >= u64::from(case.warmup);
         if iteration < 3 {
             // The three buffers between which contributions rotate.
-            fill(sum.contribution()?, world.rank(), 0);
+            pattern.fill(sum.contribution()?, world.rank(), 0);
         }
         if !case.skew.is_none() {
             let delays = case.skew.delays(world.size(), iteration, case.seed);
@@ -146,7 +175,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         }
         let latency = start.elapsed();
         for outcome in outcomes {
-            errors += wrong(&outcome, |_| 0, step);
+            errors += pattern.wrong(&outcome, |_| 0, step);
             if timed {
                 cuts.count(&outcome);
             }
@@ -162,7 +191,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     measured.wrong = total(world, errors)?;
     let ideal = |iteration: u32| {
         let time = u64::from(case.warmup + iteration);
-        case.skew.ideal(case.fire, world.size(), time, case.seed).as_secs_f64() * 1e6
+        case.skew.ideal((case.fire, case.grace), world.size(), time, case.seed).as_secs_f64() * 1e6
     };
     measured.ideal_us = (0..case.iters).map(ideal).sum::<f64>() / f64::from(case.iters);
     cuts.summarise(&mut measured);

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Dtype, Fire, World};
+use earlybird::{Dtype, Fire, World, bf16, f16};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -35,7 +35,8 @@ pub(super) struct Args {
     /// What is measured
     #[arg(long, value_enum, default_value = "allreduce")]
     op: Op,
-    /// Firing rule: all, solo or quorum=Q; may be repeated [default: all]
+    /// Firing rule: all, solo, quorum=Q, majority, majority=SEED or deadline=TIME, and behind it
+    /// ,deadline=TIME and ,full=K; may be repeated [default: all]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
     /// Smallest size
@@ -62,7 +63,7 @@ pub(super) struct Args {
     /// Where the data lies
     #[arg(long, value_enum, default_value = "registered")]
     buffers: Buffers,
-    /// Element type: f32, f64, i64 or u64
+    /// Element type: f32, f64, f16, bf16, i32, i64, u32 or u64
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
     #[command(flatten)]
@@ -102,7 +103,7 @@ impl Args {
     }
 
     fn fires(&self) -> Vec<Fire> {
-        if self.fire.is_empty() { vec![Fire::All] } else { self.fire.clone() }
+        if self.fire.is_empty() { vec![Fire::ALL] } else { self.fire.clone() }
     }
 }
 
@@ -143,6 +144,7 @@ fn measure_one(
     let case = Case {
         fire,
         grace: args.common.grace,
+        absent: args.common.absent,
         depth: args.common.depth,
         mover: args.common.mover,
         executor: args.common.executor,
@@ -156,6 +158,10 @@ fn measure_one(
     let result = match args.dtype {
         Dtype::F32 => measure::run::<f32>(world, &case),
         Dtype::F64 => measure::run::<f64>(world, &case),
+        Dtype::F16 => measure::run::<f16>(world, &case),
+        Dtype::Bf16 => measure::run::<bf16>(world, &case),
+        Dtype::I32 => measure::run::<i32>(world, &case),
+        Dtype::U32 => measure::run::<u32>(world, &case),
         Dtype::I64 => measure::run::<i64>(world, &case),
         Dtype::U64 => measure::run::<u64>(world, &case),
     }?;
@@ -189,7 +195,7 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
             say!("{title}");
         }
         let mut report = Report::new(world, args.common.json);
-        for fire in [Fire::All, half, Fire::Solo] {
+        for fire in [Fire::ALL, half, Fire::SOLO] {
             for bytes in [64, 65_536] {
                 let args = Args { skew: skew.parse()?, iters: Some(iters), ..args.clone() };
                 wrong += measure_one(world, &args, fire, bytes, &mut report)?;

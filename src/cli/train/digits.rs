@@ -1,4 +1,11 @@
-//! The handwritten digits, read from the bundled file. See `data/README.md`.
+//! The handwritten digits, read from the bundled file (see `data/README.md`), and how they are learned.
+
+use earlybird::Scale;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::learner::{Learner, Quality};
+use super::mlp;
 
 const FILE: &[u8] = include_bytes!("../../../data/digits.bin");
 pub(super) const PIXELS: usize = 64;
@@ -29,6 +36,64 @@ impl Digits {
             if index % 5 == 4 { test.push(sample(record)) } else { training.push(sample(record)) }
         }
         Digits { training, test }
+    }
+}
+
+/// Learning rate at the beginning; falls to 0 in a straight line.
+pub(super) const USUAL_RATE: f32 = 0.8;
+pub(super) const USUAL_BATCH: u32 = 16;
+pub(super) const USUAL_EPOCHS: u32 = 24;
+
+/// Learns the digits with a small network, each rank from batches of its own choice.
+#[derive(Debug)]
+pub(super) struct DigitsLearner {
+    digits: Digits,
+    rng: Xoshiro256PlusPlus,
+    seed: u64,
+    rate: f32,
+    batch: u32,
+    epochs: u32,
+}
+
+impl DigitsLearner {
+    pub(super) fn new(seed: u64, rank: u32, rate: f32, batch: u32, epochs: u32) -> Self {
+        let rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ (u64::from(rank) << 32));
+        DigitsLearner { digits: Digits::load(), rng, seed: seed + u64::from(rank), rate, batch, epochs }
+    }
+}
+
+impl Learner for DigitsLearner {
+    fn initial(&self) -> Vec<f32> {
+        mlp::initial(self.seed)
+    }
+
+    fn gradient(&mut self, weights: &[f32], _: u64, into: &mut [f32]) {
+        let training = &self.digits.training;
+        let mut draw = || -> &Sample { &training[self.rng.random_range(0..training.len())] };
+        let batch: Vec<&Sample> = (0..self.batch).map(|_| draw()).collect();
+        mlp::gradient(weights, batch.into_iter(), into);
+    }
+
+    fn rate(&self, progress: f32) -> f32 {
+        self.rate * (1.0 - progress)
+    }
+
+    fn scale(&self) -> Scale {
+        Scale::Contributions
+    }
+
+    fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    fn wanted(&self) -> u64 {
+        u64::from(self.epochs) * (self.digits.training.len() as u64).div_ceil(u64::from(self.batch))
+    }
+
+    fn evaluate(&self, weights: &[f32]) -> Quality {
+        let (loss, _) = mlp::evaluate(weights, &self.digits.training);
+        let (_, accuracy) = mlp::evaluate(weights, &self.digits.test);
+        Quality { loss, accuracy: Some(accuracy) }
     }
 }
 

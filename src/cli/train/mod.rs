@@ -1,10 +1,15 @@
 //! `earlybird train`: data-parallel training through the public API, one firing rule against another.
 
 mod digits;
+mod html;
+mod hyperplane;
+mod learner;
 mod mlp;
+mod plot;
 mod report;
 mod worker;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,12 +19,26 @@ use earlybird::{Fire, World};
 use super::common::{Common, Place};
 use super::launch::again;
 use super::skew::Skew;
+use digits::DigitsLearner;
+use hyperplane::Hyperplane;
+use learner::Learner;
 use report::Report;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Task {
     /// 1,797 handwritten digits, a network with one hidden layer
     Digits,
+    /// Linear regression in 8,192 dimensions over 32,768 points, global batch 2,048 (PPoPP 2020)
+    Hyperplane,
+}
+
+impl Task {
+    fn name(self) -> &'static str {
+        match self {
+            Task::Digits => "digits",
+            Task::Hyperplane => "hyperplane",
+        }
+    }
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -27,7 +46,7 @@ pub(super) struct Args {
     /// What is trained
     #[arg(value_enum)]
     task: Task,
-    /// Firing rule: all, solo or quorum=Q; may be repeated, and the first is the yardstick
+    /// Firing rule, as for bench; may be repeated, and the first is the yardstick
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
@@ -38,15 +57,19 @@ pub(super) struct Args {
     /// Milliseconds that the computing part of a step takes, padded by sleeping
     #[arg(long, default_value_t = 10.0)]
     compute_ms: f64,
-    /// Passes over the training set, counted in contributions
-    #[arg(long, default_value_t = 24)]
-    epochs: u32,
-    /// Samples in a contribution
-    #[arg(long, default_value_t = 16)]
-    batch: u32,
-    /// Learning rate at the beginning; falls to 0 in a straight line
-    #[arg(long, default_value_t = 0.8)]
-    rate: f32,
+    /// Passes over the training set, counted in contributions [default: 24 for digits, 7 for hyperplane]
+    #[arg(long)]
+    epochs: Option<u32>,
+    /// Samples in a contribution [default: 16 for digits; hyperplane has its share of 2,048]
+    #[arg(long)]
+    batch: Option<u32>,
+    /// digits: learning rate at the beginning, falling to 0 in a straight line [default: 0.8];
+    /// hyperplane: part of the largest stable synchronous rate [default: 0.1]
+    #[arg(long)]
+    rate: Option<f32>,
+    /// Write a page with curves: loss and accuracy over time and samples, arrivals, ages
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     common: Common,
 }
@@ -58,18 +81,43 @@ impl Args {
         if !(0.0..=600_000.0).contains(&self.compute_ms) {
             return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms));
         }
-        if self.epochs == 0 || self.batch == 0 || self.batch > 4096 {
+        if self.epochs == Some(0) || self.batch.is_some_and(|batch| batch == 0 || batch > 4096) {
             return Err("--epochs must be 1 or more, and --batch 1 to 4096".to_owned());
         }
-        if !(self.rate.is_finite() && self.rate > 0.0) {
-            return Err(format!("--rate {}: use a number greater than 0", self.rate));
+        if self.batch.is_some() && self.task == Task::Hyperplane {
+            return Err("--batch: a rank of hyperplane has its share of 2,048 points".to_owned());
+        }
+        if let Some(rate) = self.rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
+            return Err(format!("--rate {rate}: use a number greater than 0"));
+        }
+        if let Some(path) = &self.report {
+            // Training takes a while; better to know now.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+                return Err(format!("--report {}: there is no folder to put this file in", path.display()));
+            }
         }
         Ok(())
     }
 
+    fn learner(&self, rank: u32, ranks: u32) -> Box<dyn Learner> {
+        let seed = self.common.seed;
+        match self.task {
+            Task::Digits => {
+                let batch = self.batch.unwrap_or(digits::USUAL_BATCH);
+                let epochs = self.epochs.unwrap_or(digits::USUAL_EPOCHS);
+                Box::new(DigitsLearner::new(seed, rank, self.rate.unwrap_or(digits::USUAL_RATE), batch, epochs))
+            }
+            Task::Hyperplane => {
+                let rate = self.rate.unwrap_or(hyperplane::USUAL_RATE);
+                Box::new(Hyperplane::new(seed, (rank, ranks), rate, self.epochs.unwrap_or(hyperplane::USUAL_EPOCHS)))
+            }
+        }
+    }
+
     fn fires(&self, ranks: u32) -> Vec<Fire> {
         match self.fire.is_empty() {
-            true => vec![Fire::All, Fire::Solo, Fire::quorum(ranks.div_ceil(2))],
+            true => vec![Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2))],
             false => self.fire.clone(),
         }
     }
@@ -89,9 +137,10 @@ pub(super) fn main(args: Args) -> super::Outcome {
     let world = World::from_env(&config)?;
     let mut report = Report::new(&world, &args);
     for fire in args.fires(ranks) {
-        let result = worker::train(&world, &args, fire, &mut report)?;
-        report.row(fire, &result);
+        let mut learner = args.learner(world.rank(), world.size());
+        let result = worker::train(&world, &args, fire, &mut *learner, &mut report)?;
+        report.row(fire, result);
     }
-    report.finish();
+    report.finish()?;
     Ok(ExitCode::SUCCESS)
 }

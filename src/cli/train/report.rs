@@ -1,18 +1,24 @@
 //! Progress while it runs, and a row a rule.
 
-use earlybird::{Fire, World};
+use std::path::PathBuf;
+
+use earlybird::{Fire, When, World};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use super::super::table::Table;
-use super::Args;
 use super::worker::Trained;
+use super::{Args, html};
 
 pub(super) struct Report {
     speaks: bool,
     json: bool,
     ranks: u32,
     skew: String,
+    task: &'static str,
+    compute_ms: f64,
+    page: Option<PathBuf>,
+    runs: Vec<(Fire, Trained)>,
     bar: Option<(Fire, ProgressBar)>,
     yardstick: Option<f64>,
     table: Table,
@@ -33,10 +39,12 @@ const COLUMNS: [&str; 11] = [
 ];
 
 fn method(fire: Fire) -> &'static str {
-    match fire {
-        Fire::All => "synchronous SGD",
-        Fire::Solo => "eager-SGD solo, nothing dropped",
-        Fire::Quorum(_) => "SGD with an exact quorum",
+    match fire.when() {
+        When::All if fire.is_synchronous() => "synchronous SGD",
+        When::All => "SGD with a deadline",
+        When::Solo => "eager-SGD solo",
+        When::Majority(_) => "eager-SGD majority",
+        When::Quorum(_) => "SGD with an exact quorum",
     }
 }
 
@@ -48,15 +56,23 @@ impl Report {
             json: args.common.json,
             ranks: world.size(),
             skew,
+            task: args.task.name(),
+            compute_ms: args.compute_ms,
+            page: args.report.clone(),
+            runs: Vec::new(),
             bar: None,
             yardstick: None,
             table: Table::new(&COLUMNS),
         };
         if report.speaks && !report.json {
-            let (ranks, skew, compute) = (report.ranks, &report.skew, args.compute_ms);
-            say!("digits: {ranks} ranks, {compute} ms a step, late: {skew}");
+            say!("{}", report.title());
         }
         report
+    }
+
+    fn title(&self) -> String {
+        let Report { task, ranks, compute_ms, skew, .. } = self;
+        format!("{task}: {ranks} ranks, {compute_ms} ms a step, late: {skew}")
     }
 
     pub(super) fn progress(&mut self, fire: Fire, done: u64, wanted: u64) {
@@ -75,7 +91,7 @@ impl Report {
         }
     }
 
-    pub(super) fn row(&mut self, fire: Fire, result: &Trained) {
+    pub(super) fn row(&mut self, fire: Fire, result: Trained) {
         if !self.speaks {
             return;
         }
@@ -83,36 +99,49 @@ impl Report {
             bar.finish_and_clear();
         }
         let speedup = result.samples_per_s / *self.yardstick.get_or_insert(result.samples_per_s);
+        let (first, last, tally) = (result.first(), result.last(), &result.tally);
         if self.json {
             say!(
                 "{}",
                 json!({
-                    "task": "digits", "method": method(fire), "fire": fire.to_string(), "ranks": self.ranks, "skew": self.skew,
-                    "steps": result.steps, "samples_per_s": result.samples_per_s, "speedup": speedup,
-                    "final_loss": result.loss, "accuracy": result.accuracy, "fresh_mean": result.fresh_mean,
-                    "age_mean": result.age_mean, "age_max": result.age_max, "wait_s": result.wait_s,
+                    "task": self.task, "method": method(fire), "fire": fire.to_string(), "ranks": self.ranks,
+                    "skew": self.skew, "compute_ms": self.compute_ms, "steps": tally.rounds,
+                    "samples_per_s": result.samples_per_s, "speedup": speedup, "first_loss": first.loss,
+                    "final_loss": last.loss, "accuracy": last.accuracy, "fresh_mean": tally.fresh_mean(),
+                    "age_mean": tally.age_mean(), "age_max": tally.age_max(), "wait_s": result.wait_s,
                 })
             );
-            return;
+        } else {
+            self.table.row(&[
+                fire.to_string(),
+                tally.rounds.to_string(),
+                format!("{:.0}", result.samples_per_s),
+                format!("{speedup:.2}"),
+                format!("{:.4}", last.loss),
+                last.accuracy.map_or("-".to_owned(), |accuracy| format!("{accuracy:.3}")),
+                format!("{:.2}", tally.fresh_mean()),
+                format!("{:.2}", tally.age_mean()),
+                tally.age_max().to_string(),
+                format!("{:.2}", result.wait_s),
+                method(fire).to_owned(),
+            ]);
         }
-        self.table.row(&[
-            fire.to_string(),
-            result.steps.to_string(),
-            format!("{:.0}", result.samples_per_s),
-            format!("{speedup:.2}"),
-            format!("{:.4}", result.loss),
-            format!("{:.3}", result.accuracy),
-            format!("{:.2}", result.fresh_mean),
-            format!("{:.2}", result.age_mean),
-            result.age_max.to_string(),
-            format!("{:.2}", result.wait_s),
-            method(fire).to_owned(),
-        ]);
+        self.runs.push((fire, result));
     }
 
-    pub(super) fn finish(self) {
-        if self.speaks && !self.json {
+    pub(super) fn finish(self) -> Result<(), String> {
+        if !self.speaks {
+            return Ok(());
+        }
+        if !self.json {
             say!("{}", self.table);
         }
+        let Some(path) = &self.page else { return Ok(()) };
+        std::fs::write(path, html::page(&self.title(), &self.runs))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        if !self.json {
+            say!("curves: {}", path.display());
+        }
+        Ok(())
     }
 }

@@ -3,80 +3,123 @@
 use std::time::{Duration, Instant};
 
 use earlybird::collective::Part;
-use earlybird::{Fire, Outcome, Result, Scale, World};
-use rand::{RngExt, SeedableRng};
-use rand_xoshiro::Xoshiro256PlusPlus;
+use earlybird::{Fire, Outcome, Result, World};
 
 use super::super::common::mean_over_ranks;
-use super::digits::{Digits, Sample};
+use super::Args;
+use super::learner::{Learner, Quality};
 use super::report::Report;
-use super::{Args, mlp};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Points of a learning curve.
+const POINTS: u64 = 60;
+
+/// Where training stood at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    pub(super) seconds: f64,
+    pub(super) samples: u64,
+    pub(super) quality: Quality,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Trained {
-    pub(super) steps: u64,
     pub(super) samples_per_s: f64,
-    pub(super) loss: f64,
-    pub(super) accuracy: f64,
-    pub(super) fresh_mean: f64,
-    pub(super) age_mean: f64,
-    pub(super) age_max: u64,
     pub(super) wait_s: f64,
+    pub(super) tally: Tally,
+    pub(super) curve: Vec<Point>,
+}
+
+impl Trained {
+    pub(super) fn last(&self) -> Quality {
+        self.curve.last().map_or(Quality::default(), |point| point.quality)
+    }
+
+    pub(super) fn first(&self) -> Quality {
+        self.curve.first().map_or(Quality::default(), |point| point.quality)
+    }
 }
 
 /// What entered the rounds so far: the same on all ranks, since they see the same cuts.
-#[derive(Debug, Default)]
-struct Tally {
-    rounds: u64,
-    contributions: u64,
-    fresh: u64,
-    ages: u64,
-    age_max: u64,
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) rounds: u64,
+    pub(super) contributions: u64,
+    /// Rounds by the number of fresh contributions.
+    pub(super) fresh: Vec<u64>,
+    /// Contributions by age.
+    pub(super) ages: Vec<u64>,
 }
 
 impl Tally {
     fn count(&mut self, outcome: &Outcome<'_, f32>) {
+        let count = |into: &mut Vec<u64>, at: usize| {
+            into.resize(into.len().max(at + 1), 0);
+            into[at] += 1;
+        };
         self.rounds += 1;
+        let mut fresh = 0;
         for entry in outcome.cut().contributions() {
             self.contributions += 1;
-            self.fresh += u64::from(entry.part == Part::Fresh);
-            self.ages += entry.age;
-            self.age_max = self.age_max.max(entry.age);
+            fresh += usize::from(entry.part == Part::Fresh);
+            count(&mut self.ages, entry.age as usize);
         }
+        count(&mut self.fresh, fresh);
+    }
+
+    pub(super) fn fresh_mean(&self) -> f64 {
+        mean(&self.fresh)
+    }
+
+    pub(super) fn age_mean(&self) -> f64 {
+        mean(&self.ages)
+    }
+
+    pub(super) fn age_max(&self) -> usize {
+        self.ages.len().saturating_sub(1)
     }
 }
 
-pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report) -> Result<Trained> {
-    let (rank, ranks) = (world.rank(), world.size());
-    let digits = Digits::load();
-    let wanted = u64::from(args.epochs) * (digits.training.len() as u64).div_ceil(u64::from(args.batch));
-    let skew = args.skew(ranks);
+/// Of a histogram.
+fn mean(counts: &[u64]) -> f64 {
+    let total: u64 = counts.iter().sum();
+    let sum: f64 = counts.iter().enumerate().map(|(value, &count)| value as f64 * count as f64).sum();
+    sum / total.max(1) as f64
+}
 
-    let mut weights = mlp::initial(args.common.seed + u64::from(rank));
+pub(super) fn train(
+    world: &World,
+    args: &Args,
+    fire: Fire,
+    learner: &mut dyn Learner,
+    report: &mut Report,
+) -> Result<Trained> {
+    let (rank, ranks) = (world.rank(), world.size());
+    let wanted = learner.wanted();
+    let skew = args.skew(ranks);
+    let mut weights = learner.initial();
     world.broadcast(&mut weights, 0, PATIENCE)?;
     let mut gradients = world
-        .allreduce::<f32>(&[mlp::PARAMETERS])
+        .allreduce::<f32>(&[weights.len()])
         .fire(fire)
         .grace(args.common.grace)
+        .absent(args.common.absent)
         .depth(args.common.depth)
         .mover(args.common.mover)
         .executor(args.common.executor)
-        .scale(Scale::Contributions)
+        .scale(learner.scale())
         .build()?;
 
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(args.common.seed ^ (u64::from(rank) << 32));
     let mut tally = Tally::default();
     let mut waited = Duration::ZERO;
+    // Judged afterwards: that takes longer than some steps.
+    let mut snapshots = vec![(0.0, 0, weights.clone())];
     world.barrier(PATIENCE)?;
     let start = Instant::now();
-    let mut elapsed = Duration::ZERO;
     for step in 0.. {
         let begun = Instant::now();
-        let mut draw = || -> &Sample { &digits.training[rng.random_range(0..digits.training.len())] };
-        let batch: Vec<&Sample> = (0..args.batch).map(|_| draw()).collect();
-        mlp::gradient(&weights, batch.into_iter(), gradients.contribution()?);
+        learner.gradient(&weights, step, gradients.contribution()?);
         let whole =
             Duration::from_secs_f64(args.compute_ms / 1e3) + skew.delays(ranks, step, args.common.seed)[rank as usize];
         std::thread::sleep(whole.saturating_sub(begun.elapsed()));
@@ -88,11 +131,14 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
         for outcome in outcomes {
             // Everybody stops after the same round, whatever else was returned with it.
             if tally.contributions < wanted {
-                // Falls to zero along what entered, which all ranks agree on.
-                let rate = args.rate * (1.0 - tally.contributions as f32 / wanted as f32);
+                // Falls along what entered, which all ranks agree on.
+                let rate = learner.rate(tally.contributions as f32 / wanted as f32);
                 tally.count(&outcome);
                 weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);
-                elapsed = start.elapsed();
+                let due = snapshots.len() as u64 * wanted / POINTS;
+                if rank == 0 && (tally.contributions >= due || tally.contributions >= wanted) {
+                    snapshots.push((start.elapsed().as_secs_f64(), tally.contributions, weights.clone()));
+                }
             }
         }
         report.progress(fire, tally.contributions, wanted);
@@ -100,19 +146,20 @@ pub(super) fn train(world: &World, args: &Args, fire: Fire, report: &mut Report)
             break;
         }
     }
+    let elapsed = start.elapsed().as_secs_f64();
     gradients.finish(PATIENCE)?;
     drop(gradients);
 
-    let (loss, _) = mlp::evaluate(&weights, &digits.training);
-    let (_, accuracy) = mlp::evaluate(&weights, &digits.test);
+    let batch = u64::from(learner.batch());
+    let point = |(seconds, contributions, weights): (f64, u64, Vec<f32>)| Point {
+        seconds,
+        samples: contributions * batch,
+        quality: learner.evaluate(&weights),
+    };
     Ok(Trained {
-        steps: tally.rounds,
-        samples_per_s: tally.contributions as f64 * f64::from(args.batch) / elapsed.as_secs_f64(),
-        loss,
-        accuracy,
-        fresh_mean: tally.fresh as f64 / tally.rounds as f64,
-        age_mean: tally.ages as f64 / tally.contributions as f64,
-        age_max: tally.age_max,
+        samples_per_s: tally.contributions as f64 * batch as f64 / elapsed,
         wait_s: mean_over_ranks(world, &[waited.as_secs_f64()], PATIENCE)?[0],
+        tally,
+        curve: snapshots.into_iter().map(point).collect(),
     })
 }

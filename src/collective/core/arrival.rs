@@ -8,6 +8,7 @@ use super::plan::Path;
 use super::tag::Tag;
 use super::tree::Effort;
 use super::word::{self, Closing};
+use crate::collective::rule::{Condition, When, drawn};
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 
@@ -17,10 +18,16 @@ const LAST_PROBE: Time = 64_000_000;
 
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Arrival {
+    /// The round that it enters, or tried to.
     pub(super) target: u64,
+    /// The round that its contribution was made for.
+    pub(super) made_for: u64,
     pub(super) part: Part,
     pub(super) buffer: u32,
+    weight: u16,
     pub(super) stage: Stage,
+    /// When its round closes, whoever is missing.
+    close_by: Time,
     waited_for_room: bool,
 }
 
@@ -65,8 +72,17 @@ pub(super) enum Stage {
 }
 
 impl Arrival {
-    pub(super) fn new(target: u64, part: Part, buffer: u32) -> Self {
-        Arrival { target, part, buffer, stage: Stage::Blocked, waited_for_room: false }
+    pub(super) fn new(target: u64, part: Part, buffer: u32, weight: u16) -> Self {
+        Arrival {
+            target,
+            made_for: target,
+            part,
+            buffer,
+            weight,
+            stage: Stage::Blocked,
+            close_by: Time::MAX,
+            waited_for_room: false,
+        }
     }
 
     pub(super) fn is_blocked(&self) -> bool {
@@ -102,13 +118,17 @@ impl Machine {
         let Some(arrival) = &self.arrival else { return };
         let target = arrival.target;
         match arrival.stage {
-            Stage::Blocked => self.try_to_enter(cells),
+            Stage::Blocked => self.try_to_enter(now, cells),
             Stage::Tagged | Stage::Published if self.fired >= target => self.entered(),
             Stage::Open { .. } | Stage::Counting if self.fired >= target => self.entered(),
             Stage::Counting => self.count_arrivals(now, None, cells),
             Stage::Starting => self.started(effort, cells),
             Stage::Open { close_at, .. } if now >= close_at => {
-                self.stats.graces_expired += 1;
+                if now >= arrival.close_by {
+                    self.stats.deadlines_expired += 1;
+                } else {
+                    self.stats.graces_expired += 1;
+                }
                 match self.plan.path {
                     Path::Program => self.grace_is_over(cells),
                     _ => self.close(),
@@ -118,14 +138,16 @@ impl Machine {
                 self.count_arrivals(now, Some((2 * pause).min(LAST_PROBE)), cells);
             }
             Stage::Open { probe_at, pause, .. } if now >= probe_at => {
-                let cell = if self.one_word() { self.plan.word(target, 0) } else { self.plan.ticket(target) };
+                let cell = match self.condition() {
+                    _ if self.one_word() => self.plan.word(target, 0),
+                    Condition::Rank(rank) => self.plan.word(target, rank / word::RANKS_PER_WORD),
+                    Condition::Count(_) | Condition::Full => self.plan.ticket(target),
+                };
                 self.atomic(self.home_host(target), cell, Atomic::FetchAdd(0), Token::Probe);
                 self.enter(Stage::Probing { pause });
             }
             Stage::Gathering => self.gather(cells),
-            Stage::Late { tried } if self.plan.path == Path::Program && arrival.part != Part::Leaving => {
-                self.deposit_into(tried + 1, cells);
-            }
+            Stage::Late { tried } if self.by_deposit(tried + 1) => self.deposit_into(tried + 1, cells),
             Stage::Late { tried } if self.fired >= tried => self.find_a_place(),
             _ => {}
         }
@@ -141,15 +163,41 @@ impl Machine {
         self.plan.host_of(self.plan.home(round, &self.active))
     }
 
-    fn closing(&self) -> Closing {
-        let active = self.active.len();
-        let threshold = self.plan.fire.threshold(active);
-        Closing { active: self.active.group(0), threshold, at_once: self.pace.grace().is_none() }
+    /// What the next round waits for.
+    pub(super) fn condition(&self) -> Condition {
+        let round = self.fired + 1;
+        let condition = self.plan.fire.condition(round, &self.active, self.plan.ranks);
+        match (condition, self.plan.fire.when()) {
+            (Condition::Count(least), _) if self.plan.fault(Fault::MiscountQuorum) => {
+                Condition::Count(least.saturating_sub(1).max(1))
+            }
+            (Condition::Full, _) if self.plan.fault(Fault::FullAsUsual) => Condition::Count(1),
+            (Condition::Rank(_), When::Majority(seed)) if self.plan.fault(Fault::DrawnMayBeGone) => {
+                Condition::Rank(drawn(seed, round, self.plan.ranks))
+            }
+            (condition, _) => condition,
+        }
     }
 
-    fn try_to_enter(&mut self, cells: &impl Cells) {
+    fn closing(&self) -> Closing {
+        let at_once = self.pace.grace().is_none();
+        Closing { active: self.active.group(0), condition: self.condition(), at_once }
+    }
+
+    /// The bits that the arrival adds to its round's word.
+    fn own_bits(&self) -> u64 {
+        let index = self.plan.me % word::RANKS_PER_WORD;
+        let own = match self.arrival.as_ref().map(|arrival| arrival.part) {
+            Some(Part::Carried) => word::carried_bit(index),
+            _ => word::arrived_bit(index),
+        };
+        let again = self.plan.fault(Fault::RepeatAtomic) && self.fired % 4 == 3;
+        (own | self.pending.map_or(0, |_| word::carried_bit(index))) << u32::from(again)
+    }
+
+    fn try_to_enter(&mut self, now: Time, cells: &impl Cells) {
         let Some(arrival) = &self.arrival else { return };
-        let (target, part, buffer) = (arrival.target, arrival.part, arrival.buffer);
+        let (target, part) = (arrival.target, arrival.part);
         let by_tags = self.plan.by_tags();
         let late = target <= self.fired;
         if !self.has_room(target, cells) {
@@ -159,7 +207,16 @@ impl Machine {
             }
             return;
         }
+        let limit = self.plan.fire.limit().filter(|_| !self.plan.fire.is_full(target));
+        let limit = limit.map(|limit| if self.plan.fault(Fault::HastyDeadline) { limit / 2 } else { limit });
+        if let Some(arrival) = &mut self.arrival {
+            arrival.close_by = limit.map_or(Time::MAX, |limit| now.saturating_add(limit.as_nanos() as Time));
+        }
         if self.plan.path == Path::Program {
+            if self.plan.weighted && part == Part::Fresh {
+                let (cell, value) = self.own_tag();
+                self.push(Op::Store { cell, value });
+            }
             return self.deposit_into(target, cells);
         }
         if by_tags && self.plan.path == Path::Segmented && self.plan.home(target, &self.active) == self.plan.me {
@@ -168,7 +225,10 @@ impl Machine {
             self.push(Op::Clear { host: self.plan.host(), round: target, token: Token::Push });
             self.pushes += 1;
         }
-        self.show_tag(target, part, buffer);
+        // What comes late to a full round has shown its tag before.
+        if part != Part::Carried {
+            self.show_tag();
+        }
         if by_tags && self.plan.ranks > 2 {
             // Of several last arrivals at least one must see all the others, and wake those who
             // sleep. Of two ranks one sleeps only after it has looked for the other's tag again.
@@ -180,20 +240,28 @@ impl Machine {
         } else if late {
             self.is_late();
         } else {
-            let bit = word::arrived_bit(self.plan.me % word::RANKS_PER_WORD);
             let cell = self.plan.word(target, self.plan.me / word::RANKS_PER_WORD);
-            self.atomic(self.home_host(target), cell, Atomic::FetchAdd(bit), Token::Arrive);
+            self.atomic(self.home_host(target), cell, Atomic::FetchAdd(self.own_bits()), Token::Arrive);
             self.enter(Stage::Adding);
         }
     }
 
+    /// The tag of the arrival's buffer: its cell and its value.
+    fn own_tag(&self) -> (usize, u64) {
+        let Some(arrival) = &self.arrival else { return (self.plan.tag(self.plan.me, 0), 0) };
+        let leaving = arrival.part == Part::Leaving;
+        let weight = if self.plan.fault(Fault::LoseWeight) { 1 } else { arrival.weight };
+        let tag = Tag { target: arrival.target, weight, leaving };
+        (self.plan.tag(self.plan.me, arrival.buffer), tag.cell())
+    }
+
     /// Shows what a buffer holds to every host: the data, if it is pushed, lands before its tag.
-    fn show_tag(&mut self, target: u64, part: Part, buffer: u32) {
-        let me = self.plan.me;
-        let cell = self.plan.tag(me, buffer);
-        let leaving = part == Part::Leaving;
-        let value = Tag { target, leaving }.cell();
-        let data = (self.plan.path.pushes() && !leaving && self.plan.bytes > 0).then(|| {
+    fn show_tag(&mut self) {
+        let Some(arrival) = &self.arrival else { return };
+        let (me, part, buffer) = (self.plan.me, arrival.part, arrival.buffer);
+        let (cell, value) = self.own_tag();
+        let pushes = self.plan.path.pushes() && part != Part::Leaving && self.plan.bytes > 0;
+        let data = pushes.then(|| {
             let at = self.plan.contribution(me, buffer);
             (at, at, self.plan.bytes)
         });
@@ -207,7 +275,7 @@ impl Machine {
     /// The target has fired with this arrival in it.
     fn entered(&mut self) {
         let Some(arrival) = &self.arrival else { return };
-        let (target, part) = (arrival.target, arrival.part);
+        let (target, made_for, part) = (arrival.target, arrival.made_for, arrival.part);
         debug_assert!(
             self.cut(target).holds(self.plan.me, part),
             "round {target} lacks {part:?} of rank {}",
@@ -215,46 +283,10 @@ impl Machine {
         );
         match part {
             Part::Leaving => self.left = true,
-            _ => self.stats.fresh += 1,
+            Part::Fresh => self.stats.fresh += 1,
+            Part::Carried => self.stats.jumps += u64::from(target - made_for >= 2),
         }
         self.enter(Stage::Over { needs: target });
-    }
-
-    pub(super) fn is_late(&mut self) {
-        let Some(arrival) = &self.arrival else { return };
-        let (target, part) = (arrival.target, arrival.part);
-        if part != Part::Leaving {
-            self.stats.late += 1;
-        }
-        self.enter(Stage::Late { tried: target });
-    }
-
-    /// Late, and every round up to the last attempt has fired: try the one that is open now.
-    fn find_a_place(&mut self) {
-        let Some(arrival) = &self.arrival else { return };
-        let open = self.fired + 1;
-        if arrival.part == Part::Leaving {
-            // What was missed is not wanted any more, but must be complete before this rank goes;
-            // and the tag it shows next must not be overtaken by the one before.
-            let complete = self.landed == self.fired && self.owes_nothing();
-            if complete && self.tags_under_way[arrival.buffer as usize] == 0 {
-                self.stats.finish_retries += 1;
-                self.taken = self.fired;
-                self.release(self.fired);
-                if let Some(arrival) = &mut self.arrival {
-                    arrival.target = open;
-                }
-                self.enter(Stage::Blocked);
-            }
-        } else if self.plan.fault(Fault::ForgetCarriedBit) {
-            self.enter(Stage::Over { needs: self.fired });
-        } else if self.tags_under_way[arrival.buffer as usize] == 0 {
-            // Once the bit is in, the initiator must find the tag; so it had to land first.
-            let bit = word::carried_bit(self.plan.me % word::RANKS_PER_WORD);
-            let cell = self.plan.word(open, self.plan.me / word::RANKS_PER_WORD);
-            self.atomic(self.home_host(open), cell, Atomic::FetchAdd(bit), Token::Place);
-            self.enter(Stage::Placing { round: open });
-        }
     }
 
     /// Whether a bit is in the cut of `round`, after an addition that returned `before`.
@@ -302,12 +334,13 @@ impl Machine {
         }
     }
 
-    /// The arrived bit is in a word that was open.
+    /// The arrival's bits are in a word that was open.
     fn added(&mut self, target: u64, before: u64, now: Time) {
         let own = self.plan.me / word::RANKS_PER_WORD;
-        let bit = word::arrived_bit(self.plan.me % word::RANKS_PER_WORD);
+        let word = before | self.own_bits();
+        self.pending = None;
         self.words.fill(0);
-        self.words[own as usize] = before | bit;
+        self.words[own as usize] = word;
         if self.fired >= target {
             self.enter(Stage::Published);
         } else if !self.one_word() {
@@ -315,10 +348,10 @@ impl Machine {
             self.enter(Stage::Ticketing);
         } else {
             let closing = self.closing();
-            if closing.closed_by_arrivals(before | bit) {
+            if closing.closed_by_arrivals(word) {
                 self.closed(target);
             } else {
-                self.stay_open(closing.fires(before | bit), !closing.at_once, now, FIRST_PROBE);
+                self.stay_open(closing.fires(word), !closing.at_once, now, FIRST_PROBE);
             }
         }
     }
@@ -328,20 +361,25 @@ impl Machine {
             return self.enter(Stage::Published);
         }
         let arrivals = before + 1;
-        let closing = self.closing();
-        let fires = arrivals >= u64::from(closing.threshold);
+        let at_once = self.pace.grace().is_none();
         let last = arrivals >= u64::from(self.active.len());
-        if last || (closing.at_once && arrivals == u64::from(closing.threshold)) {
+        let (fires, is_the_one) = match self.condition() {
+            Condition::Count(least) => (arrivals >= u64::from(least), arrivals == u64::from(least)),
+            Condition::Rank(rank) => (rank == self.plan.me, rank == self.plan.me),
+            Condition::Full => (last, last),
+        };
+        if last || (at_once && is_the_one) {
             self.close();
         } else {
-            self.stay_open(fires && !closing.at_once, true, now, FIRST_PROBE);
+            self.stay_open(fires && !at_once, true, now, FIRST_PROBE);
         }
     }
 
-    /// Waits for the round: until the grace ends if the condition holds, and with an eye on an
-    /// initiator that may have left the library before it closed.
+    /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own
+    /// time is over; and with an eye on an initiator that left the library before it closed.
     pub(super) fn stay_open(&mut self, fires: bool, probe: bool, now: Time, pause: Time) {
-        let close_at = if fires { now + self.pace.grace().unwrap_or(0) } else { Time::MAX };
+        let close_by = self.arrival.as_ref().map_or(Time::MAX, |arrival| arrival.close_by);
+        let close_at = if fires { now + self.pace.grace().unwrap_or(0) } else { Time::MAX }.min(close_by);
         let probe_at = if probe && !fires { now + pause } else { Time::MAX };
         self.enter(Stage::Open { close_at, probe_at, pause });
     }
@@ -351,10 +389,11 @@ impl Machine {
             return self.enter(Stage::Published);
         }
         let closing = self.closing();
-        let fires = if self.one_word() {
-            !closing.closed(value) && closing.fires(value)
-        } else {
-            value >= u64::from(closing.threshold)
+        let fires = match closing.condition {
+            _ if self.one_word() => !closing.closed(value) && closing.fires(value),
+            Condition::Rank(rank) => word::arrived(value) >> (rank % word::RANKS_PER_WORD) & 1 == 1,
+            Condition::Count(least) => value >= u64::from(least),
+            Condition::Full => value >= u64::from(self.active.len()),
         };
         self.stats.closed_for_others += u64::from(fires);
         self.stay_open(fires, true, now, (2 * pause).min(LAST_PROBE));
@@ -364,7 +403,8 @@ impl Machine {
     fn close(&mut self) {
         let Some(arrival) = &self.arrival else { return };
         let target = arrival.target;
-        if self.plan.fault(Fault::CloseWithoutWord) {
+        let unclosed = if self.one_word() { Fault::CloseWithoutWord } else { Fault::TrustTicket };
+        if self.plan.fault(unclosed) {
             return self.closed(target);
         }
         self.close_word(0);

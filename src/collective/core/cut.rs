@@ -23,13 +23,18 @@ pub struct Entry {
     pub part: Part,
     /// Rounds between the one it was made for and the one it entered; 0 when fresh.
     pub age: u64,
+    /// What it was given with [`Allreduce::weigh`](crate::Allreduce::weigh); else 1.
+    pub weight: u16,
     /// Which of the rank's rotating buffers holds it.
     pub(crate) buffer: u32,
 }
 
 const RANK_BITS: u32 = 24;
-const BUFFER_BITS: u32 = 4;
+const BUFFER_BITS: u32 = 2;
 const PART_BITS: u32 = 2;
+const WEIGHT_BITS: u32 = u16::BITS;
+/// The rest is the age, and more than enough: a contribution is late by little more than the depth.
+const AGE_SHIFT: u32 = RANK_BITS + BUFFER_BITS + PART_BITS + WEIGHT_BITS;
 
 impl Entry {
     fn encode(self) -> u64 {
@@ -41,7 +46,8 @@ impl Entry {
         u64::from(self.rank)
             | u64::from(self.buffer) << RANK_BITS
             | part << (RANK_BITS + BUFFER_BITS)
-            | self.age << (RANK_BITS + BUFFER_BITS + PART_BITS)
+            | u64::from(self.weight) << (RANK_BITS + BUFFER_BITS + PART_BITS)
+            | self.age << AGE_SHIFT
     }
 
     fn decode(cell: u64) -> Self {
@@ -54,7 +60,8 @@ impl Entry {
                 1 => Part::Fresh,
                 _ => Part::Leaving,
             },
-            age: cell >> (RANK_BITS + BUFFER_BITS + PART_BITS),
+            weight: field(RANK_BITS + BUFFER_BITS + PART_BITS, WEIGHT_BITS) as u16,
+            age: cell >> AGE_SHIFT,
         }
     }
 }
@@ -128,19 +135,19 @@ impl Cut {
         self.ranks(Part::Leaving)
     }
 
-    /// Adds what a gate let in.
-    pub(crate) fn add_gate(&mut self, rank: u32, deposit: Deposit) {
+    /// Adds what a gate let in; `weight` says that of what is in a buffer.
+    pub(crate) fn add_gate(&mut self, rank: u32, deposit: Deposit, weight: impl Fn(u32) -> u16) {
         if deposit.initiator {
             self.note_initiator(rank);
         }
         if let Some((buffer, age)) = deposit.carried {
-            self.entries.push(Entry { rank, part: Part::Carried, age, buffer });
+            self.entries.push(Entry { rank, part: Part::Carried, age, weight: weight(buffer), buffer });
         }
         if let Some(buffer) = deposit.fresh {
-            self.entries.push(Entry { rank, part: Part::Fresh, age: 0, buffer });
+            self.entries.push(Entry { rank, part: Part::Fresh, age: 0, weight: weight(buffer), buffer });
         }
         if deposit.leaving {
-            self.entries.push(Entry { rank, part: Part::Leaving, age: 0, buffer: 0 });
+            self.entries.push(Entry { rank, part: Part::Leaving, age: 0, weight: 0, buffer: 0 });
         }
     }
 
@@ -192,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_cut_survives_the_wire() {
-        let entry = |rank, part, age, buffer| Entry { rank, part, age, buffer };
+        let entry = |rank, part, age, buffer| Entry { rank, part, age, weight: 7 * age as u16 + 60_000, buffer };
         let mut cut = Cut::with_room_for(4);
         cut.round = 9;
         cut.initiator = Some(3);

@@ -27,8 +27,17 @@ impl Machine {
             // Before anybody can learn that this round is over, the next one's words are zero. All
             // have released the round that used them last: this rank checked when it arrived.
             let home = self.plan.home(round + 1, &self.next_active);
-            self.push(Op::Clear { host: self.plan.host_of(home), round: round + 1, token: Token::Clear });
+            let host = self.plan.host_of(home);
             self.enter(Stage::Clearing);
+            if self.plan.fault(Fault::SkipRearm) || self.plan.fault(Fault::LateRearm) {
+                self.cleared();
+            } else {
+                self.push(Op::Clear { host, round: round + 1, token: Token::Clear });
+            }
+            if self.plan.fault(Fault::LateRearm) {
+                self.pushes += 1;
+                self.push(Op::Clear { host, round: round + 1, token: Token::Push });
+            }
         }
     }
 
@@ -42,12 +51,13 @@ impl Machine {
             if word::carried(known) >> bit & 1 == 1 {
                 let Some((buffer, tag)) = self.carried_tag(rank, round, cells) else { return false };
                 let part = if self.plan.fault(Fault::CarriedAsFresh) { Part::Fresh } else { Part::Carried };
-                cut.entries.push(Entry { rank, part, age: round - tag.target, buffer });
+                let age = round - tag.target + u64::from(self.plan.fault(Fault::WrongAge));
+                cut.entries.push(Entry { rank, part, age, weight: tag.weight, buffer });
             }
             if word::arrived(known) >> bit & 1 == 1 {
                 let Some((buffer, tag)) = self.fresh_tag(rank, round, cells) else { return false };
                 let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-                cut.entries.push(Entry { rank, part, age: 0, buffer });
+                cut.entries.push(Entry { rank, part, age: 0, weight: tag.weight, buffer });
             }
         }
         true
@@ -75,9 +85,14 @@ impl Machine {
             return self.publish();
         }
         let round = self.fired + 1;
-        self.push(Op::Combine { round, segment: 0 });
+        if !self.plan.fault(Fault::LandBeforeData) {
+            self.push(Op::Combine { round, segment: 0 });
+        }
         self.atomic(self.plan.host(), self.plan.done(round), Atomic::FetchAdd(1), Token::Land);
         self.land_segment_elsewhere(round, 0);
+        if self.plan.fault(Fault::LandBeforeData) {
+            self.push(Op::Combine { round, segment: 0 });
+        }
         self.enter(Stage::Landing);
     }
 
@@ -95,7 +110,9 @@ impl Machine {
             }
         }
         let most = if self.plan.path == Path::Segmented { self.plan.helpers } else { u32::MAX };
-        self.wake(most, Interest::Outcome);
+        if !self.plan.fault(Fault::ForgetWake) {
+            self.wake(most, Interest::Outcome);
+        }
         self.enter(Stage::Published);
     }
 

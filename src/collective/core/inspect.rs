@@ -2,9 +2,47 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::machine::Machine;
+use super::machine::{Cells, FOREVER, Machine};
+use super::plan::{BUFFERS, Path};
+use super::rank_set::RankSet;
+use super::tag::Tag;
+use super::word;
 
 impl Machine {
+    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive,
+    /// or nobody by name while a round that fired is being moved.
+    pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
+        let mut missing = RankSet::empty(self.plan.ranks);
+        let Some(arrival) = &self.arrival else { return missing };
+        let released = |rank| cells.load(self.plan.released(rank));
+        if arrival.is_blocked() {
+            let least = if self.plan.by_tags() { FOREVER } else { arrival.target.saturating_sub(self.plan.depth) };
+            let awaited = |rank: &u32| !self.plan.by_tags() || self.leavers.contains(*rank);
+            (0..self.plan.ranks)
+                .filter(awaited)
+                .filter(|&rank| released(rank) < least)
+                .for_each(|rank| missing.insert(rank));
+        } else if arrival.target > self.fired && self.has_fired(cells) {
+            return self.holders(cells);
+        } else if arrival.target > self.fired {
+            let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
+            let words_are_here = !self.plan.by_tags() && self.home_host(arrival.target) == self.plan.host();
+            let here = |rank: u32| match self.plan.path {
+                Path::Program => self.has_deposited(rank, arrival.target, cells),
+                _ if words_are_here => {
+                    let known = cells.load(self.plan.word(arrival.target, rank / word::RANKS_PER_WORD));
+                    word::is_present(known, rank % word::RANKS_PER_WORD, self.condition())
+                }
+                _ => (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= arrival.target),
+            };
+            self.active
+                .iter()
+                .filter(|&rank| rank != self.plan.me && !here(rank))
+                .for_each(|rank| missing.insert(rank));
+        }
+        missing
+    }
+
     /// What its next steps depend on, apart from time.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
         let Machine { taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left, .. } = self;
@@ -13,6 +51,7 @@ impl Machine {
             released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
         } = self;
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
+        (self.pending, self.notices, self.release_later).hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
             (self.passed_on > self.fired).hash(state);
@@ -21,10 +60,10 @@ impl Machine {
 
     /// Where it stands, in a line.
     pub(crate) fn summary(&self) -> String {
-        let Machine { taken, fired, landed, arrival, mover, pushes, tags_under_way, .. } = self;
+        let Machine { taken, fired, landed, arrival, pending, mover, pushes, tags_under_way, .. } = self;
         let active: Vec<u32> = self.active.iter().collect();
         format!(
-            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {mover:?}"
+            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {pending:?} {mover:?}"
         )
     }
 }

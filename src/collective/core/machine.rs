@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::Time;
 use super::arrival::Arrival;
 use super::cut::{Cut, Part};
+use super::late::Pending;
 use super::moving::Mover;
 use super::op::{Interest, Op, Token};
 use super::pace::Pace;
@@ -42,6 +43,8 @@ pub(crate) struct Machine {
     /// Cuts of the rounds after `taken`, by slot.
     pub(super) cuts: Vec<Cut>,
     pub(super) arrival: Option<Arrival>,
+    /// A late contribution that could not be placed yet.
+    pub(super) pending: Option<Pending>,
     /// Buffer that the next contribution goes to.
     pub(super) buffer: u32,
     pub(super) mover: Mover,
@@ -66,8 +69,13 @@ pub(crate) struct Machine {
     pub(super) arriving: bool,
     /// The newest round that this rank closed, until it was measured how long it took to land.
     pub(super) unmeasured: Option<u64>,
-    /// Writes that have not completed and that nobody waits for by name.
+    /// Outcomes and cuts that were written to other hosts, and are not known to have landed for the
+    /// last time: until then they are read here and may be written there, whoever has seen them.
     pub(super) pushes: u32,
+    /// Notices of releases that have not completed.
+    pub(super) notices: u32,
+    /// A release that waits for pushes.
+    pub(super) release_later: u64,
     /// Tags of each buffer that are not known to have landed on other hosts.
     pub(super) tags_under_way: [u32; BUFFERS as usize],
     /// Newest round that was released.
@@ -92,6 +100,7 @@ impl Machine {
             active: RankSet::full(plan.ranks),
             cuts: (0..slots).map(|_| Cut::with_room_for(plan.ranks)).collect(),
             arrival: None,
+            pending: None,
             buffer: 0,
             mover: Mover::default(),
             worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
@@ -106,6 +115,8 @@ impl Machine {
             arriving: false,
             unmeasured: None,
             pushes: 0,
+            notices: 0,
+            release_later: 0,
             tags_under_way: [0; BUFFERS as usize],
             released: 0,
             words: vec![0; plan.words() as usize],
@@ -173,20 +184,20 @@ impl Machine {
     }
 
     /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.
-    pub(crate) fn arrive(&mut self, now: Time) {
+    pub(crate) fn arrive(&mut self, now: Time, weight: u16) {
         self.pace.arrived(now);
-        self.start(Part::Fresh);
+        self.start(Part::Fresh, weight);
         self.buffer = (self.buffer + 1) % BUFFERS;
     }
 
     /// Hands in the last, empty arrival.
     pub(crate) fn leave(&mut self) {
-        self.start(Part::Leaving);
+        self.start(Part::Leaving, 0);
     }
 
-    fn start(&mut self, part: Part) {
+    fn start(&mut self, part: Part, weight: u16) {
         debug_assert!(self.arrival.is_none() && !self.left);
-        self.arrival = Some(Arrival::new(self.taken + 1, part, self.buffer));
+        self.arrival = Some(Arrival::new(self.taken + 1, part, self.buffer, weight));
         self.transitions += 1;
     }
 
@@ -216,35 +227,6 @@ impl Machine {
             self.arriving = false;
         }
         progress
-    }
-
-    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive,
-    /// or nobody by name while a round that fired is being moved.
-    pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
-        let mut missing = RankSet::empty(self.plan.ranks);
-        let Some(arrival) = &self.arrival else { return missing };
-        let released = |rank| cells.load(self.plan.released(rank));
-        if arrival.is_blocked() {
-            let least = if self.plan.by_tags() { FOREVER } else { arrival.target.saturating_sub(self.plan.depth) };
-            let awaited = |rank: &u32| !self.plan.by_tags() || self.leavers.contains(*rank);
-            (0..self.plan.ranks)
-                .filter(awaited)
-                .filter(|&rank| released(rank) < least)
-                .for_each(|rank| missing.insert(rank));
-        } else if arrival.target > self.fired && self.has_fired(cells) {
-            return self.holders(cells);
-        } else if arrival.target > self.fired {
-            let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
-            let here = |rank| match self.plan.path {
-                Path::Program => self.has_deposited(rank, arrival.target, cells),
-                _ => (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= arrival.target),
-            };
-            self.active
-                .iter()
-                .filter(|&rank| rank != self.plan.me && !here(rank))
-                .for_each(|rank| missing.insert(rank));
-        }
-        missing
     }
 
     /// A round that this rank closed and that has landed: how long that took was not yet said.
@@ -290,6 +272,9 @@ impl Machine {
         debug_assert_eq!(round, self.landed + 1);
         self.landed = round;
         self.transitions += 1;
+        if self.plan.fault(Fault::ReleaseOnLanding) {
+            self.release(round);
+        }
     }
 
     fn learn_record(&mut self, cells: &impl Cells) -> bool {
@@ -328,7 +313,7 @@ impl Machine {
         for rank in self.active.iter() {
             let tag = Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
             let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-            cut.entries.push(super::Entry { rank, part, age: 0, buffer });
+            cut.entries.push(super::Entry { rank, part, age: 0, weight: tag.weight, buffer });
         }
         self.missing = 0;
         self.fire(round);
@@ -354,7 +339,9 @@ impl Machine {
         let cut = &self.cuts[self.plan.slot(round)];
         self.leavers.clear();
         for entry in cut.entries.iter().filter(|entry| entry.part == Part::Leaving) {
-            self.active.remove(entry.rank);
+            if !self.plan.fault(Fault::ForgetLeavers) {
+                self.active.remove(entry.rank);
+            }
             self.leavers.insert(entry.rank);
         }
         self.transitions += 1;
@@ -365,7 +352,9 @@ impl Machine {
         if self.plan.by_tags() {
             // All others show by their own arrival that they are done with the round before; those
             // who left with it will not arrive again.
-            self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
+            // And what it moved itself has landed for the last time.
+            let settled = self.pushes == 0 || self.plan.topology.hosts() == 1;
+            settled && self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
         } else {
             target <= self.fired || self.is_released(target.saturating_sub(self.plan.depth), cells)
         }
@@ -400,8 +389,17 @@ impl Machine {
 
     /// Whether this rank left and nothing of it is under way.
     pub(crate) fn is_finished(&self) -> bool {
-        let quiet = self.pushes == 0 && self.tags_under_way == [0; BUFFERS as usize] && self.ops.is_empty();
-        self.left && self.landed >= self.fired && quiet && self.owes_nothing()
+        self.left && self.landed >= self.fired && self.is_quiet() && self.owes_nothing()
+    }
+
+    /// Whether everybody knows that this rank has let everything go.
+    pub(crate) fn has_gone(&self) -> bool {
+        self.released == FOREVER && self.is_quiet()
+    }
+
+    fn is_quiet(&self) -> bool {
+        let written = self.pushes + self.notices == 0 && self.tags_under_way == [0; BUFFERS as usize];
+        written && self.ops.is_empty()
     }
 
     /// Whether nobody waits for something that this rank has claimed.
@@ -429,16 +427,22 @@ impl Machine {
         if round <= self.released {
             return;
         }
+        if self.pushes > 0 && self.plan.topology.hosts() > 1 && !self.plan.fault(Fault::ReleaseBeforeLanding) {
+            self.release_later = self.release_later.max(round);
+            return;
+        }
         let cell = self.plan.released(self.plan.me);
         let before = std::mem::replace(&mut self.released, round);
         self.push(Op::Store { cell, value: round });
         for host in self.plan.topology.hosts_but(self.plan.host()) {
-            self.pushes += 1;
+            self.notices += 1;
             // Added, not set: two of these may overtake each other.
             let change = Change::Add(round - before);
-            self.push(Op::Signal { host, data: None, cell, change, token: Token::Push });
+            self.push(Op::Signal { host, data: None, cell, change, token: Token::Notice });
         }
-        self.wake(u32::MAX, Interest::Room);
+        if !self.plan.fault(Fault::ForgetWakeForRoom) {
+            self.wake(u32::MAX, Interest::Room);
+        }
     }
 
     /// What this rank would be woken for.
@@ -466,7 +470,14 @@ impl Machine {
     pub(crate) fn complete(&mut self, token: Token, value: u64, now: Time) {
         self.transitions += 1;
         match token {
-            Token::Push => self.pushes -= 1,
+            Token::Push => {
+                self.pushes -= 1;
+                if self.pushes == 0 && self.release_later > 0 {
+                    let round = std::mem::take(&mut self.release_later);
+                    self.release(round);
+                }
+            }
+            Token::Notice => self.notices -= 1,
             Token::Tag { buffer } => self.tags_under_way[buffer as usize] -= 1,
             Token::Arrive | Token::Ticket | Token::Probe | Token::Close | Token::Place | Token::Clear | Token::Land => {
                 self.complete_arrival(token, value, now);

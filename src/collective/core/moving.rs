@@ -4,6 +4,7 @@
 use super::machine::Machine;
 use super::op::{Interest, Op, Token};
 use crate::fabric::Atomic;
+use crate::fault::Fault;
 
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Mover {
@@ -134,7 +135,9 @@ impl Machine {
 
     fn combine(&mut self, segment: u64) {
         let round = self.mover.round;
-        self.push(Op::Combine { round, segment });
+        if !(self.plan.fault(Fault::SkipSegment) && segment + 1 == self.plan.segments()) {
+            self.push(Op::Combine { round, segment });
+        }
         if self.plan.topology.hosts() > 1 {
             self.land_round_elsewhere(round, segment);
         }

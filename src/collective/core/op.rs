@@ -4,11 +4,13 @@ use crate::fabric::{Atomic, Change};
 use crate::trigger::Task;
 
 /// Names an operation to the machine when it completes. At most one operation of a kind is under
-/// way, except for those that are only counted: pushes, tags and reads.
+/// way, except for those that are only counted: pushes, notices, tags and reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Token {
-    /// A write to another host that nothing waits for by name.
+    /// An outcome or a cut, to another host.
     Push,
+    /// A release, to another host.
+    Notice,
     /// The tag (and data) of the contribution in a buffer, to another host.
     Tag { buffer: u32 },
     /// The arrived bit.
@@ -54,7 +56,8 @@ impl Token {
             Token::Land => 10,
             Token::Deposit => 11,
             Token::Swap => 12,
-            Token::Tag { buffer } => 13 + u64::from(buffer),
+            Token::Notice => 13,
+            Token::Tag { buffer } => 14 + u64::from(buffer),
         }
     }
 
@@ -74,7 +77,8 @@ impl Token {
             10 => Token::Land,
             11 => Token::Deposit,
             12 => Token::Swap,
-            buffer => Token::Tag { buffer: (buffer - 13) as u32 },
+            13 => Token::Notice,
+            buffer => Token::Tag { buffer: (buffer - 14) as u32 },
         }
     }
 }
@@ -124,6 +128,6 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_fabric() {
-        (0..16).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+        (0..17).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
     }
 }

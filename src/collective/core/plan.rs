@@ -7,11 +7,13 @@
 use std::sync::Arc;
 
 use super::cut::Cut;
+use super::machine::Cells;
 use super::rank_set::RankSet;
+use super::tag::Tag;
 use super::word::RANKS_PER_WORD;
-use crate::collective::rule::{Fire, Grace};
+use crate::collective::rule::{Absent, Fire, Grace};
 use crate::fault::Fault;
-use crate::trigger::{Layout, Request, Schedule, Start, span};
+use crate::trigger::{Layout, Request, Schedule, span};
 
 /// Buffers between which a rank rotates: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
@@ -90,6 +92,11 @@ impl Topology {
     }
 }
 
+/// Bytes rounded up to whole lines, one at least.
+fn lines(bytes: usize) -> usize {
+    bytes.next_multiple_of(LINE * size_of::<u64>()).max(LINE * size_of::<u64>())
+}
+
 /// The tables of a collective whose ranks share memory.
 pub(crate) fn program(
     ranks: u32,
@@ -98,12 +105,7 @@ pub(crate) fn program(
     (bytes, chunk): (usize, usize),
     depth: u64,
 ) -> Arc<Layout> {
-    let start = match fire {
-        Fire::All => Start::Everybody,
-        Fire::Solo if grace == Grace::NONE => Start::First,
-        // A grace ends early when all have arrived, so they are counted.
-        _ => Start::Count(fire.threshold(ranks)),
-    };
+    let start = fire.start(grace, ranks);
     let (bytes, chunk) = (bytes as u64, chunk as u64);
     Arc::new(Layout::new(&Request { ranks, start, schedule, bytes, chunk, slots: depth }))
 }
@@ -116,11 +118,16 @@ pub(crate) struct Plan {
     pub(crate) topology: Topology,
     pub(crate) fire: Fire,
     pub(crate) grace: Grace,
+    pub(crate) absent: Absent,
+    /// Whether contributions have weights.
+    pub(crate) weighted: bool,
     /// Rounds that may be unreleased anywhere.
     pub(crate) depth: u64,
     pub(crate) path: Path,
     /// Bytes of a contribution.
     pub(crate) bytes: usize,
+    /// Bytes of a partial sum of contributions.
+    pub(crate) wide_bytes: usize,
     /// Bytes of a segment, the last one excepted; a multiple of the element size.
     pub(crate) segment: usize,
     /// Ranks worth waking to move a round.
@@ -141,7 +148,7 @@ impl Plan {
 
     /// Synchronous rounds need no word: a round is closed when every tag is there.
     pub(crate) fn by_tags(&self) -> bool {
-        self.fire == Fire::All && self.path != Path::Program
+        self.fire.is_synchronous() && self.path != Path::Program
     }
 
     /// Words that hold the cut of a round.
@@ -274,7 +281,7 @@ impl Plan {
     // Data bytes, the same on every host.
 
     fn stride(&self) -> usize {
-        self.bytes.next_multiple_of(LINE * size_of::<u64>()).max(LINE * size_of::<u64>())
+        lines(self.bytes)
     }
 
     /// Where a rank's buffer lies in the data region of any host that has it: of the rank's own
@@ -291,8 +298,7 @@ impl Plan {
     fn outcome_slots(&self) -> u64 {
         match self.path {
             Path::Replicated => u64::from(self.topology.widest),
-            Path::Eager | Path::Segmented => self.depth,
-            Path::Program => self.depth * u64::from(1 + self.partials()),
+            Path::Eager | Path::Segmented | Path::Program => self.depth,
         }
     }
 
@@ -303,8 +309,9 @@ impl Plan {
     /// Where a partial sum of a round lies in the data region of this rank's host.
     pub(crate) fn partial(&self, round: u64, number: u32) -> usize {
         let slot = (round - 1) % self.depth;
-        let row = self.depth + slot * u64::from(self.partials()) + u64::from(number);
-        ((self.contribution_rows() * BUFFERS) as usize + row as usize) * self.stride()
+        let row = slot * u64::from(self.partials()) + u64::from(number);
+        let before = u64::from(self.contribution_rows() * BUFFERS) + self.depth;
+        before as usize * self.stride() + row as usize * lines(self.wide_bytes)
     }
 
     /// Where the outcome of a round lies in the data region of this rank's host.
@@ -323,9 +330,19 @@ impl Plan {
 
     /// Bytes of a data region, or nothing when they cannot be addressed.
     pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
-        let stride = self.bytes.checked_next_multiple_of(LINE * size_of::<u64>())?.max(LINE * size_of::<u64>());
+        let sized = |bytes: usize, rows: u64| {
+            let stride = bytes.checked_next_multiple_of(LINE * size_of::<u64>())?.max(LINE * size_of::<u64>());
+            stride.checked_mul(usize::try_from(rows).ok()?)
+        };
         let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
-        stride.checked_mul(usize::try_from(rows).ok()?).filter(|&total| total <= isize::MAX as usize)
+        let partials = self.depth.checked_mul(u64::from(self.partials()))?;
+        let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
+        Some(total).filter(|&total| total <= isize::MAX as usize)
+    }
+
+    /// The weight of what is in a buffer, while that may not be written.
+    pub(crate) fn weight(&self, rank: u32, buffer: u32, cells: &impl Cells) -> u16 {
+        if self.weighted { Tag::from_cell(cells.load(self.tag(rank, buffer))).weight } else { 1 }
     }
 
     pub(crate) fn fault(&self, fault: Fault) -> bool {

@@ -11,10 +11,16 @@ pub struct Stats {
     pub late_while_closing: u64,
     /// Late arrivals that missed two rounds or more.
     pub jumps: u64,
+    /// Late arrivals that were dropped, where that is the rule.
+    pub dropped: u64,
+    /// Late arrivals for a full round too far ahead, which entered with the next one.
+    pub deferred: u64,
     /// Arrivals that had to wait for room in the ring.
     pub full_ring: u64,
     /// Graces that ended by time rather than by the last arrival.
     pub graces_expired: u64,
+    /// Rounds that this rank closed because the deadline was over.
+    pub deadlines_expired: u64,
     /// Rounds closed on behalf of an initiator that had left the library.
     pub closed_for_others: u64,
     /// Last arrivals that came late and had to be repeated.

@@ -7,10 +7,12 @@
 use super::Time;
 use super::arrival::{FIRST_PROBE, Stage};
 use super::cut::Part;
+use super::late::Pending;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use super::plan::Plan;
 use super::rank_set::RankSet;
+use crate::collective::rule::Condition;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::trigger::{Gate, SlotCells, Start, State, Task, Want};
@@ -126,7 +128,8 @@ impl Machine {
     /// Whether a rank's arrival for a round is in its gate.
     pub(super) fn has_deposited(&self, rank: u32, round: u64, cells: &impl Cells) -> bool {
         let deposit = Gate(cells.load(self.gate(rank, round))).at(round).deposit();
-        deposit.fresh.is_some() || deposit.leaving
+        let full = self.plan.fire.is_full(round);
+        deposit.fresh.is_some() || deposit.leaving || (full && deposit.carried.is_some())
     }
 
     /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
@@ -137,23 +140,36 @@ impl Machine {
 
     fn deposit(&mut self, round: u64, found: u64) {
         let (Some(arrival), Some(layout)) = (&self.arrival, &self.plan.program) else { return };
-        let (target, part, buffer) = (arrival.target, arrival.part, arrival.buffer);
+        let (target, made_for, part, buffer) = (arrival.target, arrival.made_for, arrival.part, arrival.buffer);
         let gate = Gate(found).at(round);
         debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
         if gate.is_closed() {
             return self.refused(round);
         }
-        let starts = layout.start == Start::First && round == target;
+        let starts = round == target && self.starts_alone(layout.start);
+        let pending = self.pending.filter(|_| round == target);
         let new = gate.with(|deposit| {
             match part {
                 Part::Leaving => deposit.leaving = true,
-                _ if round == target => deposit.fresh = Some(buffer),
-                _ => deposit.carried = Some((buffer, round - target)),
+                Part::Fresh if round == target => deposit.fresh = Some(buffer),
+                Part::Fresh | Part::Carried => deposit.carried = Some((buffer, round - made_for)),
+            }
+            if let Some(Pending { made_for, buffer }) = pending {
+                deposit.carried = Some((buffer, round - made_for));
             }
             deposit.initiator |= starts;
         });
         self.swap_gate(round, found, new);
         self.enter(Stage::Depositing { round, found });
+    }
+
+    /// Whether the next round starts with this rank's arrival, whoever else has arrived.
+    fn starts_alone(&self, start: Start) -> bool {
+        match start {
+            Start::First => true,
+            Start::Designated => self.condition() == Condition::Rank(self.plan.me),
+            Start::Everybody | Start::Count(_) => false,
+        }
     }
 
     fn swap_gate(&mut self, round: u64, found: u64, new: Gate) {
@@ -176,18 +192,22 @@ impl Machine {
         let (target, part) = (arrival.target, arrival.part);
         match arrival.stage {
             Stage::Depositing { round, found } if value == found => {
-                if part != Part::Leaving && round != target {
+                if part == Part::Fresh && round != target {
                     self.stats.jumps += u64::from(round - target >= 2);
                     return self.enter(Stage::Over { needs: round - 1 });
                 }
-                match layout.start {
+                self.pending = None;
+                let start = layout.start;
+                match start {
                     Start::Count(_) => {
                         if let Some((_, cell)) = layout.arrival(self.plan.me) {
                             self.raise(round, cell);
                         }
                         self.look_after(Stage::Counting);
                     }
-                    Start::First | Start::Designated => self.start_round(round),
+                    Start::First | Start::Designated if self.starts_alone(start) => self.start_round(round),
+                    // Somebody else starts it.
+                    Start::First | Start::Designated => self.enter(Stage::Published),
                     Start::Everybody => self.let_in(round),
                 }
             }
@@ -255,10 +275,18 @@ impl Machine {
     pub(super) fn count_arrivals(&mut self, now: Time, again: Option<Time>, cells: &impl Cells) {
         let (Some(arrival), Some(layout)) = (&self.arrival, &self.plan.program) else { return };
         let target = arrival.target;
+        if self.fired + 1 < target {
+            // What came late to a full round may be there before the round before it is known.
+            return;
+        }
         let slot = Slot { plan: &self.plan, cells };
         let arrived = layout.arrival(self.plan.me).map_or(0, |(counter, _)| layout.value(counter, target, &slot));
         let active = self.active.len();
-        let fires = arrived >= self.plan.fire.threshold(active);
+        let fires = match self.condition() {
+            Condition::Count(least) => arrived >= least,
+            Condition::Rank(rank) => layout.arrival(rank).is_some_and(|(_, cell)| slot.load(target, cell) >= target),
+            Condition::Full => arrived >= active,
+        };
         let grace = self.pace.grace();
         if arrived >= active || (fires && grace.is_none()) {
             self.stats.closed_for_others += u64::from(again.is_some());

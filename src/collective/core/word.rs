@@ -4,6 +4,8 @@
 //! adds its own bit and learns from the returned value who came earlier, so one atomic decides
 //! both the order and the membership. Larger worlds use an array of words (`docs/semantics.md`).
 
+use crate::collective::rule::Condition;
+
 /// Ranks in one word.
 pub(crate) const RANKS_PER_WORD: u32 = 31;
 
@@ -35,14 +37,20 @@ pub(crate) fn carried(word: u64) -> u64 {
     (word & CARRIED) >> RANKS_PER_WORD
 }
 
+/// Whether a round need not wait for a rank.
+pub(crate) fn is_present(word: u64, index: u32, condition: Condition) -> bool {
+    let carried = if condition == Condition::Full { carried(word) } else { 0 };
+    (arrived(word) | carried) >> index & 1 == 1
+}
+
 /// What closes a round whose cut is a single word. Every rank evaluates the same function of the
 /// same returned value, so nobody has to be told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Closing {
     /// Ranks that take part in this round, one bit a rank: known from the previous cut.
     pub(crate) active: u64,
-    /// Fresh arrivals that fire the round.
-    pub(crate) threshold: u32,
+    /// What fires the round.
+    pub(crate) condition: Condition,
     /// No grace: the arrival that fires also closes.
     pub(crate) at_once: bool,
 }
@@ -55,12 +63,24 @@ impl Closing {
 
     /// Whether the arrivals alone close the cut, with no need for the closed bit.
     pub(crate) fn closed_by_arrivals(self, word: u64) -> bool {
-        arrived(word) & self.active == self.active || (self.at_once && self.fires(word))
+        self.present(word) & self.active == self.active || (self.at_once && self.fires(word))
     }
 
-    /// Whether enough ranks arrived.
+    /// Whether the condition holds.
     pub(crate) fn fires(self, word: u64) -> bool {
-        arrived(word).count_ones() >= self.threshold
+        match self.condition {
+            Condition::Count(least) => arrived(word).count_ones() >= least,
+            Condition::Rank(rank) => arrived(word) >> rank & 1 == 1,
+            Condition::Full => self.present(word) & self.active == self.active,
+        }
+    }
+
+    /// Ranks that a full round need not wait for.
+    fn present(self, word: u64) -> u64 {
+        match self.condition {
+            Condition::Full => arrived(word) | carried(word),
+            Condition::Count(_) | Condition::Rank(_) => arrived(word),
+        }
     }
 }
 
@@ -83,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_order_of_additions_decides_membership() {
-        let closing = Closing { active: 0b111, threshold: 2, at_once: true };
+        let closing = Closing { active: 0b111, condition: Condition::Count(2), at_once: true };
         let mut word = carried_bit(2);
         assert!(!closing.closed(word));
         word += arrived_bit(0);
@@ -94,5 +114,15 @@ mod tests {
         assert!(!graceful.closed(word) && graceful.fires(word));
         assert!(graceful.closed(word | CLOSED));
         assert!(graceful.closed(word + arrived_bit(2)));
+    }
+
+    #[test]
+    fn a_drawn_rank_fires_alone_and_what_is_carried_counts_in_full_rounds_only() {
+        let drawn = Closing { active: 0b111, condition: Condition::Rank(2), at_once: true };
+        let word = arrived_bit(0) | arrived_bit(1) | carried_bit(2);
+        assert!(!drawn.closed(word) && drawn.closed(word | arrived_bit(2)) && drawn.closed(arrived_bit(2)));
+        let full = Closing { condition: Condition::Full, ..drawn };
+        assert!(full.closed(word) && full.fires(word));
+        assert!(!full.closed(arrived_bit(0) | carried_bit(0) | arrived_bit(1)));
     }
 }

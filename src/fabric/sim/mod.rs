@@ -6,11 +6,13 @@
 //! later still. Even on the own host an atomic may complete late. Nothing here looks at a clock.
 
 mod net;
+mod weather;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) use net::{Net, Snapshot};
+pub(crate) use weather::{Kind, Met, Stall, Weather};
 
 use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Posted, Region, Signal, Waker, Window};
 use crate::error::{Error, Result};
@@ -157,7 +159,7 @@ impl Endpoint for SimEndpoint {
         if net.drives_itself() && !net.has_completion(self.id) {
             net.advance();
         }
-        Ok(net.completion(self.id))
+        net.completion(self.id)
     }
 
     fn prepare_wait(&mut self, interest: Interest) {

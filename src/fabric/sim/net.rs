@@ -10,6 +10,8 @@ use std::sync::Arc;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::weather::{Met, Weather};
+use crate::error::{Error, Result};
 use crate::fabric::{At, Atomic, Change, Completion, Interest, Posted, Region, Signal, Window};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -31,6 +33,8 @@ pub(crate) struct Net {
     drives_itself: bool,
     /// Operations on the own host take effect in the call.
     instant: bool,
+    weather: Weather,
+    met: Met,
     aborted: Option<(u32, String)>,
 }
 
@@ -68,6 +72,8 @@ struct State {
     /// How many endpoints its rank had opened before: equals belong together.
     channel: u32,
     completions: VecDeque<Completion>,
+    /// An operation of it completed with an error.
+    broken: bool,
     waiting_for: Interest,
 }
 
@@ -85,6 +91,7 @@ enum Effect {
     Change { endpoint: usize, region: u32, offset: usize, set: bool, value: u64 },
     Fetch { endpoint: usize, region: u32, offset: usize, expect: Option<u64>, value: u64, token: u64 },
     Complete { endpoint: usize, token: u64, value: u64 },
+    Break { endpoint: usize },
 }
 
 impl Net {
@@ -101,6 +108,8 @@ impl Net {
             woken: Vec::new(),
             drives_itself: true,
             instant: false,
+            weather: Weather::default(),
+            met: Met::default(),
             aborted: None,
         }
     }
@@ -108,6 +117,16 @@ impl Net {
     /// From now on somebody else calls [`Net::advance`], and no endpoint does.
     pub(crate) fn take_over(&mut self) {
         self.drives_itself = false;
+    }
+
+    /// From now on the network has troubles.
+    pub(crate) fn set_weather(&mut self, weather: Weather) {
+        self.weather = weather;
+    }
+
+    /// Which troubles were met.
+    pub(crate) fn met(&self) -> Met {
+        self.met
     }
 
     /// From now on nothing is under way: for worlds on one host.
@@ -171,7 +190,7 @@ impl Net {
     pub(super) fn open(&mut self, rank: u32) -> usize {
         let channel = self.opened[rank as usize];
         self.opened[rank as usize] += 1;
-        self.endpoints.push(State { rank, channel, completions: VecDeque::new(), waiting_for: 0 });
+        self.endpoints.push(State { rank, channel, completions: VecDeque::new(), broken: false, waiting_for: 0 });
         self.endpoints.len() - 1
     }
 
@@ -218,6 +237,73 @@ impl Net {
         }
     }
 
+    /// When something posted now takes effect at the memory of `owner`.
+    fn arrival(&mut self, endpoint: usize, region: Region) -> Time {
+        let here = self.is_here(endpoint, region);
+        let mut at = self.now + self.delay(here);
+        if here {
+            return at;
+        }
+        if self.rng.random_range(0..256) < self.weather.not_ready {
+            // The sender tries again after a while, up to as often as it may.
+            self.met.not_ready += 1;
+            at += self.rng.random_range(1..=6) * 10_000;
+        }
+        let host = |rank: u32| self.hosts[rank as usize];
+        let (from, to) = (host(self.endpoints[endpoint].rank), host(self.regions[region.0 as usize].owner));
+        let through = self.weather.gets_through(from, to, at);
+        if through > at {
+            self.met.stalled += 1;
+            return through + self.delay(false);
+        }
+        at
+    }
+
+    /// Whether the operation that is being posted will complete with an error; if so, whether it
+    /// takes effect.
+    fn breaks(&mut self) -> Option<bool> {
+        match &mut self.weather.breaks {
+            Some(0) => {
+                self.weather.breaks = None;
+                self.met.broken += 1;
+                Some(self.rng.random_bool(0.5))
+            }
+            Some(left) => {
+                *left -= 1;
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// The pieces of some data, each at a time of its own, and perhaps once more; says when all
+    /// have landed, and when they have for the last time.
+    fn copy(&mut self, endpoint: usize, far: Region, from: At, to: At, len: usize) -> (Time, Time) {
+        let (mut landed, mut settled) = (self.now, self.now);
+        // Two pieces, each read from the source when it lands.
+        let split = len / 2 / size_of::<u64>() * size_of::<u64>();
+        for (skip, len) in [(0, split), (split, len - split)] {
+            let piece = |place: At| (place.region.0, place.offset + skip);
+            let at = self.arrival(endpoint, far);
+            self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
+            landed = landed.max(at);
+            settled = settled.max(at);
+            if len > 0 && self.rng.random_range(0..256) < self.weather.repeats {
+                self.met.repeats += 1;
+                let again = at + self.delay(false);
+                self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len });
+                settled = settled.max(again);
+            }
+        }
+        (landed, settled)
+    }
+
+    fn complete(&mut self, at: Time, endpoint: usize, token: u64, broken: bool) {
+        let value = 0;
+        let effect = if broken { Effect::Break { endpoint } } else { Effect::Complete { endpoint, token, value } };
+        self.schedule(at, effect);
+    }
+
     fn schedule(&mut self, at: Time, effect: Effect) {
         self.posted += 1;
         self.queue.push(Reverse(Event { at, order: self.posted, effect }));
@@ -232,42 +318,31 @@ impl Net {
         signal: Option<Signal>,
         token: u64,
     ) -> Posted {
-        let here = self.is_here(endpoint, to.region);
-        let mut landed = self.now;
-        // Two pieces, each read from the source when it lands.
-        let split = len / 2 / size_of::<u64>() * size_of::<u64>();
-        for (skip, len) in [(0, split), (split, len - split)] {
-            let at = self.now + self.delay(here);
-            let piece = |place: At| (place.region.0, place.offset + skip);
-            self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
-            landed = landed.max(at);
+        let broken = self.breaks();
+        let (mut landed, mut settled) = (self.now, self.now);
+        if broken != Some(false) {
+            (landed, settled) = self.copy(endpoint, to.region, from, to, len);
+            if let Some(signal) = signal {
+                // Whatever it fences has landed; what is repeated may come after it.
+                landed += self.arrival(endpoint, to.region) - self.now;
+                let (set, value) = match signal.change {
+                    Change::Set(value) => (true, value),
+                    Change::Add(value) => (false, value),
+                };
+                let (region, offset) = (signal.at.region.0, signal.at.offset);
+                self.schedule(landed, Effect::Change { endpoint, region, offset, set, value });
+            }
         }
-        if let Some(signal) = signal {
-            landed += self.delay(here) / 4;
-            let (set, value) = match signal.change {
-                Change::Set(value) => (true, value),
-                Change::Add(value) => (false, value),
-            };
-            let (region, offset) = (signal.at.region.0, signal.at.offset);
-            self.schedule(landed, Effect::Change { endpoint, region, offset, set, value });
-        }
-        let done = landed + self.delay(here) / 2;
-        self.schedule(done, Effect::Complete { endpoint, token, value: 0 });
+        let done = landed.max(settled) + self.arrival(endpoint, to.region) - self.now;
+        self.complete(done, endpoint, token, broken.is_some());
         Posted::Pending
     }
 
     pub(super) fn read(&mut self, endpoint: usize, from: At, to: At, len: usize, token: u64) -> Posted {
-        let here = self.is_here(endpoint, from.region);
-        let mut landed = self.now;
-        let split = len / 2 / size_of::<u64>() * size_of::<u64>();
-        for (skip, len) in [(0, split), (split, len - split)] {
-            let at = self.now + self.delay(here);
-            let piece = |place: At| (place.region.0, place.offset + skip);
-            self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
-            landed = landed.max(at);
-        }
-        let done = landed + self.delay(here) / 2;
-        self.schedule(done, Effect::Complete { endpoint, token, value: 0 });
+        let broken = self.breaks();
+        let (_, settled) = self.copy(endpoint, from.region, from, to, len);
+        let done = settled + self.arrival(endpoint, from.region) - self.now;
+        self.complete(done, endpoint, token, broken.is_some());
         Posted::Pending
     }
 
@@ -280,7 +355,17 @@ impl Net {
         if here && (self.instant || self.rng.random_bool(0.5)) {
             return Posted::Done(self.fetch(at.region.0, at.offset, expect, value));
         }
-        let effect = self.now + self.delay(here);
+        let broken = self.breaks();
+        let effect = self.arrival(endpoint, at.region);
+        if broken.is_some() {
+            // What was there before is lost with the completion.
+            let (region, offset) = (at.region.0, at.offset);
+            if broken == Some(true) {
+                self.fetch(region, offset, expect, value);
+            }
+            self.complete(effect, endpoint, token, true);
+            return Posted::Pending;
+        }
         let (region, offset) = (at.region.0, at.offset);
         self.schedule(effect, Effect::Fetch { endpoint, region, offset, expect, value, token });
         Posted::Pending
@@ -323,19 +408,27 @@ impl Net {
             }
             Effect::Fetch { endpoint, region, offset, expect, value, token } => {
                 let before = self.fetch(region, offset, expect, value);
-                let here = self.is_here(endpoint, Region(region));
-                let done = self.now + self.delay(here);
+                let done = self.arrival(endpoint, Region(region));
                 self.schedule(done, Effect::Complete { endpoint, token, value: before });
             }
             Effect::Complete { endpoint, token, value } => {
                 self.endpoints[endpoint].completions.push_back(Completion { token, value });
                 self.end_wait(endpoint);
             }
+            Effect::Break { endpoint } => {
+                self.endpoints[endpoint].broken = true;
+                self.end_wait(endpoint);
+            }
         }
     }
 
-    pub(super) fn completion(&mut self, endpoint: usize) -> Option<Completion> {
-        self.endpoints[endpoint].completions.pop_front()
+    pub(super) fn completion(&mut self, endpoint: usize) -> Result<Option<Completion>> {
+        let state = &mut self.endpoints[endpoint];
+        if state.broken {
+            let cause = std::io::Error::other("an operation completed with an error");
+            return Err(Error::os(state.rank, "poll", cause));
+        }
+        Ok(state.completions.pop_front())
     }
 
     pub(super) fn has_completion(&self, endpoint: usize) -> bool {
@@ -364,7 +457,8 @@ impl Net {
             Effect::Copy { .. } => false,
             Effect::Change { endpoint: by, .. }
             | Effect::Fetch { endpoint: by, .. }
-            | Effect::Complete { endpoint: by, .. } => by == endpoint,
+            | Effect::Complete { endpoint: by, .. }
+            | Effect::Break { endpoint: by } => by == endpoint,
         };
         self.queue.retain(|Reverse(event)| !by_it(event));
     }

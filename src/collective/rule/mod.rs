@@ -1,80 +1,17 @@
 //! The choices that make a collective partial: when a round fires, how long it stays open after
-//! that, and what its sum is divided by.
+//! that, what becomes of who is late, and what the sum is divided by.
 //!
 //! Every type here parses from and prints to the form used on the command line, so a rule read
 //! back from a report is the rule that was given.
+
+mod fire;
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// When a round fires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fire {
-    /// Every active rank arrived: the ordinary, synchronous collective. Nobody is ever late.
-    All,
-    /// One rank arrived (eager-SGD *solo*). The same as `Quorum(1)`.
-    Solo,
-    /// Exactly counted: `q` ranks arrived. When fewer than `q` ranks are still active, all of them.
-    Quorum(u32),
-}
-
-impl Fire {
-    /// `Fire::Quorum(q)`.
-    #[must_use]
-    pub fn quorum(q: u32) -> Self {
-        Fire::Quorum(q)
-    }
-
-    /// Fresh arrivals that fire a round among `active` ranks.
-    #[must_use]
-    pub fn threshold(self, active: u32) -> u32 {
-        match self {
-            Fire::All => active,
-            Fire::Solo => 1,
-            Fire::Quorum(q) => q.min(active).max(1),
-        }
-    }
-
-    /// Whether the rule makes sense in a world of `ranks`.
-    ///
-    /// # Errors
-    /// A quorum of nobody, or of more ranks than there are.
-    pub fn check(self, ranks: u32) -> Result<(), RuleError> {
-        match self {
-            Fire::Quorum(0) => Err(RuleError::ZeroQuorum),
-            Fire::Quorum(q) if q > ranks => Err(RuleError::QuorumTooLarge { q, ranks }),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Fire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fire::All => f.pad("all"),
-            Fire::Solo => f.pad("solo"),
-            Fire::Quorum(q) => f.pad(&format!("quorum={q}")),
-        }
-    }
-}
-
-impl FromStr for Fire {
-    type Err = RuleError;
-
-    fn from_str(text: &str) -> Result<Self, RuleError> {
-        match text.split_once('=') {
-            None if text == "all" => Ok(Fire::All),
-            None if text == "solo" => Ok(Fire::Solo),
-            Some(("quorum", q)) => match q.parse() {
-                Ok(0) => Err(RuleError::ZeroQuorum),
-                Ok(q) => Ok(Fire::Quorum(q)),
-                Err(_) => Err(RuleError::NotACount { text: q.to_owned() }),
-            },
-            _ => Err(RuleError::UnknownFire { text: text.to_owned() }),
-        }
-    }
-}
+pub(crate) use fire::Condition;
+pub use fire::{Fire, When, drawn};
 
 /// How long a round stays open after its firing condition holds, or until every active rank arrived.
 ///
@@ -128,6 +65,78 @@ impl FromStr for Grace {
     }
 }
 
+/// What becomes of a contribution whose round fired without it.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub enum Absent {
+    /// It enters the next round that fires.
+    #[default]
+    Carry,
+    /// It is dropped, and counted ([`Stats::dropped`](super::core::Stats::dropped)).
+    Drop,
+    /// It enters the next round that fires, multiplied by this for every round that it is late.
+    /// Floating-point sums only.
+    Decay(f32),
+}
+
+impl Absent {
+    /// What a contribution of an age is multiplied by.
+    pub(crate) fn factor(self, age: u64) -> f32 {
+        match self {
+            Absent::Carry | Absent::Drop => 1.0,
+            Absent::Decay(factor) => {
+                // By squaring, as written: the library's power may round differently elsewhere, and
+                // all ranks must come to the same bits.
+                let (mut power, mut square, mut left) = (1.0, f64::from(factor), age);
+                while left > 0 {
+                    if left % 2 == 1 {
+                        power *= square;
+                    }
+                    square *= square;
+                    left /= 2;
+                }
+                power as f32
+            }
+        }
+    }
+
+    /// Whether the rule makes sense.
+    ///
+    /// # Errors
+    /// A decay that is not between 0 and 1.
+    pub fn check(self) -> Result<(), RuleError> {
+        match self {
+            Absent::Decay(factor) if !(factor > 0.0 && factor <= 1.0) => Err(RuleError::NotADecay { factor }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Absent::Carry => f.pad("carry"),
+            Absent::Drop => f.pad("drop"),
+            Absent::Decay(factor) => f.pad(&format!("decay={factor}")),
+        }
+    }
+}
+
+impl FromStr for Absent {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let unknown = || RuleError::UnknownAbsent { text: text.to_owned() };
+        let absent = match text.split_once('=') {
+            None if text == "carry" => Absent::Carry,
+            None if text == "drop" => Absent::Drop,
+            Some(("decay", factor)) => Absent::Decay(factor.parse().map_err(|_| unknown())?),
+            _ => return Err(unknown()),
+        };
+        absent.check()?;
+        Ok(absent)
+    }
+}
+
 /// What the sum of a round is divided by before it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Scale {
@@ -138,6 +147,10 @@ pub enum Scale {
     World,
     /// The number of contributions in the round's cut.
     Contributions,
+    /// The sum of the weights in the round's cut: a weighted mean. Every contribution is multiplied
+    /// by its weight ([`Allreduce::weigh`](super::Allreduce::weigh), 1 unless given) and by its
+    /// decay, if there is one.
+    Weights,
 }
 
 impl fmt::Display for Scale {
@@ -146,6 +159,7 @@ impl fmt::Display for Scale {
             Scale::Sum => "sum",
             Scale::World => "world",
             Scale::Contributions => "contributions",
+            Scale::Weights => "weights",
         })
     }
 }
@@ -158,32 +172,72 @@ impl FromStr for Scale {
             "sum" => Ok(Scale::Sum),
             "world" => Ok(Scale::World),
             "contributions" => Ok(Scale::Contributions),
+            "weights" => Ok(Scale::Weights),
             _ => Err(RuleError::UnknownScale { text: text.to_owned() }),
         }
     }
 }
 
 /// A rule that cannot be used, and what would be accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RuleError {
     /// Not one of the firing rules.
-    #[error("unknown firing rule {text:?}; use all, solo or quorum=Q")]
+    #[error(
+        "unknown firing rule {text:?}; use all, solo, quorum=Q, majority, majority=SEED or deadline=TIME, \
+         and behind it ,deadline=TIME and ,full=K"
+    )]
     UnknownFire {
         /// What was given.
         text: String,
     },
     /// Not one of the scales.
-    #[error("unknown scale {text:?}; use sum, world or contributions")]
+    #[error("unknown scale {text:?}; use sum, world, contributions or weights")]
     UnknownScale {
         /// What was given.
         text: String,
     },
+    /// Not one of the things that can become of who is late.
+    #[error("unknown fate of late contributions {text:?}; use carry, drop or decay=FACTOR")]
+    UnknownAbsent {
+        /// What was given.
+        text: String,
+    },
+    /// A decay that would lose, invert or inflate what is late.
+    #[error("a decay of {factor} a round; use more than 0 and at most 1")]
+    NotADecay {
+        /// What was given.
+        factor: f32,
+    },
     /// A count that is not one.
-    #[error("{text:?} is not a number of ranks")]
+    #[error("{text:?} is not a whole number of ranks or rounds")]
     NotACount {
         /// What was given.
         text: String,
     },
+    /// A seed that is not a number.
+    #[error("{text:?} is not a seed; use a whole number")]
+    NotASeed {
+        /// What was given.
+        text: String,
+    },
+    /// `deadline=0`.
+    #[error("a deadline of 0 closes a round with its first arrival; that is the rule solo with a grace of 0")]
+    ZeroDeadline,
+    /// A deadline beyond [`Grace::MAX`].
+    #[error("a deadline of {time:?} is longer than the {max:?} allowed", max = Grace::MAX)]
+    DeadlineTooLong {
+        /// What was given.
+        time: Duration,
+    },
+    /// Full rounds without others between them.
+    #[error("full={k} would make every round a full one; the least is full=2, and all rounds are full in the rule all")]
+    FullTooOften {
+        /// What was given.
+        k: u32,
+    },
+    /// Full rounds of a synchronous rule.
+    #[error("every round of the rule all is full; leave full=K away")]
+    FullAnyway,
     /// `quorum=0`.
     #[error("a quorum of 0 would fire with nobody there; the least is quorum=1 (the same as solo)")]
     ZeroQuorum,
@@ -236,30 +290,31 @@ mod tests {
 
     #[test]
     fn rules_print_as_they_are_written() {
-        for text in ["all", "solo", "quorum=16"] {
-            assert_eq!(text.parse::<Fire>().unwrap().to_string(), text);
-        }
         for text in ["auto", "0", "300µs", "1.5ms", "2s"] {
             assert_eq!(text.parse::<Grace>().unwrap().to_string(), text);
+        }
+        for text in ["carry", "drop", "decay=0.5"] {
+            assert_eq!(text.parse::<Absent>().unwrap().to_string(), text);
+        }
+        for text in ["sum", "world", "contributions", "weights"] {
+            assert_eq!(text.parse::<Scale>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn nonsense_is_named() {
-        assert_eq!("quorum=0".parse::<Fire>(), Err(RuleError::ZeroQuorum));
-        assert!("quorum=x".parse::<Fire>().is_err());
-        assert!("quorum".parse::<Fire>().is_err());
-        assert!(Fire::quorum(5).check(4).is_err());
-        assert!(Fire::quorum(4).check(4).is_ok());
         for text in ["", "5", "-1ms", "1h", "ms", "1e400s", "1..2s", "99999999s"] {
             assert!(text.parse::<Grace>().is_err(), "{text}");
+        }
+        for text in ["", "decay", "decay=0", "decay=1.5", "decay=NaN", "decay=-1", "drop=1"] {
+            assert!(text.parse::<Absent>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_quorum_shrinks_with_the_world_but_never_to_nothing() {
-        assert_eq!(Fire::quorum(5).threshold(3), 3);
-        assert_eq!(Fire::quorum(5).threshold(0), 1);
-        assert_eq!(Fire::All.threshold(7), 7);
+    fn what_is_late_decays_by_round() {
+        assert_eq!(Absent::Decay(0.5).factor(3), 0.125);
+        assert_eq!(Absent::Decay(0.5).factor(u64::MAX), 0.0);
+        assert_eq!(Absent::Carry.factor(3), 1.0);
     }
 }

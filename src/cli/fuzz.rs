@@ -1,0 +1,128 @@
+//! `earlybird fuzz`: the protocol against an oracle that knows everything, over random schedules.
+
+use std::process::ExitCode;
+
+use earlybird::simulation::{Case, Failure, Found, Options, fuzz, shrink, trace};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+
+use super::table::Table;
+
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Args {
+    /// Schedules to run
+    #[arg(long, default_value_t = 100_000)]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Run one schedule and print its events: a seed, or what a failure was shrunk to
+    #[arg(long, value_name = "CASE", conflicts_with_all = ["seeds", "from"])]
+    replay: Option<Case>,
+    /// Events printed at most; the last ones
+    #[arg(long, default_value_t = 80)]
+    events: usize,
+    /// Put a deliberate mistake into the protocol (test builds only), by name
+    #[cfg(feature = "faults")]
+    #[arg(long)]
+    fault: Option<String>,
+    /// JSON Lines: one object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs in which a failure is made smaller.
+const BUDGET: u64 = 30_000;
+
+pub(super) fn main(args: &Args) -> super::Outcome {
+    let options = Options::everything();
+    #[cfg(feature = "faults")]
+    let options = match args.fault.as_deref() {
+        Some(fault) => options.with_fault(find_fault(fault)?),
+        None => options,
+    };
+    // The core asserts what it believes: such a panic is a failure like any other, and is told as one.
+    std::panic::set_hook(Box::new(|_| {}));
+    if let Some(case) = &args.replay {
+        return replay(args, case, &options);
+    }
+    let until = args.from.checked_add(args.seeds).ok_or("more seeds than there are")?;
+    let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(args.seeds) };
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} schedules, {per_sec}, {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let found = fuzz(args.from..until, &options, 1, |done| bar.set_position(done));
+    bar.finish_and_clear();
+    report(args, &found);
+    let Some(failure) = found.failures.into_iter().next() else { return Ok(ExitCode::SUCCESS) };
+    if !args.json {
+        say!("seed {} fails: {}", failure.case, first_line(&failure));
+        say!("making it smaller ...");
+    }
+    let smallest = shrink(failure, &options, BUDGET);
+    if args.json {
+        say!("{}", json!({"replay": smallest.case.to_string(), "failure": smallest.what, "world": smallest.scenario}));
+        return Ok(ExitCode::FAILURE);
+    }
+    replay(args, &smallest.case, &options)
+}
+
+fn first_line(failure: &Failure) -> &str {
+    failure.what.lines().next().unwrap_or_default()
+}
+
+fn report(args: &Args, found: &Found) {
+    let counters = found.coverage.counters();
+    if args.json {
+        let coverage: Map<String, Value> =
+            counters.iter().map(|&(case, count)| (case.to_owned(), count.into())).collect();
+        say!("{}", json!({"seeds": found.runs, "failures": found.failures.len(), "coverage": coverage}));
+        return;
+    }
+    let mut table = Table::new(&["met", "times"]);
+    counters.iter().for_each(|&(case, count)| table.row(&[case.to_owned(), count.to_string()]));
+    say!("{table}");
+    say!("{} schedules, {} failed", found.runs, found.failures.len());
+}
+
+fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
+    let (result, story) = trace(case, options);
+    if !args.json {
+        let skipped = story.len().saturating_sub(args.events);
+        if skipped > 0 {
+            say!("... {skipped} events before these; --events shows more");
+        }
+        story[skipped..].iter().for_each(|event| say!("{event}"));
+    }
+    match result {
+        Ok(_) if args.json => say!("{}", json!({"replay": case.to_string(), "failure": null})),
+        Ok(_) => say!("schedule {case} holds"),
+        Err(failure) => {
+            if args.json {
+                say!("{}", json!({"replay": case.to_string(), "failure": failure.what, "world": failure.scenario}));
+            } else {
+                say!("{failure}");
+                say!("again: earlybird fuzz --replay {case}{}", fault_option(args));
+            }
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(feature = "faults")]
+fn fault_option(args: &Args) -> String {
+    args.fault.as_ref().map_or(String::new(), |fault| format!(" --fault {fault}"))
+}
+
+#[cfg(not(feature = "faults"))]
+fn fault_option(_: &Args) -> String {
+    String::new()
+}
+
+#[cfg(feature = "faults")]
+fn find_fault(name: &str) -> Result<earlybird::fault::Fault, String> {
+    let known = earlybird::fault::Fault::EVERY;
+    let found = known.into_iter().find(|fault| format!("{fault:?}") == name);
+    let names = || known.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(", ");
+    found.ok_or_else(|| format!("unknown fault {name:?}; use one of {}", names()))
+}

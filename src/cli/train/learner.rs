@@ -1,0 +1,34 @@
+//! What is trained, as the training loop sees it.
+
+use earlybird::Scale;
+
+/// A model and its data, one rank's view.
+pub(super) trait Learner {
+    /// The weights that training begins with, before rank 0's are given to all.
+    fn initial(&self) -> Vec<f32>;
+
+    /// Writes the gradient over this rank's batch number `step`.
+    fn gradient(&mut self, weights: &[f32], step: u64, into: &mut [f32]);
+
+    /// The learning rate after a part of the training, from 0 to 1.
+    fn rate(&self, progress: f32) -> f32;
+
+    /// What the sum of gradients is divided by.
+    fn scale(&self) -> Scale;
+
+    /// Samples in a contribution.
+    fn batch(&self) -> u32;
+
+    /// Contributions until it is over.
+    fn wanted(&self) -> u64;
+
+    fn evaluate(&self, weights: &[f32]) -> Quality;
+}
+
+/// How good a model is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Quality {
+    pub(super) loss: f64,
+    /// The part of unseen samples that is recognised, where that has a meaning.
+    pub(super) accuracy: Option<f64>,
+}

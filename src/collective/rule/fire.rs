@@ -1,0 +1,330 @@
+//! When a round fires.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::{Grace, RuleError, parse_duration};
+use crate::collective::core::RankSet;
+use crate::trigger::Start;
+
+/// What a round waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum When {
+    /// Every active rank arrived.
+    All,
+    /// One rank arrived (eager-SGD *solo*).
+    Solo,
+    /// Exactly counted: so many ranks arrived. When fewer are still active, all of them.
+    Quorum(u32),
+    /// One rank arrived that is drawn anew for each round, from a seed that all share (eager-SGD
+    /// *majority*: on average half of the ranks arrived before it, and no less is promised).
+    Majority(u64),
+}
+
+/// A firing rule: what a round waits for, for how long at most, and which rounds wait for all.
+///
+/// On the command line: `all`, `solo`, `quorum=Q`, `majority`, `majority=SEED` or `deadline=TIME`,
+/// and behind any of them, after commas, `deadline=TIME` and `full=K`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fire {
+    when: When,
+    deadline: Option<Duration>,
+    full_every: Option<u32>,
+}
+
+/// What one round waits for, among those who are active in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// So many fresh arrivals.
+    Count(u32),
+    /// The fresh arrival of this rank.
+    Rank(u32),
+    /// Something of every active rank, fresh or carried.
+    Full,
+}
+
+impl Fire {
+    /// Every active rank arrived: the ordinary, synchronous collective. Nobody is ever late.
+    pub const ALL: Fire = Fire::new(When::All);
+    /// One rank arrived. The same as a quorum of 1.
+    pub const SOLO: Fire = Fire::new(When::Solo);
+
+    const fn new(when: When) -> Self {
+        Fire { when, deadline: None, full_every: None }
+    }
+
+    /// Exactly counted: `q` ranks arrived.
+    #[must_use]
+    pub const fn quorum(q: u32) -> Self {
+        Fire::new(When::Quorum(q))
+    }
+
+    /// The rank that is drawn for the round arrived. See [`When::Majority`].
+    #[must_use]
+    pub const fn majority(seed: u64) -> Self {
+        Fire::new(When::Majority(seed))
+    }
+
+    /// Every active rank arrived, or `time` passed since the first did.
+    #[must_use]
+    pub const fn deadline(time: Duration) -> Self {
+        Fire::ALL.within(time)
+    }
+
+    /// The same rule, but a round closes `time` after its first arrival whoever is missing.
+    ///
+    /// Every arrival measures from itself, so no clocks are compared, and the first whose time is
+    /// over closes the round. That takes a rank that is in `wait`, or has a thread.
+    #[must_use]
+    pub const fn within(self, time: Duration) -> Self {
+        Fire { deadline: Some(time), ..self }
+    }
+
+    /// The same rule, but every `k`-th round waits for all active ranks: published as the limiter
+    /// of eager-SGD. A rank that comes late to such a round is in it with what it carries, and
+    /// waits for it like the others.
+    #[must_use]
+    pub const fn full_every(self, k: u32) -> Self {
+        Fire { full_every: Some(k), ..self }
+    }
+
+    /// What a round waits for.
+    #[must_use]
+    pub fn when(self) -> When {
+        self.when
+    }
+
+    /// How long after its first arrival a round closes at the latest.
+    #[must_use]
+    pub fn limit(self) -> Option<Duration> {
+        self.deadline
+    }
+
+    /// Whether every round waits for everybody, for as long as it takes.
+    #[must_use]
+    pub fn is_synchronous(self) -> bool {
+        self.when == When::All && self.deadline.is_none()
+    }
+
+    /// Whether `round` waits for everybody although the others do not.
+    #[must_use]
+    pub fn is_full(self, round: u64) -> bool {
+        self.full_every.is_some_and(|k| round.is_multiple_of(u64::from(k.max(1))))
+    }
+
+    /// Fresh arrivals that fire a round among `active` ranks, when the rule counts them.
+    #[must_use]
+    pub fn threshold(self, active: u32) -> u32 {
+        match self.when {
+            When::All => active,
+            When::Solo | When::Majority(_) => 1,
+            When::Quorum(q) => q.min(active).max(1),
+        }
+    }
+
+    /// The rule as it is among fewer ranks.
+    pub(crate) fn clamped(self, ranks: u32) -> Self {
+        match self.when {
+            When::Quorum(q) => Fire { when: When::Quorum(q.min(ranks)), ..self },
+            When::All | When::Solo | When::Majority(_) => self,
+        }
+    }
+
+    /// How a program of triggered operations starts a round by this rule.
+    #[must_use]
+    pub fn start(self, grace: Grace, ranks: u32) -> Start {
+        // A grace, and a deadline, end early when all have arrived, so they are counted then.
+        let uncounted = grace == Grace::NONE && self.deadline.is_none() && self.full_every.is_none();
+        match self.when {
+            _ if self.is_synchronous() => Start::Everybody,
+            When::Solo if uncounted => Start::First,
+            When::Majority(_) if uncounted => Start::Designated,
+            _ => Start::Count(self.threshold(ranks)),
+        }
+    }
+
+    /// What a round waits for, given who is active in it, of `ranks` in all.
+    pub(crate) fn condition(self, round: u64, active: &RankSet, ranks: u32) -> Condition {
+        match self.when {
+            _ if self.is_full(round) => Condition::Full,
+            When::Majority(seed) => {
+                let drawn = drawn(seed, round, ranks);
+                Condition::Rank(active.next(drawn).or_else(|| active.next(0)).unwrap_or(drawn))
+            }
+            _ => Condition::Count(self.threshold(active.len())),
+        }
+    }
+
+    /// Whether the rule makes sense in a world of `ranks`.
+    ///
+    /// # Errors
+    /// A quorum of nobody or of more ranks than there are; a deadline of nothing or of more than
+    /// [`Grace::MAX`]; full rounds that come one after the other, or in a synchronous rule.
+    pub fn check(self, ranks: u32) -> Result<(), RuleError> {
+        match self.when {
+            When::Quorum(0) => return Err(RuleError::ZeroQuorum),
+            When::Quorum(q) if q > ranks => return Err(RuleError::QuorumTooLarge { q, ranks }),
+            _ => {}
+        }
+        match self.deadline {
+            Some(time) if time.is_zero() => return Err(RuleError::ZeroDeadline),
+            Some(time) if time > Grace::MAX => return Err(RuleError::DeadlineTooLong { time }),
+            _ => {}
+        }
+        match self.full_every {
+            Some(k) if k < 2 => Err(RuleError::FullTooOften { k }),
+            Some(_) if self.is_synchronous() => Err(RuleError::FullAnyway),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The rank that is drawn for a round of the majority rule, while it is active: all draw alike.
+/// Of the ranks that left, the next active one stands in.
+#[must_use]
+pub fn drawn(seed: u64, round: u64, ranks: u32) -> u32 {
+    // SplitMix64: a round's number is as good a state as any, and neighbours become unrelated.
+    let mut z = round.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^= z >> 31;
+    // The upper half decides: 2^32 is far more than the ranks, so none is favoured noticeably.
+    (((z >> 32) * u64::from(ranks)) >> 32) as u32
+}
+
+impl fmt::Display for Fire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        match self.when {
+            When::All if self.deadline.is_some() => {}
+            When::All => parts.push("all".to_owned()),
+            When::Solo => parts.push("solo".to_owned()),
+            When::Quorum(q) => parts.push(format!("quorum={q}")),
+            When::Majority(0) => parts.push("majority".to_owned()),
+            When::Majority(seed) => parts.push(format!("majority={seed}")),
+        }
+        parts.extend(self.deadline.map(|time| format!("deadline={time:?}")));
+        parts.extend(self.full_every.map(|k| format!("full={k}")));
+        f.pad(&parts.join(","))
+    }
+}
+
+impl FromStr for Fire {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let unknown = || RuleError::UnknownFire { text: text.to_owned() };
+        let count = |text: &str| text.parse::<u32>().map_err(|_| RuleError::NotACount { text: text.to_owned() });
+        let mut fire = None;
+        for part in text.split(',') {
+            let rule = match part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value))) {
+                ("all", None) => Fire::ALL,
+                ("solo", None) => Fire::SOLO,
+                ("majority", None) => Fire::majority(0),
+                ("majority", Some(seed)) => {
+                    Fire::majority(seed.parse().map_err(|_| RuleError::NotASeed { text: seed.to_owned() })?)
+                }
+                ("quorum", Some(q)) => match count(q)? {
+                    0 => return Err(RuleError::ZeroQuorum),
+                    q => Fire::quorum(q),
+                },
+                ("deadline", Some(time)) => {
+                    let before = fire.unwrap_or(Fire::ALL);
+                    if before.deadline.is_some() {
+                        return Err(unknown());
+                    }
+                    fire = Some(before.within(parse_duration(time)?));
+                    continue;
+                }
+                ("full", Some(k)) => {
+                    let before = fire.filter(|before| before.full_every.is_none()).ok_or_else(unknown)?;
+                    fire = Some(before.full_every(count(k)?));
+                    continue;
+                }
+                _ => return Err(unknown()),
+            };
+            if fire.replace(rule).is_some() {
+                return Err(unknown());
+            }
+        }
+        fire.ok_or_else(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_print_as_they_are_written() {
+        for text in [
+            "all",
+            "solo",
+            "quorum=16",
+            "majority",
+            "majority=7",
+            "deadline=5ms",
+            "quorum=4,deadline=1.5ms",
+            "solo,full=32",
+            "majority,deadline=2s,full=10",
+        ] {
+            assert_eq!(text.parse::<Fire>().unwrap().to_string(), text);
+        }
+        assert_eq!("all,deadline=3ms".parse::<Fire>().unwrap(), Fire::deadline(Duration::from_millis(3)));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        assert_eq!("quorum=0".parse::<Fire>(), Err(RuleError::ZeroQuorum));
+        for text in [
+            "",
+            "quorum",
+            "quorum=x",
+            "all,solo",
+            "full=3",
+            "solo,",
+            "solo,full=x",
+            "majority=x",
+            "deadline=5",
+            "deadline=1ms,deadline=2ms",
+            "solo,full=2,full=3",
+            "solo=1",
+        ] {
+            assert!(text.parse::<Fire>().is_err(), "{text}");
+        }
+        for text in ["quorum=5", "deadline=0", "deadline=61min", "solo,full=1", "all,full=8", "solo,full=0"] {
+            assert!(text.parse::<Fire>().unwrap().check(4).is_err(), "{text}");
+        }
+        for text in ["quorum=4", "deadline=1min,full=2", "majority,full=2"] {
+            assert!(text.parse::<Fire>().unwrap().check(4).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_quorum_shrinks_with_the_world_but_never_to_nothing() {
+        assert_eq!(Fire::quorum(5).threshold(3), 3);
+        assert_eq!(Fire::quorum(5).threshold(0), 1);
+        assert_eq!(Fire::ALL.threshold(7), 7);
+    }
+
+    #[test]
+    fn every_rank_is_drawn_equally_often() {
+        let mut times = [0; 5];
+        (1..=10_000).for_each(|round| times[drawn(3, round, 5) as usize] += 1);
+        assert!(times.iter().all(|&times| (1850..2150).contains(&times)), "{times:?}");
+        assert!((0..64).any(|round| drawn(1, round, 5) != drawn(2, round, 5)));
+    }
+
+    #[test]
+    fn who_left_is_replaced_by_the_next() {
+        let mut active = RankSet::full(5);
+        let round = (1..).find(|&round| drawn(0, round, 5) == 4).unwrap();
+        let fire = Fire::majority(0);
+        assert_eq!(fire.condition(round, &active, 5), Condition::Rank(4));
+        active.remove(4);
+        active.remove(0);
+        assert_eq!(fire.condition(round, &active, 5), Condition::Rank(1));
+        assert_eq!(fire.full_every(round as u32).condition(round, &active, 5), Condition::Full);
+    }
+}

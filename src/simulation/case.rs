@@ -1,0 +1,176 @@
+//! One schedule by name: a seed, and what was changed in it to make it smaller.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::scenario::Scenario;
+use crate::collective::rule::Grace;
+use crate::fabric::sim::Weather;
+
+/// One schedule. Written as `17`, or `17+3,ranks=2,calm`: the world that seed 17 draws, in the order
+/// of events number 3, with two ranks and an untroubled network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Case {
+    /// Draws the world.
+    pub seed: u64,
+    /// Draws the order of events, together with the seed.
+    pub order: u64,
+    /// Changes to the world, one after the other.
+    pub edits: Vec<Edit>,
+}
+
+/// A change that makes a world smaller or simpler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edit {
+    /// Only the first so many ranks.
+    Ranks(u32),
+    /// A rank makes so many contributions.
+    Steps {
+        /// Which.
+        rank: u32,
+        /// How many.
+        steps: u32,
+    },
+    /// So many elements.
+    Elements(u32),
+    /// This depth.
+    Depth(u32),
+    /// No grace.
+    Graceless,
+    /// Nobody freezes, and the network has no troubles.
+    Calm,
+    /// Nobody dies.
+    Immortal,
+    /// No rank overlaps, holds on to outcomes or is descheduled.
+    Punctual,
+}
+
+/// A text that names no schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} names no schedule; write for example 17, or 17+3,ranks=2,steps=1:0,elements=1,depth=1,calm")]
+pub struct NotACase {
+    text: String,
+}
+
+impl Edit {
+    pub(super) fn apply(self, scenario: &mut Scenario) {
+        match self {
+            Edit::Ranks(ranks) => scenario.keep_ranks(ranks.max(1)),
+            Edit::Steps { rank, steps } => {
+                if let Some(habits) = scenario.ranks.get_mut(rank as usize) {
+                    habits.steps = steps;
+                }
+            }
+            Edit::Elements(elements) => scenario.elements = scenario.elements.min(elements as usize),
+            Edit::Depth(depth) => scenario.depth = scenario.depth.min(u64::from(depth.max(1))),
+            Edit::Graceless => scenario.grace = Grace::NONE,
+            Edit::Calm => (scenario.weather, scenario.freeze) = (Weather::default(), None),
+            Edit::Immortal => scenario.death = None,
+            Edit::Punctual => {
+                for habits in &mut scenario.ranks {
+                    (habits.overlaps, habits.holds, habits.preempted) = (0, 1, 0);
+                }
+            }
+        }
+        scenario.compile();
+    }
+
+    /// What could be tried next to make a world smaller, the largest steps first.
+    pub(super) fn candidates(scenario: &Scenario) -> Vec<Edit> {
+        let ranks = scenario.hosts.len() as u32;
+        let mut edits: Vec<Edit> =
+            [ranks / 2, ranks - 1].into_iter().filter(|&n| n > 0 && n < ranks).map(Edit::Ranks).collect();
+        edits.dedup();
+        let troubled = scenario.freeze.is_some() || !scenario.weather.is_calm();
+        edits.extend(troubled.then_some(Edit::Calm));
+        edits.extend(scenario.death.map(|_| Edit::Immortal));
+        edits.extend((scenario.elements > 1).then_some(Edit::Elements(1)));
+        for (rank, habits) in (0..).zip(&scenario.ranks) {
+            let fewer = [0, habits.steps / 2, habits.steps.saturating_sub(1)];
+            let mut fewer: Vec<u32> = fewer.into_iter().filter(|&steps| steps < habits.steps).collect();
+            fewer.dedup();
+            edits.extend(fewer.into_iter().map(|steps| Edit::Steps { rank, steps }));
+        }
+        let unpunctual = |habits: &super::scenario::Habits| habits.overlaps + habits.preempted > 0 || habits.holds > 1;
+        edits.extend(scenario.ranks.iter().any(unpunctual).then_some(Edit::Punctual));
+        edits.extend((scenario.depth > 1 && !scenario.fire.is_synchronous()).then_some(Edit::Depth(1)));
+        edits.extend((scenario.grace != Grace::NONE).then_some(Edit::Graceless));
+        edits
+    }
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Edit::Ranks(ranks) => write!(f, "ranks={ranks}"),
+            Edit::Steps { rank, steps } => write!(f, "steps={rank}:{steps}"),
+            Edit::Elements(elements) => write!(f, "elements={elements}"),
+            Edit::Depth(depth) => write!(f, "depth={depth}"),
+            Edit::Graceless => f.write_str("graceless"),
+            Edit::Calm => f.write_str("calm"),
+            Edit::Immortal => f.write_str("immortal"),
+            Edit::Punctual => f.write_str("punctual"),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.seed)?;
+        if self.order > 0 {
+            write!(f, "+{}", self.order)?;
+        }
+        self.edits.iter().try_for_each(|edit| write!(f, ",{edit}"))
+    }
+}
+
+impl From<u64> for Case {
+    fn from(seed: u64) -> Self {
+        Case { seed, ..Case::default() }
+    }
+}
+
+impl FromStr for Case {
+    type Err = NotACase;
+
+    fn from_str(text: &str) -> Result<Self, NotACase> {
+        let bad = || NotACase { text: text.to_owned() };
+        let number = |text: &str| text.parse::<u32>().map_err(|_| bad());
+        let mut parts = text.split(',');
+        let name = parts.next().unwrap_or_default();
+        let (seed, order) = name.split_once('+').unwrap_or((name, "0"));
+        let (seed, order) = (seed.parse().map_err(|_| bad())?, order.parse().map_err(|_| bad())?);
+        let edit = |part: &str| {
+            Ok(match part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value))) {
+                ("ranks", Some(ranks)) => Edit::Ranks(number(ranks)?),
+                ("steps", Some(value)) => {
+                    let (rank, steps) = value.split_once(':').ok_or_else(bad)?;
+                    Edit::Steps { rank: number(rank)?, steps: number(steps)? }
+                }
+                ("elements", Some(elements)) => Edit::Elements(number(elements)?),
+                ("depth", Some(depth)) => Edit::Depth(number(depth)?),
+                ("graceless", None) => Edit::Graceless,
+                ("calm", None) => Edit::Calm,
+                ("immortal", None) => Edit::Immortal,
+                ("punctual", None) => Edit::Punctual,
+                _ => return Err(bad()),
+            })
+        };
+        Ok(Case { seed, order, edits: parts.map(edit).collect::<Result<_, _>>()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_read_as_they_are_written() {
+        for text in ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual"] {
+            assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        }
+        for text in ["", "x", "1,", "1,ranks", "1,ranks=x", "1,steps=1", "1+", "1,calm=2", "-1"] {
+            assert!(text.parse::<Case>().is_err(), "{text}");
+        }
+    }
+}

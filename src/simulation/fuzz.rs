@@ -1,0 +1,96 @@
+//! Many schedules at once, and the smallest that fails.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use super::case::{Case, Edit};
+use super::{Coverage, Failure, Options, drawn, run};
+
+/// What came of many schedules.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Schedules that were run.
+    pub runs: u64,
+    /// What they met.
+    pub coverage: Coverage,
+    /// The first failures, by seed.
+    pub failures: Vec<Failure>,
+}
+
+/// Runs the schedules of `seeds` on as many threads as there are cores, until `most` have failed.
+/// `progress` is told how many are done, now and then.
+pub fn fuzz(seeds: Range<u64>, options: &Options, most: usize, progress: impl Fn(u64) + Sync) -> Found {
+    let next = AtomicU64::new(seeds.start);
+    let found = Mutex::new(Found::default());
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                let mut own = Found::default();
+                let give = |own: &mut Found| {
+                    let own = std::mem::take(own);
+                    let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    found.runs += own.runs;
+                    found.coverage.add(&own.coverage);
+                    found.failures.extend(own.failures);
+                    if found.failures.len() >= most {
+                        next.store(seeds.end, Ordering::Relaxed);
+                    }
+                    progress(found.runs);
+                };
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        break;
+                    }
+                    own.runs += 1;
+                    match run(&Case::from(seed), options) {
+                        Ok(coverage) => own.coverage.add(&coverage),
+                        Err(failure) => own.failures.push(failure),
+                    }
+                    if own.runs == 256 || !own.failures.is_empty() {
+                        give(&mut own);
+                    }
+                }
+                give(&mut own);
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    found.failures.sort_by_key(|failure| failure.case.seed);
+    found
+}
+
+/// Orders of events that are tried for each change. A smaller world fails in fewer of its orders.
+const ORDERS: u64 = 200;
+
+/// Makes a failing schedule smaller as long as that fails too, in at most `budget` runs.
+#[must_use]
+pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
+    let mut smallest = failure;
+    let mut left = budget;
+    'smaller: loop {
+        let scenario = drawn(&smallest.case, options);
+        for edit in Edit::candidates(&scenario) {
+            let mut case = smallest.case.clone();
+            case.edits.push(edit);
+            // The same order first: a change that does not matter leaves it as it is.
+            let same = case.order;
+            for order in std::iter::once(same).chain((0..ORDERS).filter(|&order| order != same)) {
+                if left == 0 {
+                    return smallest;
+                }
+                left -= 1;
+                if let Err(failure) = run(&Case { order, ..case.clone() }, options) {
+                    // One that never ends takes as long as thousands that do.
+                    left = left.saturating_sub(if failure.what.contains("no end") { 1_000 } else { 0 });
+                    smallest = failure;
+                    continue 'smaller;
+                }
+            }
+        }
+        return smallest;
+    }
+}

@@ -1,0 +1,280 @@
+//! Every choice of a collective through the public API, over shared memory, a thread for each rank.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::Duration;
+
+use earlybird::collective::rule::drawn;
+use earlybird::{Absent, Allreduce, Config, Element, Error, Fire, Grace, Mover, Reduce, Scale, World, bf16, f16};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const MOVERS: [Mover; 2] = [Mover::Cut, Mover::Tree];
+
+/// Runs `body` as every rank of a world.
+fn world(ranks: u32, body: impl Fn(World) + Sync) {
+    let config = Config { deadline: Duration::from_secs(5), ..Config::default() };
+    let worlds = World::in_this_process(ranks, &config).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| body(world))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+fn hand_in<T: Element>(sum: &mut Allreduce<T>, value: T) {
+    sum.contribution().unwrap().fill(value);
+    sum.arrive().unwrap();
+}
+
+#[test]
+fn majority_fires_with_the_drawn_rank_and_not_before() {
+    for mover in MOVERS {
+        for ranks in [3, 40] {
+            world(ranks, |world| {
+                let fire = Fire::majority(5);
+                let mut sum = world.allreduce::<u64>(&[3]).fire(fire).grace(Grace::NONE).mover(mover).build().unwrap();
+                for round in 1..=10 {
+                    let drawn = drawn(5, round, ranks);
+                    if world.rank() == drawn {
+                        world.barrier(DEADLINE).unwrap();
+                        hand_in(&mut sum, 1);
+                    } else {
+                        hand_in(&mut sum, 1);
+                        assert!(sum.test().unwrap().is_none(), "round {round} before rank {drawn}");
+                        world.barrier(DEADLINE).unwrap();
+                    }
+                    let outcomes = sum.wait(DEADLINE).unwrap();
+                    let outcome = outcomes.newest();
+                    assert_eq!((outcome.round(), outcome.data()[0]), (round, u64::from(ranks)));
+                    assert_eq!(outcome.initiator(), Some(drawn));
+                    assert_eq!(outcome.fresh().len(), ranks);
+                }
+                world.barrier(DEADLINE).unwrap();
+                // Whoever is drawn may have left before; then the next one stands in.
+                if world.rank() == 0 {
+                    for _ in 0..5 {
+                        hand_in(&mut sum, 1);
+                        drop(sum.wait(DEADLINE).unwrap());
+                    }
+                }
+                sum.finish(DEADLINE).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_deadline_closes_a_round_that_others_miss() {
+    for mover in MOVERS {
+        for length in [4, 100_000] {
+            world(2, |world| {
+                let fire = Fire::deadline(Duration::from_millis(5));
+                let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).build().unwrap();
+                if world.rank() == 0 {
+                    hand_in(&mut sum, 1);
+                    {
+                        let outcome = sum.wait(DEADLINE).unwrap().newest();
+                        assert_eq!((outcome.data()[0], outcome.fresh().len()), (1, 1));
+                    }
+                    assert_eq!(sum.stats().deadlines_expired, 1);
+                    world.barrier(DEADLINE).unwrap();
+                } else {
+                    world.barrier(DEADLINE).unwrap();
+                    hand_in(&mut sum, 10);
+                    assert_eq!(sum.wait(DEADLINE).unwrap().newest().round(), 1);
+                    assert_eq!(sum.stats().late, 1);
+                }
+                world.barrier(DEADLINE).unwrap();
+                hand_in(&mut sum, 100);
+                let newest = sum.wait(DEADLINE).unwrap().newest().data()[length - 1];
+                // Both came, well within the time, unless the machine was busy.
+                assert!(newest == 210 || newest == 110, "{newest}");
+                sum.finish(DEADLINE).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_full_round_waits_for_everybody_and_counts_what_is_carried() {
+    for mover in MOVERS {
+        world(2, |world| {
+            let fire = Fire::SOLO.full_every(2);
+            let mut sum = world.allreduce::<u64>(&[2]).fire(fire).grace(Grace::NONE).mover(mover).build().unwrap();
+            if world.rank() == 0 {
+                hand_in(&mut sum, 1);
+                assert_eq!(sum.wait(DEADLINE).unwrap().newest().data(), [1, 1]);
+                hand_in(&mut sum, 2);
+                assert!(sum.test().unwrap().is_none(), "a full round without rank 1");
+                world.barrier(DEADLINE).unwrap();
+                let outcome = sum.wait(DEADLINE).unwrap().newest();
+                assert_eq!((outcome.round(), outcome.data()), (2, &[12, 12][..]));
+                assert_eq!(outcome.ages(), [(0, 0), (1, 1)]);
+            } else {
+                world.barrier(DEADLINE).unwrap();
+                hand_in(&mut sum, 10);
+                let outcomes = sum.wait(DEADLINE).unwrap();
+                assert_eq!(outcomes.iter().map(|outcome| outcome.data()[0]).collect::<Vec<_>>(), [1, 12]);
+            }
+            world.barrier(DEADLINE).unwrap();
+            sum.finish(DEADLINE).unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_is_late_is_dropped_or_decays_where_that_is_the_rule() {
+    for mover in MOVERS {
+        for absent in [Absent::Drop, Absent::Decay(0.5)] {
+            world(2, |world| {
+                let sum = world.allreduce::<f32>(&[5]).fire(Fire::SOLO).grace(Grace::NONE).mover(mover);
+                let mut sum = sum.absent(absent).build().unwrap();
+                if world.rank() == 0 {
+                    for _ in 1..=3 {
+                        hand_in(&mut sum, 1.0);
+                        assert_eq!(sum.wait(DEADLINE).unwrap().newest().data()[0], 1.0);
+                    }
+                    world.barrier(DEADLINE).unwrap();
+                    world.barrier(DEADLINE).unwrap();
+                    hand_in(&mut sum, 1.0);
+                    let newest = sum.wait(DEADLINE).unwrap().newest().data()[4];
+                    // Three rounds late: an eighth of 8.
+                    assert_eq!(newest, if absent == Absent::Drop { 1.0 } else { 2.0 });
+                } else {
+                    world.barrier(DEADLINE).unwrap();
+                    hand_in(&mut sum, 8.0);
+                    assert_eq!(sum.wait(DEADLINE).unwrap().len(), 3);
+                    assert_eq!(sum.stats().dropped, u64::from(absent == Absent::Drop));
+                    world.barrier(DEADLINE).unwrap();
+                }
+                world.barrier(DEADLINE).unwrap();
+                sum.finish(DEADLINE).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_weighted_mean_weighs() {
+    for mover in MOVERS {
+        for length in [3, 60_000] {
+            world(3, |world| {
+                let mut mean = world.allreduce::<f32>(&[length]).scale(Scale::Weights).mover(mover).build().unwrap();
+                for step in 1..=4u16 {
+                    // 10 three times, 2 once and 1000 not at all; then everybody equally.
+                    let (weight, value) = [(3, 10.0), (1, 2.0), (0, 1000.0)][world.rank() as usize];
+                    if step % 2 == 1 {
+                        mean.weigh(weight * step).unwrap();
+                    }
+                    hand_in(&mut mean, value);
+                    let outcome = mean.wait(DEADLINE).unwrap().newest();
+                    let expected = if step % 2 == 1 { 8.0 } else { 1012.0 / 3.0 };
+                    assert_eq!(outcome.data()[length - 1], expected);
+                    let entry = outcome.cut().entries()[0];
+                    assert_eq!(entry.weight, if step % 2 == 1 { 3 * step } else { 1 });
+                }
+                mean.finish(DEADLINE).unwrap();
+            });
+        }
+    }
+    world(2, |world| {
+        let mut sum = world.allreduce::<f32>(&[1]).build().unwrap();
+        let error = sum.weigh(2).unwrap_err().to_string();
+        assert!(error.contains("Scale::Weights"), "{error}");
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
+trait Number: Element {
+    fn of(value: u32) -> Self;
+}
+
+macro_rules! numbers {
+    ($($type:ty: $make:expr),*) => {
+        $(impl Number for $type {
+            fn of(value: u32) -> Self {
+                $make(value)
+            }
+        })*
+    };
+}
+
+numbers!(
+    f32: |x| x as f32, f64: f64::from, f16: |x| f16::from_f32(x as f32), bf16: |x| bf16::from_f32(x as f32),
+    i32: |x| x as i32, i64: i64::from, u32: |x| x, u64: u64::from
+);
+
+fn reductions<T: Number>(world: &World, mover: Mover) {
+    let (rank, ranks) = (world.rank(), world.size());
+    // At 40,000 elements the data is split among the ranks.
+    for length in [0, 1, 129, 40_000] {
+        for (reduce, expected) in [
+            (Reduce::Sum, (0..ranks).map(|rank| rank + 1).sum()),
+            (Reduce::Min, 1),
+            (Reduce::Max, ranks),
+            (Reduce::Prod, (1..=ranks).product()),
+        ] {
+            let mut all = world.allreduce::<T>(&[length]).reduce(reduce).mover(mover).build().unwrap();
+            for _ in 0..3 {
+                hand_in(&mut all, T::of(rank + 1));
+                let outcome = all.wait(DEADLINE).unwrap().newest();
+                assert_eq!(outcome.data(), vec![T::of(expected); length], "{} {reduce}", T::DTYPE);
+            }
+            all.finish(DEADLINE).unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_type_and_every_reduction() {
+    for ranks in [1, 2, 5] {
+        for mover in MOVERS {
+            world(ranks, |world| {
+                reductions::<f32>(&world, mover);
+                reductions::<f64>(&world, mover);
+                reductions::<f16>(&world, mover);
+                reductions::<bf16>(&world, mover);
+                reductions::<i32>(&world, mover);
+                reductions::<i64>(&world, mover);
+                reductions::<u32>(&world, mover);
+                reductions::<u64>(&world, mover);
+            });
+        }
+    }
+}
+
+/// 2048 + 1 + 1 + 1 is 2048 when every step is rounded to 16 bits, and 2052 (to even) when only the end is.
+#[test]
+fn half_precision_is_rounded_once() {
+    for mover in MOVERS {
+        for length in [3, 100_000] {
+            world(4, |world| {
+                let mut sum = world.allreduce::<f16>(&[length]).mover(mover).build().unwrap();
+                hand_in(&mut sum, f16::from_f32(if world.rank() == 0 { 2048.0 } else { 1.0 }));
+                assert_eq!(sum.wait(DEADLINE).unwrap().newest().data()[length - 1].to_f32(), 2052.0);
+                sum.finish(DEADLINE).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn choices_that_cannot_work_are_refused_by_name() {
+    world(2, |world| {
+        let refused = |error: Error, words: &str| {
+            assert!(error.to_string().contains(words), "{error}");
+        };
+        let fire = |fire| world.allreduce::<f32>(&[1]).fire(fire).build().unwrap_err();
+        refused(fire(Fire::quorum(0)), "quorum of 0");
+        refused(fire(Fire::quorum(3)), "never be reached");
+        refused(fire(Fire::deadline(Duration::ZERO)), "deadline of 0");
+        refused(fire(Fire::deadline(Duration::from_secs(100_000))), "longer than");
+        refused(fire(Fire::SOLO.full_every(1)), "full=1");
+        refused(fire(Fire::ALL.full_every(4)), "leave full=K away");
+        let integers = || world.allreduce::<i64>(&[1]);
+        refused(integers().scale(Scale::World).build().unwrap_err(), "Scale::Sum");
+        refused(integers().absent(Absent::Decay(0.5)).build().unwrap_err(), "decay");
+        let floats = || world.allreduce::<f32>(&[1]);
+        refused(floats().absent(Absent::Decay(0.0)).build().unwrap_err(), "decay of 0");
+        refused(floats().absent(Absent::Decay(f32::NAN)).build().unwrap_err(), "decay of NaN");
+        refused(floats().reduce(Reduce::Max).scale(Scale::Contributions).build().unwrap_err(), "Scale::Sum");
+    });
+}
