@@ -6,7 +6,7 @@ const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 58.0;
 const BOTTOM: f64 = 36.0;
-const TOP: f64 = 12.0;
+const TOP: f64 = 24.0;
 const RIGHT: f64 = 12.0;
 
 /// Told apart by people who see colours differently, too.
@@ -113,7 +113,7 @@ fn chart(title: &str, x: (&str, &Axis), y: (&str, &Axis), x_marks: &[(f64, Strin
         svg,
         "<path class=\"axis\" fill=\"none\" d=\"M{LEFT} {TOP}V{floor}H{right}\"/>\
          <text x=\"{right}\" y=\"{names}\" text-anchor=\"end\" class=\"name\">{}</text>\
-         <text x=\"4\" y=\"{TOP}\" class=\"name\" dominant-baseline=\"hanging\">{}</text>{inside}</svg></figure>",
+         <text x=\"4\" y=\"4\" class=\"name\" dominant-baseline=\"hanging\">{}</text>{inside}</svg></figure>",
         x.0, y.0
     );
     svg

@@ -16,6 +16,7 @@ use super::rank_set::RankSet;
 use super::stats::Stats;
 use super::tag::Tag;
 use super::tree::Effort;
+use crate::collective::rule::Condition;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 use crate::trigger::{Layout, Start, Worker};
@@ -335,6 +336,15 @@ impl Machine {
 
     pub(super) fn fire(&mut self, round: u64) {
         debug_assert_eq!(round, self.fired + 1);
+        if self.needs_time() && !self.plan.fire.is_full(round) {
+            let arrived = self.cut(round).entries.iter().filter(|entry| entry.part != Part::Carried).count() as u32;
+            let enough = match self.condition() {
+                Condition::Count(least) => least.min(self.active.len().saturating_sub(1)),
+                // Whoever was drawn may have been anywhere among those who came.
+                Condition::Rank(_) | Condition::Full => self.active.len().saturating_sub(1),
+            };
+            self.pace.saw(arrived > enough);
+        }
         self.fired = round;
         let cut = &self.cuts[self.plan.slot(round)];
         self.leavers.clear();

@@ -6,6 +6,10 @@
 //! closes a round: from closing to its own outcome, no waiting for others in it. The second is
 //! taken as half a percent of the shortest of the last steps, so a pause between epochs does not
 //! count. Neither contains the grace itself, so it cannot feed on itself.
+//!
+//! Where ranks differ by more than that anyway, it catches nobody. Cuts show it: round after round has
+//! no more arrivals than fired it. Then there is hardly any grace, but for one of four times the part
+//! of a step that comes ever more rarely: balanced ranks that fell out of step find back in it.
 
 use super::Time;
 use crate::collective::rule::Grace;
@@ -21,17 +25,31 @@ pub(crate) struct Pace {
     latencies: Recent,
     steps: Recent,
     last_arrival: Option<Time>,
+    /// Rounds in a row whose grace, as far as their cuts show, caught nobody.
+    fruitless: u32,
 }
+
+/// So many fruitless rounds in a row are no accident.
+const PATIENCE: u32 = 8;
 
 impl Pace {
     pub(crate) fn new(grace: Grace) -> Self {
-        Pace { grace, latencies: Recent::default(), steps: Recent::default(), last_arrival: None }
+        Pace { grace, latencies: Recent::default(), steps: Recent::default(), last_arrival: None, fruitless: 0 }
     }
 
     pub(crate) fn arrived(&mut self, now: Time) {
         if let Some(last) = self.last_arrival.replace(now) {
             self.steps.push(now.saturating_sub(last));
         }
+    }
+
+    /// A cut became known; whether it has more arrivals than were needed.
+    pub(crate) fn saw(&mut self, more: bool) {
+        self.fruitless = match more {
+            // Where all is well the next rounds say so, too.
+            true => self.fruitless / 4,
+            false => self.fruitless.saturating_add(1),
+        };
     }
 
     pub(crate) fn handed_out(&mut self, latency: Time) {
@@ -43,7 +61,14 @@ impl Pace {
         match self.grace {
             Grace::Fixed(time) if time.is_zero() => None,
             Grace::Fixed(time) => Some(time.as_nanos() as Time),
-            Grace::Auto => Some(LEAST.max(self.latencies.median() + self.steps.least() / 200)),
+            Grace::Auto => {
+                let part = match self.fruitless {
+                    0..PATIENCE => 200,
+                    rounds if rounds.is_power_of_two() => 50,
+                    _ => return Some(LEAST),
+                };
+                Some(LEAST.max(self.latencies.median() + self.steps.least() / part))
+            }
         }
     }
 }
@@ -92,6 +117,30 @@ mod tests {
         (0..8).for_each(|_| pace.handed_out(50_000));
         pace.handed_out(900_000_000);
         assert_eq!(pace.grace(), Some(100_000));
+    }
+
+    #[test]
+    fn a_grace_that_catches_nobody_shrinks_until_one_does() {
+        let mut pace = Pace::new(Grace::Auto);
+        (0..4).for_each(|step| pace.arrived(step * 10_000_000));
+        (0..8).for_each(|_| pace.handed_out(300_000));
+        assert_eq!(pace.grace(), Some(350_000));
+        let mut missed = |rounds: usize| -> Vec<Time> {
+            let mut grace = || {
+                pace.saw(false);
+                pace.grace().unwrap()
+            };
+            (0..rounds).map(|_| grace()).collect()
+        };
+        let seen = missed(40);
+        assert!(seen[..7].iter().all(|&grace| grace == 350_000));
+        let tries: Vec<usize> = (7..40).filter(|&round| seen[round] != LEAST).collect();
+        assert_eq!(tries, [7, 15, 31]);
+        assert!(tries.iter().all(|&round| seen[round] == 500_000));
+        pace.saw(true);
+        assert_eq!(pace.grace(), Some(LEAST), "one is no rule");
+        pace.saw(true);
+        assert_eq!(pace.grace(), Some(350_000));
     }
 
     #[test]
