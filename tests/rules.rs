@@ -183,6 +183,59 @@ fn a_weighted_mean_weighs() {
     });
 }
 
+#[test]
+fn several_tensors_have_one_cut() {
+    for mover in MOVERS {
+        world(3, |world| {
+            let mut sum = world.allreduce::<f32>(&[3, 0, 5000]).mover(mover).build().unwrap();
+            let rank = world.rank() as f32;
+            for step in 0..3 {
+                if step == 1 {
+                    sum.arrive_with(&[&[rank; 3], &[], &[10.0 * rank; 5000]]).unwrap();
+                } else {
+                    sum.tensor(0).unwrap().fill(rank);
+                    sum.tensor(2).unwrap().fill(10.0 * rank);
+                    sum.arrive().unwrap();
+                }
+                let outcome = sum.wait(DEADLINE).unwrap().newest();
+                assert_eq!(outcome.tensor(0), Some(&[3.0; 3][..]));
+                assert_eq!(outcome.tensor(1), Some(&[][..]));
+                assert_eq!(outcome.tensor(2), Some(&[30.0; 5000][..]));
+                assert_eq!(outcome.tensor(3), None);
+            }
+            assert!(sum.tensor(3).unwrap_err().to_string().contains("no tensor"));
+            let error = sum.arrive_with(&[&[0.0; 3], &[], &[0.0; 4999]]).unwrap_err();
+            assert!(error.to_string().contains("as many and as long"), "{error}");
+            sum.finish(DEADLINE).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_was_away_catches_up_with_a_sum() {
+    world(2, |world| {
+        let mut sum = world.allreduce::<f16>(&[4]).fire(Fire::SOLO).grace(Grace::NONE).build().unwrap();
+        if world.rank() == 0 {
+            for value in [2048.0, 1.0, 1.0] {
+                hand_in(&mut sum, f16::from_f32(value));
+                drop(sum.wait(DEADLINE).unwrap());
+            }
+            world.barrier(DEADLINE).unwrap();
+        } else {
+            world.barrier(DEADLINE).unwrap();
+            hand_in(&mut sum, f16::ZERO);
+            let missed = sum.wait(DEADLINE).unwrap();
+            assert_eq!(missed.len(), 3);
+            let mut all = [f16::ZERO; 4];
+            missed.sum_into(&mut all).unwrap();
+            assert_eq!(all.map(f16::to_f32), [2050.0; 4], "rounded once");
+            assert!(missed.sum_into(&mut all[1..]).is_err());
+        }
+        world.barrier(DEADLINE).unwrap();
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
 trait Number: Element {
     fn of(value: u32) -> Self;
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use super::choice::Executor;
 use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats};
@@ -105,6 +105,47 @@ impl<T: Element> Allreduce<T> {
         self.settle();
         self.check("contribution", !self.leaving, "this rank has finished")?;
         Ok(self.memory.contribution(self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes))
+    }
+
+    /// One tensor of the next contribution, as [`contribution`](Allreduce::contribution) has it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where there is no such tensor, or after `finish`.
+    pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
+        let range = self.tensor_range(index);
+        let range = range.ok_or(Error::Usage {
+            rank: self.world.rank(),
+            operation: "tensor",
+            problem: "there is no tensor of this number in the collective",
+        })?;
+        Ok(&mut self.contribution()?[range])
+    }
+
+    /// Where a tensor lies in contributions and outcomes.
+    pub(super) fn tensor_range(&self, index: usize) -> Option<Range<usize>> {
+        let length = *self.lengths.get(index)?;
+        let from = self.lengths[..index].iter().sum();
+        Some(from..from + length)
+    }
+
+    /// Copies tensors in and hands them in: for data that lies elsewhere. Where it can be made in
+    /// [`contribution`](Allreduce::contribution), nothing has to be copied.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if these are not as many tensors, or not as long, as the collective has;
+    /// else as [`arrive`](Allreduce::arrive).
+    pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
+        let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().copied());
+        self.check("arrive_with", fits, "the tensors must be as many and as long as the collective was built for")?;
+        let problem = "the outcome of the last arrival was not taken; call wait or test first";
+        self.check("arrive_with", !self.outstanding, problem)?;
+        let mut rest = self.contribution()?;
+        for tensor in tensors {
+            let (place, others) = rest.split_at_mut(tensor.len());
+            place.copy_from_slice(tensor);
+            rest = others;
+        }
+        self.arrive()
     }
 
     /// Gives the next contribution a weight: it counts as much as so many of weight 1, for instance
@@ -233,6 +274,10 @@ impl<T: Element> Allreduce<T> {
         let now = self.patience.clock.now_for(driver.machine());
         driver.drive(now, Effort::Nothing)?;
         Ok(!driver.machine().ready().is_empty())
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.plan.me
     }
 
     /// What happened to this rank so far.

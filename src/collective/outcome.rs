@@ -5,7 +5,8 @@ use std::ops::{Deref, RangeInclusive};
 
 use super::allreduce::Allreduce;
 use super::core::{Cut, Part, RankSet};
-use crate::reduce::Element;
+use crate::error::{Error, Result};
+use crate::reduce::{self, Element};
 
 /// The outcomes that a call returned, oldest first. The rounds are released (their memory may be
 /// used again) when this and every [`Outcome`] of it are dropped.
@@ -48,6 +49,22 @@ impl<'a, T: Element> Outcomes<'a, T> {
         let (of, rounds) = (self.of, self.rounds.clone());
         let first = *rounds.start();
         rounds.map(move |round| Outcome::new(of, round, first))
+    }
+
+    /// The sum of all outcomes, element by element, oldest first: what a rank that was away has to
+    /// catch up on, in one step. One outcome alone is copied.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if `into` is not as long as an outcome.
+    pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
+        let outcomes: Vec<Outcome<'_, T>> = self.iter().collect();
+        let sources: Vec<&[T]> = outcomes.iter().map(|outcome| outcome.data).collect();
+        if sources.iter().any(|source| source.len() != into.len()) {
+            let problem = "the buffer must be as long as all tensors of an outcome together";
+            return Err(Error::Usage { rank: self.of.rank(), operation: "sum_into", problem });
+        }
+        reduce::sum(&sources, into);
+        Ok(())
     }
 
     /// The newest.
@@ -111,6 +128,12 @@ impl<'a, T: Element> Outcome<'a, T> {
     #[must_use]
     pub fn data(&self) -> &[T] {
         self.data
+    }
+
+    /// One tensor; nothing if there is none of this number.
+    #[must_use]
+    pub fn tensor(&self, index: usize) -> Option<&[T]> {
+        self.data.get(self.of.tensor_range(index)?)
     }
 
     /// The round, counted from 1.

@@ -6,7 +6,7 @@ use std::any::TypeId;
 use half::{bf16, f16};
 
 use super::number::{Narrow, Wide};
-use super::{Dtype, Reduce};
+use super::{Dtype, Element, Reduce};
 
 /// Elements reduced at a time: the block stays in the first-level cache while the sources pass by.
 const BLOCK: usize = 2048;
@@ -82,6 +82,20 @@ pub(crate) unsafe fn combine(
         };
     }
     typed!(F32 => f32, F64 => f64, F16 => f16, Bf16 => bf16, I32 => i32, I64 => i64, U32 => u32, U64 => u64);
+}
+
+/// Adds slices of the target's length.
+///
+/// # Panics
+/// If one has another length.
+pub(crate) fn sum<T: Element>(sources: &[&[T]], target: &mut [T]) {
+    assert!(sources.iter().all(|source| source.len() == target.len()));
+    let operand = |source: &&[T]| Operand { data: source.as_ptr().cast(), wide: false, factor: 1.0 };
+    let operands: Vec<Operand> = sources.iter().map(operand).collect();
+    let data = target.as_mut_ptr().cast();
+    // SAFETY: as long as each other, aligned as slices of the type are, and the exclusive borrow of
+    // the target rules out that it overlaps a source or that anybody else touches it.
+    unsafe { combine((T::DTYPE, Reduce::Sum), Target { data, wide: false }, &operands, target.len(), None) };
 }
 
 /// A set of vector instructions for which there is a kernel.

@@ -7,7 +7,7 @@
 mod kernel;
 mod number;
 
-pub(crate) use kernel::{Operand, Target, combine};
+pub(crate) use kernel::{Operand, Target, combine, sum};
 
 use std::fmt;
 use std::str::FromStr;
