@@ -75,7 +75,7 @@ impl Config {
         )
     }
 
-    fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
+    pub(crate) fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
         let mut config = Config::default();
         for (name, value) in vars.filter(|(name, _)| name.starts_with("EARLYBIRD_")) {
             let bad = |problem: String| Error::Config(format!("{name}={value}: {problem}"));

@@ -39,6 +39,8 @@ pub mod reduce;
 pub mod simulation;
 mod sync;
 pub mod trigger;
+#[cfg(test)]
+mod untrusted;
 mod world;
 
 pub use collective::{

@@ -2,5 +2,6 @@
 
 pub mod identity;
 mod rendezvous;
+pub(crate) mod wire;
 
 pub(crate) use rendezvous::meet;

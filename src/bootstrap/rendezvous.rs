@@ -16,15 +16,11 @@ use rustix::net::{
 };
 
 use super::identity::Identity;
+use super::wire::{HELLO, Heading, Hello, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::shm::{MOST_RANKS, ShmFabric};
 use crate::world::Deadline;
 
-const MAGIC: u32 = 0x4542_4452;
-const VERSION: u32 = 1;
-const HELLO: usize = 16;
-/// Longest verdict: an error text, or the process ids.
-const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
 const PAUSE: Duration = Duration::from_millis(2);
 /// A stranger may connect and say nothing; nobody waits longer for a greeting.
 const MANNERS: Duration = Duration::from_secs(2);
@@ -122,32 +118,24 @@ fn greet(stream: &UnixStream) -> Option<(u32, u32, u32)> {
     stream.set_write_timeout(Some(MANNERS)).ok()?;
     let mut hello = [0; HELLO];
     (&mut &*stream).read_exact(&mut hello).ok()?;
-    let field = |index: usize| hello[4 * index..4 * index + 4].try_into().map(u32::from_le_bytes).ok();
-    (field(0)? == MAGIC && field(1)? == VERSION).then_some(())?;
-    Some((field(2)?, field(3)?, peer.pid.as_raw_nonzero().get() as u32))
-}
-
-/// Status and length, as every verdict begins.
-fn heading(refused: bool, len: usize) -> [u8; 8] {
-    let mut heading = [0; 8];
-    heading[0] = u8::from(refused);
-    heading[4..].copy_from_slice(&(len as u32).to_le_bytes());
-    heading
+    let Hello { rank, ranks } = Hello::decode(&hello)?;
+    Some((rank, ranks, peer.pid.as_raw_nonzero().get() as u32))
 }
 
 fn refuse(stream: &mut UnixStream, problem: &str) -> std::io::Result<()> {
     let text = &problem.as_bytes()[..problem.len().min(VERDICT)];
-    stream.write_all(&heading(true, text.len()))?;
+    stream.write_all(&Heading { refused: true, len: text.len() }.encode())?;
     stream.write_all(text)
 }
 
 fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
-    let body: Vec<u8> = pids.iter().flat_map(|pid| pid.to_le_bytes()).collect();
+    let body = encode_pids(pids);
+    let heading = Heading { refused: false, len: body.len() }.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let descriptors = [memory];
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(&*stream, &[IoSlice::new(&heading(false, body.len()))], &mut ancillary, SendFlags::NOSIGNAL)?;
+    sendmsg(&*stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
     stream.write_all(&body)
 }
 
@@ -175,27 +163,20 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
             ),
         ));
     }
-    let hello: Vec<u8> = [MAGIC, VERSION, rank, ranks].iter().flat_map(|field| field.to_le_bytes()).collect();
+    let hello = Hello { rank, ranks }.encode();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
     // Rank 0 answers when it knows; a little later than the deadline at most.
     let patience = until.saturating_duration_since(Instant::now()) + LINGER + MANNERS;
     stream.set_read_timeout(Some(patience)).map_err(os)?;
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
-    let len = u32::from_le_bytes([heading[4], heading[5], heading[6], heading[7]]) as usize;
-    if len > VERDICT {
-        return Err(lost());
-    }
+    let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
     let mut body = vec![0; len];
     stream.read_exact(&mut body).map_err(|_| lost())?;
-    if heading[0] != 0 {
+    if refused {
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
     }
-    let mut pids: Vec<Option<u32>> =
-        body.chunks_exact(4).map(|pid| Some(u32::from_le_bytes([pid[0], pid[1], pid[2], pid[3]]))).collect();
-    if pids.len() != ranks as usize {
-        return Err(lost());
-    }
+    let mut pids = decode_pids(&body, ranks).ok_or_else(lost)?;
     // As this process sees it, should the two live in different process namespaces.
     pids[0] = Some(host.pid.as_raw_nonzero().get() as u32);
     ShmFabric::join(memory.ok_or_else(lost)?, rank, ranks, &pids)

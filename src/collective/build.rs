@@ -272,7 +272,12 @@ fn encode(choices: &[(&'static str, String)]) -> Vec<u8> {
 }
 
 /// The first rank that chose something else, and what.
-fn compare(rank: u32, operation: &'static str, mine: &[(&'static str, String)], everybody: &[Vec<u8>]) -> Result<()> {
+pub(crate) fn compare(
+    rank: u32,
+    operation: &'static str,
+    mine: &[(&'static str, String)],
+    everybody: &[Vec<u8>],
+) -> Result<()> {
     for (peer, theirs) in everybody.iter().enumerate() {
         let peer = peer as u32;
         let theirs = String::from_utf8_lossy(theirs);
@@ -281,7 +286,8 @@ fn compare(rank: u32, operation: &'static str, mine: &[(&'static str, String)], 
         }
         let lines = theirs.lines().map(Some).chain(std::iter::repeat(None));
         for ((what, mine), line) in mine.iter().zip(lines) {
-            let theirs = line.and_then(|line| line.split_once('\t')).map_or("another version", |(_, value)| value);
+            let told = line.and_then(|line| line.split_once('\t')).filter(|(name, _)| *name == *what);
+            let theirs = told.map_or("another version", |(_, value)| value);
             if theirs != mine {
                 let (mine, theirs) = (mine.clone(), theirs.to_owned());
                 return Err(Error::Mismatch { rank, operation, what, mine, peer, theirs });
@@ -301,6 +307,13 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<u64>> {
     Ok([endpoint.key(control), endpoint.key(data)].concat())
 }
 
+/// The keys behind "ok": of the control region, then of the data region.
+pub(crate) fn decode_keys(answer: &[u8]) -> Option<[u64; 4]> {
+    let keys = answer.strip_prefix(b"ok")?;
+    let key = |index: usize| keys.get(8 * index..8 * index + 8)?.try_into().ok().map(u64::from_le_bytes);
+    Some([key(0)?, key(1)?, key(2)?, key(3)?])
+}
+
 fn import_regions(
     rank: u32,
     operation: &'static str,
@@ -318,17 +331,14 @@ fn import_regions(
     let mut regions = Regions { control: Vec::new(), data: Vec::new() };
     for host in 0..plan.topology.hosts() {
         let leader = plan.topology.leader(host);
-        let keys = &everybody[leader as usize][2..];
-        let cell = |index: usize| {
-            let bytes = keys.get(8 * index..8 * index + 8).and_then(|bytes| bytes.try_into().ok());
-            bytes.map(u64::from_le_bytes).ok_or_else(|| Error::join(rank, format!("rank {leader} sent no keys")))
-        };
+        let keys = decode_keys(&everybody[leader as usize]);
+        let [a, b, c, d] = keys.ok_or_else(|| Error::join(rank, format!("rank {leader} sent no keys")))?;
         let mut name = |own: u32, key: [u64; 2]| -> Result<Region> {
             if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
         };
         // The leader's own regions are the first two it made.
-        regions.control.push(name(0, [cell(0)?, cell(1)?])?);
-        regions.data.push(name(1, [cell(2)?, cell(3)?])?);
+        regions.control.push(name(0, [a, b])?);
+        regions.data.push(name(1, [c, d])?);
     }
     Ok(regions)
 }

@@ -83,7 +83,7 @@ impl Parameters {
         Self::parse(&text).map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
     }
 
-    fn parse(text: &str) -> std::result::Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
         if let Some(section) = table.keys().find(|key| *key != "shm") {
             return Err(unknown("section", section, ["shm"].into_iter()));

@@ -1,0 +1,71 @@
+//! What ranks say to each other at their meeting, as bytes.
+
+use crate::fabric::shm::MOST_RANKS;
+
+const MAGIC: u32 = 0x4542_4452;
+const VERSION: u32 = 1;
+
+/// Bytes of a greeting.
+pub(super) const HELLO: usize = 16;
+
+/// Longest verdict: an error text, or the process ids.
+pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
+
+/// How a guest introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+}
+
+impl Hello {
+    pub(crate) fn encode(self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        for (place, field) in bytes.chunks_exact_mut(4).zip([MAGIC, VERSION, self.rank, self.ranks]) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Nothing for a stranger, or another version.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let field = |index: usize| bytes.get(4 * index..4 * index + 4)?.try_into().ok().map(u32::from_le_bytes);
+        (field(0)? == MAGIC && field(1)? == VERSION).then_some(())?;
+        Some(Hello { rank: field(2)?, ranks: field(3)? })
+    }
+}
+
+/// How a verdict begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heading {
+    pub(crate) refused: bool,
+    /// Bytes that follow.
+    pub(crate) len: usize,
+}
+
+impl Heading {
+    pub(crate) fn encode(self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        bytes[0] = u8::from(self.refused);
+        bytes[4..].copy_from_slice(&(self.len as u32).to_le_bytes());
+        bytes
+    }
+
+    /// Nothing for more bytes than a verdict can have.
+    pub(crate) fn decode(bytes: [u8; 8]) -> Option<Self> {
+        let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
+        (len <= VERDICT).then_some(Heading { refused: bytes[0] != 0, len })
+    }
+}
+
+/// The process ids of a world in a verdict.
+pub(crate) fn encode_pids(pids: &[u32]) -> Vec<u8> {
+    pids.iter().flat_map(|pid| pid.to_le_bytes()).collect()
+}
+
+/// Nothing if they are not as many as there are ranks.
+pub(crate) fn decode_pids(body: &[u8], ranks: u32) -> Option<Vec<Option<u32>>> {
+    let whole = body.len() == 4 * ranks as usize;
+    let pid = |bytes: &[u8]| Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    whole.then(|| body.chunks_exact(4).map(pid).collect())
+}

@@ -1,0 +1,158 @@
+//! Everything that comes from outside, as bytes: it leads to a value or to an error that names it, and
+//! never to a panic. `tests/corpora/` has what once was interesting; random bytes come on top.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use crate::bootstrap::identity::Identity;
+use crate::bootstrap::wire::{Heading, Hello, decode_pids, encode_pids};
+use crate::collective::build::{compare, decode_keys};
+use crate::collective::choice::{Executor, Mover};
+use crate::collective::rule::{Absent, Fire, Grace, Scale};
+use crate::config::{Config, parse_size};
+use crate::error::Result;
+use crate::model::Parameters;
+use crate::reduce::{Dtype, Reduce};
+use crate::simulation::Case;
+
+/// A config file. Says what is wrong with it, if anything.
+fn config_file(bytes: &[u8]) -> std::result::Result<(), String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    Parameters::parse(text).map(drop)
+}
+
+/// An environment: lines of NAME=VALUE, between which come remarks.
+fn environment(bytes: &[u8]) -> Result<()> {
+    let text = String::from_utf8_lossy(bytes);
+    let variables: Vec<(String, String)> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let lookup = |name: &str| variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
+    Identity::from_lookup(lookup, 1)?;
+    Config::from_vars(variables.into_iter()).map(drop)
+}
+
+/// Whatever ranks send each other, each kind in turn.
+fn wire(bytes: &[u8]) {
+    if let Some(hello) = Hello::decode(bytes) {
+        assert_eq!(hello.encode(), bytes[..16]);
+    }
+    if let Some(heading) = bytes.first_chunk().and_then(|first| Heading::decode(*first)) {
+        assert_eq!(heading.encode()[4..], bytes[4..8]);
+    }
+    for ranks in [0, 1, 3, 1024] {
+        if let Some(pids) = decode_pids(bytes, ranks) {
+            assert_eq!(encode_pids(&pids.into_iter().flatten().collect::<Vec<_>>()), bytes);
+        }
+    }
+    let _ = decode_keys(bytes);
+    let mine = [("the length", "5".to_owned()), ("fire", "solo".to_owned())];
+    let agreed = compare(0, "build", &mine, &[bytes.to_vec()]);
+    if agreed.is_ok() {
+        let text = String::from_utf8_lossy(bytes);
+        assert_eq!(text.lines().take(2).collect::<Vec<_>>(), ["the length\t5", "fire\tsolo"]);
+    }
+}
+
+/// Words on a command line.
+fn words(text: &str) {
+    let printed_as_read = |text: &str, again: Option<String>| {
+        if let Some(again) = again {
+            let twice = again.parse::<Fire>().map(|fire| fire.to_string());
+            assert_eq!(twice.as_ref(), Ok(&again), "{text}");
+        }
+    };
+    printed_as_read(text, text.parse::<Fire>().ok().map(|fire| fire.to_string()));
+    let _ = (text.parse::<Grace>(), text.parse::<Absent>(), text.parse::<Scale>(), parse_size(text));
+    let _ = (text.parse::<Mover>(), text.parse::<Executor>(), text.parse::<Dtype>(), text.parse::<Reduce>());
+    if let Ok(case) = text.parse::<Case>() {
+        assert_eq!(case.to_string().parse(), Ok(case));
+    }
+}
+
+fn corpus(kind: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpora").join(kind);
+    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    files
+        .into_iter()
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .collect()
+}
+
+/// The error must have this in it: the rest of the first line, behind `# expect: `.
+fn expected(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes);
+    Some(text.lines().next()?.strip_prefix("# expect: ")?.to_owned())
+}
+
+fn judge(name: &str, bytes: &[u8], result: std::result::Result<(), String>) {
+    match (expected(bytes), result) {
+        (None, Ok(())) => {}
+        (Some(words), Err(error)) => assert!(error.contains(&words), "{name}: {error:?} lacks {words:?}"),
+        (expected, result) => panic!("{name}: expected {expected:?}, got {result:?}"),
+    }
+}
+
+#[test]
+fn corpora_are_replayed() {
+    for (name, bytes) in corpus("hw-config") {
+        judge(&name, &bytes, config_file(&bytes));
+    }
+    for (name, bytes) in corpus("environment") {
+        judge(&name, &bytes, environment(&bytes).map_err(|error| error.to_string()));
+    }
+    for (_, bytes) in corpus("wire") {
+        wire(&bytes);
+        // Every prefix: messages break off.
+        (0..bytes.len()).for_each(|len| wire(&bytes[..len]));
+    }
+}
+
+/// Something from a corpus with a few bytes changed, or anything.
+fn mutated(kind: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
+    let seeds: Vec<Vec<u8>> = corpus(kind).into_iter().map(|(_, bytes)| bytes).collect();
+    let change = (any::<prop::sample::Index>(), any::<u8>());
+    let changes = prop::collection::vec(change, 0..6);
+    let near = (prop::sample::select(seeds), changes).prop_map(|(mut bytes, changes)| {
+        for (at, value) in changes {
+            if !bytes.is_empty() {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+        }
+        bytes
+    });
+    prop_oneof![3 => near, 1 => prop::collection::vec(any::<u8>(), 0..64)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_config_file_panics(bytes in mutated("hw-config")) {
+        let _ = config_file(&bytes);
+    }
+
+    #[test]
+    fn no_environment_panics(bytes in mutated("environment")) {
+        let _ = environment(&bytes);
+    }
+
+    #[test]
+    fn no_message_panics(bytes in mutated("wire")) {
+        wire(&bytes);
+    }
+
+    #[test]
+    fn no_word_panics(
+        text in "(quorum|solo|all|majority|deadline|full|decay|drop|[0-9]{1,25}|ranks|steps|calm|[=,:+.0-9a-z\\PC]|(u|m|n)?s){0,8}"
+    ) {
+        words(&text);
+    }
+}
