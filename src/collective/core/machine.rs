@@ -336,14 +336,9 @@ impl Machine {
 
     pub(super) fn fire(&mut self, round: u64) {
         debug_assert_eq!(round, self.fired + 1);
-        if self.needs_time() && !self.plan.fire.is_full(round) {
-            let arrived = self.cut(round).entries.iter().filter(|entry| entry.part != Part::Carried).count() as u32;
-            let enough = match self.condition() {
-                Condition::Count(least) => least.min(self.active.len().saturating_sub(1)),
-                // Whoever was drawn may have been anywhere among those who came.
-                Condition::Rank(_) | Condition::Full => self.active.len().saturating_sub(1),
-            };
-            self.pace.saw(arrived > enough);
+        if matches!(self.condition(), Condition::Rank(_)) {
+            let arrived = self.cut(round).entries.iter().filter(|entry| entry.part != Part::Carried).count();
+            self.pace.saw(arrived as u32 >= self.active.len());
         }
         self.fired = round;
         let cut = &self.cuts[self.plan.slot(round)];

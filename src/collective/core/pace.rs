@@ -7,9 +7,10 @@
 //! taken as half a percent of the shortest of the last steps, so a pause between epochs does not
 //! count. Neither contains the grace itself, so it cannot feed on itself.
 //!
-//! Where ranks differ by more than that anyway, it catches nobody. Cuts show it: round after round has
-//! no more arrivals than fired it. Then there is hardly any grace, but for one of four times the part
-//! of a step that comes ever more rarely: balanced ranks that fell out of step find back in it.
+//! A drawn rank (majority) fires while others are on their way, so where ranks differ by more than a
+//! grace, all who wait pay for it and it catches nobody. Cuts show it: round after round lacks somebody.
+//! Then little is left of it, but for a longer one that comes ever more rarely: balanced ranks that fell
+//! out of step find back in it. (Solo and quorum keep theirs: it is all that holds balanced ranks in step.)
 
 use super::Time;
 use crate::collective::rule::Grace;
@@ -18,6 +19,10 @@ const KEPT: usize = 8;
 
 /// Below this, waiting costs less than the clock reading that would end it.
 const LEAST: Time = 5_000;
+
+/// What is left of a grace that catches nobody, at most: where rounds are short, the latency still
+/// counts.
+const MODEST: Time = 50_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
@@ -30,7 +35,7 @@ pub(crate) struct Pace {
 }
 
 /// So many fruitless rounds in a row are no accident.
-const PATIENCE: u32 = 8;
+const PATIENCE: u32 = 16;
 
 impl Pace {
     pub(crate) fn new(grace: Grace) -> Self {
@@ -43,11 +48,11 @@ impl Pace {
         }
     }
 
-    /// A cut became known; whether it has more arrivals than were needed.
-    pub(crate) fn saw(&mut self, more: bool) {
-        self.fruitless = match more {
+    /// The cut of a round fired by a drawn rank became known; whether everybody arrived.
+    pub(crate) fn saw(&mut self, all: bool) {
+        self.fruitless = match all {
             // Where all is well the next rounds say so, too.
-            true => self.fruitless / 4,
+            true => self.fruitless / 2,
             false => self.fruitless.saturating_add(1),
         };
     }
@@ -62,12 +67,12 @@ impl Pace {
             Grace::Fixed(time) if time.is_zero() => None,
             Grace::Fixed(time) => Some(time.as_nanos() as Time),
             Grace::Auto => {
-                let part = match self.fruitless {
-                    0..PATIENCE => 200,
-                    rounds if rounds.is_power_of_two() => 50,
-                    _ => return Some(LEAST),
-                };
-                Some(LEAST.max(self.latencies.median() + self.steps.least() / part))
+                let (latency, step) = (self.latencies.median(), self.steps.least());
+                Some(LEAST.max(match self.fruitless {
+                    0..PATIENCE => latency + step / 200,
+                    rounds if rounds.is_power_of_two() => 2 * latency + step / 50,
+                    _ => latency.min(MODEST),
+                }))
             }
         }
     }
@@ -133,12 +138,12 @@ mod tests {
             (0..rounds).map(|_| grace()).collect()
         };
         let seen = missed(40);
-        assert!(seen[..7].iter().all(|&grace| grace == 350_000));
-        let tries: Vec<usize> = (7..40).filter(|&round| seen[round] != LEAST).collect();
-        assert_eq!(tries, [7, 15, 31]);
-        assert!(tries.iter().all(|&round| seen[round] == 500_000));
+        assert!(seen[..15].iter().all(|&grace| grace == 350_000));
+        let tries: Vec<usize> = (15..40).filter(|&round| seen[round] != MODEST).collect();
+        assert_eq!(tries, [15, 31]);
+        assert!(tries.iter().all(|&round| seen[round] == 800_000));
         pace.saw(true);
-        assert_eq!(pace.grace(), Some(LEAST), "one is no rule");
+        assert_eq!(pace.grace(), Some(MODEST), "one is no rule");
         pace.saw(true);
         assert_eq!(pace.grace(), Some(350_000));
     }
