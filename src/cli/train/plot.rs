@@ -188,7 +188,7 @@ mod tests {
         let axis = Axis::over([0.0, 33.0].into_iter(), false);
         assert_eq!(axis.marks(), [0.0, 10.0, 20.0, 30.0]);
         let axis = Axis::over([1.2, 900.0].into_iter(), true);
-        assert_eq!(axis.marks(), [10.0, 100.0]);
+        assert_eq!(axis.marks(), [1.0, 10.0, 100.0, 1000.0]);
         assert_eq!(short(12_000.0), "12k");
         assert_eq!(short(0.25), "0.25");
     }
