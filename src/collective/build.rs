@@ -244,12 +244,26 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(plan)
     }
 
+    /// The lengths of the tensors, or what tells them apart where they are many.
+    fn tensors(&self) -> String {
+        let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
+        let mixed = self
+            .lengths
+            .iter()
+            .fold(0u64, |hash, &length| (hash.rotate_left(5) ^ length as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        match self.lengths.len() {
+            0..=8 => shown,
+            count => format!("{count}: {shown}+... ({mixed:016x})"),
+        }
+    }
+
     /// Everything that must be the same everywhere.
     fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
         let schedule = plan.program.as_ref().map(|program| program.schedule);
         let total: usize = self.lengths.iter().sum();
         vec![
             ("the length", total.to_string()),
+            ("the tensors", self.tensors()),
             ("the element type", T::DTYPE.to_string()),
             ("fire", self.fire.to_string()),
             ("grace", self.grace.to_string()),

@@ -71,6 +71,12 @@ impl Reduction {
         weight * self.absent.factor(entry.age)
     }
 
+    /// A contribution as a source; none if it counts for nothing, whatever lies in its memory.
+    fn source(self, entry: &Entry, at: Place) -> Option<Source> {
+        let factor = self.factor(entry);
+        (factor != 0.0).then_some(Source { at, wide: false, factor })
+    }
+
     /// What the sum over a cut is divided by, if by anything.
     pub(crate) fn divisor(self, ranks: u32, cut: &Cut) -> Option<f64> {
         let divisor = match self.scale {
@@ -284,13 +290,13 @@ impl Driver {
         let Driver { machine, arena, reduction, .. } = self;
         let (plan, cut) = (machine.plan(), machine.cut(round));
         let (from, len) = plan.segment_span(segment);
-        let sources = cut.contributions().enumerate().map(|(row, entry)| {
+        let sources = cut.contributions().enumerate().filter_map(|(row, entry)| {
             let at = if plan.path.pushes() || plan.host_of(entry.rank) == plan.host() {
                 Place::Here(plan.contribution(entry.rank, entry.buffer) + from)
             } else {
                 Place::Staged(row * plan.staging_row())
             };
-            Source { at, wide: false, factor: reduction.factor(entry) }
+            reduction.source(entry, at)
         });
         let divisor = reduction.divisor(plan.ranks, cut);
         let goal = Goal { at: plan.outcome(round) + from, wide: false };
@@ -327,7 +333,7 @@ impl Driver {
             let added = scratch.entries[first..].iter().filter(|entry| entry.part != Part::Leaving);
             let contribution = |entry: &Entry| {
                 let at = Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
-                Source { at, wide: false, factor: reduction.factor(entry) }
+                reduction.source(entry, at)
             };
             match input {
                 // One contribution is not copied: its sum is itself.
@@ -335,7 +341,7 @@ impl Driver {
                     let at = Place::Here(plan.partial(round, *number) + wide_skip);
                     sources.push(Source { at, wide: true, factor: 1.0 });
                 }
-                _ => sources.extend(added.map(contribution)),
+                _ => sources.extend(added.filter_map(contribution)),
             }
         }
         match *to {

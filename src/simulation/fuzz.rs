@@ -41,10 +41,10 @@ pub fn fuzz(seeds: Range<u64>, options: &Options, most: usize, progress: impl Fn
                     progress(found.runs);
                 };
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end {
-                        break;
-                    }
+                    let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seed| {
+                        (seed < seeds.end).then(|| seed + 1)
+                    });
+                    let Ok(seed) = taken else { break };
                     own.runs += 1;
                     match run(&Case::from(seed), options) {
                         Ok(coverage) => own.coverage.add(&coverage),

@@ -254,6 +254,7 @@ impl Oracle {
         let size = self.reduction.dtype.size();
         let sources: Vec<(&Entry, Vec<u8>)> = cut
             .contributions()
+            .filter(|entry| self.reduction.factor(entry) != 0.0)
             .filter_map(|entry| {
                 let contribution = self.made.get(&(entry.rank, cut.round() - entry.age))?;
                 let mut source = vec![0; self.elements * size];

@@ -58,7 +58,7 @@ pub(super) struct DigitsLearner {
 impl DigitsLearner {
     pub(super) fn new(seed: u64, rank: u32, rate: f32, batch: u32, epochs: u32) -> Self {
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ (u64::from(rank) << 32));
-        DigitsLearner { digits: Digits::load(), rng, seed: seed + u64::from(rank), rate, batch, epochs }
+        DigitsLearner { digits: Digits::load(), rng, seed: seed.wrapping_add(u64::from(rank)), rate, batch, epochs }
     }
 }
 

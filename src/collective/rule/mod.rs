@@ -20,7 +20,8 @@ pub use fire::{Fire, When, drawn};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Grace {
     /// From the collective's own measurements: its latency, plus half a percent of the
-    /// caller's own step (see `docs/semantics.md`).
+    /// caller's own step; little of that under majority where it catches nobody (see
+    /// `docs/semantics.md`).
     #[default]
     Auto,
     /// A fixed time; zero closes the round with the arrival that fires it.
