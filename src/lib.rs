@@ -35,6 +35,7 @@ pub mod error;
 pub mod fabric;
 pub mod fault;
 pub mod model;
+mod named;
 pub mod reduce;
 pub mod simulation;
 mod sync;

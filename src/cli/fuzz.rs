@@ -59,10 +59,6 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         say!("making it smaller ...");
     }
     let smallest = shrink(failure, &options, BUDGET);
-    if args.json {
-        say!("{}", json!({"replay": smallest.case.to_string(), "failure": smallest.what, "world": smallest.scenario}));
-        return Ok(ExitCode::FAILURE);
-    }
     replay(args, &smallest.case, &options)
 }
 

@@ -137,8 +137,7 @@ impl<T: Element> Allreduce<T> {
     pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
         let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().copied());
         self.check("arrive_with", fits, "the tensors must be as many and as long as the collective was built for")?;
-        let problem = "the outcome of the last arrival was not taken; call wait or test first";
-        self.check("arrive_with", !self.outstanding, problem)?;
+        self.check_free("arrive_with")?;
         let mut rest = self.contribution()?;
         for tensor in tensors {
             let (place, others) = rest.split_at_mut(tensor.len());
@@ -176,9 +175,7 @@ impl<T: Element> Allreduce<T> {
     /// a dead peer or an aborted job.
     pub fn arrive(&mut self) -> Result<()> {
         self.settle();
-        self.check("arrive", !self.leaving, "this rank has finished")?;
-        let problem = "the outcome of the last arrival was not taken; call wait or test first";
-        self.check("arrive", !self.outstanding, problem)?;
+        self.check_free("arrive")?;
         // A late contribution may be carried a whole ring further.
         let last = self.taken < LAST_ROUND - (1 << 20);
         self.check("arrive", last, "it has made all the rounds that can be told apart (2^40); make a new one")?;
@@ -348,6 +345,13 @@ impl<T: Element> Allreduce<T> {
             self.seat.leave_work();
         }
         done
+    }
+
+    /// Whether there may be another arrival.
+    fn check_free(&self, operation: &'static str) -> Result<()> {
+        self.check(operation, !self.leaving, "this rank has finished")?;
+        let problem = "the outcome of the last arrival was not taken; call wait or test first";
+        self.check(operation, !self.outstanding, problem)
     }
 
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {

@@ -1,7 +1,8 @@
 //! How a round is carried out once it fires, and by whom.
 
-use std::fmt;
-use std::str::FromStr;
+use crate::named::named;
+
+pub use crate::named::UnknownName;
 
 /// How data moves once a round fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -29,38 +30,8 @@ pub enum Executor {
     Peer,
 }
 
-/// A word that is none of the choices.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {what} {text:?}; use one of {known}")]
-pub struct UnknownChoice {
-    what: &'static str,
-    text: String,
-    known: &'static str,
-}
-
-macro_rules! choice {
-    ($type:ident, $what:literal, $known:literal, $($name:literal => $variant:ident),*) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $($type::$variant => $name),* })
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = UnknownChoice;
-
-            fn from_str(text: &str) -> Result<Self, UnknownChoice> {
-                match text {
-                    $($name => Ok($type::$variant),)*
-                    _ => Err(UnknownChoice { what: $what, text: text.to_owned(), known: $known }),
-                }
-            }
-        }
-    };
-}
-
-choice!(Mover, "mover", "auto, cut, tree", "auto" => Auto, "cut" => Cut, "tree" => Tree);
-choice!(
+named!(Mover, "mover", "auto, cut, tree", "auto" => Auto, "cut" => Cut, "tree" => Tree);
+named!(
     Executor, "executor", "auto, caller, thread, peer",
     "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer
 );

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::collective::choice::{Executor, Mover, UnknownChoice};
+use crate::collective::choice::{Executor, Mover, UnknownName};
 use crate::collective::core::Path;
 use crate::collective::rule::{Fire, parse_duration};
 use crate::config::{parse_size, unknown};
@@ -60,7 +60,7 @@ fn time<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<Durat
 fn choice<'de, D, T>(value: D) -> std::result::Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
-    T: std::str::FromStr<Err = UnknownChoice>,
+    T: std::str::FromStr<Err = UnknownName>,
 {
     String::deserialize(value)?.parse().map_err(serde::de::Error::custom)
 }

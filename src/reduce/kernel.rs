@@ -66,16 +66,17 @@ pub(crate) unsafe fn combine(
     len: usize,
     divisor: Option<f64>,
 ) {
+    let vectors = Vectors::best();
     macro_rules! typed {
         ($($dtype:ident => $type:ty),*) => {
-            // SAFETY: the caller's promise, per element type.
+            // SAFETY: the caller's promise, per element type; the instructions were found to exist.
             unsafe {
                 match dtype {
                     $(Dtype::$dtype => match reduce {
-                        Reduce::Sum => vectorised::<$type, Sum>(target, operands, len, divisor),
-                        Reduce::Min => vectorised::<$type, Min>(target, operands, len, divisor),
-                        Reduce::Max => vectorised::<$type, Max>(target, operands, len, divisor),
-                        Reduce::Prod => vectorised::<$type, Prod>(target, operands, len, divisor),
+                        Reduce::Sum => with::<$type, Sum>(vectors, target, operands, len, divisor),
+                        Reduce::Min => with::<$type, Min>(vectors, target, operands, len, divisor),
+                        Reduce::Max => with::<$type, Max>(vectors, target, operands, len, divisor),
+                        Reduce::Prod => with::<$type, Prod>(vectors, target, operands, len, divisor),
                     },)*
                 }
             }
@@ -128,18 +129,6 @@ impl Vectors {
         }
         Vectors::Baseline
     }
-}
-
-/// # Safety
-/// As [`combine`].
-unsafe fn vectorised<N: Narrow, F: Fold<N::Wide>>(
-    target: Target,
-    operands: &[Operand],
-    len: usize,
-    divisor: Option<f64>,
-) {
-    // SAFETY: the caller's promise; the instructions were found to exist.
-    unsafe { with::<N, F>(Vectors::best(), target, operands, len, divisor) }
 }
 
 /// # Safety

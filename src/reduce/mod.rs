@@ -10,39 +10,12 @@ mod number;
 pub(crate) use kernel::{Operand, Target, combine, sum};
 
 use std::fmt;
-use std::str::FromStr;
 
 pub use half::{bf16, f16};
 
-/// A word that names no type, or no operation.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {what} {text:?}; use one of {known}")]
-pub struct UnknownName {
-    what: &'static str,
-    text: String,
-    known: &'static str,
-}
+use crate::named::named;
 
-macro_rules! named {
-    ($type:ident, $what:literal, $known:literal, $($name:literal => $variant:ident),*) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $($type::$variant => $name),* })
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = UnknownName;
-
-            fn from_str(text: &str) -> Result<Self, UnknownName> {
-                match text {
-                    $($name => Ok($type::$variant),)*
-                    _ => Err(UnknownName { what: $what, text: text.to_owned(), known: $known }),
-                }
-            }
-        }
-    };
-}
+pub use crate::named::UnknownName;
 
 /// What is done with two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -32,115 +32,79 @@ use actor::{Actor, Next};
 use oracle::Oracle;
 use scenario::Scenario;
 
-/// How often each hard case was met. A run that met one of them never has shown little.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Coverage {
+macro_rules! coverage {
+    ($($(#[$doc:meta])* $case:ident),* $(,)?) => {
+        /// How often each hard case was met. A run that met one of them never has shown little.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Coverage {
+            $($(#[$doc])* pub $case: u64,)*
+        }
+
+        impl Coverage {
+            /// Name and count of each case.
+            #[must_use]
+            pub fn counters(&self) -> [(&'static str, u64); [$(stringify!($case)),*].len()] {
+                [$((stringify!($case), self.$case)),*]
+            }
+
+            /// Adds what another run met.
+            pub fn add(&mut self, other: &Coverage) {
+                $(self.$case += other.$case;)*
+            }
+        }
+    };
+}
+
+coverage! {
     /// Contributions made.
-    pub contributions: u64,
+    contributions,
     /// Rounds seen.
-    pub rounds: u64,
+    rounds,
     /// Contributions that found their round open when they came and closed when they asked.
-    pub late_while_closing: u64,
+    late_while_closing,
     /// Rounds with a carried and a fresh contribution of one rank.
-    pub carried_with_fresh: u64,
+    carried_with_fresh,
     /// Contributions that were carried over two rounds or more.
-    pub jumps: u64,
+    jumps,
     /// Arrivals that waited for room in the ring.
-    pub full_ring: u64,
+    full_ring,
     /// Last arrivals that came late.
-    pub finish_races: u64,
+    finish_races,
     /// Graces that ended by time.
-    pub graces_expired: u64,
+    graces_expired,
     /// Rounds that a deadline closed.
-    pub deadlines_expired: u64,
+    deadlines_expired,
     /// Late contributions that were dropped.
-    pub dropped: u64,
+    dropped,
     /// Late contributions that entered a full round with the rank's next arrival.
-    pub deferred: u64,
+    deferred,
     /// Full rounds with somebody in them who came late.
-    pub full_with_carried: u64,
+    full_with_carried,
     /// Rounds closed for an initiator that had gone to compute.
-    pub closed_for_others: u64,
+    closed_for_others,
     /// Segments moved.
-    pub segments: u64,
+    segments,
     /// Operations of programs run.
-    pub operations: u64,
+    operations,
     /// Messages that said that a round had fired.
-    pub activations: u64,
+    activations,
     /// Ranks that died.
-    pub deaths: u64,
+    deaths,
     /// Operations of a dead rank that another one did again.
-    pub inherited: u64,
+    inherited,
     /// Pieces of data that landed more than once.
-    pub repeats: u64,
+    repeats,
     /// Operations that found their receiver not ready.
-    pub not_ready: u64,
+    not_ready,
     /// Operations that waited for a link.
-    pub stalled: u64,
+    stalled,
     /// Operations that completed with an error.
-    pub broken: u64,
+    broken,
     /// Ranks that froze for a time.
-    pub freezes: u64,
+    freezes,
 }
 
 impl Coverage {
-    /// Name and count of each case.
-    #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 23] {
-        [
-            ("contributions", self.contributions),
-            ("rounds", self.rounds),
-            ("late_while_closing", self.late_while_closing),
-            ("carried_with_fresh", self.carried_with_fresh),
-            ("jumps", self.jumps),
-            ("full_ring", self.full_ring),
-            ("finish_races", self.finish_races),
-            ("graces_expired", self.graces_expired),
-            ("deadlines_expired", self.deadlines_expired),
-            ("dropped", self.dropped),
-            ("deferred", self.deferred),
-            ("full_with_carried", self.full_with_carried),
-            ("closed_for_others", self.closed_for_others),
-            ("segments", self.segments),
-            ("operations", self.operations),
-            ("activations", self.activations),
-            ("deaths", self.deaths),
-            ("inherited", self.inherited),
-            ("repeats", self.repeats),
-            ("not_ready", self.not_ready),
-            ("stalled", self.stalled),
-            ("broken", self.broken),
-            ("freezes", self.freezes),
-        ]
-    }
-
-    /// Adds what another run met.
-    pub fn add(&mut self, other: &Coverage) {
-        self.contributions += other.contributions;
-        self.rounds += other.rounds;
-        self.late_while_closing += other.late_while_closing;
-        self.carried_with_fresh += other.carried_with_fresh;
-        self.jumps += other.jumps;
-        self.full_ring += other.full_ring;
-        self.finish_races += other.finish_races;
-        self.graces_expired += other.graces_expired;
-        self.deadlines_expired += other.deadlines_expired;
-        self.dropped += other.dropped;
-        self.deferred += other.deferred;
-        self.full_with_carried += other.full_with_carried;
-        self.closed_for_others += other.closed_for_others;
-        self.segments += other.segments;
-        self.operations += other.operations;
-        self.activations += other.activations;
-        self.deaths += other.deaths;
-        self.inherited += other.inherited;
-        self.repeats += other.repeats;
-        self.not_ready += other.not_ready;
-        self.stalled += other.stalled;
-        self.broken += other.broken;
-        self.freezes += other.freezes;
-    }
-
     fn weather(&mut self, met: Met) {
         let Met { repeats, not_ready, stalled, broken } = met;
         (self.repeats, self.not_ready, self.stalled, self.broken) = (repeats, not_ready, stalled, broken);

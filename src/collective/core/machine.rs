@@ -16,7 +16,7 @@ use super::rank_set::RankSet;
 use super::stats::Stats;
 use super::tag::Tag;
 use super::tree::Effort;
-use crate::collective::rule::Condition;
+use crate::collective::rule::When;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 use crate::trigger::{Layout, Start, Worker};
@@ -336,7 +336,7 @@ impl Machine {
 
     pub(super) fn fire(&mut self, round: u64) {
         debug_assert_eq!(round, self.fired + 1);
-        if matches!(self.condition(), Condition::Rank(_)) {
+        if matches!(self.plan.fire.when(), When::Majority(_)) && !self.plan.fire.is_full(round) {
             let arrived = self.cut(round).entries.iter().filter(|entry| entry.part != Part::Carried).count();
             self.pace.saw(arrived as u32 >= self.active.len());
         }

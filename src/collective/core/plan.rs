@@ -92,9 +92,10 @@ impl Topology {
     }
 }
 
-/// Bytes rounded up to whole lines, one at least.
-fn lines(bytes: usize) -> usize {
-    bytes.next_multiple_of(LINE * size_of::<u64>()).max(LINE * size_of::<u64>())
+/// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
+fn lines(bytes: usize) -> Option<usize> {
+    let line = LINE * size_of::<u64>();
+    Some(bytes.checked_next_multiple_of(line)?.max(line))
 }
 
 /// The tables of a collective whose ranks share memory.
@@ -281,7 +282,11 @@ impl Plan {
     // Data bytes, the same on every host.
 
     fn stride(&self) -> usize {
-        lines(self.bytes)
+        lines(self.bytes).unwrap_or(usize::MAX)
+    }
+
+    fn partial_stride(&self) -> usize {
+        lines(self.wide_bytes).unwrap_or(usize::MAX)
     }
 
     /// Where a rank's buffer lies in the data region of any host that has it: of the rank's own
@@ -311,7 +316,7 @@ impl Plan {
         let slot = (round - 1) % self.depth;
         let row = slot * u64::from(self.partials()) + u64::from(number);
         let before = u64::from(self.contribution_rows() * BUFFERS) + self.depth;
-        before as usize * self.stride() + row as usize * lines(self.wide_bytes)
+        before as usize * self.stride() + row as usize * self.partial_stride()
     }
 
     /// Where the outcome of a round lies in the data region of this rank's host.
@@ -330,10 +335,7 @@ impl Plan {
 
     /// Bytes of a data region, or nothing when they cannot be addressed.
     pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
-        let sized = |bytes: usize, rows: u64| {
-            let stride = bytes.checked_next_multiple_of(LINE * size_of::<u64>())?.max(LINE * size_of::<u64>());
-            stride.checked_mul(usize::try_from(rows).ok()?)
-        };
+        let sized = |bytes: usize, rows: u64| lines(bytes)?.checked_mul(usize::try_from(rows).ok()?);
         let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
         let partials = self.depth.checked_mul(u64::from(self.partials()))?;
         let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;

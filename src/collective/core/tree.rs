@@ -275,10 +275,7 @@ impl Machine {
     pub(super) fn count_arrivals(&mut self, now: Time, again: Option<Time>, cells: &impl Cells) {
         let (Some(arrival), Some(layout)) = (&self.arrival, &self.plan.program) else { return };
         let target = arrival.target;
-        if self.fired + 1 < target {
-            // What came late to a full round may be there before the round before it is known.
-            return;
-        }
+        debug_assert_eq!(target, self.fired + 1);
         let slot = Slot { plan: &self.plan, cells };
         let arrived = layout.arrival(self.plan.me).map_or(0, |(counter, _)| layout.value(counter, target, &slot));
         let active = self.active.len();
