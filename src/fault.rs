@@ -63,6 +63,10 @@ pub enum Fault {
     LoseWeight,
     /// Releases outcomes and wakes nobody who waits for room.
     ForgetWakeForRoom,
+    /// Reduces a segment without looking whether everybody has filled it.
+    ReadUnfilled,
+    /// Fills a piece and wakes nobody who waits for it.
+    ForgetWakeForPieces,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -115,7 +119,7 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 29] = [
+    pub const EVERY: [Fault; 31] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
@@ -145,6 +149,8 @@ impl Fault {
         Fault::ForgetDeferred,
         Fault::LoseWeight,
         Fault::ForgetWakeForRoom,
+        Fault::ReadUnfilled,
+        Fault::ForgetWakeForPieces,
     ];
 
     /// The mover that can make it; nothing if both can.

@@ -51,7 +51,7 @@ fn explore_all(mut worlds: Vec<World>) {
 #[test]
 fn two_ranks() {
     let mut worlds = Vec::new();
-    for means in [DOUBLING, SCATTER, GATHER, Means::Eager, Means::Segments] {
+    for means in [DOUBLING, SCATTER, GATHER, Means::Eager, Means::Segments, Means::Pieces] {
         for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
             // A contribution and the last, empty arrival: two rounds, or more when somebody is late.
             worlds.push(world(fire, means, &[1, 1], None));

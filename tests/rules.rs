@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use earlybird::collective::rule::drawn;
-use earlybird::{Absent, Allreduce, Config, Element, Error, Fire, Grace, Mover, Reduce, Scale, World, bf16, f16};
+use earlybird::{
+    Absent, Allreduce, Config, Element, Entry, Error, Executor, Fire, Grace, Mover, Reduce, Scale, World, bf16, f16,
+};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const MOVERS: [Mover; 2] = [Mover::Cut, Mover::Tree];
@@ -209,6 +211,43 @@ fn several_tensors_have_one_cut() {
             assert!(error.to_string().contains("as many and as long"), "{error}");
             sum.finish(DEADLINE).unwrap();
         });
+    }
+}
+
+#[test]
+fn what_is_copied_in_pieces_is_whole() {
+    // Neither the tensors nor the whole end where a segment does; there are several pieces.
+    let lengths = [100_001, 7, 300_003];
+    for executor in [Executor::Caller, Executor::Thread, Executor::Peer] {
+        for fire in [Fire::ALL, Fire::SOLO] {
+            world(3, |world| {
+                let sum = world.allreduce::<u32>(&lengths).fire(fire).executor(executor);
+                let mut sum = sum.build().unwrap();
+                let own = |index: usize, rank: u32, round: u64| (index as u32).wrapping_mul(7 + rank) ^ round as u32;
+                let mut target = 1;
+                for step in 0..20 {
+                    let first: Vec<u32> = (0..lengths[0]).map(|index| own(index, world.rank(), target)).collect();
+                    let rest = |from: usize, length| -> Vec<u32> {
+                        (from..from + length).map(|index| own(index, world.rank(), target)).collect()
+                    };
+                    let (second, third) = (rest(lengths[0], lengths[1]), rest(lengths[0] + lengths[1], lengths[2]));
+                    if (step + world.rank()) % 4 == 0 {
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                    sum.arrive_with(&[&first, &second, &third]).unwrap();
+                    for outcome in sum.wait(DEADLINE).unwrap() {
+                        let made = |entry: &Entry| (entry.rank, outcome.round() - entry.age);
+                        let from: Vec<_> = outcome.cut().contributions().map(made).collect();
+                        for (index, &element) in outcome.data().iter().enumerate() {
+                            let values = from.iter().map(|&(rank, round)| own(index, rank, round));
+                            assert_eq!(element, values.fold(0, u32::wrapping_add), "element {index} of {from:?}");
+                        }
+                        target = outcome.round() + 1;
+                    }
+                }
+                sum.finish(DEADLINE).unwrap();
+            });
+        }
     }
 }
 

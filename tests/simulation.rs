@@ -59,13 +59,17 @@ const CALM: [&str; 5] = ["repeats", "not_ready", "stalled", "broken", "freezes"]
 #[test]
 fn trees() {
     let options = Options { movers: vec![Mover::Tree], ..Options::default() };
-    holds(2_000_000..2_000_000 + TREE, &options, &[&CALM[..], &["segments", "deaths", "inherited"]].concat());
+    holds(
+        2_000_000..2_000_000 + TREE,
+        &options,
+        &[&CALM[..], &["segments", "awaited", "deaths", "inherited"]].concat(),
+    );
 }
 
 #[test]
 fn deaths() {
     let options = Options { deaths: 1.0, movers: vec![Mover::Tree], ..Options::default() };
-    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &["segments"]].concat());
+    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &["segments", "awaited"]].concat());
     let options = Options { deaths: 1.0, ..Options::default() };
     holds(4_000_000..4_000_000 + DEADLY / 2, &options, &[&CALM[..], &["operations", "inherited"]].concat());
 }

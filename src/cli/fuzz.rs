@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[cfg(feature = "faults")]
     #[arg(long)]
     fault: Option<String>,
-    /// JSON Lines: one object
+    /// JSON Lines: one object, and after a failure another that replays it
     #[arg(long)]
     json: bool,
 }
@@ -41,8 +41,6 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         Some(fault) => options.with_fault(find_fault(fault)?),
         None => options,
     };
-    // The core asserts what it believes: such a panic is a failure like any other, and is told as one.
-    std::panic::set_hook(Box::new(|_| {}));
     if let Some(case) = &args.replay {
         return replay(args, case, &options);
     }
@@ -50,7 +48,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(args.seeds) };
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} schedules, {per_sec}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let found = fuzz(args.from..until, &options, 1, |done| bar.set_position(done));
+    let found = quietly(|| fuzz(args.from..until, &options, 1, |done| bar.set_position(done)));
     bar.finish_and_clear();
     report(args, &found);
     let Some(failure) = found.failures.into_iter().next() else { return Ok(ExitCode::SUCCESS) };
@@ -58,8 +56,17 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         say!("seed {} fails: {}", failure.case, first_line(&failure));
         say!("making it smaller ...");
     }
-    let smallest = shrink(failure, &options, BUDGET);
+    let smallest = quietly(|| shrink(failure, &options, BUDGET));
     replay(args, &smallest.case, &options)
+}
+
+/// The core asserts what it believes: such a panic is a failure like any other, and is told as one.
+fn quietly<R>(simulate: impl FnOnce() -> R) -> R {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = simulate();
+    std::panic::set_hook(usual);
+    result
 }
 
 fn first_line(failure: &Failure) -> &str {
@@ -81,7 +88,7 @@ fn report(args: &Args, found: &Found) {
 }
 
 fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
-    let (result, story) = trace(case, options);
+    let (result, story) = quietly(|| trace(case, options));
     if !args.json {
         let skipped = story.len().saturating_sub(args.events);
         if skipped > 0 {

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
 
 use super::choice::Executor;
-use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats};
+use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats, Time};
 use super::driver::Driver;
 use super::outcome::Outcomes;
 use super::patience::Patience;
@@ -131,20 +131,54 @@ impl<T: Element> Allreduce<T> {
     /// Copies tensors in and hands them in: for data that lies elsewhere. Where it can be made in
     /// [`contribution`](Allreduce::contribution), nothing has to be copied.
     ///
+    /// Large data of ranks that share memory is handed in first, and copied then, a piece that fits
+    /// into a cache at a time, while others reduce what is there already. For each piece this call
+    /// reduces a segment that is complete everywhere, if there is one.
+    ///
     /// # Errors
     /// [`Error::Usage`] if these are not as many tensors, or not as long, as the collective has;
     /// else as [`arrive`](Allreduce::arrive).
     pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
         let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().copied());
         self.check("arrive_with", fits, "the tensors must be as many and as long as the collective was built for")?;
-        self.check_free("arrive_with")?;
-        let mut rest = self.contribution()?;
-        for tensor in tensors {
-            let (place, others) = rest.split_at_mut(tensor.len());
-            place.copy_from_slice(tensor);
-            rest = others;
+        let pieces = self.plan.pieces();
+        let buffer = self.buffer;
+        if pieces == 1 {
+            self.check_free("arrive_with")?;
+            self.settle();
+            self.copy_in(tensors, buffer, 0..self.plan.bytes);
+            return self.arrive();
         }
-        self.arrive()
+        let now = self.hand_in("arrive_with", Machine::arrive_unfilled)?;
+        let mut driven = self.set_off(now);
+        for piece in 0..pieces {
+            let (from, len) = self.plan.piece_span(piece);
+            self.copy_in(tensors, buffer, from..from + len);
+            let mut driver = self.seat.take();
+            driver.machine_mut().filled(buffer, pieces - piece - 1);
+            let now = self.patience.clock.now_for(driver.machine());
+            // Others wait for the rest even if this rank cannot go on.
+            driven = driven.and(driver.move_one(now));
+        }
+        driven?;
+        // The others must not have to wait until this rank is back.
+        self.seat.take().machine_mut().count_segments();
+        self.set_off(now)?;
+        self.patience.look("arrive_with", now)
+    }
+
+    /// Copies bytes of tensors that lie one after the other into a buffer.
+    fn copy_in(&mut self, tensors: &[&[T]], buffer: u32, range: Range<usize>) {
+        let at = self.plan.contribution(self.plan.me, buffer) + range.start;
+        let mut to = self.memory.contribution::<T>(at, range.len());
+        let mut skip = range.start / size_of::<T>();
+        for tensor in tensors {
+            let from = &tensor[skip.min(tensor.len())..];
+            let (place, rest) = to.split_at_mut(from.len().min(to.len()));
+            place.copy_from_slice(&from[..place.len()]);
+            skip -= tensor.len() - from.len();
+            to = rest;
+        }
     }
 
     /// Gives the next contribution a weight: it counts as much as so many of weight 1, for instance
@@ -152,7 +186,8 @@ impl<T: Element> Allreduce<T> {
     /// weighted mean of a round; its cut tells the weights.
     ///
     /// A whole number, so that it is exact and fits the cut; 0 for a contribution that has nothing
-    /// to say and counts towards firing all the same.
+    /// to say and counts towards firing all the same. Elements are multiplied by it before they are
+    /// added up: what is near the largest number of its type may become infinite.
     ///
     /// # Errors
     /// [`Error::Usage`] under another scale, or after `finish`.
@@ -174,21 +209,34 @@ impl<T: Element> Allreduce<T> {
     /// [`Error::Usage`] while the outcome of the last arrival was not taken, or after `finish`;
     /// a dead peer or an aborted job.
     pub fn arrive(&mut self) -> Result<()> {
+        let now = self.hand_in("arrive", Machine::arrive)?;
+        self.set_off(now)?;
+        self.patience.look("arrive", now)
+    }
+
+    /// Hands in the next contribution; says when.
+    fn hand_in(&mut self, operation: &'static str, start: fn(&mut Machine, Time, u16)) -> Result<Time> {
         self.settle();
-        self.check_free("arrive")?;
+        self.check_free(operation)?;
         // A late contribution may be carried a whole ring further.
         let last = self.taken < LAST_ROUND - (1 << 20);
-        self.check("arrive", last, "it has made all the rounds that can be told apart (2^40); make a new one")?;
-        self.world.fabric().health("arrive")?;
+        self.check(operation, last, "it has made all the rounds that can be told apart (2^40); make a new one")?;
+        self.world.fabric().health(operation)?;
         let mut driver = self.seat.take();
-        let clock = self.patience.clock;
-        let now = clock.now_for(driver.machine());
-        driver.machine_mut().arrive(now, std::mem::replace(&mut self.weight, 1));
+        let now = self.patience.clock.now_for(driver.machine());
+        start(driver.machine_mut(), now, std::mem::replace(&mut self.weight, 1));
         self.outstanding = true;
         self.buffer = driver.machine().buffer();
-        driver.drive(now, if self.executor == Executor::Peer { Effort::Work } else { Effort::Nothing })?;
+        Ok(now)
+    }
+
+    /// Does what an arrival sets off, as far as the caller of `arrive` has to.
+    fn set_off(&self, arrived: Time) -> Result<()> {
+        let mut driver = self.seat.take();
+        let effort = if self.executor == Executor::Peer { Effort::Work } else { Effort::Nothing };
+        driver.drive(arrived, effort)?;
         if driver.machine().unmeasured().is_some_and(|round| round <= driver.machine().landed()) {
-            let latency = clock.now().saturating_sub(now);
+            let latency = self.patience.clock.now().saturating_sub(arrived);
             driver.machine_mut().measured(Some(latency));
         }
         let complete = !driver.machine().ready().is_empty();
@@ -196,7 +244,7 @@ impl<T: Element> Allreduce<T> {
         if !complete {
             self.seat.leave_work();
         }
-        self.patience.look("arrive", now)
+        Ok(())
     }
 
     /// Waits for the outcome of the last arrival, and returns it with everything that was missed,

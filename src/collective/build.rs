@@ -232,6 +232,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             bytes,
             wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
+            run: parameters.run(),
             helpers: self.world.cores().clamp(1, ranks),
             program,
             #[cfg(feature = "faults")]
@@ -274,6 +275,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("mover", self.mover.to_string()),
             ("the path (by hw-config)", plan.path.name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
+            ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),
             ("the schedule (by hw-config)", schedule.map_or("none", Schedule::name).to_owned()),
         ]
     }

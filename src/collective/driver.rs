@@ -167,6 +167,13 @@ impl Driver {
         Ok(())
     }
 
+    /// Works until a segment was moved, or there is nothing left to do now.
+    pub(crate) fn move_one(&mut self, now: Time) -> Result<()> {
+        let before = self.machine.stats().segments;
+        while self.step(now, Effort::Work)? && self.machine.stats().segments == before {}
+        Ok(())
+    }
+
     /// Does one thing: an operation, a completion, or a poll of the machine. Whether there was one.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if let Some(op) = self.machine.next_op() {

@@ -95,7 +95,8 @@ impl Lender {
         let address = self.data.bytes(at, bytes);
         // SAFETY: mapped, aligned (the plan's strides are), any bits are a valid element. Until it
         // is handed in by `arrive`, which needs the same `&mut`, the buffer belongs to this rank:
-        // its last content entered a round that has landed.
+        // its last content entered a round that has landed. Where it is handed in before it is
+        // filled, this is a segment of it, and nobody reads that before it is said to be there.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast(), bytes / size_of::<T>()) }
     }
 

@@ -27,6 +27,8 @@ pub struct Parameters {
     #[serde(deserialize_with = "size")]
     segment: u64,
     #[serde(deserialize_with = "size")]
+    piece: u64,
+    #[serde(deserialize_with = "size")]
     tree_scatter: u64,
     #[serde(deserialize_with = "choice")]
     mover: Mover,
@@ -40,8 +42,17 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-const KEYS: [&str; 8] =
-    ["replicate_total", "eager_total", "segment", "tree_scatter", "mover", "executor", "spin", "spin_oversubscribed"];
+const KEYS: [&str; 9] = [
+    "replicate_total",
+    "eager_total",
+    "segment",
+    "piece",
+    "tree_scatter",
+    "mover",
+    "executor",
+    "spin",
+    "spin_oversubscribed",
+];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -96,6 +107,9 @@ impl Parameters {
         if config.shm.segment == 0 || !config.shm.segment.is_multiple_of(8) {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
+        if config.shm.piece == 0 || !config.shm.piece.is_multiple_of(config.shm.segment) {
+            return Err("piece must be a multiple of segment, and not 0".to_owned());
+        }
         if config.shm.mover == Mover::Auto || config.shm.executor == Executor::Auto {
             return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
         }
@@ -133,6 +147,11 @@ impl Parameters {
 
     pub(crate) fn segment(&self) -> usize {
         usize::try_from(self.segment).unwrap_or(usize::MAX & !7)
+    }
+
+    /// Segments of a piece.
+    pub(crate) fn run(&self) -> u64 {
+        self.piece / self.segment
     }
 
     pub(crate) fn spin(&self, oversubscribed: bool) -> Duration {

@@ -114,6 +114,8 @@ as_it_is!(f32, f64, i32, i64, u32, u64);
 
 const SIGN: u32 = 0x8000_0000;
 const INFINITE: u32 = 0x7f80_0000;
+/// 2^-14, the least normal number of 16 bits, as a 32-bit float.
+const LEAST_NORMAL: u32 = 0x3880_0000;
 const QUIET: u32 = 0x0040_0000;
 
 impl Narrow for bf16 {
@@ -143,10 +145,12 @@ impl Narrow for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let sign = (bits & 0x8000) << 16;
-        // Exponent and fraction in the place of a 32-bit float's, which makes it 2^112 times too
-        // small; multiplying is exact, for subnormal numbers too.
+        // Exponent and fraction in the place of a 32-bit float's, whose exponents are 112 higher.
+        // A subnormal number is taken as the fraction above 2^-14 instead: nothing here is subnormal
+        // as a 32-bit float, so it does not matter whether the processor flushes those to zero.
         let shifted = (bits & 0x7fff) << 13;
-        let value = (f32::from_bits(shifted) * f32::from_bits(0x7780_0000)).to_bits();
+        let above = f32::from_bits(shifted | LEAST_NORMAL) - f32::from_bits(LEAST_NORMAL);
+        let value = if shifted < 1 << 23 { above.to_bits() } else { shifted + (112 << 23) };
         let special = if shifted > 0x0f80_0000 { INFINITE | QUIET } else { INFINITE };
         f32::from_bits(sign | if shifted >= 0x0f80_0000 { value | shifted | special } else { value })
     }

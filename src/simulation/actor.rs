@@ -43,6 +43,11 @@ type Step<T> = Result<T, Trouble>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Computing,
+    /// In `arrive_with`, its contribution handed in and filled up to this piece.
+    Filling {
+        buffer: u32,
+        piece: u64,
+    },
     /// In `arrive`.
     Arriving,
     /// In `wait`, or in `finish` when nothing is left to contribute.
@@ -232,6 +237,11 @@ impl Actor {
                 return Ok(Next::Gone);
             }
             Doing::Computing => self.arrive(now, oracle)?,
+            Doing::Filling { buffer, piece } => {
+                if !self.step(now, Effort::Work, oracle)? {
+                    self.fill(buffer, piece, oracle);
+                }
+            }
             Doing::Arriving => {
                 if self.step(now, self.habits.arriving, oracle)? {
                     return Ok(self.pause(rng));
@@ -273,12 +283,21 @@ impl Actor {
     fn arrive(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Step<()> {
         let rank = self.rank();
         if self.made < self.habits.steps {
-            let plan = self.driver.machine().plan();
-            let at = plan.contribution(rank, self.driver.machine().buffer());
-            oracle.fill(rank, self.made, self.memory.contribution::<u8>(at, plan.bytes));
+            let (plan, buffer) = (self.driver.machine().plan(), self.driver.machine().buffer());
+            let contribution = self.memory.contribution::<u8>(plan.contribution(rank, buffer), plan.bytes);
+            let fills = self.habits.fills && plan.pieces() > 1;
+            match fills {
+                true => contribution.fill(0xA5),
+                false => oracle.fill(rank, self.made, contribution),
+            }
             Rc::make_mut(oracle).arrives(rank, self.made, self.driver.machine().taken() + 1, now)?;
             let weight = oracle.weight(rank, self.made);
             self.made += 1;
+            if fills {
+                self.driver.machine_mut().arrive_unfilled(now, weight);
+                self.doing = Doing::Filling { buffer, piece: 0 };
+                return Ok(());
+            }
             self.driver.machine_mut().arrive(now, weight);
         } else {
             self.finishing = true;
@@ -287,6 +306,24 @@ impl Actor {
         }
         self.doing = Doing::Arriving;
         Ok(())
+    }
+
+    /// Fills a piece of what was handed in last.
+    fn fill(&mut self, buffer: u32, piece: u64, oracle: &Oracle) {
+        let plan = self.driver.machine().plan();
+        let missing = plan.pieces() - piece - 1;
+        let (from, len) = plan.piece_span(piece);
+        let mut whole = vec![0; plan.bytes];
+        oracle.fill(plan.me, self.made - 1, &mut whole);
+        let at = plan.contribution(plan.me, buffer) + from;
+        self.memory.contribution::<u8>(at, len).copy_from_slice(&whole[from..from + len]);
+        let machine = self.driver.machine_mut();
+        machine.filled(buffer, missing);
+        self.doing = Doing::Filling { buffer, piece: piece + 1 };
+        if missing == 0 {
+            machine.count_segments();
+            self.doing = Doing::Arriving;
+        }
     }
 
     /// One operation of the driver; what landed by it is judged.

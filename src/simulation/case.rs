@@ -41,7 +41,7 @@ pub enum Edit {
     Calm,
     /// Nobody dies.
     Immortal,
-    /// No rank overlaps, holds on to outcomes or is descheduled.
+    /// No rank overlaps, holds on to outcomes, is descheduled, or fills what it has handed in.
     Punctual,
 }
 
@@ -68,7 +68,7 @@ impl Edit {
             Edit::Immortal => scenario.death = None,
             Edit::Punctual => {
                 for habits in &mut scenario.ranks {
-                    (habits.overlaps, habits.holds, habits.preempted) = (0, 1, 0);
+                    (habits.overlaps, habits.holds, habits.preempted, habits.fills) = (0, 1, 0, false);
                 }
             }
         }

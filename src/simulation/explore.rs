@@ -47,6 +47,8 @@ pub enum Means {
     Eager,
     /// By a cut and segments.
     Segments,
+    /// By a cut and segments that are filled after the arrival.
+    Pieces,
 }
 
 /// What was seen.

@@ -84,6 +84,8 @@ coverage! {
     closed_for_others,
     /// Segments moved.
     segments,
+    /// Segments that somebody was still filling.
+    awaited,
     /// Operations of programs run.
     operations,
     /// Messages that said that a round had fired.
@@ -121,6 +123,7 @@ impl Coverage {
         self.deferred += stats.deferred;
         self.closed_for_others += stats.closed_for_others;
         self.segments += stats.segments;
+        self.awaited += stats.awaited;
         self.operations += stats.operations;
         self.activations += stats.activations;
         self.inherited += stats.inherited;

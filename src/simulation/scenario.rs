@@ -100,6 +100,8 @@ pub(super) struct Scenario {
     pub(super) path: Path,
     pub(super) elements: usize,
     pub(super) segment: usize,
+    /// Segments of a piece.
+    run: u64,
     /// On the path that has a program.
     pub(super) schedule: Option<Schedule>,
     program: Option<Arc<Layout>>,
@@ -149,6 +151,8 @@ pub(super) struct Habits {
     pub(super) arriving: Effort,
     /// Contributions before it finishes.
     pub(super) steps: u32,
+    /// Whether it fills contributions after handing them in, where that is possible.
+    pub(super) fills: bool,
     /// Longest computation between arrivals, ns.
     pub(super) compute: u64,
     /// How often it computes between arriving and waiting, of 256.
@@ -185,6 +189,7 @@ impl Scenario {
         let habits = |rng: &mut Xoshiro256PlusPlus, rank: u32| Habits {
             arriving,
             steps: if options.alike { most_steps } else { rng.random_range(0..=most_steps) },
+            fills: false,
             compute: if rank < stragglers { compute * 20 } else { compute },
             overlaps: if rng.random_bool(0.3) { 128 } else { 8 },
             holds: if rng.random_bool(0.2) { compute * 4 } else { 100 },
@@ -226,6 +231,7 @@ impl Scenario {
             path: if tree { Path::Program } else { path },
             elements,
             segment,
+            run: 1,
             schedule,
             program: None,
             death,
@@ -235,6 +241,10 @@ impl Scenario {
             ranks: (0..ranks).map(|rank| habits(rng, rank)).collect(),
             fault: options.fault,
         };
+        if rng.random_bool(0.3) {
+            scenario.run = rng.random_range(1..=2);
+            scenario.ranks.iter_mut().for_each(|habits| habits.fills = rng.random_bool(0.5));
+        }
         scenario.compile();
         scenario
     }
@@ -269,7 +279,7 @@ impl Scenario {
             Means::Tree(_) => Path::Program,
             Means::Eager if world.fire.is_synchronous() => Path::Replicated,
             Means::Eager => Path::Eager,
-            Means::Segments => Path::Segmented,
+            Means::Segments | Means::Pieces => Path::Segmented,
         };
         let schedule = match world.means {
             Means::Tree(schedule) => Some(schedule),
@@ -278,7 +288,8 @@ impl Scenario {
         let depth = if world.fire.is_synchronous() && schedule.is_none() { 1 } else { depth };
         let program = schedule.map(|schedule| program(ranks, (world.fire, grace), schedule, (16, segment), depth));
         let arriving = if world.peer { Effort::Work } else { Effort::Nothing };
-        let habits = |&steps: &u32| Habits { arriving, steps, compute: 1, overlaps: 0, holds: 1, preempted: 0 };
+        let fills = world.means == Means::Pieces;
+        let habits = |&steps: &u32| Habits { arriving, steps, fills, compute: 1, overlaps: 0, holds: 1, preempted: 0 };
         Scenario {
             hosts: vec![0; ranks as usize],
             fire: world.fire,
@@ -287,6 +298,7 @@ impl Scenario {
             path,
             elements,
             segment,
+            run: 1,
             schedule,
             program,
             reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
@@ -312,6 +324,7 @@ impl Scenario {
             bytes: self.elements * self.reduction.dtype.size(),
             wide_bytes: self.elements * self.reduction.dtype.wide_size(),
             segment: self.segment,
+            run: self.run,
             helpers: 2,
             program: self.program.clone(),
             fault: self.fault,

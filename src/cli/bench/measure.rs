@@ -120,6 +120,8 @@ const CHECK_ALL_UP_TO: usize = 256;
 
 pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let pattern = Pattern::of::<T>(world.size());
+    let length = case.bytes / size_of::<T>();
+    let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
     // Counted in full first, on a collective of its own.
     let mut checked = build::<T>(world, case)?;
     let mut errors = 0;
@@ -128,8 +130,13 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         if (step + u64::from(world.rank())) % 5 == 0 {
             std::thread::sleep(Duration::from_micros(300));
         }
-        pattern.fill(checked.contribution()?, world.rank(), newest + 1);
-        checked.arrive()?;
+        if case.private {
+            pattern.fill(&mut input, world.rank(), newest + 1);
+            checked.arrive_with(&[&input])?;
+        } else {
+            pattern.fill(checked.contribution()?, world.rank(), newest + 1);
+            checked.arrive()?;
+        }
         for outcome in checked.wait(PATIENCE)? {
             errors += pattern.wrong(&outcome, |target| target, 1);
             newest = outcome.round();
@@ -145,8 +152,6 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         executor: sum.executor(),
         ..Measured::default()
     };
-    let length = case.bytes / size_of::<T>();
-    let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
     let mut output = input.clone();
     pattern.fill(&mut input, world.rank(), 0);
     let mut cuts = Cuts::default();
@@ -166,9 +171,10 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         }
         let start = Instant::now();
         if case.private {
-            sum.contribution()?.copy_from_slice(&input);
+            sum.arrive_with(&[&input])?;
+        } else {
+            sum.arrive()?;
         }
-        sum.arrive()?;
         let outcomes = sum.wait(PATIENCE)?;
         if case.private {
             output.copy_from_slice(&outcomes.newest());

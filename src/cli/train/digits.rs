@@ -82,8 +82,8 @@ impl Learner for DigitsLearner {
         Scale::Contributions
     }
 
-    fn batch(&self) -> u32 {
-        self.batch
+    fn batch(&self) -> f64 {
+        f64::from(self.batch)
     }
 
     fn wanted(&self) -> u64 {

@@ -16,8 +16,8 @@ pub(super) trait Learner {
     /// What the sum of gradients is divided by.
     fn scale(&self) -> Scale;
 
-    /// Samples in a contribution.
-    fn batch(&self) -> u32;
+    /// Samples in a contribution, as a mean over ranks.
+    fn batch(&self) -> f64;
 
     /// Contributions until it is over.
     fn wanted(&self) -> u64;

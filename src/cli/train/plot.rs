@@ -129,13 +129,19 @@ fn down(place: f64) -> f64 {
 
 /// Lines through points.
 pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[Series]) -> String {
-    let points = || series.iter().flat_map(|series| series.points.iter().copied());
+    // A loss that grew beyond all bounds has no place in a chart: its line ends before.
+    let finite = |point: &(f64, f64)| point.0.is_finite() && point.1.is_finite();
+    let points = || series.iter().flat_map(|series| series.points.iter().copied().filter(finite));
     let over = Axis::over(points().map(|point| point.0), false);
     let up = Axis::over(points().map(|point| point.1), logarithmic);
     let mut inside = String::new();
     for Series { colour, points } in series {
-        let path: Vec<String> =
-            points.iter().map(|&(x, y)| format!("{:.1},{:.1}", across(over.place(x)), down(up.place(y)))).collect();
+        let path: Vec<String> = points
+            .iter()
+            .copied()
+            .take_while(finite)
+            .map(|(x, y)| format!("{:.1},{:.1}", across(over.place(x)), down(up.place(y))))
+            .collect();
         let colour = COLOURS[colour % COLOURS.len()];
         let _ = write!(inside, "<polyline stroke=\"{colour}\" points=\"{}\"/>", path.join(" "));
     }
@@ -197,5 +203,16 @@ mod tests {
     fn nothing_at_all_can_be_drawn() {
         assert!(lines("a", "b", "c", true, &[]).contains("<svg"));
         assert!(bars("a", "b", "c", &[]).contains("<svg"));
+    }
+
+    #[test]
+    fn a_line_ends_where_its_values_do() {
+        for beyond in [f64::INFINITY, f64::NAN] {
+            let points = vec![(0.0, 2.0), (1.0, 20.0), (2.0, beyond), (3.0, 5.0)];
+            let chart = lines("a", "b", "c", true, &[Series { colour: 0, points }]);
+            assert!(!chart.contains("NaN") && !chart.contains("inf"), "{chart}");
+            let drawn = chart.split("points=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+            assert_eq!(drawn.split(' ').count(), 2, "{drawn}");
+        }
     }
 }

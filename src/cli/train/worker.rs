@@ -150,14 +150,14 @@ pub(super) fn train(
     gradients.finish(PATIENCE)?;
     drop(gradients);
 
-    let batch = u64::from(learner.batch());
+    let batch = learner.batch();
     let point = |(seconds, contributions, weights): (f64, u64, Vec<f32>)| Point {
         seconds,
-        samples: contributions * batch,
+        samples: (contributions as f64 * batch).round() as u64,
         quality: learner.evaluate(&weights),
     };
     Ok(Trained {
-        samples_per_s: tally.contributions as f64 * batch as f64 / elapsed,
+        samples_per_s: tally.contributions as f64 * batch / elapsed,
         wait_s: mean_over_ranks(world, &[waited.as_secs_f64()], PATIENCE)?[0],
         tally,
         curve: snapshots.into_iter().map(point).collect(),

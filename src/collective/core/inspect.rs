@@ -10,12 +10,14 @@ use super::word;
 
 impl Machine {
     /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive,
-    /// or nobody by name while a round that fired is being moved.
+    /// those whose data is not there yet, or nobody by name while a round that fired is being moved.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let mut missing = RankSet::empty(self.plan.ranks);
         let Some(arrival) = &self.arrival else { return missing };
         let released = |rank| cells.load(self.plan.released(rank));
-        if arrival.is_blocked() {
+        if let Some((round, piece)) = self.awaited() {
+            self.lacking(round, piece, cells).for_each(|rank| missing.insert(rank));
+        } else if arrival.is_blocked() {
             let least = if self.plan.by_tags() { FOREVER } else { arrival.target.saturating_sub(self.plan.depth) };
             let awaited = |rank: &u32| !self.plan.by_tags() || self.leavers.contains(*rank);
             (0..self.plan.ranks)

@@ -213,7 +213,7 @@ impl Machine {
             self.step_arrival(now, effort, cells);
             if effort > Effort::Nothing && self.ops.is_empty() {
                 match self.plan.path {
-                    Path::Segmented => self.step_mover(),
+                    Path::Segmented => self.step_mover(cells),
                     Path::Program => self.step_worker(effort, cells),
                     Path::Replicated | Path::Eager => {}
                 }
@@ -453,6 +453,8 @@ impl Machine {
     /// What this rank would be woken for.
     pub(crate) fn interest(&self) -> Interest {
         match &self.arrival {
+            // Only those who are in the library are waited for here, so it cannot take long.
+            _ if self.awaited().is_some() => Interest::Piece,
             Some(arrival) if arrival.is_blocked() => Interest::Room,
             _ => Interest::Outcome,
         }

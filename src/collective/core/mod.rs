@@ -8,6 +8,7 @@
 
 mod arrival;
 mod cut;
+mod filling;
 mod firing;
 mod inspect;
 mod late;

@@ -1,7 +1,7 @@
 //! Movers: whoever waits claims segments of the oldest round that has not landed, reduces them
 //! and writes them where they are wanted.
 
-use super::machine::Machine;
+use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
@@ -13,6 +13,10 @@ pub(super) struct Mover {
     exhausted: u64,
     /// Segments moved and not yet counted as landed.
     batch: u64,
+    /// Every contribution is there, to the last segment.
+    filled: bool,
+    /// The piece that somebody has to fill before there is more to claim.
+    awaited: Option<u64>,
     stage: Stage,
 }
 
@@ -20,7 +24,10 @@ pub(super) struct Mover {
 enum Stage {
     #[default]
     Idle,
-    Claiming,
+    Claiming {
+        /// The ticket that it wants; nothing if it takes the next one.
+        wanted: Option<u64>,
+    },
     /// So many pieces of the segment are not here yet.
     Reading {
         segment: u64,
@@ -37,7 +44,13 @@ impl Mover {
 }
 
 impl Machine {
-    pub(super) fn step_mover(&mut self) {
+    /// The round and the piece of it without which there is nothing to move.
+    pub(super) fn awaited(&self) -> Option<(u64, u64)> {
+        let Mover { round, awaited, .. } = self.mover;
+        awaited.map(|piece| (round, piece)).filter(|_| round > self.landed)
+    }
+
+    pub(super) fn step_mover(&mut self, cells: &impl Cells) {
         if self.landed >= self.fired || self.mover.stage != Stage::Idle {
             return;
         }
@@ -47,13 +60,57 @@ impl Machine {
             self.mover = Mover { round, ..Mover::default() };
         }
         if self.mover.exhausted < self.plan.shares() {
-            let cell = self.plan.claim(round, self.share());
-            self.mover.stage = Stage::Claiming;
-            let host = self.claim_host();
-            self.atomic(host, cell, Atomic::FetchAdd(1), Token::Claim);
-        } else if self.mover.batch > 0 {
+            self.mover.filled = self.mover.filled || self.is_filled(round, cells);
+            if self.mover.filled {
+                self.claim(None);
+            } else {
+                self.claim_filled(cells);
+            }
+        } else {
+            self.count_segments();
+        }
+    }
+
+    fn claim(&mut self, wanted: Option<u64>) {
+        let cell = self.plan.claim(self.mover.round, self.share());
+        let atomic = match wanted {
+            None => Atomic::FetchAdd(1),
+            Some(ticket) => Atomic::CompareSwap { expect: ticket, new: ticket + 1 },
+        };
+        self.mover.awaited = None;
+        self.mover.stage = Stage::Claiming { wanted };
+        let host = self.claim_host();
+        self.atomic(host, cell, atomic, Token::Claim);
+    }
+
+    /// Claims the next segment if everybody has filled it. Nobody keeps a claim while it waits for
+    /// somebody else: it may have to leave the library.
+    fn claim_filled(&mut self, cells: &impl Cells) {
+        let (round, share) = (self.mover.round, self.share());
+        let ticket = cells.load(self.plan.claim(round, share));
+        let (from, to) = self.plan.share(share);
+        if from.saturating_add(ticket) >= to {
+            self.mover.exhausted += 1;
+            self.mover.awaited = None;
+            self.transitions += 1;
+            return;
+        }
+        let piece = self.plan.piece_of(share, ticket);
+        if self.lacking(round, piece, cells).next().is_some() {
+            let already = self.mover.awaited.replace(piece) == Some(piece);
+            self.stats.awaited += u64::from(!already);
+            self.count_segments();
+        } else {
+            self.claim(Some(ticket));
+        }
+    }
+
+    /// Says how many segments it moved since it last did.
+    pub(crate) fn count_segments(&mut self) {
+        if self.mover.batch > 0 && self.mover.stage == Stage::Idle {
             self.mover.stage = Stage::Counting;
-            self.atomic(self.plan.host(), self.plan.done(round), Atomic::FetchAdd(self.mover.batch), Token::Done);
+            let cell = self.plan.done(self.mover.round);
+            self.atomic(self.plan.host(), cell, Atomic::FetchAdd(self.mover.batch), Token::Done);
         }
     }
 
@@ -83,7 +140,11 @@ impl Machine {
 
     pub(super) fn complete_move(&mut self, token: Token, value: u64) {
         match (token, self.mover.stage.clone()) {
-            (Token::Claim, Stage::Claiming) => self.claimed(value),
+            // Somebody else was faster.
+            (Token::Claim, Stage::Claiming { wanted: Some(ticket) }) if ticket != value => {
+                self.mover.stage = Stage::Idle;
+            }
+            (Token::Claim, Stage::Claiming { .. }) => self.claimed(value),
             (Token::Read, Stage::Reading { segment, missing }) => {
                 if missing > 1 {
                     self.mover.stage = Stage::Reading { segment, missing: missing - 1 };

@@ -91,6 +91,8 @@ pub(crate) enum Interest {
     Outcome = 1,
     /// Room in the ring.
     Room = 2,
+    /// A piece of somebody's contribution.
+    Piece = 3,
 }
 
 /// One operation. Those with a token complete exactly once; the others take effect at once, in

@@ -131,6 +131,8 @@ pub(crate) struct Plan {
     pub(crate) wide_bytes: usize,
     /// Bytes of a segment, the last one excepted; a multiple of the element size.
     pub(crate) segment: usize,
+    /// Segments of a piece.
+    pub(crate) run: u64,
     /// Ranks worth waking to move a round.
     pub(crate) helpers: u32,
     /// The tables, on the path that has some.
@@ -227,6 +229,11 @@ impl Plan {
 
     pub(crate) fn released(&self, rank: u32) -> usize {
         rank as usize * LINE + BUFFERS as usize
+    }
+
+    /// How many pieces the contribution in a buffer lacks.
+    pub(crate) fn unfilled(&self, rank: u32, buffer: u32) -> usize {
+        rank as usize * LINE + LINE / 2 + buffer as usize
     }
 
     fn slot_base(&self, round: u64) -> usize {

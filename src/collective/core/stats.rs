@@ -29,6 +29,8 @@ pub struct Stats {
     pub initiated: u64,
     /// Segments this rank moved.
     pub segments: u64,
+    /// Segments that this rank could not move yet, because somebody was still filling them.
+    pub awaited: u64,
     /// How often the library was entered for this rank's part, or looked again while waiting.
     pub polls: u64,
     /// Messages to other ranks that this rank sent, for itself or for others, to say that a round

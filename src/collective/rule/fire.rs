@@ -75,7 +75,8 @@ impl Fire {
     /// The same rule, but a round closes `time` after its first arrival whoever is missing.
     ///
     /// Every arrival measures from itself, so no clocks are compared, and the first whose time is
-    /// over closes the round. That takes a rank that is in `wait`, or has a thread.
+    /// over closes the round. That takes a rank that is in `wait`, or has a thread. An arrival for
+    /// which there is no room yet measures from when there is.
     #[must_use]
     pub const fn within(self, time: Duration) -> Self {
         Fire { deadline: Some(time), ..self }

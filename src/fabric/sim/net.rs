@@ -237,10 +237,10 @@ impl Net {
         }
     }
 
-    /// When something posted now takes effect at the memory of `owner`.
-    fn arrival(&mut self, endpoint: usize, region: Region) -> Time {
+    /// When something that sets out at a time takes effect at a region.
+    fn arrival(&mut self, endpoint: usize, region: Region, sets_out: Time) -> Time {
         let here = self.is_here(endpoint, region);
-        let mut at = self.now + self.delay(here);
+        let mut at = sets_out + self.delay(here);
         if here {
             return at;
         }
@@ -254,7 +254,8 @@ impl Net {
         let through = self.weather.gets_through(from, to, at);
         if through > at {
             self.met.stalled += 1;
-            return through + self.delay(false);
+            let late = through + self.delay(false);
+            return self.weather.gets_through(from, to, late);
         }
         at
     }
@@ -284,13 +285,15 @@ impl Net {
         let split = len / 2 / size_of::<u64>() * size_of::<u64>();
         for (skip, len) in [(0, split), (split, len - split)] {
             let piece = |place: At| (place.region.0, place.offset + skip);
-            let at = self.arrival(endpoint, far);
+            let at = self.arrival(endpoint, far, self.now);
             self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
             landed = landed.max(at);
             settled = settled.max(at);
             if len > 0 && self.rng.random_range(0..256) < self.weather.repeats {
                 self.met.repeats += 1;
-                let again = at + self.delay(false);
+                // Sent again by a sender that missed an acknowledgement, after a while of its own.
+                let sent = at + self.rng.random_range(0..50_000);
+                let again = self.arrival(endpoint, far, sent);
                 self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len });
                 settled = settled.max(again);
             }
@@ -324,7 +327,7 @@ impl Net {
             (landed, settled) = self.copy(endpoint, to.region, from, to, len);
             if let Some(signal) = signal {
                 // Whatever it fences has landed; what is repeated may come after it.
-                landed += self.arrival(endpoint, to.region) - self.now;
+                landed = self.arrival(endpoint, to.region, landed);
                 let (set, value) = match signal.change {
                     Change::Set(value) => (true, value),
                     Change::Add(value) => (false, value),
@@ -333,7 +336,7 @@ impl Net {
                 self.schedule(landed, Effect::Change { endpoint, region, offset, set, value });
             }
         }
-        let done = landed.max(settled) + self.arrival(endpoint, to.region) - self.now;
+        let done = self.arrival(endpoint, to.region, landed.max(settled));
         self.complete(done, endpoint, token, broken.is_some());
         Posted::Pending
     }
@@ -341,7 +344,7 @@ impl Net {
     pub(super) fn read(&mut self, endpoint: usize, from: At, to: At, len: usize, token: u64) -> Posted {
         let broken = self.breaks();
         let (_, settled) = self.copy(endpoint, from.region, from, to, len);
-        let done = settled + self.arrival(endpoint, from.region) - self.now;
+        let done = self.arrival(endpoint, from.region, settled);
         self.complete(done, endpoint, token, broken.is_some());
         Posted::Pending
     }
@@ -356,7 +359,7 @@ impl Net {
             return Posted::Done(self.fetch(at.region.0, at.offset, expect, value));
         }
         let broken = self.breaks();
-        let effect = self.arrival(endpoint, at.region);
+        let effect = self.arrival(endpoint, at.region, self.now);
         if broken.is_some() {
             // What was there before is lost with the completion.
             let (region, offset) = (at.region.0, at.offset);
@@ -408,7 +411,7 @@ impl Net {
             }
             Effect::Fetch { endpoint, region, offset, expect, value, token } => {
                 let before = self.fetch(region, offset, expect, value);
-                let done = self.arrival(endpoint, Region(region));
+                let done = self.arrival(endpoint, Region(region), self.now);
                 self.schedule(done, Effect::Complete { endpoint, token, value: before });
             }
             Effect::Complete { endpoint, token, value } => {
