@@ -1,0 +1,7 @@
+//! Bindings to the C libraries that earlybird uses where they are installed.
+//!
+//! The bindings are committed and the libraries are loaded at run time, so that one binary runs
+//! everywhere and building it takes only the Rust toolchain.
+#![allow(unsafe_code)]
+
+pub mod ofi;

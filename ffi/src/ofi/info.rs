@@ -1,0 +1,170 @@
+//! Descriptions of what a provider offers, or of what is wanted.
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+use std::ptr::NonNull;
+
+use super::library::Library;
+use super::sys::{fi_domain_attr, fi_ep_attr, fi_ep_type, fi_fabric_attr, fi_info, fi_progress};
+
+/// A list of descriptions, owned.
+pub struct InfoList {
+    library: Library,
+    first: NonNull<fi_info>,
+}
+
+// SAFETY: plain memory with one owner; libfabric keeps no reference to it.
+unsafe impl Send for InfoList {}
+// SAFETY: through `&` it is only read.
+unsafe impl Sync for InfoList {}
+
+impl InfoList {
+    /// # Safety
+    /// `first` must be null, or a list that `library` made and that belongs to nobody else.
+    pub(super) unsafe fn new(library: Library, first: *mut fi_info) -> Option<Self> {
+        NonNull::new(first).map(|first| InfoList { library, first })
+    }
+
+    /// The descriptions, best first.
+    pub fn iter(&self) -> impl Iterator<Item = Info<'_>> {
+        let mut next = Some(self.first);
+        std::iter::from_fn(move || {
+            let info = next?;
+            // SAFETY: an element of the list, which lives as long as `self`.
+            next = NonNull::new(unsafe { info.as_ref() }.next);
+            Some(Info { info, list: std::marker::PhantomData })
+        })
+    }
+
+    /// An empty description is turned into what is wanted; whether it has all the parts for that.
+    pub(super) fn want(&mut self, wanted: &Wanted) -> bool {
+        // SAFETY: borrowed exclusively, and the parts are separate structures that belong to it, or
+        // null. The provider's name was null; a copy that C allocated belongs to the description,
+        // and is freed with it.
+        unsafe {
+            let info = self.first.as_mut();
+            let (endpoint, domain) = (info.ep_attr.as_mut(), info.domain_attr.as_mut());
+            let (tx, rx, fabric) = (info.tx_attr.as_mut(), info.rx_attr.as_mut(), info.fabric_attr.as_mut());
+            let (Some(endpoint), Some(domain), Some(tx), Some(rx), Some(fabric)) = (endpoint, domain, tx, rx, fabric)
+            else {
+                return false;
+            };
+            (info.caps, info.mode) = (wanted.caps, wanted.mode);
+            (endpoint.type_, domain.mr_mode) = (wanted.endpoint, wanted.memory);
+            domain.data_progress = wanted.progress;
+            (tx.msg_order, rx.msg_order) = (wanted.order, wanted.order);
+            if let Some(provider) = &wanted.provider {
+                debug_assert!(fabric.prov_name.is_null());
+                fabric.prov_name = libc::strdup(provider.as_ptr());
+            }
+        }
+        true
+    }
+}
+
+/// What a provider must be able to do. Zero, and [`sys::FI_PROGRESS_UNSPEC`](super::sys), leave it to
+/// the provider. See fi_getinfo(3).
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// `FI_RMA`, `FI_ATOMIC` ...
+    pub caps: u64,
+    /// What the caller is ready to do for the provider, such as `FI_CONTEXT`.
+    pub mode: u64,
+    /// `FI_EP_RDM` ...
+    pub endpoint: fi_ep_type,
+    /// What the caller is ready to do with memory, such as `FI_MR_PROV_KEY`.
+    pub memory: i32,
+    /// `FI_PROGRESS_AUTO` ...
+    pub progress: fi_progress,
+    /// The order in which messages take effect, such as `FI_ORDER_RMA_WAW`.
+    pub order: u64,
+    /// The provider, with what it is layered on.
+    pub provider: Option<CString>,
+}
+
+impl Drop for InfoList {
+    fn drop(&mut self) {
+        // SAFETY: made by this library; nothing borrows it any more.
+        unsafe { self.library.free(self.first.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for InfoList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// One description.
+#[derive(Clone, Copy)]
+pub struct Info<'a> {
+    info: NonNull<fi_info>,
+    list: std::marker::PhantomData<&'a InfoList>,
+}
+
+/// A C string; empty if there is none.
+fn text<'a>(string: *const c_char) -> &'a str {
+    if string.is_null() {
+        return "";
+    }
+    // SAFETY: strings in descriptions end with a zero, and live as long as they do.
+    unsafe { CStr::from_ptr(string) }.to_str().unwrap_or_default()
+}
+
+impl<'a> Info<'a> {
+    /// As C has it.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const fi_info {
+        self.info.as_ptr()
+    }
+
+    /// The fields.
+    #[must_use]
+    pub fn raw(&self) -> &'a fi_info {
+        // SAFETY: part of a list that is borrowed for `'a`.
+        unsafe { self.info.as_ref() }
+    }
+
+    /// What its domain can do. libfabric fills this part in whatever it returns.
+    #[must_use]
+    pub fn domain(&self) -> Option<&'a fi_domain_attr> {
+        // SAFETY: null or part of the description.
+        unsafe { self.raw().domain_attr.as_ref() }
+    }
+
+    /// What its endpoints can do.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<&'a fi_ep_attr> {
+        // SAFETY: null or part of the description.
+        unsafe { self.raw().ep_attr.as_ref() }
+    }
+
+    fn fabric(&self) -> Option<&'a fi_fabric_attr> {
+        // SAFETY: null or part of the description.
+        unsafe { self.raw().fabric_attr.as_ref() }
+    }
+
+    /// The provider, with what it is layered on: `tcp;ofi_rxm`.
+    #[must_use]
+    pub fn provider(&self) -> &'a str {
+        self.fabric().map_or("", |fabric| text(fabric.prov_name))
+    }
+
+    /// The network that it is on.
+    #[must_use]
+    pub fn fabric_name(&self) -> &'a str {
+        self.fabric().map_or("", |fabric| text(fabric.name))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn domain_name(&self) -> &'a str {
+        self.domain().map_or("", |domain| text(domain.name))
+    }
+}
+
+impl fmt::Debug for Info<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {} ({})", self.provider(), self.domain_name(), self.fabric_name())
+    }
+}

@@ -1,0 +1,166 @@
+//! Finding the library and its symbols.
+
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::fmt;
+
+use super::info::{InfoList, Wanted};
+use super::sys::fi_info;
+
+/// The name under which every version since 1.0 is installed.
+const NAME: &str = "libfabric.so.1";
+
+/// What the interface that is asked for calls itself: 1.17, where these bindings come from.
+const VERSION: u32 = 1 << 16 | 17;
+
+/// Why there is no libfabric.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// There is none, or the system cannot load it.
+    #[error("{name} cannot be loaded ({cause}); install libfabric (Debian and Ubuntu: apt install libfabric1)")]
+    Missing {
+        /// What was looked for.
+        name: String,
+        /// What the system says.
+        cause: String,
+    },
+    /// It lacks a symbol.
+    #[error("{name} has no {symbol} of version {version}: it is too old, or no libfabric; install 1.17 or later")]
+    TooOld {
+        /// What was loaded.
+        name: String,
+        /// Which symbol.
+        symbol: &'static str,
+        /// Of which version.
+        version: &'static str,
+    },
+    /// It is of another version than it must be.
+    #[error("{name} is libfabric {}.{}; install 1.17 or later", version.0, version.1)]
+    OtherVersion {
+        /// What was loaded.
+        name: String,
+        /// Major and minor version.
+        version: (u32, u32),
+    },
+}
+
+type GetInfo = unsafe extern "C" fn(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi_info,
+    info: *mut *mut fi_info,
+) -> c_int;
+
+/// A loaded libfabric.
+///
+/// It is never unloaded: its providers start threads and keep addresses of their own.
+#[derive(Clone, Copy)]
+pub struct Library {
+    version: (u32, u32),
+    getinfo: GetInfo,
+    freeinfo: unsafe extern "C" fn(*mut fi_info),
+    dupinfo: unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
+    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+/// What the system says: libloading keeps that behind a text of its own.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+impl Library {
+    /// Loads libfabric from `file`, or from wherever the system has it.
+    ///
+    /// # Errors
+    /// That there is none, or one that is too old: with what to install.
+    pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
+        let file = file.unwrap_or(OsStr::new(NAME));
+        let name = file.to_string_lossy().into_owned();
+        // SAFETY: runs the initialisers of the library, which do no more than read the environment
+        // and set up tables; whoever names another file vouches for it.
+        let library = unsafe { libloading::os::unix::Library::new(file) };
+        let handle =
+            library.map_err(|cause| LoadError::Missing { name: name.clone(), cause: reason(&cause) })?.into_raw();
+        let symbol = |symbol: &'static CStr, version: &'static CStr| {
+            // SAFETY: the handle was just opened and is never closed; both are C strings.
+            let address = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
+            let text = |name: &'static CStr| name.to_str().unwrap_or_default();
+            let missing = || LoadError::TooOld { name: name.clone(), symbol: text(symbol), version: text(version) };
+            std::ptr::NonNull::new(address).map(|address| address.as_ptr()).ok_or_else(missing)
+        };
+        let (getinfo, freeinfo) = (symbol(c"fi_getinfo", c"FABRIC_1.3")?, symbol(c"fi_freeinfo", c"FABRIC_1.3")?);
+        let dupinfo = symbol(c"fi_dupinfo", c"FABRIC_1.3")?;
+        let (strerror, version) = (symbol(c"fi_strerror", c"FABRIC_1.0")?, symbol(c"fi_version", c"FABRIC_1.0")?);
+        // SAFETY: these are the functions of these names and versions, whose C prototypes are as
+        // the types of the fields and of `version` say (fabric.h of 1.17).
+        let (library, version) = unsafe {
+            use std::mem::transmute;
+            let version = transmute::<*mut libc::c_void, unsafe extern "C" fn() -> u32>(version)();
+            let library = Library {
+                version: (version >> 16, version & 0xffff),
+                getinfo: transmute::<*mut libc::c_void, GetInfo>(getinfo),
+                freeinfo: transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut fi_info)>(freeinfo),
+                dupinfo: transmute::<*mut libc::c_void, unsafe extern "C" fn(*const fi_info) -> *mut fi_info>(dupinfo),
+                strerror: transmute::<*mut libc::c_void, unsafe extern "C" fn(c_int) -> *const c_char>(strerror),
+            };
+            (library, version)
+        };
+        if version < VERSION {
+            return Err(LoadError::OtherVersion { name, version: library.version });
+        }
+        Ok(library)
+    }
+
+    /// Major and minor version of the library.
+    #[must_use]
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// What an error code of libfabric means; its sign does not matter.
+    #[must_use]
+    pub fn error_text(&self, code: c_int) -> String {
+        // SAFETY: takes any number, returns a string that lives as long as the library.
+        let text = unsafe { CStr::from_ptr((self.strerror)(code.saturating_abs())) };
+        text.to_string_lossy().into_owned()
+    }
+
+    /// Providers, with their devices, that can do what is wanted, best first.
+    ///
+    /// # Errors
+    /// The negative error code; `-FI_ENODATA` where nothing fits.
+    pub fn info(&self, wanted: &Wanted) -> Result<InfoList, c_int> {
+        let no_memory = -(super::sys::FI_ENOMEM as c_int);
+        // SAFETY: of nothing, it makes a new description with all its parts.
+        let hints = unsafe { (self.dupinfo)(std::ptr::null()) };
+        // SAFETY: it was just made, and belongs to nobody else.
+        let mut hints = unsafe { InfoList::new(*self, hints) }.ok_or(no_memory)?;
+        if !hints.want(wanted) {
+            return Err(no_memory);
+        }
+        let mut found = std::ptr::null_mut();
+        let hints = hints.iter().next().map_or(std::ptr::null(), |first| first.as_ptr());
+        // SAFETY: the hints were made by this library and live until the end of this function;
+        // `found` is written.
+        let code = unsafe { (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints, &mut found) };
+        if code != 0 {
+            return Err(code);
+        }
+        // SAFETY: a list that belongs to the caller.
+        unsafe { InfoList::new(*self, found) }.ok_or(-(super::sys::FI_ENODATA as c_int))
+    }
+
+    /// # Safety
+    /// `info` must be a list that this library made, and not be used any more.
+    pub(super) unsafe fn free(&self, info: *mut fi_info) {
+        // SAFETY: as the caller says.
+        unsafe { (self.freeinfo)(info) };
+    }
+}

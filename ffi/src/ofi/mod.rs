@@ -1,0 +1,17 @@
+//! libfabric (OFI): the few symbols it exports. Everything else is reached through tables of
+//! functions in the objects that it makes.
+//!
+//! The library is asked for one version of its interface by name, `FABRIC_1.3`: later libraries
+//! keep that beside newer ones with longer structures, and a plain lookup would get those.
+
+mod info;
+mod library;
+
+/// Types and constants as the headers of libfabric 1.17 have them.
+#[allow(missing_docs, missing_debug_implementations, non_camel_case_types, clippy::all)]
+#[rustfmt::skip]
+#[path = "bindings.rs"]
+pub mod sys;
+
+pub use info::{Info, InfoList, Wanted};
+pub use library::{Library, LoadError};
