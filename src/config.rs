@@ -17,7 +17,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 8] = [
+pub const VARIABLES: [Variable; 9] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -35,6 +35,11 @@ pub const VARIABLES: [Variable; 8] = [
         name: "EARLYBIRD_HW_CONFIG",
         default: "built in",
         meaning: "a file of measured parameters (see hw-configs/)",
+    },
+    Variable {
+        name: "EARLYBIRD_LIBFABRIC",
+        default: "libfabric.so.1",
+        meaning: "the libfabric to load: a name or a path",
     },
     Variable {
         name: "EARLYBIRD_MEMORY_LIMIT",

@@ -249,6 +249,21 @@ fn info_lists_every_variable() {
     assert!(text(&earlybird(&["info"]).output().unwrap()).contains("shm"));
 }
 
+#[test]
+fn info_says_why_there_is_no_libfabric() {
+    for (file, problem) in [
+        ("/no/such/libfabric.so", "apt install libfabric1"),
+        ("libc.so.6", "libc.so.6 has no fi_getinfo of version FABRIC_1.3"),
+    ] {
+        for arguments in [&["info"][..], &["info", "--json"]] {
+            let output = earlybird(arguments).env("EARLYBIRD_LIBFABRIC", file).output().unwrap();
+            assert!(output.status.success());
+            assert!(text(&output).contains(problem), "{}", text(&output));
+            assert!(text(&output).contains(file), "{}", text(&output));
+        }
+    }
+}
+
 /// Killed all at once, in the middle: no file, no memory, no process is left.
 #[test]
 fn nothing_is_left_behind_when_everything_is_killed() {

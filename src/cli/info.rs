@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use earlybird::config::VARIABLES;
+use earlybird::fabric::ofi::{Device, Library, devices};
 use serde_json::json;
 
 use super::table::Table;
@@ -42,22 +43,88 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let file = std::env::var_os("EARLYBIRD_LIBFABRIC");
+    let libfabric = Library::load(file.as_deref());
+    let devices = libfabric.as_ref().map(devices).unwrap_or_default();
     if args.json {
         say!(
             "{}",
             json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
         );
-    } else {
-        say!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
-        let mut table = Table::new(&["fabric", "available", "what it is"]);
-        table.row(&[
-            "shm".into(),
-            "yes".into(),
-            "all ranks on this machine; an anonymous memory file, no /dev/shm needed".into(),
-        ]);
-        table.row(&["sim".into(), "in tests".into(), "simulated network, for the protocol's own tests".into()]);
-        say!("{table}");
-        say!("Environment: earlybird info --env");
+        let problem = libfabric.as_ref().err().map(ToString::to_string);
+        let version = libfabric.as_ref().ok().map(version);
+        say!(
+            "{}",
+            json!({"library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "used": false})
+        );
+        devices.iter().for_each(|device| say!("{}", object(device)));
+        return Ok(ExitCode::SUCCESS);
     }
+    say!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
+    let mut table = Table::new(&["fabric", "available", "what it is"]);
+    table.row(&[
+        "shm".into(),
+        "yes".into(),
+        "all ranks on this machine; an anonymous memory file, no /dev/shm needed".into(),
+    ]);
+    table.row(&["sim".into(), "in tests".into(), "simulated network, for the protocol's own tests".into()]);
+    say!("{table}");
+    say!("");
+    match libfabric {
+        Ok(library) => {
+            say!(
+                "libfabric {} is here; earlybird does not move data over it yet. What its providers offer:",
+                version(&library)
+            );
+            say!("{}", listed(&devices));
+        }
+        Err(problem) => say!("No libfabric: {problem}."),
+    }
+    say!("");
+    say!("Environment: earlybird info --env");
     Ok(ExitCode::SUCCESS)
+}
+
+fn version(library: &Library) -> String {
+    let (major, minor) = library.version();
+    format!("{major}.{minor}")
+}
+
+fn listed(devices: &[Device]) -> Table {
+    let mut table = Table::new(&[
+        "provider", "device", "atomics", "cq data", "ordered", "counters", "progress", "triggers", "largest", "memory",
+    ]);
+    let yes = |is: bool| if is { "yes" } else { "-" }.to_owned();
+    for device in devices {
+        table.row(&[
+            device.provider.clone(),
+            device.device.clone(),
+            yes(device.atomics),
+            device.remote_cq_data.to_string(),
+            yes(device.ordered_writes),
+            yes(device.remote_counters),
+            device.progress.name().to_owned(),
+            yes(device.triggers),
+            if device.most_bytes >= usize::MAX / 2 { "any".to_owned() } else { device.most_bytes.to_string() },
+            device.memory.join(", "),
+        ]);
+    }
+    table
+}
+
+fn object(device: &Device) -> serde_json::Value {
+    json!({
+        "provider": device.provider,
+        "network": device.fabric,
+        "device": device.device,
+        "atomics": device.atomics,
+        "remote_cq_data": device.remote_cq_data,
+        "ordered_writes": device.ordered_writes,
+        "remote_counters": device.remote_counters,
+        "progress": device.progress.name(),
+        "triggers": device.triggers,
+        "most_bytes": device.most_bytes,
+        "counters": device.counters,
+        "memory": device.memory,
+    })
 }

@@ -31,6 +31,7 @@
 
 pub(crate) mod arena;
 pub mod conformance;
+pub mod ofi;
 pub mod shm;
 pub mod sim;
 mod window;

@@ -1,0 +1,118 @@
+//! What the providers of libfabric offer on this machine, found by asking for it: a provider returns
+//! what was asked for if it can do that, and says little about what was not.
+
+use std::collections::BTreeSet;
+
+use earlybird_ffi::ofi::{Info, InfoList, Library, Wanted, sys};
+
+/// Who moves data at the target of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Progress {
+    /// The device or a thread of the provider.
+    Automatic,
+    /// Whoever calls libfabric in the process of the target.
+    Manual,
+}
+
+impl Progress {
+    /// As it is printed.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Progress::Automatic => "automatic",
+            Progress::Manual => "manual",
+        }
+    }
+}
+
+/// A device of a provider that has reliable, unconnected endpoints with remote writes and reads.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// The provider, with what it is layered on.
+    pub provider: String,
+    /// The network that it is on.
+    pub fabric: String,
+    /// Its name.
+    pub device: String,
+    /// Remote atomic operations.
+    pub atomics: bool,
+    /// Bytes of data that a write can bring to the target's completion queue.
+    pub remote_cq_data: usize,
+    /// Writes to one peer land in the order in which they were posted, when that is asked for.
+    pub ordered_writes: bool,
+    /// Counters of the target count what others write.
+    pub remote_counters: bool,
+    /// Who moves data at the target.
+    pub progress: Progress,
+    /// Operations that wait in the provider until a counter has reached a threshold.
+    pub triggers: bool,
+    /// What has to be done with memory before it can be used.
+    pub memory: Vec<&'static str>,
+    /// Most bytes of one operation.
+    pub most_bytes: usize,
+    /// Counters that a domain can have.
+    pub counters: usize,
+}
+
+/// Tells descriptions apart; one device is described once for each kind of address.
+type Key = (String, String);
+
+fn key(info: &Info<'_>) -> Key {
+    (info.provider().to_owned(), info.domain_name().to_owned())
+}
+
+/// Modes of memory registration that this library knows how to serve.
+const MEMORY: [(i32, &str); 5] = [
+    (sys::FI_MR_LOCAL as i32, "local"),
+    (sys::FI_MR_VIRT_ADDR as i32, "virtual address"),
+    (sys::FI_MR_ALLOCATED as i32, "allocated"),
+    (sys::FI_MR_PROV_KEY as i32, "provider key"),
+    (sys::FI_MR_ENDPOINT as i32, "endpoint"),
+];
+
+/// Everything that can do remote writes and reads, and what else is wanted. Nothing that fits is an
+/// empty list.
+fn offering(library: &Library, more: &Wanted) -> Option<InfoList> {
+    let wanted = Wanted {
+        caps: sys::FI_MSG | sys::FI_RMA | more.caps,
+        mode: sys::FI_CONTEXT,
+        endpoint: sys::FI_EP_RDM,
+        memory: MEMORY.iter().fold(0, |modes, (mode, _)| modes | mode),
+        ..more.clone()
+    };
+    library.info(&wanted).ok()
+}
+
+/// The devices there are, each once, best first.
+#[must_use]
+pub fn devices(library: &Library) -> Vec<Device> {
+    let with = |more: Wanted| -> BTreeSet<Key> {
+        offering(library, &more).iter().flat_map(InfoList::iter).map(|info| key(&info)).collect()
+    };
+    let with_caps = |caps| with(Wanted { caps, ..Wanted::default() });
+    let (atomics, triggers) = (with_caps(sys::FI_ATOMIC), with_caps(sys::FI_TRIGGER));
+    let remote_counters = with_caps(sys::FI_RMA_EVENT);
+    let ordered = with(Wanted { order: sys::FI_ORDER_RMA_WAW, ..Wanted::default() });
+    let automatic = with(Wanted { progress: sys::FI_PROGRESS_AUTO, ..Wanted::default() });
+    let mut seen = BTreeSet::new();
+    let all = offering(library, &Wanted::default());
+    let known = all.iter().flat_map(InfoList::iter).filter_map(|info| {
+        let domain = info.domain()?;
+        let key = key(&info);
+        seen.insert(key.clone()).then(|| Device {
+            provider: info.provider().to_owned(),
+            fabric: info.fabric_name().to_owned(),
+            device: info.domain_name().to_owned(),
+            atomics: atomics.contains(&key),
+            remote_cq_data: domain.cq_data_size,
+            ordered_writes: ordered.contains(&key),
+            remote_counters: remote_counters.contains(&key),
+            progress: if automatic.contains(&key) { Progress::Automatic } else { Progress::Manual },
+            triggers: triggers.contains(&key),
+            memory: MEMORY.iter().filter(|(mode, _)| domain.mr_mode & mode != 0).map(|&(_, name)| name).collect(),
+            most_bytes: info.endpoint().map_or(0, |endpoint| endpoint.max_msg_size),
+            counters: domain.cntr_cnt,
+        })
+    });
+    known.collect()
+}
