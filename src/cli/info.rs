@@ -95,17 +95,22 @@ fn listed(devices: &[Device]) -> Table {
         "provider", "device", "atomics", "cq data", "ordered", "counters", "progress", "triggers", "largest", "memory",
     ]);
     let yes = |is: bool| if is { "yes" } else { "-" }.to_owned();
+    let bytes = |most: usize| match most {
+        0 => "-".to_owned(),
+        most if most >= usize::MAX / 2 => "any".to_owned(),
+        most => most.to_string(),
+    };
     for device in devices {
         table.row(&[
             device.provider.clone(),
             device.device.clone(),
             yes(device.atomics),
             device.remote_cq_data.to_string(),
-            yes(device.ordered_writes),
+            bytes(device.ordered_writes),
             yes(device.remote_counters),
             device.progress.name().to_owned(),
             yes(device.triggers),
-            if device.most_bytes >= usize::MAX / 2 { "any".to_owned() } else { device.most_bytes.to_string() },
+            bytes(device.most_bytes),
             device.memory.join(", "),
         ]);
     }

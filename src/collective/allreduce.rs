@@ -161,8 +161,16 @@ impl<T: Element> Allreduce<T> {
             driven = driven.and(driver.move_one(now));
         }
         driven?;
+        let mut driver = self.seat.take();
+        let now = self.patience.clock.now_for(driver.machine());
+        driver.drive(now, Effort::Nothing)?;
         // The others must not have to wait until this rank is back.
-        self.seat.take().machine_mut().count_segments();
+        driver.machine_mut().count_segments();
+        // What this rank closed meanwhile took as long as its copy, which says nothing of rounds.
+        if driver.machine().unmeasured().is_some() {
+            driver.machine_mut().measured(None);
+        }
+        drop(driver);
         self.set_off(now)?;
         self.patience.look("arrive_with", now)
     }

@@ -170,7 +170,10 @@ impl Driver {
     /// Works until a segment was moved, or there is nothing left to do now.
     pub(crate) fn move_one(&mut self, now: Time) -> Result<()> {
         let before = self.machine.stats().segments;
-        while self.step(now, Effort::Work)? && self.machine.stats().segments == before {}
+        // It is moved when the operations are carried out that this takes.
+        while self.step(now, Effort::Work)?
+            && (self.machine.stats().segments == before || self.machine.peek_op().is_some())
+        {}
         Ok(())
     }
 

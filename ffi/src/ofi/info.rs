@@ -56,6 +56,7 @@ impl InfoList {
             if let Some(provider) = &wanted.provider {
                 debug_assert!(fabric.prov_name.is_null());
                 fabric.prov_name = libc::strdup(provider.as_ptr());
+                return !fabric.prov_name.is_null();
             }
         }
         true
@@ -103,11 +104,14 @@ pub struct Info<'a> {
 }
 
 /// A C string; empty if there is none.
-fn text<'a>(string: *const c_char) -> &'a str {
+///
+/// # Safety
+/// It must be null, or end with a zero and live for `'a`.
+unsafe fn text<'a>(string: *const c_char) -> &'a str {
     if string.is_null() {
         return "";
     }
-    // SAFETY: strings in descriptions end with a zero, and live as long as they do.
+    // SAFETY: as the caller says.
     unsafe { CStr::from_ptr(string) }.to_str().unwrap_or_default()
 }
 
@@ -147,19 +151,22 @@ impl<'a> Info<'a> {
     /// The provider, with what it is layered on: `tcp;ofi_rxm`.
     #[must_use]
     pub fn provider(&self) -> &'a str {
-        self.fabric().map_or("", |fabric| text(fabric.prov_name))
+        // SAFETY: part of the description, which is borrowed for `'a`.
+        self.fabric().map_or("", |fabric| unsafe { text(fabric.prov_name) })
     }
 
     /// The network that it is on.
     #[must_use]
     pub fn fabric_name(&self) -> &'a str {
-        self.fabric().map_or("", |fabric| text(fabric.name))
+        // SAFETY: part of the description, which is borrowed for `'a`.
+        self.fabric().map_or("", |fabric| unsafe { text(fabric.name) })
     }
 
     /// The device.
     #[must_use]
     pub fn domain_name(&self) -> &'a str {
-        self.domain().map_or("", |domain| text(domain.name))
+        // SAFETY: part of the description, which is borrowed for `'a`.
+        self.domain().map_or("", |domain| unsafe { text(domain.name) })
     }
 }
 

@@ -70,6 +70,25 @@ impl fmt::Debug for Library {
     }
 }
 
+/// A symbol of a version.
+///
+/// # Safety
+/// `handle` must be that of an open library.
+#[cfg(target_env = "gnu")]
+unsafe fn versioned(handle: *mut libc::c_void, symbol: &CStr, version: &CStr) -> *mut libc::c_void {
+    // SAFETY: as the caller says; both are C strings.
+    unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) }
+}
+
+/// Other C libraries cannot tell versions apart: nothing is found, rather than the wrong thing.
+///
+/// # Safety
+/// None is needed here.
+#[cfg(not(target_env = "gnu"))]
+unsafe fn versioned(_: *mut libc::c_void, _: &CStr, _: &CStr) -> *mut libc::c_void {
+    std::ptr::null_mut()
+}
+
 /// What the system says: libloading keeps that behind a text of its own.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
@@ -90,7 +109,7 @@ impl Library {
             library.map_err(|cause| LoadError::Missing { name: name.clone(), cause: reason(&cause) })?.into_raw();
         let symbol = |symbol: &'static CStr, version: &'static CStr| {
             // SAFETY: the handle was just opened and is never closed; both are C strings.
-            let address = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
+            let address = unsafe { versioned(handle, symbol, version) };
             let text = |name: &'static CStr| name.to_str().unwrap_or_default();
             let missing = || LoadError::TooOld { name: name.clone(), symbol: text(symbol), version: text(version) };
             std::ptr::NonNull::new(address).map(|address| address.as_ptr()).ok_or_else(missing)

@@ -1,7 +1,7 @@
 //! What the providers of libfabric offer on this machine, found by asking for it: a provider returns
 //! what was asked for if it can do that, and says little about what was not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use earlybird_ffi::ofi::{Info, InfoList, Library, Wanted, sys};
 
@@ -34,12 +34,13 @@ pub struct Device {
     pub fabric: String,
     /// Its name.
     pub device: String,
-    /// Remote atomic operations.
+    /// Remote atomic operations; which, and on what types, a domain says.
     pub atomics: bool,
     /// Bytes of data that a write can bring to the target's completion queue.
     pub remote_cq_data: usize,
-    /// Writes to one peer land in the order in which they were posted, when that is asked for.
-    pub ordered_writes: bool,
+    /// Up to so many bytes, a write lands before a later one to the same peer, when that is asked
+    /// for.
+    pub ordered_writes: usize,
     /// Counters of the target count what others write.
     pub remote_counters: bool,
     /// Who moves data at the target.
@@ -75,7 +76,7 @@ const MEMORY: [(i32, &str); 5] = [
 fn offering(library: &Library, more: &Wanted) -> Option<InfoList> {
     let wanted = Wanted {
         caps: sys::FI_MSG | sys::FI_RMA | more.caps,
-        mode: sys::FI_CONTEXT,
+        mode: sys::FI_CONTEXT | sys::FI_CONTEXT2,
         endpoint: sys::FI_EP_RDM,
         memory: MEMORY.iter().fold(0, |modes, (mode, _)| modes | mode),
         ..more.clone()
@@ -92,7 +93,12 @@ pub fn devices(library: &Library) -> Vec<Device> {
     let with_caps = |caps| with(Wanted { caps, ..Wanted::default() });
     let (atomics, triggers) = (with_caps(sys::FI_ATOMIC), with_caps(sys::FI_TRIGGER));
     let remote_counters = with_caps(sys::FI_RMA_EVENT);
-    let ordered = with(Wanted { order: sys::FI_ORDER_RMA_WAW, ..Wanted::default() });
+    let ordered = offering(library, &Wanted { order: sys::FI_ORDER_RMA_WAW, ..Wanted::default() });
+    let ordered: BTreeMap<Key, usize> = ordered
+        .iter()
+        .flat_map(InfoList::iter)
+        .map(|info| (key(&info), info.endpoint().map_or(0, |endpoint| endpoint.max_order_waw_size)))
+        .collect();
     let automatic = with(Wanted { progress: sys::FI_PROGRESS_AUTO, ..Wanted::default() });
     let mut seen = BTreeSet::new();
     let all = offering(library, &Wanted::default());
@@ -105,7 +111,7 @@ pub fn devices(library: &Library) -> Vec<Device> {
             device: info.domain_name().to_owned(),
             atomics: atomics.contains(&key),
             remote_cq_data: domain.cq_data_size,
-            ordered_writes: ordered.contains(&key),
+            ordered_writes: ordered.get(&key).copied().unwrap_or(0),
             remote_counters: remote_counters.contains(&key),
             progress: if automatic.contains(&key) { Progress::Automatic } else { Progress::Manual },
             triggers: triggers.contains(&key),
