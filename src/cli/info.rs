@@ -20,33 +20,43 @@ pub(super) struct Args {
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     if args.env {
-        let value = |name| std::env::var(name).unwrap_or_default();
-        if args.json {
-            for variable in VARIABLES {
-                say!(
-                    "{}",
-                    json!({"name": variable.name, "value": value(variable.name), "default": variable.default, "meaning": variable.meaning})
-                );
-            }
-        } else {
-            let mut table = Table::new(&["variable", "now", "default", "meaning"]);
-            for variable in VARIABLES {
-                table.row(&[
-                    variable.name.to_owned(),
-                    value(variable.name),
-                    variable.default.to_owned(),
-                    variable.meaning.to_owned(),
-                ]);
-            }
-            say!("{table}");
-        }
-        return Ok(ExitCode::SUCCESS);
+        list_variables(args.json);
+    } else {
+        tell(args.json);
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list_variables(json: bool) {
+    let value = |name| std::env::var(name).unwrap_or_default();
+    if json {
+        for variable in VARIABLES {
+            say!(
+                "{}",
+                json!({"name": variable.name, "value": value(variable.name), "default": variable.default, "meaning": variable.meaning})
+            );
+        }
+        return;
+    }
+    let mut table = Table::new(&["variable", "now", "default", "meaning"]);
+    for variable in VARIABLES {
+        table.row(&[
+            variable.name.to_owned(),
+            value(variable.name),
+            variable.default.to_owned(),
+            variable.meaning.to_owned(),
+        ]);
+    }
+    say!("{table}");
+}
+
+/// Fabrics, and what libfabric could add.
+fn tell(json: bool) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let file = std::env::var_os("EARLYBIRD_LIBFABRIC");
     let libfabric = Library::load(file.as_deref());
     let devices = libfabric.as_ref().map(devices).unwrap_or_default();
-    if args.json {
+    if json {
         say!(
             "{}",
             json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
@@ -58,7 +68,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             json!({"library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "used": false})
         );
         devices.iter().for_each(|device| say!("{}", object(device)));
-        return Ok(ExitCode::SUCCESS);
+        return;
     }
     say!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
     let mut table = Table::new(&["fabric", "available", "what it is"]);
@@ -82,7 +92,6 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     say!("");
     say!("Environment: earlybird info --env");
-    Ok(ExitCode::SUCCESS)
 }
 
 fn version(library: &Library) -> String {

@@ -112,12 +112,8 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// [`Error::Usage`] where there is no such tensor, or after `finish`.
     pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
-        let range = self.tensor_range(index);
-        let range = range.ok_or(Error::Usage {
-            rank: self.world.rank(),
-            operation: "tensor",
-            problem: "there is no tensor of this number in the collective",
-        })?;
+        let missing = || self.usage("tensor", "there is no tensor of this number in the collective");
+        let range = self.tensor_range(index).ok_or_else(missing)?;
         Ok(&mut self.contribution()?[range])
     }
 
@@ -145,7 +141,6 @@ impl<T: Element> Allreduce<T> {
         let buffer = self.buffer;
         if pieces == 1 {
             self.check_free("arrive_with")?;
-            self.settle();
             self.copy_in(tensors, buffer, 0..self.plan.bytes);
             return self.arrive();
         }
@@ -167,9 +162,7 @@ impl<T: Element> Allreduce<T> {
         // The others must not have to wait until this rank is back.
         driver.machine_mut().count_segments();
         // What this rank closed meanwhile took as long as its copy, which says nothing of rounds.
-        if driver.machine().unmeasured().is_some() {
-            driver.machine_mut().measured(None);
-        }
+        driver.machine_mut().measured(None);
         drop(driver);
         self.set_off(now)?;
         self.patience.look("arrive_with", now)
@@ -329,10 +322,6 @@ impl<T: Element> Allreduce<T> {
         Ok(!driver.machine().ready().is_empty())
     }
 
-    pub(super) fn rank(&self) -> u32 {
-        self.plan.me
-    }
-
     /// What happened to this rank so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -411,7 +400,11 @@ impl<T: Element> Allreduce<T> {
     }
 
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
-        if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
+        if allowed { Ok(()) } else { Err(self.usage(operation, problem)) }
+    }
+
+    pub(super) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+        Error::Usage { rank: self.plan.me, operation, problem }
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::{Deref, RangeInclusive};
 
 use super::allreduce::Allreduce;
 use super::core::{Cut, Part, RankSet};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::reduce::{self, Element};
 
 /// The outcomes that a call returned, oldest first. The rounds are released (their memory may be
@@ -55,13 +55,13 @@ impl<'a, T: Element> Outcomes<'a, T> {
     /// catch up on, in one step. One outcome alone is copied.
     ///
     /// # Errors
-    /// [`Error::Usage`] if `into` is not as long as an outcome.
+    /// [`Error::Usage`](crate::Error::Usage) if `into` is not as long as an outcome.
     pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
         let outcomes: Vec<Outcome<'_, T>> = self.iter().collect();
         let sources: Vec<&[T]> = outcomes.iter().map(|outcome| outcome.data).collect();
         if sources.iter().any(|source| source.len() != into.len()) {
             let problem = "the buffer must be as long as all tensors of an outcome together";
-            return Err(Error::Usage { rank: self.of.rank(), operation: "sum_into", problem });
+            return Err(self.of.usage("sum_into", problem));
         }
         reduce::sum(&sources, into);
         Ok(())

@@ -105,9 +105,7 @@ impl Patience {
         let mut idle_since = started;
         // What this rank closes from here on is timed. What it had closed when it last left the
         // library is not: it was away in between.
-        if driver.machine().unmeasured().is_some() {
-            driver.machine_mut().measured(None);
-        }
+        driver.machine_mut().measured(None);
         let mut closed: Option<Time> = None;
         loop {
             let done = spin_once(driver, now, &over, &leave)?;

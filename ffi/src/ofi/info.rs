@@ -25,6 +25,11 @@ impl InfoList {
         NonNull::new(first).map(|first| InfoList { library, first })
     }
 
+    /// As C has it.
+    pub(super) fn as_ptr(&self) -> *const fi_info {
+        self.first.as_ptr()
+    }
+
     /// The descriptions, best first.
     pub fn iter(&self) -> impl Iterator<Item = Info<'_>> {
         let mut next = Some(self.first);
@@ -116,15 +121,7 @@ unsafe fn text<'a>(string: *const c_char) -> &'a str {
 }
 
 impl<'a> Info<'a> {
-    /// As C has it.
-    #[must_use]
-    pub fn as_ptr(&self) -> *const fi_info {
-        self.info.as_ptr()
-    }
-
-    /// The fields.
-    #[must_use]
-    pub fn raw(&self) -> &'a fi_info {
+    fn raw(&self) -> &'a fi_info {
         // SAFETY: part of a list that is borrowed for `'a`.
         unsafe { self.info.as_ref() }
     }

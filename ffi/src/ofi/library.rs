@@ -165,10 +165,10 @@ impl Library {
             return Err(no_memory);
         }
         let mut found = std::ptr::null_mut();
-        let hints = hints.iter().next().map_or(std::ptr::null(), |first| first.as_ptr());
         // SAFETY: the hints were made by this library and live until the end of this function;
         // `found` is written.
-        let code = unsafe { (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints, &mut found) };
+        let code =
+            unsafe { (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints.as_ptr(), &mut found) };
         if code != 0 {
             return Err(code);
         }

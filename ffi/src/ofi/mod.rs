@@ -10,7 +10,6 @@ mod library;
 /// Types and constants as the headers of libfabric 1.17 have them.
 #[allow(missing_docs, missing_debug_implementations, non_camel_case_types, clippy::all)]
 #[rustfmt::skip]
-#[path = "bindings.rs"]
 pub mod sys;
 
 pub use info::{Info, InfoList, Wanted};
