@@ -5,7 +5,9 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::library::Library;
-use super::sys::{fi_domain_attr, fi_ep_attr, fi_ep_type, fi_fabric_attr, fi_info, fi_progress};
+use super::sys::{
+    fi_domain_attr, fi_ep_attr, fi_ep_type, fi_fabric_attr, fi_info, fi_progress, fi_threading, fi_tx_attr,
+};
 
 /// A list of descriptions, owned.
 pub struct InfoList {
@@ -56,7 +58,7 @@ impl InfoList {
             };
             (info.caps, info.mode) = (wanted.caps, wanted.mode);
             (endpoint.type_, domain.mr_mode) = (wanted.endpoint, wanted.memory);
-            domain.data_progress = wanted.progress;
+            (domain.data_progress, domain.threading) = (wanted.progress, wanted.threading);
             (tx.msg_order, rx.msg_order) = (wanted.order, wanted.order);
             if let Some(provider) = &wanted.provider {
                 debug_assert!(fabric.prov_name.is_null());
@@ -82,6 +84,8 @@ pub struct Wanted {
     pub memory: i32,
     /// `FI_PROGRESS_AUTO` ...
     pub progress: fi_progress,
+    /// Which threads may use its objects, such as `FI_THREAD_SAFE`.
+    pub threading: fi_threading,
     /// The order in which messages take effect, such as `FI_ORDER_RMA_WAW`.
     pub order: u64,
     /// The provider, with what it is layered on.
@@ -121,6 +125,11 @@ unsafe fn text<'a>(string: *const c_char) -> &'a str {
 }
 
 impl<'a> Info<'a> {
+    /// As C has it.
+    pub(super) fn as_ptr(&self) -> *const fi_info {
+        self.info.as_ptr()
+    }
+
     fn raw(&self) -> &'a fi_info {
         // SAFETY: part of a list that is borrowed for `'a`.
         unsafe { self.info.as_ref() }
@@ -131,6 +140,19 @@ impl<'a> Info<'a> {
     pub fn domain(&self) -> Option<&'a fi_domain_attr> {
         // SAFETY: null or part of the description.
         unsafe { self.raw().domain_attr.as_ref() }
+    }
+
+    /// What can be sent. libfabric fills this part in whatever it returns.
+    #[must_use]
+    pub fn transmit(&self) -> Option<&'a fi_tx_attr> {
+        // SAFETY: null or part of the description.
+        unsafe { self.raw().tx_attr.as_ref() }
+    }
+
+    /// What is offered, in bits of `FI_MSG`, `FI_RMA` ...
+    #[must_use]
+    pub fn capabilities(&self) -> u64 {
+        self.raw().caps
     }
 
     /// What its endpoints can do.

@@ -1,10 +1,10 @@
 //! Finding the library and its symbols.
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
 
 use super::info::{InfoList, Wanted};
-use super::sys::fi_info;
+use super::sys::{fi_fabric_attr, fi_info, fid_fabric};
 
 /// The name under which every version since 1.0 is installed.
 const NAME: &str = "libfabric.so.1";
@@ -52,6 +52,8 @@ type GetInfo = unsafe extern "C" fn(
     info: *mut *mut fi_info,
 ) -> c_int;
 
+type OpenFabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
+
 /// A loaded libfabric.
 ///
 /// It is never unloaded: its providers start threads and keep addresses of their own.
@@ -59,6 +61,7 @@ type GetInfo = unsafe extern "C" fn(
 pub struct Library {
     version: (u32, u32),
     getinfo: GetInfo,
+    fabric: OpenFabric,
     freeinfo: unsafe extern "C" fn(*mut fi_info),
     dupinfo: unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
@@ -75,7 +78,7 @@ impl fmt::Debug for Library {
 /// # Safety
 /// `handle` must be that of an open library.
 #[cfg(target_env = "gnu")]
-unsafe fn versioned(handle: *mut libc::c_void, symbol: &CStr, version: &CStr) -> *mut libc::c_void {
+unsafe fn versioned(handle: *mut c_void, symbol: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: as the caller says; both are C strings.
     unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) }
 }
@@ -85,7 +88,7 @@ unsafe fn versioned(handle: *mut libc::c_void, symbol: &CStr, version: &CStr) ->
 /// # Safety
 /// None is needed here.
 #[cfg(not(target_env = "gnu"))]
-unsafe fn versioned(_: *mut libc::c_void, _: &CStr, _: &CStr) -> *mut libc::c_void {
+unsafe fn versioned(_: *mut c_void, _: &CStr, _: &CStr) -> *mut c_void {
     std::ptr::null_mut()
 }
 
@@ -115,19 +118,21 @@ impl Library {
             std::ptr::NonNull::new(address).map(|address| address.as_ptr()).ok_or_else(missing)
         };
         let (getinfo, freeinfo) = (symbol(c"fi_getinfo", c"FABRIC_1.3")?, symbol(c"fi_freeinfo", c"FABRIC_1.3")?);
+        let fabric = symbol(c"fi_fabric", c"FABRIC_1.1")?;
         let dupinfo = symbol(c"fi_dupinfo", c"FABRIC_1.3")?;
         let (strerror, version) = (symbol(c"fi_strerror", c"FABRIC_1.0")?, symbol(c"fi_version", c"FABRIC_1.0")?);
         // SAFETY: these are the functions of these names and versions, whose C prototypes are as
         // the types of the fields and of `version` say (fabric.h of 1.17).
         let (library, version) = unsafe {
             use std::mem::transmute;
-            let version = transmute::<*mut libc::c_void, unsafe extern "C" fn() -> u32>(version)();
+            let version = transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(version)();
             let library = Library {
                 version: (version >> 16, version & 0xffff),
-                getinfo: transmute::<*mut libc::c_void, GetInfo>(getinfo),
-                freeinfo: transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut fi_info)>(freeinfo),
-                dupinfo: transmute::<*mut libc::c_void, unsafe extern "C" fn(*const fi_info) -> *mut fi_info>(dupinfo),
-                strerror: transmute::<*mut libc::c_void, unsafe extern "C" fn(c_int) -> *const c_char>(strerror),
+                getinfo: transmute::<*mut c_void, GetInfo>(getinfo),
+                fabric: transmute::<*mut c_void, OpenFabric>(fabric),
+                freeinfo: transmute::<*mut c_void, unsafe extern "C" fn(*mut fi_info)>(freeinfo),
+                dupinfo: transmute::<*mut c_void, unsafe extern "C" fn(*const fi_info) -> *mut fi_info>(dupinfo),
+                strerror: transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> *const c_char>(strerror),
             };
             (library, version)
         };
@@ -174,6 +179,13 @@ impl Library {
         }
         // SAFETY: a list that belongs to the caller.
         unsafe { InfoList::new(*self, found) }.ok_or(-(super::sys::FI_ENODATA as c_int))
+    }
+
+    /// # Safety
+    /// `attributes` must be part of a description that this library made.
+    pub(super) unsafe fn open_fabric(&self, attributes: *mut fi_fabric_attr, fabric: &mut *mut fid_fabric) -> c_int {
+        // SAFETY: as the caller says; `fabric` is written.
+        unsafe { (self.fabric)(attributes, fabric, std::ptr::null_mut()) }
     }
 
     /// # Safety

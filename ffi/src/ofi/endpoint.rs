@@ -1,0 +1,301 @@
+//! Endpoints, and the addresses of their peers.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::fabric::Domain;
+use super::fid::{Code, bind, close, control, slot};
+use super::info::Info;
+use super::queue::Queue;
+use super::sys::{
+    FI_AV_UNSPEC, FI_ENABLE, FI_RECV, FI_TRANSMIT, fi_addr_t, fi_av_attr, fi_msg_rma, fi_ops_av, fi_ops_cm,
+    fi_ops_domain, fi_ops_msg, fi_ops_rma, fi_rma_iov, fid, fid_av, fid_ep, iovec,
+};
+
+type Receive = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, fi_addr_t, *mut c_void) -> isize;
+type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void, fi_addr_t, *mut c_void) -> isize;
+type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, fi_addr_t) -> isize;
+type Read =
+    unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, fi_addr_t, u64, u64, *mut c_void) -> isize;
+type WriteMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
+
+/// A reliable endpoint without connections, enabled, with its queue and address book.
+pub struct Endpoint {
+    endpoint: NonNull<fid_ep>,
+    addresses: Option<NonNull<fid_av>>,
+    functions: Option<Functions>,
+    memory_mode: i32,
+    queue: Arc<Queue>,
+    domain: Arc<Domain>,
+}
+
+/// `FI_ADDR_UNSPEC`, a cast in the headers: whoever it is.
+const ANYBODY: fi_addr_t = fi_addr_t::MAX;
+
+/// What is called often.
+#[derive(Clone, Copy)]
+struct Functions {
+    receive: Receive,
+    send: Send,
+    inject: Inject,
+    read: Read,
+    write: WriteMessage,
+}
+
+// SAFETY: of a domain that is safe for threads.
+unsafe impl std::marker::Send for Endpoint {}
+// SAFETY: as above.
+unsafe impl Sync for Endpoint {}
+
+/// A part of the caller's memory, as an operation names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Local {
+    /// Where it begins.
+    pub base: *mut u8,
+    /// How long it is.
+    pub len: usize,
+    /// [`Memory::descriptor`](super::Memory::descriptor) of what it is part of.
+    pub descriptor: *mut c_void,
+}
+
+/// A place in a peer's memory, as an operation names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote {
+    /// Which peer.
+    pub peer: fi_addr_t,
+    /// The address or offset, whichever the provider counts by.
+    pub address: u64,
+    /// Of the registration.
+    pub key: u64,
+}
+
+impl Endpoint {
+    /// Opens and enables an endpoint as a description has it, for `peers` peers.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(domain: Arc<Domain>, info: Info<'_>, queue: Arc<Queue>, peers: usize) -> Result<Arc<Self>, Code> {
+        let endpoint = domain.make(|table, raw, endpoint| {
+            // SAFETY: the table is that of a live domain, of the same description.
+            unsafe {
+                let open = slot!(table, fi_ops_domain, endpoint)?;
+                Ok(open(raw, info.as_ptr().cast_mut(), endpoint, ptr::null_mut()))
+            }
+        })?;
+        let memory_mode = info.domain().map_or(0, |domain| domain.mr_mode);
+        // Made before anything else can fail, so that it is closed.
+        let mut made = Endpoint { endpoint, addresses: None, functions: None, memory_mode, queue, domain };
+        let mut attributes = super::fid::Padded::new(fi_av_attr {
+            type_: info.domain().map_or(FI_AV_UNSPEC, |domain| domain.av_type),
+            rx_ctx_bits: 0,
+            count: peers,
+            ep_per_node: 0,
+            name: ptr::null(),
+            map_addr: ptr::null_mut(),
+            flags: 0,
+        });
+        let addresses = made.domain.make(|table, raw, addresses| {
+            // SAFETY: the table is that of a live domain; the attributes live during the call.
+            unsafe {
+                let open = slot!(table, fi_ops_domain, av_open)?;
+                Ok(open(raw, &raw mut attributes.value, addresses, ptr::null_mut()))
+            }
+        })?;
+        made.addresses = Some(addresses);
+        // SAFETY: all are live; the tables are complete once the endpoint is enabled.
+        unsafe {
+            bind(made.fid(), &raw mut (*addresses.as_ptr()).fid, 0)?;
+            bind(made.fid(), made.queue.fid(), FI_TRANSMIT | FI_RECV)?;
+            control(made.fid(), FI_ENABLE, ptr::null_mut())?;
+            let (messages, rma) = ((*endpoint.as_ptr()).msg, (*endpoint.as_ptr()).rma);
+            made.functions = Some(Functions {
+                receive: slot!(messages, fi_ops_msg, recv)?,
+                send: slot!(messages, fi_ops_msg, send)?,
+                inject: slot!(messages, fi_ops_msg, inject)?,
+                read: slot!(rma, fi_ops_rma, read)?,
+                write: slot!(rma, fi_ops_rma, writemsg)?,
+            });
+        }
+        Ok(Arc::new(made))
+    }
+
+    /// The domain that it is of.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Where its completions go.
+    #[must_use]
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// What has to be done with memory: bits of `FI_MR_*`.
+    #[must_use]
+    pub fn memory_mode(&self) -> i32 {
+        self.memory_mode
+    }
+
+    pub(super) fn fid(&self) -> *mut fid {
+        // SAFETY: live; only the address is taken.
+        unsafe { &raw mut (*self.endpoint.as_ptr()).fid }
+    }
+
+    /// What peers insert to reach it.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn name(&self) -> Result<Vec<u8>, Code> {
+        let mut name = vec![0; 256];
+        let mut len = name.len();
+        // SAFETY: a live endpoint; there is room for as many bytes as is said.
+        unsafe {
+            let getname = slot!((*self.endpoint.as_ptr()).cm, fi_ops_cm, getname)?;
+            Code::check(getname(self.fid(), name.as_mut_ptr().cast(), &mut len) as isize)?;
+        }
+        name.truncate(len);
+        Ok(name)
+    }
+
+    /// Makes a peer known; how operations name it.
+    ///
+    /// # Errors
+    /// What the provider says; an address that is none.
+    pub fn insert(&self, name: &[u8]) -> Result<fi_addr_t, Code> {
+        // Providers copy as much as their kind of address has, whatever came.
+        let mut padded = [0u8; 512];
+        padded.get_mut(..name.len()).ok_or(Code::NO_MEMORY)?.copy_from_slice(name);
+        let Some(addresses) = self.addresses else { return Err(Code::NO_FUNCTION) };
+        let mut peer: fi_addr_t = 0;
+        // SAFETY: a live address book; one address, of at most so many bytes; `peer` is written.
+        let inserted = unsafe {
+            let insert = slot!((*addresses.as_ptr()).ops, fi_ops_av, insert)?;
+            insert(addresses.as_ptr(), padded.as_ptr().cast(), 1, &mut peer, 0, ptr::null_mut())
+        };
+        match inserted {
+            1 => Ok(peer),
+            0 => Err(Code(-libc::EADDRNOTAVAIL)),
+            code => Err(Code(code as c_int)),
+        }
+    }
+
+    fn functions(&self) -> Result<&Functions, Code> {
+        self.functions.as_ref().ok_or(Code::NO_FUNCTION)
+    }
+
+    /// Offers room for one message of any peer.
+    ///
+    /// # Safety
+    /// The room must be registered if the memory mode says local, and be used by nobody until the
+    /// completion of `context`.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub unsafe fn receive(&self, to: Local, context: *mut c_void) -> Result<(), Code> {
+        let receive = self.functions()?.receive;
+        // SAFETY: a live endpoint; the rest is as the caller says.
+        let code = unsafe { receive(self.endpoint.as_ptr(), to.base.cast(), to.len, to.descriptor, ANYBODY, context) };
+        Code::check(code)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Safety
+    /// It must be registered if the memory mode says local, and stay as it is until the completion
+    /// of `context`.
+    ///
+    /// # Errors
+    /// [`Code::AGAIN`] if there is no room now; else what the provider says.
+    #[inline]
+    pub unsafe fn send(&self, from: Local, peer: fi_addr_t, context: *mut c_void) -> Result<(), Code> {
+        let send = self.functions()?.send;
+        // SAFETY: a live endpoint; the rest is as the caller says.
+        let code = unsafe { send(self.endpoint.as_ptr(), from.base.cast(), from.len, from.descriptor, peer, context) };
+        Code::check(code)
+    }
+
+    /// Sends a small message that may be changed as soon as this returns. There is no completion.
+    ///
+    /// # Errors
+    /// As [`Endpoint::send`]; a message that is longer than `inject_size`.
+    #[inline]
+    pub fn inject(&self, message: &[u8], peer: fi_addr_t) -> Result<(), Code> {
+        let inject = self.functions()?.inject;
+        // SAFETY: a live endpoint; the message is copied before the call returns.
+        Code::check(unsafe { inject(self.endpoint.as_ptr(), message.as_ptr().cast(), message.len(), peer) })
+    }
+
+    /// Reads a peer's memory.
+    ///
+    /// # Safety
+    /// The target must be registered if the memory mode says local, and be used by nobody until
+    /// the completion of `context`.
+    ///
+    /// # Errors
+    /// As [`Endpoint::send`].
+    pub unsafe fn read(&self, to: Local, from: Remote, context: *mut c_void) -> Result<(), Code> {
+        let read = self.functions()?.read;
+        let Remote { peer, address, key } = from;
+        // SAFETY: a live endpoint; the rest is as the caller says.
+        let code =
+            unsafe { read(self.endpoint.as_ptr(), to.base.cast(), to.len, to.descriptor, peer, address, key, context) };
+        Code::check(code)
+    }
+
+    /// Writes a peer's memory. `flags` say what completion means, such as `FI_DELIVERY_COMPLETE`;
+    /// `data` goes to the peer's queue with `FI_REMOTE_CQ_DATA`.
+    ///
+    /// # Safety
+    /// The source must be registered if the memory mode says local, and stay as it is until the
+    /// completion of `context`.
+    ///
+    /// # Errors
+    /// As [`Endpoint::send`].
+    pub unsafe fn write(
+        &self,
+        from: Local,
+        to: Remote,
+        (flags, data): (u64, u64),
+        context: *mut c_void,
+    ) -> Result<(), Code> {
+        let write = self.functions()?.write;
+        let source = iovec { iov_base: from.base.cast(), iov_len: from.len };
+        let target = fi_rma_iov { addr: to.address, len: from.len, key: to.key };
+        let mut descriptor = from.descriptor;
+        let message = fi_msg_rma {
+            msg_iov: &source,
+            desc: &mut descriptor,
+            iov_count: 1,
+            addr: to.peer,
+            rma_iov: &target,
+            rma_iov_count: 1,
+            context,
+            data,
+        };
+        // SAFETY: a live endpoint; the description is copied before the call returns; the rest is
+        // as the caller says.
+        Code::check(unsafe { write(self.endpoint.as_ptr(), &message, flags) })
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: live; registrations that are tied to it keep it alive. The address book ends after
+        // the endpoint that uses it.
+        unsafe {
+            let _ = close(self.fid());
+            if let Some(addresses) = self.addresses {
+                let _ = close(&raw mut (*addresses.as_ptr()).fid);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Endpoint")
+    }
+}

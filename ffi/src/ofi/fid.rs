@@ -1,0 +1,92 @@
+//! What all objects of libfabric have in common.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+
+use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOMEM, FI_ENOSYS, fid};
+
+/// A negative error code of libfabric; [`Library::error_text`](super::Library::error_text) says
+/// what it means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub c_int);
+
+impl Code {
+    /// Not now: make progress and try again.
+    pub const AGAIN: Code = Code(-(FI_EAGAIN as c_int));
+    /// A completion with an error is there to be read.
+    pub const AVAILABLE: Code = Code(-(FI_EAVAIL as c_int));
+    /// The provider does not have the function.
+    pub const NO_FUNCTION: Code = Code(-(FI_ENOSYS as c_int));
+    /// There is no memory.
+    pub const NO_MEMORY: Code = Code(-(FI_ENOMEM as c_int));
+
+    /// Success, or what went wrong.
+    #[inline]
+    pub(super) fn check(code: isize) -> Result<(), Code> {
+        if code >= 0 { Ok(()) } else { Err(Code(code as c_int)) }
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Code({})", self.0)
+    }
+}
+
+/// A function of an object's table, if the table is long enough to have it: the rule of
+/// `FI_CHECK_OP` in the headers, which lets tables grow.
+///
+/// The pointer must be null, or that of a live table.
+macro_rules! slot {
+    ($table:expr, $type:ty, $name:ident) => {{
+        let table: *const $type = $table;
+        if table.is_null() || (*table).size <= core::mem::offset_of!($type, $name) {
+            Err($crate::ofi::Code::NO_FUNCTION)
+        } else {
+            (*table).$name.ok_or($crate::ofi::Code::NO_FUNCTION)
+        }
+    }};
+}
+pub(super) use slot;
+
+/// Ends an object.
+///
+/// # Safety
+/// It must be live, nobody may use it any more, and nothing that depends on it may be left.
+pub(super) unsafe fn close(object: *mut fid) -> Result<(), Code> {
+    // SAFETY: as the caller says.
+    Code::check(unsafe { slot!((*object).ops, super::sys::fi_ops, close)?(object) } as isize)
+}
+
+/// Ties one object to another.
+///
+/// # Safety
+/// Both must be live.
+pub(super) unsafe fn bind(object: *mut fid, other: *mut fid, flags: u64) -> Result<(), Code> {
+    // SAFETY: as the caller says.
+    Code::check(unsafe { slot!((*object).ops, super::sys::fi_ops, bind)?(object, other, flags) } as isize)
+}
+
+/// Gives an object an order.
+///
+/// # Safety
+/// It must be live, and `argument` what the command takes.
+pub(super) unsafe fn control(object: *mut fid, command: u32, argument: *mut c_void) -> Result<(), Code> {
+    // SAFETY: as the caller says.
+    Code::check(
+        unsafe { slot!((*object).ops, super::sys::fi_ops, control)?(object, command as c_int, argument) } as isize
+    )
+}
+
+/// An argument of a function that later libraries may read a little further.
+#[repr(C)]
+pub(super) struct Padded<T> {
+    pub(super) value: T,
+    margin: [u64; 4],
+}
+
+impl<T> Padded<T> {
+    pub(super) fn new(value: T) -> Self {
+        Padded { value, margin: [0; 4] }
+    }
+}
