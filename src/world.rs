@@ -157,7 +157,7 @@ impl World {
             true => endpoint.register(bytes).map(Some),
             false => Ok(None),
         };
-        let mut mine = vec![u64::from(made.is_ok()), bytes as u64, u64::from(root), 0, 0];
+        let mut mine = vec![u64::from(made.is_ok()), bytes as u64, u64::from(root), 0, 0, 0, 0];
         if let Ok(Some(region)) = &made {
             if let Some(window) = endpoint.window(*region) {
                 window.write(0, bytemuck::cast_slice(data));
@@ -183,7 +183,7 @@ impl World {
             return Err(Error::Aborted { rank, operation, by: root, reason });
         }
         if source.is_none() {
-            let key = [said(root as usize, 3), said(root as usize, 4)];
+            let key = [3, 4, 5, 6].map(|index| said(root as usize, index));
             let source = endpoint.import(root, key)?;
             if let Some(window) = endpoint.window(source) {
                 window.read(0, bytemuck::cast_slice_mut(data));

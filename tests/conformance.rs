@@ -1,6 +1,9 @@
 //! Every fabric does what the trait says.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::time::{Duration, Instant};
+
+use earlybird::fabric::ofi::{Library, OfiFabric, Settings};
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
 use earlybird::fabric::{Fabric, conformance};
@@ -27,4 +30,34 @@ fn sim_on_a_host_each() {
 #[test]
 fn shm() {
     conformance::all(&|ranks| boxed(ShmFabric::in_this_process(ranks).unwrap()));
+}
+
+fn ofi(provider: &str) {
+    let Ok(library) = Library::load(None).inspect_err(|problem| eprintln!("SKIPPED: {problem}")) else { return };
+    let settings = Settings { provider: Some(provider.to_owned()), ..Settings::default() };
+    conformance::all(&|ranks| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let world = OfiFabric::in_this_process(&library, &settings, ranks, deadline);
+        boxed(world.unwrap_or_else(|error| panic!("{provider}: {error}")))
+    });
+}
+
+#[test]
+fn ofi_tcp() {
+    ofi("tcp;ofi_rxm");
+}
+
+#[test]
+fn ofi_sockets() {
+    ofi("sockets");
+}
+
+#[test]
+fn ofi_shm() {
+    ofi("shm");
+}
+
+#[test]
+fn ofi_udp() {
+    ofi("udp;ofi_rxd");
 }

@@ -10,7 +10,7 @@ use super::driver::{Driver, Reduction, Regions};
 use super::patience::Patience;
 use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
-use crate::fabric::{Endpoint, Region};
+use crate::fabric::{Endpoint, Key, Region};
 use crate::reduce::{Element, Reduce};
 use crate::trigger::Schedule;
 use crate::world::{Deadline, World};
@@ -324,10 +324,11 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<u64>> {
 }
 
 /// The keys behind "ok": of the control region, then of the data region.
-pub(crate) fn decode_keys(answer: &[u8]) -> Option<[u64; 4]> {
+pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
     let keys = answer.strip_prefix(b"ok")?;
     let key = |index: usize| keys.get(8 * index..8 * index + 8)?.try_into().ok().map(u64::from_le_bytes);
-    Some([key(0)?, key(1)?, key(2)?, key(3)?])
+    let four = |from| Some([key(from)?, key(from + 1)?, key(from + 2)?, key(from + 3)?]);
+    Some([four(0)?, four(4)?])
 }
 
 fn import_regions(
@@ -348,13 +349,13 @@ fn import_regions(
     for host in 0..plan.topology.hosts() {
         let leader = plan.topology.leader(host);
         let keys = decode_keys(&everybody[leader as usize]);
-        let [a, b, c, d] = keys.ok_or_else(|| Error::join(rank, format!("rank {leader} sent no keys")))?;
-        let mut name = |own: u32, key: [u64; 2]| -> Result<Region> {
+        let [control, data] = keys.ok_or_else(|| Error::join(rank, format!("rank {leader} sent no keys")))?;
+        let mut name = |own: u32, key: Key| -> Result<Region> {
             if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
         };
         // The leader's own regions are the first two it made.
-        regions.control.push(name(0, [a, b])?);
-        regions.data.push(name(1, [c, d])?);
+        regions.control.push(name(0, control)?);
+        regions.data.push(name(1, data)?);
     }
     Ok(regions)
 }

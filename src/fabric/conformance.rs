@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{At, Atomic, Change, Endpoint, Fabric, Posted, Region, Signal};
+use super::{At, Atomic, Change, Endpoint, Fabric, Key, Posted, Region, Signal};
 
 /// Makes a world of so many ranks.
 pub type MakeWorld<'a> = &'a dyn Fn(u32) -> Vec<Box<dyn Fabric>>;
@@ -50,7 +50,7 @@ fn world(make: MakeWorld<'_>, ranks: u32) -> World {
         .iter_mut()
         .enumerate()
         .map(|(me, end)| {
-            let name = |(peer, &key): (usize, &[u64; 2])| match peer == me {
+            let name = |(peer, &key): (usize, &Key)| match peer == me {
                 true => own[me],
                 false => end.import(peer as u32, key).expect("import"),
             };
@@ -266,6 +266,10 @@ fn a_wake_reaches_who_waits_for_it(make: MakeWorld<'_>) {
 fn abort_reaches_everybody(make: MakeWorld<'_>) {
     let world = world(make, 3);
     world.fabrics[1].abort("a reason to stop");
+    let start = Instant::now();
+    while world.fabrics.iter().any(|fabric| fabric.health("conformance").is_ok()) {
+        assert!(start.elapsed() < PATIENCE, "some never heard of it");
+    }
     world.fabrics[2].abort("too late");
     for fabric in &world.fabrics {
         let error = fabric.health("conformance").expect_err("aborted").to_string();

@@ -31,9 +31,12 @@
 
 pub(crate) mod arena;
 pub mod conformance;
+pub(crate) mod failure;
+pub(crate) mod memory;
 pub mod ofi;
 pub mod shm;
 pub mod sim;
+pub(crate) mod watch;
 mod window;
 
 use std::fmt::Debug;
@@ -48,6 +51,9 @@ use crate::error::Result;
 /// Memory that an endpoint can name: its own, or imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub(crate) u32);
+
+/// What a peer needs to name a region; what is in it is the fabric's own business.
+pub type Key = [u64; 4];
 
 /// A place in a region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -189,13 +195,13 @@ pub trait Endpoint: Send + Debug {
     fn register(&mut self, bytes: usize) -> Result<Region>;
 
     /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint.
-    fn key(&self, region: Region) -> [u64; 2];
+    fn key(&self, region: Region) -> Key;
 
     /// Names a peer's region.
     ///
     /// # Errors
     /// When the key is not one of that peer's, or its memory cannot be mapped.
-    fn import(&mut self, peer: u32, key: [u64; 2]) -> Result<Region>;
+    fn import(&mut self, peer: u32, key: Key) -> Result<Region>;
 
     /// Direct access to a region: its own always, those of peers on the same host.
     fn window(&self, region: Region) -> Option<Window>;

@@ -1,7 +1,42 @@
-//! libfabric. So far: which providers and devices there are, and what they can do.
-#![forbid(unsafe_code)]
+//! libfabric: one interface to every HPC network.
+//!
+//! Bulk data moves by one-sided writes and reads of registered memory. Everything small goes by
+//! messages that the receiving rank deals with in software: whoever is in the library there, or its
+//! progress thread. So nothing depends on what a provider can do beyond messages and remote writes
+//! and reads: not on its atomics, on the order of its operations, on completion data or on progress
+//! of its own.
+//!
+//! # Putting
+//! Small data travels in the message that also names the signal. Large data is written first, with
+//! *delivery complete*, and then signalled by a message; a read or write of more than the
+//! provider's maximum goes in parts.
+//!
+//! # Atomics
+//! All changes of a cell, the home's own included, are made by the processor of the home under one
+//! lock, so there is one domain of atomicity, and plain loads through a window see it.
+//!
+//! # Completion
+//! Messages are numbered and dealt with exactly once. Each message says how many of the receiver's
+//! were dealt with; where there is none to say it by, a word of its own does, when a rank is idle or
+//! goes to sleep. No more than a window of messages to a peer is under way.
+//!
+//! # Death
+//! The kernel tells of processes on the same machine. Of those elsewhere some sign of life is asked
+//! for, by a few ranks each; who finds somebody dead tells everybody.
 
+mod card;
+mod channel;
+mod endpoint;
+mod engine;
+mod fabric;
+mod message;
+mod peer;
 mod probe;
+mod shared;
+mod wire;
 
+pub(crate) use card::{Card, MOST as MOST_CARD};
 pub use earlybird_ffi::ofi::{Library, LoadError};
+pub use fabric::{OfiFabric, Settings};
+pub(crate) use message::Message;
 pub use probe::{Device, Progress, devices};

@@ -71,17 +71,22 @@ const MEMORY: [(i32, &str); 5] = [
     (sys::FI_MR_ENDPOINT as i32, "endpoint"),
 ];
 
-/// Everything that can do remote writes and reads, and what else is wanted. Nothing that fits is an
-/// empty list.
-fn offering(library: &Library, more: &Wanted) -> Option<InfoList> {
-    let wanted = Wanted {
-        caps: sys::FI_MSG | sys::FI_RMA | more.caps,
+/// What a provider must be able to do for this library.
+pub(super) fn needed() -> Wanted {
+    Wanted {
+        caps: sys::FI_MSG | sys::FI_RMA,
         mode: sys::FI_CONTEXT | sys::FI_CONTEXT2,
         endpoint: sys::FI_EP_RDM,
         memory: MEMORY.iter().fold(0, |modes, (mode, _)| modes | mode),
-        ..more.clone()
-    };
-    library.info(&wanted).ok()
+        ..Wanted::default()
+    }
+}
+
+/// Everything that can do remote writes and reads, and what else is wanted. Nothing that fits is an
+/// empty list.
+fn offering(library: &Library, more: &Wanted) -> Option<InfoList> {
+    let Wanted { caps, mode, endpoint, memory, .. } = needed();
+    library.info(&Wanted { caps: caps | more.caps, mode, endpoint, memory, ..more.clone() }).ok()
 }
 
 /// The devices there are, each once, best first.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::doorbell::Doorbell;
 use super::segment::Segment;
 use crate::error::{Error, Result};
-use crate::fabric::{At, Atomic, Change, Completion, Endpoint, Interest, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{At, Atomic, Change, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 use crate::sync::{self, full_fence};
 
 /// A key is an offset in the world's file, and a length with the owner above it.
@@ -76,12 +76,12 @@ impl Endpoint for ShmEndpoint {
         self.add(self.rank, offset, bytes)
     }
 
-    fn key(&self, region: Region) -> [u64; 2] {
-        let key = |mapped: &Mapped| [mapped.offset, mapped.bytes as u64 | u64::from(mapped.owner) << OWNER];
-        self.regions.get(region.0 as usize).map_or([0; 2], key)
+    fn key(&self, region: Region) -> Key {
+        let key = |mapped: &Mapped| [mapped.offset, mapped.bytes as u64 | u64::from(mapped.owner) << OWNER, 0, 0];
+        self.regions.get(region.0 as usize).map_or([0; 4], key)
     }
 
-    fn import(&mut self, peer: u32, key: [u64; 2]) -> Result<Region> {
+    fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let bad = || self.usage("import", "not a key of that peer");
         let bytes = usize::try_from(key[1] & ((1 << OWNER) - 1)).map_err(|_| bad())?;
         if key[0] == 0 || key[1] >> OWNER != u64::from(peer) {

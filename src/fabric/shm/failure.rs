@@ -1,17 +1,11 @@
-//! Why a world has failed: said once, by whoever is first.
+//! Where a world's failure is written: said once, by whoever is first.
 
 use super::mailbox::{load_bytes, store_bytes};
+use crate::fabric::failure::Failure;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Cells of the reason; what is longer is cut.
 const TEXT: usize = if cfg!(loom) { 1 } else { 32 };
-
-/// Why everything fails from now on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    Aborted { by: u32, reason: String },
-    Died { peer: u32, how: String },
-}
 
 #[repr(C)]
 #[cfg_attr(loom, derive(Default))]

@@ -9,8 +9,9 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::doorbell::Doorbell;
-use super::failure::{Failure, FailureCell};
+use super::failure::FailureCell;
 use super::mailbox::Mailbox;
+use crate::fabric::failure::Failure;
 use crate::sync::{AtomicU64, add, announce, full_fence, look};
 
 const LONG: Duration = Duration::from_secs(1);

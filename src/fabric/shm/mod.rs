@@ -20,14 +20,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
+use super::failure::Failure;
+use super::watch::{ENDED, Watch};
 use super::{Endpoint, Fabric};
 use crate::error::{Error, Ranks, Result};
 use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
-use failure::Failure;
 pub(crate) use segment::MOST_RANKS;
 use segment::Segment;
 
@@ -41,7 +39,7 @@ pub struct ShmFabric {
     rank: u32,
     opened: AtomicU32,
     exchange: Mutex<Exchange>,
-    peers: Vec<Option<OwnedFd>>,
+    watch: Watch,
 }
 
 #[derive(Debug, Default)]
@@ -65,26 +63,8 @@ impl ShmFabric {
     /// Memory that is not of such a world, or a peer that is gone already.
     pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
         let segment = Arc::new(Segment::open(memory, rank, ranks)?);
-        let descriptor = |(peer, pid): (usize, &Option<u32>)| -> Result<Option<OwnedFd>> {
-            let Some(pid) = pid.filter(|_| peer != rank as usize) else { return Ok(None) };
-            let gone = || Error::PeerDied {
-                rank,
-                operation: "join",
-                peer: peer as u32,
-                how: format!("process {pid} is not there"),
-            };
-            let pid = Pid::from_raw(pid as i32).ok_or_else(gone)?;
-            pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(|cause| match cause {
-                rustix::io::Errno::SRCH => gone(),
-                cause => Error::os(
-                    rank,
-                    "watch another rank's process (one descriptor a rank: is ulimit -n too low?)",
-                    cause,
-                ),
-            })
-        };
-        let peers = pids.iter().enumerate().map(descriptor).collect::<Result<_>>()?;
-        Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Mutex::default(), peers })
+        let watch = Watch::new(rank, pids)?;
+        Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Mutex::default(), watch })
     }
 
     /// A world of which every rank is in this process: for tests.
@@ -189,32 +169,19 @@ impl Fabric for ShmFabric {
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {
-        match self.segment.failure() {
-            None => Ok(()),
-            Some(Failure::Aborted { by, reason }) => Err(Error::Aborted { rank: self.rank, operation, by, reason }),
-            Some(Failure::Died { peer, how }) => Err(Error::PeerDied { rank: self.rank, operation, peer, how }),
-        }
+        self.segment.failure().map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
     }
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
-        let watched = || self.peers.iter().enumerate().filter_map(|(peer, fd)| Some((peer as u32, fd.as_ref()?)));
-        let watched: Vec<_> = watched().filter(|(peer, _)| !self.segment.has_left(*peer)).collect();
-        let mut polled: Vec<_> = watched.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
-        let ended = poll(&mut polled, Some(&rustix::time::Timespec::default())).unwrap_or(0) > 0;
-        if ended {
-            for ((peer, _), poll) in watched.iter().zip(&polled) {
-                // It says that it leaves before it ends, so this order of looking is safe.
-                if !poll.revents().is_empty() && !self.segment.has_left(*peer) {
-                    let how = "its process ended without finish".to_owned();
-                    tracing::debug!(rank = self.rank, peer, "found dead");
-                    self.segment.fail(&Failure::Died { peer: *peer, how: how.clone() });
-                    self.wake_everybody();
-                    // The first reason stays; but whoever wrote it may have died in the middle.
-                    self.health(operation)?;
-                    return Err(Error::PeerDied { rank: self.rank, operation, peer: *peer, how });
-                }
-            }
+        if let Some(peer) = self.watch.ended(|peer| self.segment.has_left(peer)) {
+            let failure = Failure::Died { peer, how: ENDED.to_owned() };
+            tracing::debug!(rank = self.rank, peer, "found dead");
+            self.segment.fail(&failure);
+            self.wake_everybody();
+            // The first reason stays; but whoever wrote it may have died in the middle.
+            self.health(operation)?;
+            return Err(failure.error(self.rank, operation));
         }
         self.health(operation)
     }

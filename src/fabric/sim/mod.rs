@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(crate) use net::{Net, Snapshot};
 pub(crate) use weather::{Kind, Met, Stall, Weather};
 
-use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Posted, Region, Signal, Waker, Window};
+use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Key, Posted, Region, Signal, Waker, Window};
 use crate::error::{Error, Result};
 
 /// A rank's view of a simulated world. Clones of the network are shared by all ranks of a world.
@@ -112,11 +112,11 @@ impl Endpoint for SimEndpoint {
         Ok(self.net.lock().register(self.rank, bytes))
     }
 
-    fn key(&self, region: Region) -> [u64; 2] {
-        [u64::from(region.0), u64::from(self.rank)]
+    fn key(&self, region: Region) -> Key {
+        [u64::from(region.0), u64::from(self.rank), 0, 0]
     }
 
-    fn import(&mut self, peer: u32, key: [u64; 2]) -> Result<Region> {
+    fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let known = u32::try_from(key[0]).ok().map(Region);
         let owner = known.and_then(|region| self.net.lock().owner(region));
         match known.filter(|_| owner == Some(peer) && key[1] == u64::from(peer)) {

@@ -1,0 +1,30 @@
+//! How much memory may be taken.
+
+/// Bytes that registered memory may still take, and what says so.
+pub(crate) fn available_memory() -> (u64, String) {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let number = |path: &str| read(path).and_then(|text| text.trim().parse::<u64>().ok());
+    let mut least = (u64::MAX, "nothing".to_owned());
+    let mut consider = |bytes: Option<u64>, limit: &str| {
+        if let Some(bytes) = bytes.filter(|&bytes| bytes < least.0) {
+            least = (bytes, limit.to_owned());
+        }
+    };
+    let meminfo = read("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    consider(kilobytes.map(|kilobytes| kilobytes << 10), "the machine's available memory");
+    let group = read("/proc/self/cgroup").unwrap_or_default();
+    for path in group.lines().filter_map(|line| line.strip_prefix("0::")) {
+        let base = format!("/sys/fs/cgroup{}", path.trim_end_matches('/'));
+        let free = number(&format!("{base}/memory.max"))
+            .zip(number(&format!("{base}/memory.current")))
+            .map(|(max, current)| max.saturating_sub(current));
+        consider(free, "the memory limit of the container (cgroup memory.max)");
+    }
+    consider(
+        std::env::var("EARLYBIRD_MEMORY_LIMIT").ok().and_then(|text| crate::config::parse_size(&text).ok()),
+        "EARLYBIRD_MEMORY_LIMIT",
+    );
+    least
+}

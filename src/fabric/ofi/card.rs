@@ -1,0 +1,81 @@
+//! How a rank introduces itself to the others before libfabric can carry anything.
+
+/// What the others must know of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    /// Which provider it uses; all must use the same.
+    pub(crate) provider: String,
+    /// Where it runs: the same text for processes that can see each other.
+    pub(crate) host: String,
+    /// Its process there.
+    pub(crate) pid: u32,
+    /// Drawn at random. That of rank 0 is the job's.
+    pub(crate) nonce: u32,
+    /// Its address, as libfabric has it.
+    pub(crate) address: Vec<u8>,
+}
+
+const MAGIC: u32 = 0x4542_4C43;
+
+/// Longest card, in bytes.
+pub(crate) const MOST: usize = 2048;
+
+impl Card {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for number in [MAGIC, self.pid, self.nonce] {
+            bytes.extend(number.to_le_bytes());
+        }
+        for part in [self.provider.as_bytes(), self.host.as_bytes(), &self.address] {
+            bytes.extend((part.len() as u32).to_le_bytes());
+            bytes.extend(part);
+        }
+        debug_assert!(bytes.len() <= MOST);
+        bytes
+    }
+
+    /// Nothing for what is no card, or one of another version.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        let number = |rest: &mut &[u8]| -> Option<u32> {
+            let (number, after) = rest.split_first_chunk()?;
+            *rest = after;
+            Some(u32::from_le_bytes(*number))
+        };
+        let [magic, pid, nonce] = [number(&mut rest)?, number(&mut rest)?, number(&mut rest)?];
+        let mut part = || -> Option<Vec<u8>> {
+            let len = number(&mut rest)? as usize;
+            let (part, after) = rest.split_at_checked(len)?;
+            rest = after;
+            Some(part.to_vec())
+        };
+        let text = |bytes| String::from_utf8(bytes).ok();
+        let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
+        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, nonce, address })
+    }
+}
+
+/// What tells machines apart, or parts of one that cannot reach each other: the kernel's run, and
+/// the namespaces of processes and of the network.
+pub(super) fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let space = |kind: &str| {
+        let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));
+        link.map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    format!("{} {} {}", boot.trim(), space("pid"), space("net"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_survive_the_way() {
+        let card = Card { provider: "tcp".into(), host: host(), pid: 7, nonce: u32::MAX, address: vec![0, 255, 3] };
+        let bytes = card.encode();
+        assert_eq!(Card::decode(&bytes), Some(card));
+        (0..bytes.len()).for_each(|len| assert_eq!(Card::decode(&bytes[..len]), None));
+        assert_eq!(Card::decode(&[&bytes[..], &[0]].concat()), None);
+    }
+}

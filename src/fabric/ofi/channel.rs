@@ -1,0 +1,157 @@
+//! What belongs to one collective: its regions, its completions, and who waits for them.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::message::Place;
+use super::wire::Registered;
+use crate::fabric::{At, Atomic, Change, Completion, Region, Window};
+use crate::sync;
+
+/// A region that an endpoint can name.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// Memory of this rank.
+    Own(Registered, usize),
+    /// Memory of a peer.
+    Peer(Remote),
+}
+
+/// A peer's region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remote {
+    pub(super) owner: u32,
+    /// As the owner numbers it.
+    pub(super) region: u16,
+    pub(super) bytes: usize,
+    /// Of the registration, and where it counts from.
+    pub(super) key: u64,
+    pub(super) base: u64,
+}
+
+impl Entry {
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Entry::Own(_, bytes) => *bytes,
+            Entry::Peer(remote) => remote.bytes,
+        }
+    }
+}
+
+/// One collective, as this rank takes part in it.
+#[derive(Debug, Default)]
+pub(super) struct Channel {
+    pub(super) entries: Vec<Entry>,
+    pub(super) completions: VecDeque<Completion>,
+    /// This rank has an endpoint of it.
+    pub(super) is_open: bool,
+    /// Ranks that have closed theirs.
+    pub(super) closed: u32,
+    wait: Wait,
+}
+
+/// Where somebody waits, or does not.
+#[derive(Debug, Default)]
+struct Wait {
+    announced: bool,
+    woken: bool,
+    /// Asleep; the bell wakes.
+    asleep: Option<Arc<OwnedFd>>,
+}
+
+impl Channel {
+    /// The region of a place, if the place lies in it.
+    pub(super) fn entry(&self, at: At, len: usize) -> Option<&Entry> {
+        let entry = self.entries.get(at.region.0 as usize)?;
+        (at.offset <= entry.bytes() && len <= entry.bytes() - at.offset).then_some(entry)
+    }
+
+    /// Memory of this rank.
+    pub(super) fn own(&self, region: Region) -> Option<&Registered> {
+        match self.entries.get(region.0 as usize)? {
+            Entry::Own(registered, _) => Some(registered),
+            Entry::Peer(_) => None,
+        }
+    }
+
+    /// A window on memory of this rank that a peer has named, if the place lies in it.
+    fn target(&self, place: Place, len: usize) -> Option<(&Window, usize)> {
+        let (region, offset) = (Region(u32::from(place.region)), usize::try_from(place.offset).ok()?);
+        self.entry(At { region, offset }, len)?;
+        Some((self.own(region)?.window(), offset))
+    }
+
+    fn cell(&self, place: Place) -> Option<&sync::AtomicU64> {
+        let (window, offset) = self.target(place, size_of::<u64>())?;
+        offset.is_multiple_of(size_of::<u64>()).then(|| window.cell(offset / size_of::<u64>()))
+    }
+
+    /// Copies data in; nothing if the place is none.
+    #[must_use]
+    pub(super) fn write(&self, place: Place, data: &[u8]) -> Option<()> {
+        let (window, offset) = self.target(place, data.len())?;
+        window.write(offset, data);
+        Some(())
+    }
+
+    /// Changes a cell. Release: who sees it sees the data before it.
+    #[must_use]
+    pub(super) fn change(&self, place: Place, change: Change) -> Option<()> {
+        let cell = self.cell(place)?;
+        match change {
+            Change::Set(value) => sync::announce(cell, value),
+            Change::Add(value) => _ = sync::add(cell, value),
+        }
+        Some(())
+    }
+
+    /// Changes a cell; what it held.
+    #[must_use]
+    pub(super) fn atomic(&self, place: Place, atomic: Atomic) -> Option<u64> {
+        let cell = self.cell(place)?;
+        Some(match atomic {
+            Atomic::FetchAdd(value) => sync::add(cell, value),
+            Atomic::CompareSwap { expect, new } => sync::swap(cell, expect, new),
+        })
+    }
+
+    pub(super) fn complete(&mut self, token: u64, value: u64) {
+        if self.is_open {
+            self.completions.push_back(Completion { token, value });
+            self.wake();
+        }
+    }
+
+    pub(super) fn announce(&mut self, announced: bool) {
+        self.wait = Wait { announced, woken: false, asleep: None };
+    }
+
+    /// Whether the announced wait is over; without an announcement there is nothing to wait for.
+    pub(super) fn is_woken(&self) -> bool {
+        self.wait.woken || !self.wait.announced
+    }
+
+    pub(super) fn sleeps_on(&mut self, bell: Option<Arc<OwnedFd>>) {
+        self.wait.asleep = bell;
+    }
+
+    /// Ends the wait, if it was announced.
+    pub(super) fn wake(&mut self) {
+        self.wait.woken |= self.wait.announced;
+        if let Some(bell) = self.wait.asleep.take() {
+            ring(&*bell);
+        }
+    }
+}
+
+/// Wakes who polls a bell. It can only fail where it rings already.
+pub(super) fn ring(bell: impl AsFd) {
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+/// Makes a bell silent again.
+pub(super) fn hush(bell: impl AsFd) {
+    let _ = rustix::io::read(bell, &mut [0; 8]);
+}

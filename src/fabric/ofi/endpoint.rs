@@ -1,0 +1,97 @@
+//! One collective's operations over libfabric.
+#![forbid(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::shared::Shared;
+use crate::error::Result;
+use crate::fabric::{At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
+
+#[derive(Debug)]
+pub(super) struct OfiEndpoint {
+    shared: Arc<Shared>,
+    channel: u16,
+    bell: Arc<OwnedFd>,
+}
+
+impl OfiEndpoint {
+    pub(super) fn new(shared: Arc<Shared>, channel: u16) -> Result<Self> {
+        let bell = shared.new_bell()?;
+        shared.lock().channel(channel).is_open = true;
+        Ok(OfiEndpoint { shared, channel, bell })
+    }
+}
+
+impl Endpoint for OfiEndpoint {
+    fn register(&mut self, bytes: usize) -> Result<Region> {
+        self.shared.lock().register(self.channel, bytes)
+    }
+
+    fn key(&self, region: Region) -> Key {
+        self.shared.lock().key(self.channel, region)
+    }
+
+    fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
+        self.shared.lock().import(self.channel, peer, key)
+    }
+
+    fn window(&self, region: Region) -> Option<Window> {
+        let mut engine = self.shared.lock();
+        engine.channel(self.channel).own(region).map(|registered| registered.window().clone())
+    }
+
+    fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted> {
+        self.shared.lock().put(self.channel, (from, to, len), signal, token)
+    }
+
+    fn signal(&mut self, signal: Signal, token: u64) -> Result<Posted> {
+        self.shared.lock().signal(self.channel, signal, token)
+    }
+
+    fn read(&mut self, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
+        self.shared.lock().read(self.channel, from, to, len, token)
+    }
+
+    fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
+        self.shared.lock().atomic(self.channel, at, atomic, token)
+    }
+
+    fn poll(&mut self) -> Result<Option<Completion>> {
+        let mut engine = self.shared.visit();
+        if let Some(completion) = engine.completion(self.channel)? {
+            return Ok(Some(completion));
+        }
+        engine.progress();
+        engine.completion(self.channel)
+    }
+
+    fn prepare_wait(&mut self, _interest: Interest) {
+        // Each rank is its own host, so nobody has to be told apart.
+        self.shared.lock().channel(self.channel).announce(true);
+    }
+
+    fn cancel_wait(&mut self) {
+        self.shared.lock().channel(self.channel).announce(false);
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        self.shared.wait(self.channel, &self.bell, at_most);
+    }
+
+    fn waker(&self) -> Waker {
+        let (shared, channel) = (self.shared.clone(), self.channel);
+        Waker::new(move || shared.lock().channel(channel).wake())
+    }
+
+    fn wake(&mut self, _most: u32, _interest: Interest) -> u32 {
+        0
+    }
+}
+
+impl Drop for OfiEndpoint {
+    fn drop(&mut self) {
+        self.shared.lock().close(self.channel);
+    }
+}

@@ -1,0 +1,292 @@
+//! A world over libfabric.
+#![forbid(unsafe_code)]
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use earlybird_ffi::ofi::{self, Code, InfoList, Library, Wanted, sys};
+
+use super::card::{self, Card};
+use super::endpoint::OfiEndpoint;
+use super::engine::Engine;
+use super::probe;
+use super::shared::Shared;
+use super::wire::{Failed, Wire};
+use crate::error::{Error, Ranks, Result};
+use crate::fabric::failure::Failure;
+use crate::fabric::watch::Watch;
+use crate::fabric::{Endpoint, Fabric};
+
+/// Which of libfabric's providers carries a world, and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The provider; none for the best that there is.
+    pub provider: Option<String>,
+    /// The device; none for the provider's best.
+    pub device: Option<String>,
+    /// How long a rank on another machine may say nothing before it counts as dead.
+    pub silence: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { provider: None, device: None, silence: Duration::from_secs(10) }
+    }
+}
+
+/// Longest contribution to an exchange.
+const MOST_EXCHANGED: usize = 1000;
+
+/// How long a rank that leaves stays for those who still need it.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// How long it stays for the last answers of those who leave, too.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// A rank's view of a world over libfabric. Each rank is a host of its own.
+#[derive(Debug)]
+pub struct OfiFabric {
+    rank: u32,
+    ranks: u32,
+    shared: Arc<Shared>,
+    opened: AtomicU32,
+    /// Whether an exchange has failed.
+    exchange: Mutex<bool>,
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// An endpoint that is open, before its peers are known.
+struct Opened {
+    wire: Wire,
+    card: Card,
+}
+
+fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result<Opened> {
+    let named = settings.provider.as_deref().unwrap_or("any provider");
+    let refused = |what: &'static str| {
+        let library = *library;
+        move |code: Code| Error::join(rank, format!("{named}: {what}: {}", library.error_text(code.0)))
+    };
+    let provider = settings.provider.as_deref().map(CString::new).transpose();
+    let provider = provider.map_err(|_| Error::join(rank, "the name of the provider contains a zero byte"))?;
+    let wanted = Wanted { provider, threading: sys::FI_THREAD_SAFE, ..probe::needed() };
+    let found = library.info(&wanted).map_err(|code| {
+        let cause = library.error_text(code);
+        Error::join(
+            rank,
+            format!(
+                "libfabric has no device of {named} that can do this ({cause}); `earlybird info` lists what there is"
+            ),
+        )
+    })?;
+    let fits = |info: &ofi::Info<'_>| settings.device.as_deref().is_none_or(|device| device == info.domain_name());
+    let info = found.iter().find(fits).ok_or_else(|| {
+        let mut devices: Vec<_> = found.iter().map(|info| info.domain_name().to_owned()).collect();
+        devices.dedup();
+        let device = settings.device.as_deref().unwrap_or_default();
+        Error::join(rank, format!("{named} has no device {device}; it has {}", devices.join(", ")))
+    })?;
+    describe(rank, &found, info);
+    let fabric = ofi::Fabric::open(library, info).map_err(refused("the network cannot be opened"))?;
+    let domain = ofi::Domain::open(fabric, info).map_err(refused("the device cannot be opened"))?;
+    let queue = ofi::Queue::open(domain.clone(), 4096).map_err(refused("no completion queue"))?;
+    let endpoint = ofi::Endpoint::open(domain, info, queue, ranks as usize).map_err(refused("no endpoint"))?;
+    let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
+    let wire = Wire::new(endpoint, info).map_err(|failed| match failed {
+        Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),
+        Failed::Code(code) => refused("memory cannot be registered")(code),
+    })?;
+    let mut nonce = [0; 4];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+        .map_err(|cause| Error::os(rank, "draw a random number", cause))?;
+    let card = Card {
+        provider: info.provider().to_owned(),
+        host: card::host(),
+        pid: std::process::id(),
+        nonce: u32::from_le_bytes(nonce),
+        address,
+    };
+    Ok(Opened { wire, card })
+}
+
+fn describe(rank: u32, found: &InfoList, info: ofi::Info<'_>) {
+    tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), of = found.iter().count(), "opens");
+}
+
+impl OfiFabric {
+    /// Joins a world. `gather` gives every rank's bytes to every rank, by rank, by other means: it is
+    /// called once, with this rank's address and what else the others need to know.
+    ///
+    /// # Errors
+    /// No provider that fits, what it refuses, what `gather` says; ranks that use different
+    /// providers; ranks that cannot be reached by the deadline.
+    pub fn join(
+        library: &Library,
+        settings: &Settings,
+        (rank, ranks): (u32, u32),
+        deadline: Instant,
+        gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Self> {
+        let Opened { wire, card } = open(library, settings, rank, ranks)?;
+        let cards = gather(&card.encode())?;
+        let cards = cards.iter().enumerate().map(|(peer, bytes)| {
+            let strange = || {
+                Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
+            };
+            Card::decode(bytes).ok_or_else(strange)
+        });
+        let cards: Vec<Card> = cards.collect::<Result<_>>()?;
+        if cards.len() != ranks as usize {
+            return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", cards.len())));
+        }
+        let mut addresses = Vec::new();
+        for (peer, theirs) in cards.iter().enumerate() {
+            let (what, peer) = ("the provider", peer as u32);
+            if theirs.provider != card.provider {
+                let (mine, theirs) = (card.provider.clone(), theirs.provider.clone());
+                return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
+            }
+            let address = wire.endpoint().insert(&theirs.address).map_err(|code| {
+                Error::join(rank, format!("{} has no way to rank {peer}: {}", card.provider, wire.text(code)))
+            })?;
+            addresses.push(address);
+        }
+        let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
+        let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;
+        let failed = Arc::new(AtomicBool::new(false));
+        let engine = Engine::new(rank, cards[0].nonce, wire, addresses, failed.clone());
+        let shared = Shared::new(engine, failed, watch, settings.silence)?;
+        let attendant = shared.clone();
+        let thread = thread::Builder::new().name(format!("earlybird ofi {rank}")).spawn(move || attendant.attend());
+        let thread = thread.map_err(|cause| Error::os(rank, "start the progress thread", cause))?;
+        let bell = shared.new_bell()?;
+        let opened = AtomicU32::new(0);
+        let fabric = OfiFabric { rank, ranks, shared, opened, exchange: Mutex::new(false), bell, thread: Some(thread) };
+        // Nobody goes on before all can be reached.
+        fabric.exchange("join", &[], deadline)?;
+        Ok(fabric)
+    }
+
+    /// A world of which every rank is in this process: for tests.
+    ///
+    /// # Errors
+    /// As [`OfiFabric::join`].
+    pub fn in_this_process(library: &Library, settings: &Settings, ranks: u32, deadline: Instant) -> Result<Vec<Self>> {
+        let cards = Mutex::new(vec![None; ranks as usize]);
+        let all_told = Barrier::new(ranks as usize);
+        let join = &|rank: u32| {
+            let mut told = false;
+            let joined = Self::join(library, settings, (rank, ranks), deadline, |card| {
+                cards.lock().unwrap_or_else(PoisonError::into_inner)[rank as usize] = Some(card.to_vec());
+                told = true;
+                all_told.wait();
+                let cards = cards.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(cards.iter().map(|card| card.clone().unwrap_or_default()).collect())
+            });
+            if !told {
+                all_told.wait();
+            }
+            joined
+        };
+        thread::scope(|scope| {
+            let joining: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || join(rank))).collect();
+            let panicked = |_| Err(Error::join(0, "a thread that joined panicked"));
+            joining.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        })
+    }
+}
+
+impl Fabric for OfiFabric {
+    fn name(&self) -> &'static str {
+        "ofi"
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn hosts(&self) -> Vec<u32> {
+        (0..self.ranks).collect()
+    }
+
+    fn open(&self) -> Result<Box<dyn Endpoint>> {
+        let channel = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let Ok(channel) = u16::try_from(channel) else {
+            let problem = "a world can make 65535 collectives and broadcasts in its life; keep and reuse them";
+            return Err(Error::Usage { rank: self.rank, operation: "open", problem });
+        };
+        Ok(Box::new(OfiEndpoint::new(self.shared.clone(), channel)?))
+    }
+
+    fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let mut broken = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let usage = |problem| Error::Usage { rank: self.rank, operation, problem };
+        if *broken {
+            return Err(usage(
+                "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
+            ));
+        }
+        if mine.len() > MOST_EXCHANGED {
+            return Err(usage("more than fits into an exchange"));
+        }
+        self.health(operation)?;
+        *broken = true;
+        let started = Instant::now();
+        let turn = self.shared.visit().give(mine);
+        let complete = |engine: &Engine| engine.not_gathered(turn).is_empty();
+        loop {
+            let slice = deadline.min(Instant::now() + crate::fabric::shm::HEARTBEAT);
+            if self.shared.wait_until(0, &self.bell, slice, complete) {
+                break;
+            }
+            self.look_for_dead(operation)?;
+            if Instant::now() >= deadline {
+                let missing = Ranks(self.shared.lock().not_gathered(turn));
+                return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
+            }
+        }
+        *broken = false;
+        Ok(self.shared.visit().take_gathered(turn))
+    }
+
+    fn health(&self, operation: &'static str) -> Result<()> {
+        self.shared.health(operation)
+    }
+
+    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+        self.shared.look_for_dead(operation)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.shared.lock().fail(Failure::Aborted { by: self.rank, reason: reason.to_owned() });
+    }
+
+    fn leave(&self) {
+        self.shared.visit().say_goodbye();
+        let now = Instant::now();
+        // A rank that was slower may still ask for what lies in this one's memory.
+        self.shared.wait_until(0, &self.bell, now + LINGER, Engine::may_go);
+        let until = Instant::now() + FAREWELL;
+        self.shared.wait_until(0, &self.bell, until, Engine::is_heard_by_all);
+        self.shared.stop();
+    }
+}
+
+impl Drop for OfiFabric {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What ranks say to each other by messages, as bytes: everything but bulk data.
+
+use crate::fabric::{Atomic, Change};
+
+/// Bytes of a message without its data. Small enough to be injected by most providers.
+pub(crate) const HEADER: usize = 64;
+
+/// Most bytes of data that a message brings; what is more is written one-sidedly.
+pub(crate) const MOST_DATA: usize = 8 * 1024;
+
+/// A place in a region of the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Place {
+    /// The receiver's number of the region, within the channel.
+    pub(crate) region: u16,
+    /// Bytes from its start.
+    pub(crate) offset: u64,
+}
+
+/// What it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Copy the data, if any, to a place; then change a cell, if one is named. `prompt` if
+    /// somebody waits for the word that it is done.
+    Put { to: Place, signal: Option<(Place, Change)>, prompt: bool },
+    /// Change a cell, and say what it held. `id` goes into the answer.
+    Atomic { at: Place, atomic: Atomic, id: u32 },
+    /// What a cell held.
+    Value { id: u32, value: u64 },
+    /// Nothing but what every message says: how many were dealt with.
+    Ack,
+    /// A contribution (the data) to an exchange, by its number.
+    Exchange { turn: u64 },
+    /// Are you there?
+    Ping,
+    /// The sender aborts the job; the data says why.
+    Abort,
+    /// A rank was found dead; the data says how.
+    Died { rank: u32 },
+    /// The sender has no further use for the channel.
+    Close,
+    /// The sender ends in good order.
+    Leave,
+}
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    /// Tells worlds apart: an address may have belonged to another one before.
+    pub(crate) job: u32,
+    /// Who sends it.
+    pub(crate) from: u32,
+    /// Of those that are counted, from 1; without meaning for the others.
+    pub(crate) number: u32,
+    /// So many of the receiver's messages were dealt with.
+    pub(crate) upto: u32,
+    /// Which collective it belongs to.
+    pub(crate) channel: u16,
+    /// Bytes of data that follow.
+    pub(crate) len: u32,
+    /// The rest.
+    pub(crate) content: Content,
+}
+
+const PUT: u8 = 1;
+const ATOMIC: u8 = 2;
+const VALUE: u8 = 3;
+const ACK: u8 = 4;
+const EXCHANGE: u8 = 5;
+const PING: u8 = 6;
+const ABORT: u8 = 7;
+const DIED: u8 = 8;
+const CLOSE: u8 = 9;
+const LEAVE: u8 = 10;
+
+/// How a cell changes, and whether somebody waits.
+const NONE: u8 = 0;
+const SET: u8 = 1;
+const ADD: u8 = 2;
+const PROMPT: u8 = 4;
+
+const FETCH_ADD: u8 = 0;
+const COMPARE_SWAP: u8 = 1;
+
+impl Content {
+    /// Whether it is counted, and so delivered exactly once and told to be done.
+    pub(crate) fn is_counted(self) -> bool {
+        !matches!(self, Content::Ack | Content::Ping | Content::Abort | Content::Died { .. })
+    }
+}
+
+/// The fields of a header, before they mean anything.
+#[derive(Default)]
+struct Fields {
+    kind: u8,
+    change: u8,
+    first: Place,
+    second: Place,
+    id: u32,
+    value: u64,
+    other: u64,
+}
+
+impl Message {
+    pub(crate) fn encode(&self) -> [u8; HEADER] {
+        let mut fields = Fields::default();
+        match self.content {
+            Content::Put { to, signal, prompt } => {
+                (fields.kind, fields.first) = (PUT, to);
+                if let Some((at, change)) = signal {
+                    fields.second = at;
+                    (fields.change, fields.value) = match change {
+                        Change::Set(value) => (SET, value),
+                        Change::Add(value) => (ADD, value),
+                    };
+                }
+                fields.change |= if prompt { PROMPT } else { 0 };
+            }
+            Content::Atomic { at, atomic, id } => {
+                (fields.kind, fields.first, fields.id) = (ATOMIC, at, id);
+                (fields.change, fields.value, fields.other) = match atomic {
+                    Atomic::FetchAdd(value) => (FETCH_ADD, value, 0),
+                    Atomic::CompareSwap { expect, new } => (COMPARE_SWAP, expect, new),
+                };
+            }
+            Content::Value { id, value } => (fields.kind, fields.id, fields.value) = (VALUE, id, value),
+            Content::Ack => fields.kind = ACK,
+            Content::Exchange { turn } => (fields.kind, fields.value) = (EXCHANGE, turn),
+            Content::Ping => fields.kind = PING,
+            Content::Abort => fields.kind = ABORT,
+            Content::Died { rank } => (fields.kind, fields.id) = (DIED, rank),
+            Content::Close => fields.kind = CLOSE,
+            Content::Leave => fields.kind = LEAVE,
+        }
+        let mut bytes = [0; HEADER];
+        let mut at = 0;
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(&[fields.kind, fields.change]);
+        put(&self.channel.to_le_bytes());
+        for field in [self.from, self.job, self.number, self.upto, self.len] {
+            put(&field.to_le_bytes());
+        }
+        put(&fields.first.region.to_le_bytes());
+        put(&fields.second.region.to_le_bytes());
+        put(&fields.id.to_le_bytes());
+        for field in [fields.first.offset, fields.second.offset, fields.value, fields.other] {
+            put(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// A message and its data; nothing for bytes that are none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (header, data) = bytes.split_first_chunk::<HEADER>()?;
+        let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| header[at + index]));
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| header[at + index]));
+        let (first, second) =
+            (Place { region: half(24), offset: long(32) }, Place { region: half(26), offset: long(40) });
+        let (id, value, other) = (word(28), long(48), long(56));
+        let content = match (header[0], header[1]) {
+            (PUT, change) => {
+                let signal = match change & !PROMPT {
+                    NONE => None,
+                    SET => Some((second, Change::Set(value))),
+                    ADD => Some((second, Change::Add(value))),
+                    _ => return None,
+                };
+                Content::Put { to: first, signal, prompt: change & PROMPT != 0 }
+            }
+            (ATOMIC, FETCH_ADD) => Content::Atomic { at: first, atomic: Atomic::FetchAdd(value), id },
+            (ATOMIC, COMPARE_SWAP) => {
+                Content::Atomic { at: first, atomic: Atomic::CompareSwap { expect: value, new: other }, id }
+            }
+            (VALUE, 0) => Content::Value { id, value },
+            (ACK, 0) => Content::Ack,
+            (EXCHANGE, 0) => Content::Exchange { turn: value },
+            (PING, 0) => Content::Ping,
+            (ABORT, 0) => Content::Abort,
+            (DIED, 0) => Content::Died { rank: id },
+            (CLOSE, 0) => Content::Close,
+            (LEAVE, 0) => Content::Leave,
+            _ => return None,
+        };
+        let message = Message {
+            from: word(4),
+            job: word(8),
+            number: word(12),
+            upto: word(16),
+            len: word(20),
+            channel: half(2),
+            content,
+        };
+        let data = data.get(..message.len as usize)?;
+        Some((message, data))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let place = |region| Place { region, offset: 1 << 40 | 8 };
+        let contents = [
+            Content::Put { to: place(3), signal: Some((place(4), Change::Add(u64::MAX))), prompt: false },
+            Content::Put { to: place(3), signal: Some((place(4), Change::Set(7))), prompt: true },
+            Content::Put { to: place(u16::MAX), signal: None, prompt: true },
+            Content::Atomic { at: place(1), atomic: Atomic::FetchAdd(5), id: 9 },
+            Content::Atomic { at: place(1), atomic: Atomic::CompareSwap { expect: 1, new: 2 }, id: u32::MAX },
+            Content::Value { id: 4, value: 5 },
+            Content::Ack,
+            Content::Exchange { turn: 1 << 33 },
+            Content::Ping,
+            Content::Abort,
+            Content::Died { rank: 6 },
+            Content::Close,
+            Content::Leave,
+        ];
+        for content in contents {
+            let number = u32::from(content.is_counted()) * 77;
+            let message = Message { job: 1, from: 2, number, upto: 4, channel: 5, len: 3, content };
+            let bytes = [&message.encode()[..], b"abcdef"].concat();
+            assert_eq!(Message::decode(&bytes), Some((message, &b"abc"[..])));
+            assert_eq!(Message::decode(&bytes[..HEADER + 2]), None, "data is missing");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What the threads of a rank share: the engine behind its lock, and how to wait for it.
+//!
+//! Callers make progress themselves while they are inside the library. A thread does when they are
+//! not, so that a rank that computes or sleeps still answers (G3, G7): it looks every now and then
+//! whether a caller has been here, and if none has, it takes over and sleeps on the descriptor of
+//! the completion queue.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::channel::{hush, ring};
+use super::engine::Engine;
+use crate::error::{Error, Result};
+use crate::fabric::failure::Failure;
+use crate::fabric::watch::{ENDED, Watch};
+
+/// How long the thread keeps away from callers that are at work.
+const NAP: Duration = Duration::from_micros(500);
+
+/// How long a sleep lasts where the provider has nothing to sleep on.
+const DOZE: Duration = Duration::from_micros(50);
+
+/// How often peers are looked after.
+const BEAT: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    engine: Mutex<Engine>,
+    rank: u32,
+    descriptor: Option<OwnedFd>,
+    failed: Arc<AtomicBool>,
+    /// Times that a caller made progress.
+    visits: AtomicU64,
+    /// Callers that sleep in the library: they wake by themselves.
+    sleepers: AtomicU32,
+    stop: AtomicBool,
+    bell: OwnedFd,
+    watch: Watch,
+    /// Beats without a word from a peer after which it counts as dead.
+    silence: u32,
+}
+
+fn bell(rank: u32) -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|cause| Error::os(rank, "make a bell", cause))
+}
+
+impl Shared {
+    pub(super) fn new(engine: Engine, failed: Arc<AtomicBool>, watch: Watch, silence: Duration) -> Result<Arc<Self>> {
+        Ok(Arc::new(Shared {
+            rank: engine.rank,
+            descriptor: engine.wire.descriptor(),
+            bell: bell(engine.rank)?,
+            engine: Mutex::new(engine),
+            failed,
+            visits: AtomicU64::new(0),
+            sleepers: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            watch,
+            silence: silence.as_millis().div_ceil(BEAT.as_millis()).max(2) as u32,
+        }))
+    }
+
+    /// A panic in here fails a test; what it left is as good to read as any.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The engine, for a caller that makes progress and will come back soon.
+    pub(super) fn visit(&self) -> MutexGuard<'_, Engine> {
+        self.visits.fetch_add(1, Ordering::Relaxed);
+        self.lock()
+    }
+
+    pub(super) fn new_bell(&self) -> Result<Arc<OwnedFd>> {
+        bell(self.rank).map(Arc::new)
+    }
+
+    pub(super) fn health(&self, operation: &'static str) -> Result<()> {
+        match self.failed.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => self.lock().health(operation),
+        }
+    }
+
+    /// Looks for processes on this machine that are gone.
+    pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+        self.health(operation)?;
+        let left = |peer| self.lock().has_left(peer);
+        if let Some(peer) = self.watch.ended(left) {
+            self.lock().fail(Failure::Died { peer, how: ENDED.to_owned() });
+        }
+        self.health(operation)
+    }
+
+    /// Sleeps until something happens on the network or the bell rings.
+    fn sleep(&self, bell: BorrowedFd<'_>, on_network: bool, at_most: Duration) {
+        let network = self.descriptor.as_ref().filter(|_| on_network);
+        let at_most = if on_network && network.is_none() { at_most.min(DOZE) } else { at_most };
+        let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
+        let mut polled = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        polled.extend(network.map(|descriptor| PollFd::new(descriptor, PollFlags::IN)));
+        // Interrupted is as good as over: whoever sleeps looks again.
+        let _ = poll(&mut polled, Some(&timeout));
+        if !polled[0].revents().is_empty() {
+            hush(bell);
+        }
+    }
+
+    /// Waits on a channel until its wait is over, making progress.
+    pub(super) fn wait(&self, channel: u16, bell: &Arc<OwnedFd>, at_most: Duration) {
+        let until = Instant::now() + at_most;
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let mut engine = self.visit();
+            engine.progress();
+            engine.tell();
+            let now = Instant::now();
+            if engine.channel(channel).is_woken() || now >= until {
+                engine.channel(channel).announce(false);
+                break;
+            }
+            let may_sleep = engine.wire.may_sleep();
+            engine.channel(channel).sleeps_on(Some(bell.clone()));
+            drop(engine);
+            if may_sleep {
+                self.sleep(bell.as_fd(), true, until - now);
+            }
+            self.lock().channel(channel).sleeps_on(None);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Waits until something holds of the engine; whether it does.
+    pub(super) fn wait_until(
+        &self,
+        channel: u16,
+        bell: &Arc<OwnedFd>,
+        until: Instant,
+        holds: impl Fn(&Engine) -> bool,
+    ) -> bool {
+        loop {
+            {
+                let mut engine = self.visit();
+                engine.progress();
+                if holds(&engine) {
+                    return true;
+                }
+                engine.channel(channel).announce(true);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.failed.load(Ordering::Acquire) {
+                return false;
+            }
+            self.wait(channel, bell, left.min(crate::fabric::shm::HEARTBEAT));
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        ring(&self.bell);
+    }
+
+    /// What the thread does.
+    pub(super) fn attend(&self) {
+        let mut seen = 0;
+        let mut beat = Instant::now() + BEAT;
+        let mut silent = vec![0; self.lock().ranks() as usize];
+        while !self.stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if now >= beat {
+                // By own beats, not by the clock: a process that was stopped for a while has not
+                // listened meanwhile, and blames nobody.
+                beat = now + BEAT;
+                self.look_after_peers(&mut silent);
+            }
+            let visits = self.visits.load(Ordering::Relaxed);
+            if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
+                seen = visits;
+                self.sleep(self.bell.as_fd(), false, NAP);
+                continue;
+            }
+            let mut engine = self.lock();
+            while engine.progress() {}
+            engine.tell();
+            let may_sleep = engine.wire.may_sleep();
+            drop(engine);
+            if may_sleep {
+                self.sleep(self.bell.as_fd(), true, beat.saturating_duration_since(Instant::now()));
+            }
+        }
+    }
+
+    /// Asks those who are far away for a sign of life, and looks whether those who are near live.
+    fn look_after_peers(&self, silent: &mut [u32]) {
+        let _ = self.look_for_dead("heartbeat");
+        let mut engine = self.lock();
+        let ranks = engine.ranks();
+        // Each looks after a few, so that somebody is left to look when several die.
+        let near = (0..).map_while(|power| 1u32.checked_shl(power)).take_while(|&step| step < ranks);
+        let mut dead = None;
+        for peer in near.map(|step| (self.rank + step) % ranks) {
+            if self.watch.watches(peer) || engine.has_left(peer) {
+                continue;
+            }
+            let count = &mut silent[peer as usize];
+            *count = if engine.was_heard(peer) { 0 } else { *count + 1 };
+            if *count >= self.silence {
+                dead.get_or_insert(peer);
+            } else if *count > 0 {
+                engine.ping(peer);
+            }
+        }
+        if let Some(peer) = dead {
+            let for_so_long = BEAT * self.silence;
+            let how = format!("nothing was heard of it for {for_so_long:?}: its host or the way there is down");
+            engine.fail(Failure::Died { peer, how });
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! libfabric's endpoint with the memory that its operations need: rooms for messages, and a context
+//! for each operation under way.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use earlybird_ffi::ofi::{Code, Endpoint, Info, Local, Memory, Remote, sys};
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::message::{HEADER, MOST_DATA};
+use crate::fabric::Window;
+
+/// Bytes of a room: a message, to the next line.
+const ROOM: usize = (HEADER + MOST_DATA).next_multiple_of(64);
+
+/// Rooms in which messages arrive.
+const RECEIVING: usize = 128;
+
+/// Rooms from which messages are sent.
+const SENDING: usize = 64;
+
+/// One-sided operations under way.
+const MOVING: usize = 64;
+
+/// What a context that libfabric hands back belonged to.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// A message arrived: its room and length.
+    Message(usize, usize),
+    /// A message was sent, and its room is free again.
+    Sent,
+    /// A part of this transfer was moved.
+    Moved(u32),
+    /// An operation towards this peer failed.
+    Failed(u32, String),
+    /// Nothing that matters.
+    Nothing,
+}
+
+/// Memory that libfabric may use for an operation until it completes (`FI_CONTEXT2`).
+#[repr(C, align(64))]
+struct Context(sys::fi_context2);
+
+/// What an operation under way is for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    peer: u32,
+    transfer: u32,
+}
+
+/// Memory of this process that is registered. The registration ends before the memory.
+#[derive(Debug)]
+pub(super) struct Registered {
+    memory: Memory,
+    window: Window,
+    /// Where peers count from: an address, or 0.
+    base: u64,
+}
+
+impl Registered {
+    /// Makes zeroed memory, in whole pages.
+    pub(super) fn new(endpoint: &Arc<Endpoint>, bytes: usize, key: u64) -> Result<Self, Failed> {
+        const PAGE: usize = 4096;
+        let len = bytes.max(1).next_multiple_of(PAGE);
+        // Populated: some devices want memory that is there.
+        let map = MmapOptions::new().len(len).populate().map_anon().map_err(Failed::Memory)?;
+        let map = MmapRaw::from(map);
+        let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
+        // SAFETY: the window keeps the mapping, and this value the window, for longer than the
+        // registration. All access goes through windows.
+        let memory = unsafe { Memory::register(endpoint.clone(), base, len, key) }.map_err(Failed::Code)?;
+        let by_address = endpoint.memory_mode() & sys::FI_MR_VIRT_ADDR as i32 != 0;
+        // SAFETY: a private mapping of that length, page-aligned and zeroed, which `map` owns.
+        let window = unsafe { Window::new(base, len, Arc::new(map)) };
+        Ok(Registered { memory, window, base: if by_address { base.as_ptr() as u64 } else { 0 } })
+    }
+
+    pub(super) fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// What peers need: the registration's key, and where they count from.
+    pub(super) fn key(&self) -> (u64, u64) {
+        (self.memory.key(), self.base)
+    }
+
+    fn local(&self, offset: usize, len: usize) -> Local {
+        let base = self.window.bytes(offset, len).as_ptr();
+        Local { base, len, descriptor: self.memory.descriptor() }
+    }
+}
+
+/// Why memory could not be registered.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Memory(std::io::Error),
+    Code(Code),
+}
+
+/// The endpoint at work.
+pub(super) struct Wire {
+    endpoint: Arc<Endpoint>,
+    rooms: Registered,
+    /// By use: receiving rooms first, then sending ones, then operations. libfabric holds their
+    /// addresses, so they stay where they are.
+    contexts: Box<[Context]>,
+    uses: Vec<Use>,
+    free_rooms: Vec<usize>,
+    free_moves: Vec<usize>,
+    /// Longest message that can be injected.
+    inject: usize,
+    /// Longest part of a transfer.
+    pub(super) most: usize,
+    entries: [sys::fi_cq_data_entry; 16],
+    read: std::ops::Range<usize>,
+}
+
+// SAFETY: the addresses in `entries` are compared and never followed.
+unsafe impl Send for Wire {}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("inject", &self.inject).field("most", &self.most).finish_non_exhaustive()
+    }
+}
+
+/// Whether an operation was posted; if not, there is no room for it now.
+pub(super) type Posted = Result<bool, Code>;
+
+fn posted(result: Result<(), Code>) -> Posted {
+    match result {
+        Ok(()) => Ok(true),
+        Err(Code::AGAIN) => Ok(false),
+        Err(code) => Err(code),
+    }
+}
+
+impl Wire {
+    pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>) -> Result<Self, Failed> {
+        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * ROOM, 0)?;
+        let contexts = RECEIVING + SENDING + MOVING;
+        let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
+        let blank = sys::fi_cq_data_entry {
+            op_context: std::ptr::null_mut(),
+            flags: 0,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+        };
+        let mut wire = Wire {
+            rooms,
+            contexts: (0..contexts).map(|_| internal()).collect(),
+            uses: vec![Use::default(); contexts],
+            free_rooms: (RECEIVING..RECEIVING + SENDING).collect(),
+            free_moves: (RECEIVING + SENDING..contexts).collect(),
+            inject: info.transmit().map_or(0, |transmit| transmit.inject_size),
+            most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).max(1),
+            entries: [blank; 16],
+            read: 0..0,
+            endpoint,
+        };
+        for room in 0..RECEIVING {
+            wire.offer(room).map_err(Failed::Code)?;
+        }
+        Ok(wire)
+    }
+
+    pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    fn context(&mut self, index: usize) -> *mut c_void {
+        (&raw mut self.contexts[index]).cast()
+    }
+
+    fn index(&self, context: *mut c_void) -> Option<usize> {
+        let offset = (context as usize).checked_sub(self.contexts.as_ptr() as usize)?;
+        let index = offset / size_of::<Context>();
+        (offset % size_of::<Context>() == 0 && index < self.contexts.len()).then_some(index)
+    }
+
+    /// Offers a room for the next message.
+    pub(super) fn offer(&mut self, room: usize) -> Result<(), Code> {
+        let (to, context) = (self.rooms.local(room * ROOM, ROOM), self.context(room));
+        // SAFETY: registered; nobody looks at the room until its completion was read.
+        unsafe { self.endpoint.receive(to, context) }
+    }
+
+    /// The message in a room that was not offered again.
+    pub(super) fn message(&self, room: usize, len: usize) -> &[u8] {
+        let bytes = self.rooms.window.bytes(room * ROOM, len.min(ROOM));
+        // SAFETY: libfabric has completed the receive, and writes there only after `offer`, which
+        // needs this value exclusively.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
+    }
+
+    /// Sends a header and data that `fill` copies behind it.
+    pub(super) fn send(
+        &mut self,
+        (peer, address): (u32, u64),
+        header: &[u8; HEADER],
+        len: usize,
+        fill: impl FnOnce(&Window, usize),
+    ) -> Posted {
+        debug_assert!(len <= MOST_DATA);
+        if len == 0 && HEADER <= self.inject {
+            return posted(self.endpoint.inject(header, address));
+        }
+        let Some(room) = self.free_rooms.pop() else { return Ok(false) };
+        self.rooms.window.write(room * ROOM, header);
+        fill(&self.rooms.window, room * ROOM + HEADER);
+        self.uses[room] = Use { peer, transfer: 0 };
+        let (from, context) = (self.rooms.local(room * ROOM, HEADER + len), self.context(room));
+        // SAFETY: registered; the room is taken until the completion was read.
+        let sent = posted(unsafe { self.endpoint.send(from, address, context) });
+        if sent != Ok(true) {
+            self.free_rooms.push(room);
+        }
+        sent
+    }
+
+    /// Moves a part of a transfer between own memory and a peer's: there if `out`, else here.
+    /// When a part that goes out has completed, it lies in the peer's memory.
+    pub(super) fn transfer(
+        &mut self,
+        transfer: u32,
+        peer: u32,
+        own: (&Registered, usize, usize),
+        remote: Remote,
+        out: bool,
+    ) -> Posted {
+        let Some(index) = self.free_moves.pop() else { return Ok(false) };
+        self.uses[index] = Use { peer, transfer };
+        let (local, context) = (own.0.local(own.1, own.2), self.context(index));
+        // SAFETY: registered memory of an endpoint that is kept until its channel is closed
+        // everywhere. The contract of `put` and `read` is that the source stays as it is, and that
+        // nobody touches the target, until completion.
+        let result = unsafe {
+            match out {
+                true => self.endpoint.write(local, remote, (sys::FI_DELIVERY_COMPLETE, 0), context),
+                false => self.endpoint.read(local, remote, context),
+            }
+        };
+        let moved = posted(result);
+        if moved != Ok(true) {
+            self.free_moves.push(index);
+        }
+        moved
+    }
+
+    /// What has happened next, if anything. Makes progress.
+    pub(super) fn next(&mut self) -> Result<Option<Event>, Code> {
+        if self.read.is_empty() {
+            match self.endpoint.queue().read(&mut self.entries) {
+                Ok(count) => self.read = 0..count,
+                Err(Code::AGAIN) => return Ok(None),
+                Err(Code::AVAILABLE) => return self.failed().map(Some),
+                Err(code) => return Err(code),
+            }
+        }
+        let Some(entry) = self.read.next().map(|index| self.entries[index]) else { return Ok(None) };
+        Ok(Some(match self.index(entry.op_context) {
+            Some(room) if room < RECEIVING => Event::Message(room, entry.len),
+            Some(index) => self.release(index),
+            None => Event::Nothing,
+        }))
+    }
+
+    /// An operation is over: its context may be used again.
+    fn release(&mut self, index: usize) -> Event {
+        if index < RECEIVING + SENDING {
+            self.free_rooms.push(index);
+            Event::Sent
+        } else {
+            self.free_moves.push(index);
+            Event::Moved(self.uses[index].transfer)
+        }
+    }
+
+    fn failed(&mut self) -> Result<Event, Code> {
+        let failed = match self.endpoint.queue().failed() {
+            Err(Code::AGAIN) => return Ok(Event::Nothing),
+            failed => failed?,
+        };
+        Ok(match self.index(failed.context) {
+            // A message that was not for this world may have been too long; its room is as good as new.
+            Some(room) if room < RECEIVING => {
+                self.offer(room)?;
+                Event::Nothing
+            }
+            Some(index) => {
+                self.release(index);
+                Event::Failed(self.uses[index].peer, failed.text)
+            }
+            None => Event::Nothing,
+        })
+    }
+
+    /// Whether it is safe to sleep until [`Wire::descriptor`] is readable.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.read.is_empty() && self.endpoint.domain().fabric().try_wait(self.endpoint.queue()).is_ok()
+    }
+
+    /// Readable when there is something to be read; none where the provider cannot tell. A copy,
+    /// to be polled by those who do not hold this value.
+    pub(super) fn descriptor(&self) -> Option<OwnedFd> {
+        self.endpoint.queue().descriptor().and_then(|descriptor| descriptor.try_clone_to_owned().ok())
+    }
+
+    pub(super) fn text(&self, code: Code) -> String {
+        self.endpoint.domain().fabric().library().error_text(code.0)
+    }
+}

@@ -1,0 +1,64 @@
+//! Watching the processes of other ranks on this machine: the kernel tells at once when one ends.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::error::{Error, Result};
+
+/// Processes, by rank; none for ranks in this process or on other machines.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    processes: Vec<Option<OwnedFd>>,
+}
+
+impl Watch {
+    /// Begins to watch, for `rank`, the processes with these numbers.
+    ///
+    /// # Errors
+    /// [`Error::PeerDied`] for one that is not there; too few descriptors.
+    pub(crate) fn new(rank: u32, pids: &[Option<u32>]) -> Result<Self> {
+        let open = |(peer, pid): (usize, &Option<u32>)| -> Result<Option<OwnedFd>> {
+            let Some(pid) = pid.filter(|_| peer != rank as usize) else { return Ok(None) };
+            let gone = || Error::PeerDied {
+                rank,
+                operation: "join",
+                peer: peer as u32,
+                how: format!("process {pid} is not there"),
+            };
+            let pid = Pid::from_raw(pid as i32).ok_or_else(gone)?;
+            pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(|cause| match cause {
+                rustix::io::Errno::SRCH => gone(),
+                cause => Error::os(
+                    rank,
+                    "watch another rank's process (one descriptor a rank: is ulimit -n too low?)",
+                    cause,
+                ),
+            })
+        };
+        let processes = pids.iter().enumerate().map(open).collect::<Result<_>>()?;
+        Ok(Watch { processes })
+    }
+
+    /// The lowest rank whose process has ended and was not expected to: `left` says who told that
+    /// it leaves, which a process does before it ends.
+    pub(crate) fn ended(&self, left: impl Fn(u32) -> bool) -> Option<u32> {
+        let watched = || self.processes.iter().enumerate().filter_map(|(peer, fd)| Some((peer as u32, fd.as_ref()?)));
+        let watched: Vec<_> = watched().filter(|(peer, _)| !left(*peer)).collect();
+        let mut polled: Vec<_> = watched.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
+        if poll(&mut polled, Some(&rustix::time::Timespec::default())).unwrap_or(0) == 0 {
+            return None;
+        }
+        let ended = watched.iter().zip(&polled).filter(|(_, poll)| !poll.revents().is_empty());
+        ended.map(|((peer, _), _)| *peer).find(|&peer| !left(peer))
+    }
+
+    /// Whether the kernel tells of a rank's end.
+    pub(crate) fn watches(&self, rank: u32) -> bool {
+        self.processes.get(rank as usize).is_some_and(Option::is_some)
+    }
+}
+
+/// What is known of a process that ended without a word.
+pub(crate) const ENDED: &str = "its process ended without finish";
