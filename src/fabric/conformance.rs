@@ -35,14 +35,31 @@ struct World {
     ends: Vec<Box<dyn Endpoint>>,
     /// `regions[i][j]`: rank j's region as rank i names it.
     regions: Vec<Vec<Region>>,
-    fabrics: Vec<Box<dyn Fabric>>,
+    fabrics: Fabrics,
+}
+
+/// All leave together, as ranks do; one that goes alone would wait for the others.
+struct Fabrics(Vec<Box<dyn Fabric>>);
+
+impl Drop for Fabrics {
+    fn drop(&mut self) {
+        std::thread::scope(|scope| self.0.iter().for_each(|fabric| _ = scope.spawn(|| fabric.leave())));
+    }
+}
+
+impl std::ops::Deref for Fabrics {
+    type Target = Vec<Box<dyn Fabric>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
 }
 
 const SIZE: usize = 1 << 16;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn world(make: MakeWorld<'_>, ranks: u32) -> World {
-    let fabrics = make(ranks);
+    let fabrics = Fabrics(make(ranks));
     let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open().expect("open")).collect();
     let own: Vec<_> = ends.iter_mut().map(|end| end.register(SIZE).expect("register")).collect();
     let keys: Vec<_> = ends.iter().zip(&own).map(|(end, &region)| end.key(region)).collect();
@@ -90,7 +107,7 @@ impl World {
 }
 
 fn names(make: MakeWorld<'_>, ranks: u32) {
-    let fabrics = make(ranks);
+    let fabrics = Fabrics(make(ranks));
     for (rank, fabric) in fabrics.iter().enumerate() {
         assert_eq!((fabric.rank(), fabric.ranks()), (rank as u32, ranks));
         let hosts = fabric.hosts();
@@ -216,9 +233,8 @@ fn bad_keys_are_refused(make: MakeWorld<'_>) {
 }
 
 fn a_signal_ends_a_wait(make: MakeWorld<'_>) {
-    let World { mut ends, regions, .. } = world(make, 2);
-    let mut two = ends.pop().expect("two ends");
-    let mut one = ends.pop().expect("two ends");
+    let World { ends, regions, .. } = &mut world(make, 2);
+    let [one, two] = &mut ends[..] else { panic!("two ends") };
     let window = two.window(regions[1][1]).expect("own");
     two.prepare_wait(1);
     let signal = Signal { at: at(regions[0][1], 8), change: Change::Set(9) };
@@ -271,7 +287,7 @@ fn abort_reaches_everybody(make: MakeWorld<'_>) {
         assert!(start.elapsed() < PATIENCE, "some never heard of it");
     }
     world.fabrics[2].abort("too late");
-    for fabric in &world.fabrics {
+    for fabric in world.fabrics.iter() {
         let error = fabric.health("conformance").expect_err("aborted").to_string();
         assert!(error.contains("rank 1") && error.contains("a reason to stop"), "{error}");
         assert!(error.contains(&format!("rank {}:", fabric.rank())), "{error}");

@@ -48,6 +48,10 @@ impl Fabric {
     /// # Errors
     /// [`Code::AGAIN`] if something is there to be read.
     pub fn try_wait(&self, queue: &Queue) -> Result<(), Code> {
+        if queue.descriptor().is_none() {
+            // Providers do not expect to be asked.
+            return Ok(());
+        }
         let mut objects = [queue.fid()];
         // SAFETY: both objects are live, and the array is as long as is said.
         unsafe {

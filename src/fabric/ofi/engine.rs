@@ -529,10 +529,12 @@ impl Engine {
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
         while let Some(sent) = peer.sent.settle(message.upto) {
-            if let Some((channel, token)) = sent
-                && let Some(channel) = self.channels.get_mut(usize::from(channel))
-            {
-                channel.complete(token, 0);
+            // What nobody waits for by token may be what somebody on channel 0 waits for.
+            let (channel, token) = sent.map_or((0, None), |(channel, token)| (channel, Some(token)));
+            match (self.channels.get_mut(usize::from(channel)), token) {
+                (Some(channel), Some(token)) => channel.complete(token, 0),
+                (Some(channel), None) => channel.wake(),
+                (None, _) => {}
             }
         }
         let mut prompt = false;
@@ -597,6 +599,7 @@ impl Engine {
             Content::Leave => {
                 peer.left = true;
                 tracing::debug!(rank = self.rank, peer = from, "leaves");
+                self.channel(0).wake();
             }
         }
         if prompt {
@@ -715,11 +718,15 @@ impl Engine {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
     }
 
-    /// Whether everybody has dealt with all that this rank had to say.
+    /// Whether everybody has dealt with all that this rank had to say; in a world that has failed,
+    /// whether the news is on its way.
     pub(super) fn is_heard_by_all(&self) -> bool {
-        let heard =
-            |peer: u32| self.peers[peer as usize].sent.is_empty() && self.peers[peer as usize].outbox.is_empty();
-        self.failure.is_some() || self.others().all(heard)
+        let failed = self.failure.is_some();
+        let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
+            true => outbox.iter().all(|outgoing| outgoing.content.is_counted()),
+            false => sent.is_empty() && outbox.is_empty(),
+        };
+        self.peers.iter().all(heard)
     }
 
     pub(super) fn has_left(&self, peer: u32) -> bool {

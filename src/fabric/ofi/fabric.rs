@@ -57,7 +57,7 @@ pub struct OfiFabric {
     /// Whether an exchange has failed.
     exchange: Mutex<bool>,
     bell: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// An endpoint that is open, before its peers are known.
@@ -166,7 +166,15 @@ impl OfiFabric {
         let thread = thread.map_err(|cause| Error::os(rank, "start the progress thread", cause))?;
         let bell = shared.new_bell()?;
         let opened = AtomicU32::new(0);
-        let fabric = OfiFabric { rank, ranks, shared, opened, exchange: Mutex::new(false), bell, thread: Some(thread) };
+        let fabric = OfiFabric {
+            rank,
+            ranks,
+            shared,
+            opened,
+            exchange: Mutex::new(false),
+            bell,
+            thread: Mutex::new(Some(thread)),
+        };
         // Nobody goes on before all can be reached.
         fabric.exchange("join", &[], deadline)?;
         Ok(fabric)
@@ -275,18 +283,27 @@ impl Fabric for OfiFabric {
         let now = Instant::now();
         // A rank that was slower may still ask for what lies in this one's memory.
         self.shared.wait_until(0, &self.bell, now + LINGER, Engine::may_go);
-        let until = Instant::now() + FAREWELL;
-        self.shared.wait_until(0, &self.bell, until, Engine::is_heard_by_all);
+        // Nobody else will say that this rank has dealt with what the others said last.
+        self.shared.visit().tell();
+        self.shared.wait_until(0, &self.bell, Instant::now() + FAREWELL, Engine::is_heard_by_all);
+        self.shared.visit().tell();
+        self.stop();
+    }
+}
+
+impl OfiFabric {
+    /// Ends the progress thread.
+    fn stop(&self) {
         self.shared.stop();
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
     }
 }
 
 impl Drop for OfiFabric {
     fn drop(&mut self) {
-        self.shared.stop();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
