@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::collective::rule::parse_duration;
 use crate::error::{Error, Result};
+use crate::fabric::ofi::Settings;
 
 /// An environment variable that this library reads.
 #[derive(Clone, Copy, Debug)]
@@ -17,15 +18,39 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 9] = [
+pub const VARIABLES: [Variable; 13] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
         name: "EARLYBIRD_STORE",
         default: "from the job's identity",
-        meaning: "where the ranks meet: unix:NAME (an abstract socket, the same on all ranks)",
+        meaning: "where the ranks meet: unix:NAME (on one machine), tcp:HOST:PORT (a free port on the host of rank 0) or file:FOLDER (a shared one)",
     },
-    Variable { name: "EARLYBIRD_FABRIC", default: "shm", meaning: "the transport" },
+    Variable {
+        name: "EARLYBIRD_SECRET",
+        default: "the job's identity",
+        meaning: "what only the ranks of this job know: a tcp or file store admits nobody else",
+    },
+    Variable {
+        name: "EARLYBIRD_FABRIC",
+        default: "auto",
+        meaning: "the transport: shm (shared memory), ofi (libfabric), or auto: ofi where ranks are on several machines",
+    },
+    Variable {
+        name: "EARLYBIRD_PROVIDER",
+        default: "libfabric's first",
+        meaning: "which of libfabric's providers, such as tcp;ofi_rxm (see `earlybird info`)",
+    },
+    Variable {
+        name: "EARLYBIRD_DEVICE",
+        default: "the provider's first",
+        meaning: "which of the provider's devices, such as eth0",
+    },
+    Variable {
+        name: "EARLYBIRD_SILENCE",
+        default: "10s",
+        meaning: "how long a rank on another machine may say nothing before it counts as dead",
+    },
     Variable {
         name: "EARLYBIRD_DEADLINE",
         default: "60s",
@@ -53,9 +78,29 @@ pub const VARIABLES: [Variable; 9] = [
     },
 ];
 
+/// Which transport carries a world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FabricChoice {
+    /// Shared memory, or libfabric where ranks are on several machines.
+    #[default]
+    Auto,
+    /// Shared memory: ranks on one machine.
+    Shm,
+    /// libfabric.
+    Ofi,
+}
+
+crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "shm" => Shm, "ofi" => Ofi);
+
 /// How to join a world.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// Which transport.
+    pub fabric: FabricChoice,
+    /// How libfabric is used.
+    pub ofi: Settings,
+    /// What only the ranks of this job know.
+    pub secret: Option<String>,
     /// For joining, and for every later call that all ranks make together to set something up.
     pub deadline: Duration,
     /// Measured parameters; the built-in ones where there are none.
@@ -64,7 +109,13 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { deadline: Duration::from_secs(60), hw_config: None }
+        Config {
+            fabric: FabricChoice::Auto,
+            ofi: Settings::default(),
+            secret: None,
+            deadline: Duration::from_secs(60),
+            hw_config: None,
+        }
     }
 }
 
@@ -92,8 +143,17 @@ impl Config {
                     }
                 }
                 "EARLYBIRD_HW_CONFIG" => config.hw_config = Some(value.into()),
-                "EARLYBIRD_FABRIC" if value != "shm" => {
-                    return Err(bad("this build has the fabric shm and no other".to_owned()));
+                "EARLYBIRD_FABRIC" => {
+                    config.fabric = value.parse().map_err(|error: crate::named::UnknownName| bad(error.to_string()))?;
+                }
+                "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
+                "EARLYBIRD_DEVICE" => config.ofi.device = Some(value),
+                "EARLYBIRD_SECRET" => config.secret = Some(value),
+                "EARLYBIRD_SILENCE" => {
+                    config.ofi.silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
+                    if config.ofi.silence < Duration::from_secs(1) {
+                        return Err(bad("a rank that is busy may say nothing for a second".to_owned()));
+                    }
                 }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
@@ -166,7 +226,8 @@ mod tests {
         for (name, value) in [
             ("EARLYBIRD_DEADLINE", "soon"),
             ("EARLYBIRD_DEADLINE", "0"),
-            ("EARLYBIRD_FABRIC", "ofi"),
+            ("EARLYBIRD_FABRIC", "tcp"),
+            ("EARLYBIRD_SILENCE", "1ms"),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
         ] {
             let error = config(name, value).unwrap_err().to_string();

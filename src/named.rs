@@ -21,7 +21,7 @@ macro_rules! named {
         impl std::str::FromStr for $type {
             type Err = $crate::named::UnknownName;
 
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
+            fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
                 match text {
                     $($name => Ok($type::$variant),)*
                     _ => Err($crate::named::UnknownName { what: $what, text: text.to_owned(), known: $known }),

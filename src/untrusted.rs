@@ -6,12 +6,14 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use crate::bootstrap::identity::Identity;
+use crate::bootstrap::store::{Secret, frame};
 use crate::bootstrap::wire::{Heading, Hello, decode_pids, encode_pids};
 use crate::collective::build::{compare, decode_keys};
 use crate::collective::choice::{Executor, Mover};
 use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::config::{Config, parse_size};
 use crate::error::Result;
+use crate::fabric::ofi::{Card, Message};
 use crate::model::Parameters;
 use crate::reduce::{Dtype, Reduce};
 use crate::simulation::Case;
@@ -32,7 +34,7 @@ fn environment(bytes: &[u8]) -> Result<()> {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
     let lookup = |name: &str| variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
-    Identity::from_lookup(lookup, 1)?;
+    Identity::from_lookup(lookup, 1)?.place()?;
     Config::from_vars(variables.into_iter()).map(drop)
 }
 
@@ -50,6 +52,24 @@ fn wire(bytes: &[u8]) {
         }
     }
     let _ = decode_keys(bytes);
+    if let Some((message, data)) = Message::decode(bytes) {
+        assert!(data.len() == message.len as usize);
+        let again = [&message.encode()[..], data].concat();
+        assert_eq!(Message::decode(&again), Some((message, data)));
+    }
+    if let Some(card) = Card::decode(bytes) {
+        assert_eq!(card.encode(), bytes);
+    }
+    let secret = Secret::new(None, "job");
+    let _ = bytes.first_chunk().and_then(frame::greeted);
+    let _ = frame::Hello::decode(bytes, &[0; frame::NONCE], &secret);
+    if let Some((heading, rest)) = bytes.split_first_chunk() {
+        let _ = frame::verdict_len(heading, 3);
+        assert_eq!(frame::judged(heading, rest, &[0; frame::NONCE], &secret), None, "nobody knows this secret");
+    }
+    if let Some(given) = frame::decode_world(bytes, 3) {
+        assert_eq!(frame::encode_world(&given), bytes);
+    }
     let mine = [("the length", "5".to_owned()), ("fire", "solo".to_owned())];
     let agreed = compare(0, "build", &mine, &[bytes.to_vec()]);
     if agreed.is_ok() {

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::identity::Identity;
-use crate::bootstrap::meet;
+use crate::bootstrap::identity::{Identity, Machines};
+use crate::bootstrap::store::{self, Secret};
+use crate::bootstrap::{Place, meet};
 use crate::collective::build::AllreduceBuilder;
-use crate::config::Config;
+use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
+use crate::fabric::ofi::{Library, OfiFabric};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{At, Fabric, Posted};
 use crate::model::Parameters;
@@ -75,8 +77,9 @@ impl World {
     pub fn from_env(config: &Config) -> Result<World> {
         let parameters = Parameters::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
-        let fabric = meet(&identity, config.deadline)?;
-        tracing::debug!(rank = identity.rank, ranks = identity.ranks, by = identity.source, "joined");
+        let fabric = join(&identity, config)?;
+        let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
+        tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
         Ok(Self::new(fabric, parameters, config.deadline, identity.source))
     }
 
@@ -90,13 +93,13 @@ impl World {
         let fabrics = ShmFabric::in_this_process(ranks)?;
         Ok(fabrics
             .into_iter()
-            .map(|fabric| Self::new(fabric, parameters.clone(), config.deadline, "in this process"))
+            .map(|fabric| Self::new(Arc::new(fabric), parameters.clone(), config.deadline, "in this process"))
             .collect())
     }
 
-    fn new(fabric: ShmFabric, parameters: Parameters, deadline: Duration, source: &'static str) -> World {
+    fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, deadline: Duration, source: &'static str) -> World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        World { inner: Arc::new(Inner { fabric: Arc::new(fabric), parameters, deadline, cores, source }) }
+        World { inner: Arc::new(Inner { fabric, parameters, deadline, cores, source }) }
     }
 
     /// This rank, from 0.
@@ -232,7 +235,37 @@ impl World {
 
     /// More ranks than cores on this machine.
     pub(crate) fn is_oversubscribed(&self) -> bool {
-        self.size() > machine_cores()
+        self.inner.fabric.neighbours() > machine_cores()
+    }
+}
+
+/// Meets the other ranks, by whatever suits the transport.
+fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
+    let (rank, ranks) = (identity.rank, identity.ranks);
+    let spread =
+        identity.machines == Machines::Several || matches!(identity.store, Some(Place::Tcp { .. } | Place::File(_)));
+    match config.fabric {
+        FabricChoice::Shm | FabricChoice::Auto if !spread => {
+            // One machine: a place on several would do no better.
+            let name = match &identity.store {
+                Some(Place::Unix(name)) => name,
+                _ => &identity.job,
+            };
+            Ok(Arc::new(meet(name, (rank, ranks), config.deadline)?))
+        }
+        FabricChoice::Shm => Err(Error::Config(
+            "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi for others"
+                .to_owned(),
+        )),
+        FabricChoice::Auto | FabricChoice::Ofi => {
+            let library = std::env::var_os("EARLYBIRD_LIBFABRIC");
+            let library = Library::load(library.as_deref()).map_err(|cause| Error::join(rank, cause))?;
+            let place = identity.place()?;
+            let secret = Secret::new(config.secret.as_deref(), &identity.job);
+            let until = Deadline::from(config.deadline).instant();
+            let gather = |mine: &[u8]| store::gather(&place, (rank, ranks), mine, &secret, config.deadline);
+            Ok(Arc::new(OfiFabric::join(&library, &config.ofi, (rank, ranks), until, gather)?))
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rank and world, from whatever launched this process.
 
+use super::place::Place;
 use crate::error::{Error, Result};
 
 /// Who this process is.
@@ -9,10 +10,28 @@ pub struct Identity {
     pub rank: u32,
     /// Ranks in the world.
     pub ranks: u32,
-    /// Where the ranks of this job meet: the same on all of them, different for other jobs.
-    pub meeting: String,
+    /// What the job is called: the same on all of its ranks, different for other jobs.
+    pub job: String,
+    /// Where its ranks meet, if the environment says so.
+    pub store: Option<Place>,
+    /// Where ranks on several machines can meet, if the launcher has told a place that all of them
+    /// know.
+    pub common: Option<Place>,
+    /// Where the ranks are.
+    pub machines: Machines,
     /// Which launcher's variables said so.
     pub source: &'static str,
+}
+
+/// On how many machines a job's ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machines {
+    /// All on this one.
+    One,
+    /// Some elsewhere.
+    Several,
+    /// The launcher does not say.
+    Unknown,
 }
 
 struct Launcher {
@@ -21,6 +40,8 @@ struct Launcher {
     ranks: &'static [&'static str],
     /// Ranks on this machine, when it says.
     local: Option<&'static str>,
+    /// Machines, when it says.
+    machines: &'static [&'static str],
     /// What tells its jobs apart.
     job: &'static [&'static str],
 }
@@ -33,13 +54,15 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "EARLYBIRD_RANK",
         ranks: &["EARLYBIRD_WORLD_SIZE"],
         local: None,
+        machines: &[],
         job: &["EARLYBIRD_STORE"],
     },
     Launcher {
-        name: "torchrun",
+        name: TORCHRUN,
         rank: "RANK",
         ranks: &["WORLD_SIZE"],
         local: Some("LOCAL_WORLD_SIZE"),
+        machines: &[],
         job: &["MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     },
     Launcher {
@@ -47,6 +70,7 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "OMPI_COMM_WORLD_RANK",
         ranks: &["OMPI_COMM_WORLD_SIZE"],
         local: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        machines: &[],
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
     },
     Launcher {
@@ -54,6 +78,7 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "PMI_RANK",
         ranks: &["PMI_SIZE"],
         local: Some("MPI_LOCALNRANKS"),
+        machines: &[],
         job: &["PMI_JOBID", "PMI_KVSNAME"],
     },
     Launcher {
@@ -61,16 +86,21 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "PMIX_RANK",
         ranks: &["PMIX_SIZE", "SLURM_NTASKS"],
         local: None,
+        machines: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
         job: &["PMIX_NAMESPACE"],
     },
     Launcher {
-        name: "Slurm",
+        name: SLURM,
         rank: "SLURM_PROCID",
         ranks: &["SLURM_NTASKS"],
         local: None,
+        machines: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     },
 ];
+
+const TORCHRUN: &str = "torchrun";
+const SLURM: &str = "Slurm";
 
 const NO_LAUNCHER: &str = "no launcher";
 
@@ -99,8 +129,9 @@ impl Identity {
                     "EARLYBIRD_WORLD_SIZE={ranks} is set and EARLYBIRD_RANK is not; set both, or start with `earlybird run`"
                 )));
             }
-            let meeting = format!("alone-{}", std::process::id());
-            return Ok(Identity { rank: 0, ranks: 1, meeting, source: NO_LAUNCHER });
+            let job = format!("alone-{}", std::process::id());
+            let (store, common, machines) = (None, None, Machines::One);
+            return Ok(Identity { rank: 0, ranks: 1, job, store, common, machines, source: NO_LAUNCHER });
         };
         let number = |name: &str, value: &str| {
             value.trim().parse::<u32>().map_err(|_| Error::Config(format!("{name}={value} is not a number of ranks")))
@@ -116,33 +147,82 @@ impl Identity {
             let problem = format!("{}={rank} with {name}={ranks}: ranks count from 0", launcher.rank);
             return Err(Error::Config(problem));
         }
-        if let Some((name, value)) = launcher.local.and_then(|name| Some((name, lookup(name)?))) {
-            let local = number(name, &value)?;
-            if local < ranks {
-                return Err(Error::Config(format!(
-                    "{name}={local} of {ranks} ranks are on this machine; ranks on several machines need a network \
-                     fabric, and this build has only shm"
-                )));
-            }
+        let said = |names: &[&'static str]| names.iter().find_map(|name| Some((*name, lookup(name)?)));
+        let mut machines = Machines::Unknown;
+        if let Some((name, value)) = launcher.local.and_then(|name| said(&[name])) {
+            machines = if number(name, &value)? < ranks { Machines::Several } else { Machines::One };
+        } else if let Some((name, value)) = said(launcher.machines) {
+            machines = if number(name, &value)? > 1 { Machines::Several } else { Machines::One };
         }
-        Ok(Identity { rank, ranks, meeting: meeting(launcher, &lookup, parent)?, source: launcher.name })
+        let bad_store = |problem| Error::Config(format!("EARLYBIRD_STORE={problem}"));
+        let store = lookup("EARLYBIRD_STORE").map(|text| text.parse()).transpose().map_err(bad_store)?;
+        let (job, common) = (job(launcher, &lookup, parent), common(launcher, &lookup));
+        Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name })
+    }
+
+    /// Where the ranks meet: what the environment says, else by the job's name on one machine, else
+    /// wherever the launcher has a place for that.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for ranks on several machines that no launcher has told a common place.
+    pub fn place(&self) -> Result<Place> {
+        if let Some(store) = &self.store {
+            return Ok(store.clone());
+        }
+        match (self.machines, &self.common) {
+            (Machines::One, _) | (Machines::Unknown, None) => Ok(Place::Unix(self.job.clone())),
+            (Machines::Several | Machines::Unknown, Some(place)) => Ok(place.clone()),
+            (Machines::Several, None) => Err(Error::Config(format!(
+                "the {} ranks are on several machines, and {} tells them no place where they could meet; set \
+                 EARLYBIRD_STORE=tcp:HOST:PORT (a free port on the host of rank 0) or file:FOLDER (a shared one) on all",
+                self.ranks, self.source
+            ))),
+        }
     }
 }
 
-fn meeting(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u32) -> Result<String> {
-    if let Some(store) = lookup("EARLYBIRD_STORE") {
-        return match store.strip_prefix("unix:").filter(|name| !name.is_empty() && name.len() <= 80) {
-            Some(name) => Ok(name.to_owned()),
-            None => Err(Error::Config(format!("EARLYBIRD_STORE={store}: use unix:NAME, with a name of 1 to 80 bytes"))),
-        };
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u32) -> String {
+    if let Some(Place::Unix(name)) = lookup("EARLYBIRD_STORE").and_then(|text| text.parse().ok()) {
+        return name;
     }
     let job: Vec<String> = launcher.job.iter().filter_map(|name| lookup(name)).collect();
     let job = if job.is_empty() { format!("parent-{parent}") } else { job.join("-") };
     // Names of abstract sockets are short; what matters is that jobs differ.
-    let hash = job
-        .bytes()
-        .fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
-    Ok(format!("{}-{hash:016x}", launcher.name.to_lowercase().replace(' ', "-")))
+    format!("{}-{:016x}", launcher.name.to_lowercase().replace(' ', "-"), hash(&job))
+}
+
+/// A place that all hosts of a job know without being told.
+fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<Place> {
+    match launcher.name {
+        // torchrun itself listens on the port that it tells.
+        TORCHRUN => {
+            let port: u16 = lookup("MASTER_PORT")?.parse().ok()?;
+            Some(Place::Tcp { host: lookup("MASTER_ADDR")?, port: port.checked_add(1)? })
+        }
+        SLURM => {
+            let nodes = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_NODELIST"))?;
+            let job = format!("{:?} {:?}", lookup("SLURM_JOB_ID")?, lookup("SLURM_STEP_ID"));
+            // Between the ports of services and those that the system hands out.
+            let port = 20_000 + (hash(&job) % 10_000) as u16;
+            Some(Place::Tcp { host: first_node(&nodes)?, port })
+        }
+        _ => None,
+    }
+}
+
+/// The first of a list such as `n[01-03,7],m5`: where Slurm puts rank 0.
+fn first_node(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (prefix, rest) = list.split_at(end);
+    let Some(ranges) = rest.strip_prefix('[') else { return Some(prefix.to_owned()).filter(|name| !name.is_empty()) };
+    let (ranges, after) = ranges.split_once(']')?;
+    let first = ranges.split([',', '-']).next()?;
+    let suffix = after.split(',').next().unwrap_or_default();
+    Some(format!("{prefix}{first}{suffix}"))
 }
 
 #[cfg(test)]
@@ -168,7 +248,7 @@ mod tests {
             let found = identity(&vars).unwrap();
             assert_eq!((found.rank, found.ranks), (index as u32 + 1, index as u32 + 2), "{}", found.source);
         }
-        assert_eq!(identity(&vars).unwrap().meeting, "x");
+        assert_eq!(identity(&vars).unwrap().place().unwrap(), Place::Unix("x".to_owned()));
     }
 
     #[test]
@@ -179,7 +259,7 @@ mod tests {
 
     #[test]
     fn jobs_differ() {
-        let job = |id| identity(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", id)]).unwrap().meeting;
+        let job = |id| identity(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", id)]).unwrap().job;
         assert_ne!(job("1"), job("2"));
         assert!(job("1").starts_with("slurm-"));
     }
@@ -193,11 +273,41 @@ mod tests {
             (&[("RANK", "-1"), ("WORLD_SIZE", "2")], "RANK=-1"),
             (&[("PMI_RANK", "2"), ("PMI_SIZE", "2")], "ranks count from 0"),
             (&[("RANK", "0"), ("WORLD_SIZE", "0")], "ranks count from 0"),
-            (&[("RANK", "0"), ("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "4")], "LOCAL_WORLD_SIZE=4 of 8"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "x")], "LOCAL_WORLD_SIZE=x"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "4")], "EARLYBIRD_STORE=tcp:HOST:PORT"),
             (&[("EARLYBIRD_RANK", "0"), ("EARLYBIRD_WORLD_SIZE", "2"), ("EARLYBIRD_STORE", "tcp://x")], "unix:NAME"),
         ] {
-            let error = identity(vars).unwrap_err().to_string();
+            let error = identity(vars).and_then(|identity| identity.place()).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn launchers_tell_where_ranks_on_several_machines_meet() {
+        let place = |vars: &[(&str, &str)]| identity(vars).unwrap().place().unwrap().to_string();
+        let torch = [("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "head"), ("MASTER_PORT", "29500")];
+        assert_eq!(place(&[&torch[..], &[("LOCAL_WORLD_SIZE", "4")]].concat()), "tcp:head:29501");
+        assert!(place(&[&torch[..], &[("LOCAL_WORLD_SIZE", "8")]].concat()).starts_with("unix:torchrun-"));
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "9")];
+        let nodes = [("SLURM_STEP_NODELIST", "n[07-08,11]"), ("SLURM_STEP_NUM_NODES", "3")];
+        assert!(place(&[&slurm[..], &nodes].concat()).starts_with("tcp:n07:2"));
+        assert!(place(&[&slurm[..], &[("SLURM_NNODES", "1")]].concat()).starts_with("unix:slurm-"));
+    }
+
+    #[test]
+    fn the_first_of_a_list_of_nodes() {
+        for (list, first) in [
+            ("a", "a"),
+            ("a,b", "a"),
+            ("n[1-3]", "n1"),
+            ("n[07,9]", "n07"),
+            ("n[1-3]-ib,m", "n1-ib"),
+            ("r1-n[4]", "r1-n4"),
+        ] {
+            assert_eq!(first_node(list).as_deref(), Some(first), "{list}");
+        }
+        for list in ["", "n[1-3"] {
+            assert_eq!(first_node(list), None, "{list}");
         }
     }
 }

@@ -15,24 +15,23 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use super::identity::Identity;
+use super::roll::Roll;
 use super::wire::{HELLO, Heading, Hello, VERDICT, decode_pids, encode_pids};
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, Result};
 use crate::fabric::shm::{MOST_RANKS, ShmFabric};
 use crate::world::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
 /// A stranger may connect and say nothing; nobody waits longer for a greeting.
 const MANNERS: Duration = Duration::from_secs(2);
-/// After a mistake is seen, how long the others are awaited so that they hear of it too.
+/// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Meets the other ranks and returns the world they share.
 ///
 /// # Errors
 /// Who did not come, who came twice, who was told another world size: on every rank that came.
-pub(crate) fn meet(identity: &Identity, deadline: Duration) -> Result<ShmFabric> {
-    let Identity { rank, ranks, .. } = *identity;
+pub(crate) fn meet(name: &str, (rank, ranks): (u32, u32), deadline: Duration) -> Result<ShmFabric> {
     if ranks > MOST_RANKS {
         return Err(Error::join(rank, format!("{ranks} ranks on one machine; the most is {MOST_RANKS}")));
     }
@@ -40,8 +39,8 @@ pub(crate) fn meet(identity: &Identity, deadline: Duration) -> Result<ShmFabric>
         return ShmFabric::join(ShmFabric::create(1)?, 0, 1, &[None]);
     }
     let user = rustix::process::getuid().as_raw();
-    let name = format!("earlybird-{user}-{}", identity.meeting);
-    let address = SocketAddr::from_abstract_name(&name).map_err(|cause| Error::os(rank, "name the meeting", cause))?;
+    let address = SocketAddr::from_abstract_name(format!("earlybird-{user}-{name}"))
+        .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
     let until = Deadline::from(deadline).instant();
     if rank == 0 { host(&address, ranks, until, deadline) } else { visit(&address, rank, ranks, until, deadline) }
 }
@@ -57,39 +56,18 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
     listener.set_nonblocking(true).map_err(os)?;
     let memory = ShmFabric::create(ranks)?;
     let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
-    let mut mistake: Option<(String, Instant)> = None;
+    let mut roll = Roll::new(ranks, until, deadline);
     let verdict = loop {
-        let missing: Vec<u32> = (1..ranks).filter(|rank| !guests.iter().any(|(other, ..)| other == rank)).collect();
-        let complete = missing.is_empty() && mistake.is_none();
-        if let Some((mistake, since)) = &mistake {
-            if missing.is_empty() || since.elapsed() > LINGER || Instant::now() > until {
-                break Err(mistake.clone());
-            }
-        } else if !complete && Instant::now() > until {
-            let missing = Ranks(missing);
-            break Err(format!(
-                "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"
-            ));
+        let guest = listener.accept();
+        if let Some(verdict) = roll.verdict(guest.is_err()) {
+            break verdict;
         }
-        let Ok((stream, _)) = listener.accept() else {
-            // Complete, and nobody is at the door: a rank that comes twice has been seen.
-            if complete {
-                break Ok(());
-            }
+        let Ok((stream, _)) = guest else {
             std::thread::sleep(PAUSE);
             continue;
         };
         let Some((rank, told, pid)) = greet(&stream) else { continue };
-        let problem = if told != ranks {
-            Some(format!("the world has {told} ranks on rank {rank} and {ranks} on rank 0"))
-        } else if rank == 0 || rank >= ranks || guests.iter().any(|(other, ..)| *other == rank) {
-            Some(format!("two processes came as rank {rank}"))
-        } else {
-            None
-        };
-        if let Some(problem) = problem {
-            mistake.get_or_insert((problem, Instant::now()));
-        }
+        roll.enter(rank, told);
         guests.push((rank, pid, stream));
     };
     let mut pids = vec![0; ranks as usize];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use earlybird::bootstrap::identity::Identity;
+use earlybird::config::FabricChoice;
 use earlybird::{Absent, Config, Executor, Fire, Grace, Mover, Scale, World};
 
 use super::launch::{Bind, check_ranks};
@@ -27,6 +28,12 @@ pub(super) struct Common {
     /// Who carries a round out: auto, caller, thread or peer
     #[arg(long, default_value = "auto")]
     pub(super) executor: Executor,
+    /// Transport: shm, ofi (libfabric) or auto [default: $EARLYBIRD_FABRIC, else auto]
+    #[arg(long)]
+    fabric: Option<FabricChoice>,
+    /// Which of libfabric's providers, such as tcp;ofi_rxm; implies --fabric ofi
+    #[arg(long)]
+    provider: Option<String>,
     /// Where ranks run
     #[arg(long, value_enum, default_value = "none")]
     pub(super) bind: Bind,
@@ -49,7 +56,18 @@ impl Common {
     /// Where this process stands; `usual` ranks where nobody says how many.
     pub(super) fn place(&self, usual: u32) -> Result<Place, Box<dyn std::error::Error>> {
         let identity = Identity::from_env()?;
-        let config = Config::from_env()?;
+        let mut config = Config::from_env()?;
+        if self.provider.is_some() {
+            config.ofi.provider.clone_from(&self.provider);
+            config.fabric = FabricChoice::Ofi;
+        }
+        match self.fabric {
+            Some(FabricChoice::Shm) if self.provider.is_some() => {
+                return Err("--provider is for --fabric ofi, and --fabric shm was given".into());
+            }
+            Some(fabric) => config.fabric = fabric,
+            None => {}
+        }
         let launched = identity.is_launched();
         let ranks = if launched { identity.ranks } else { self.ranks.unwrap_or(usual) };
         match self.ranks {

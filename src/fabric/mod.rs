@@ -152,6 +152,9 @@ pub trait Fabric: Send + Sync + Debug {
     /// Dense number of the host of each rank. Ranks of one host can map each other's regions.
     fn hosts(&self) -> Vec<u32>;
 
+    /// Ranks on the machine of this one, itself included, as far as is known: they share its cores.
+    fn neighbours(&self) -> u32;
+
     /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the
     /// n-th ones belong together.
     ///

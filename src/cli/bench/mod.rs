@@ -57,9 +57,6 @@ pub(super) struct Args {
     /// Who is late: none, linear:1ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
-    /// Transport
-    #[arg(long, default_value = "shm")]
-    fabric: String,
     /// Where the data lies
     #[arg(long, value_enum, default_value = "registered")]
     buffers: Buffers,
@@ -76,9 +73,6 @@ impl Args {
     /// Everything that can be wrong, before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
-        if self.fabric != "shm" {
-            return Err(format!("unknown fabric {:?}; this build has shm", self.fabric));
-        }
         let end = self.end.unwrap_or(self.begin);
         if end < self.begin {
             return Err(format!("the largest size ({end}) is less than the smallest ({})", self.begin));

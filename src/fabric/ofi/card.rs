@@ -17,9 +17,6 @@ pub(crate) struct Card {
 
 const MAGIC: u32 = 0x4542_4C43;
 
-/// Longest card, in bytes.
-pub(crate) const MOST: usize = 2048;
-
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -30,7 +27,7 @@ impl Card {
             bytes.extend((part.len() as u32).to_le_bytes());
             bytes.extend(part);
         }
-        debug_assert!(bytes.len() <= MOST);
+        debug_assert!(bytes.len() <= crate::bootstrap::store::MOST);
         bytes
     }
 

@@ -52,6 +52,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub struct OfiFabric {
     rank: u32,
     ranks: u32,
+    neighbours: u32,
     shared: Arc<Shared>,
     opened: AtomicU32,
     /// Whether an exchange has failed.
@@ -158,6 +159,7 @@ impl OfiFabric {
         }
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;
+        let neighbours = cards.iter().filter(|theirs| theirs.host == card.host).count() as u32;
         let failed = Arc::new(AtomicBool::new(false));
         let engine = Engine::new(rank, cards[0].nonce, wire, addresses, failed.clone());
         let shared = Shared::new(engine, failed, watch, settings.silence)?;
@@ -169,6 +171,7 @@ impl OfiFabric {
         let fabric = OfiFabric {
             rank,
             ranks,
+            neighbours,
             shared,
             opened,
             exchange: Mutex::new(false),
@@ -224,6 +227,10 @@ impl Fabric for OfiFabric {
 
     fn hosts(&self) -> Vec<u32> {
         (0..self.ranks).collect()
+    }
+
+    fn neighbours(&self) -> u32 {
+        self.neighbours
     }
 
     fn open(&self) -> Result<Box<dyn Endpoint>> {

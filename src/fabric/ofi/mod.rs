@@ -35,8 +35,10 @@ mod probe;
 mod shared;
 mod wire;
 
-pub(crate) use card::{Card, MOST as MOST_CARD};
+#[cfg(test)]
+pub(crate) use card::Card;
 pub use earlybird_ffi::ofi::{Library, LoadError};
 pub use fabric::{OfiFabric, Settings};
+#[cfg(test)]
 pub(crate) use message::Message;
 pub use probe::{Device, Progress, devices};

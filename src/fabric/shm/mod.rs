@@ -115,6 +115,10 @@ impl Fabric for ShmFabric {
         vec![0; self.segment.ranks() as usize]
     }
 
+    fn neighbours(&self) -> u32 {
+        self.segment.ranks()
+    }
+
     fn open(&self) -> Result<Box<dyn Endpoint>> {
         let before = self.opened.fetch_add(1, Ordering::Relaxed);
         if before >= MOST_ENDPOINTS {

@@ -64,6 +64,12 @@ impl Fabric for SimFabric {
         self.net.lock().hosts().to_vec()
     }
 
+    fn neighbours(&self) -> u32 {
+        let net = self.net.lock();
+        let here = net.hosts()[self.rank as usize];
+        net.hosts().iter().filter(|&&host| host == here).count() as u32
+    }
+
     fn open(&self) -> Result<Box<dyn Endpoint>> {
         let id = self.net.lock().open(self.rank);
         Ok(Box::new(SimEndpoint { id, rank: self.rank, net: self.net.clone() }))

@@ -1,0 +1,74 @@
+//! Who has come to a meeting.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Ranks;
+
+/// After a mistake is seen, how long the others are awaited so that they hear of it too.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Rank 0 has its own; it is present from the beginning.
+#[derive(Debug)]
+pub(super) struct Roll {
+    present: Vec<bool>,
+    mistake: Option<(String, Instant)>,
+    until: Instant,
+    /// As it was set, to be told.
+    deadline: Duration,
+}
+
+impl Roll {
+    pub(super) fn new(ranks: u32, until: Instant, deadline: Duration) -> Self {
+        Roll { present: (0..ranks).map(|rank| rank == 0).collect(), mistake: None, until, deadline }
+    }
+
+    /// A process says that it is `rank` in a world of `ranks`. Whether it can be.
+    pub(super) fn enter(&mut self, rank: u32, ranks: u32) -> bool {
+        let expected = self.present.len() as u32;
+        let place = self.present.get_mut(rank as usize);
+        let problem = match place {
+            _ if ranks != expected => {
+                format!("the world has {ranks} ranks on rank {rank} and {expected} on rank 0")
+            }
+            Some(present) if !*present => {
+                *present = true;
+                return true;
+            }
+            _ => format!("two processes came as rank {rank}"),
+        };
+        // It counts as having come, so that nobody waits for it.
+        if let Some(present) = self.present.get_mut(rank as usize) {
+            *present = true;
+        }
+        self.blame(problem);
+        false
+    }
+
+    /// Something is wrong; the first thing stays.
+    pub(super) fn blame(&mut self, problem: String) {
+        self.mistake.get_or_insert((problem, Instant::now()));
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        (0..).zip(&self.present).filter(|(_, present)| !**present).map(|(rank, _)| rank).collect()
+    }
+
+    /// Whether the meeting is over, and how. `quiet` if nobody is at the door.
+    pub(super) fn verdict(&self, quiet: bool) -> Option<Result<(), String>> {
+        let (missing, late) = (self.missing(), Instant::now() > self.until);
+        match &self.mistake {
+            Some((mistake, since)) => {
+                (missing.is_empty() || late || since.elapsed() > LINGER).then(|| Err(mistake.clone()))
+            }
+            // A rank that comes twice has been seen if nobody is at the door.
+            None if missing.is_empty() => quiet.then_some(Ok(())),
+            None if late => {
+                let (missing, ranks, deadline) = (Ranks(missing), self.present.len(), self.deadline);
+                Some(Err(format!(
+                    "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"
+                )))
+            }
+            None => None,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Stores: how the ranks of a job on several machines learn each other's addresses. Each rank gives
+//! some bytes, and gets what all gave. That is all a store is for; nothing of it is left afterwards.
+//!
+//! Everything that passes is sealed by the job's secret (HMAC-SHA256), and a rank 0 that does not
+//! know it is believed as little as a guest. The secret is never sent.
+#![forbid(unsafe_code)]
+
+mod file;
+pub(crate) mod frame;
+mod net;
+mod seal;
+
+use std::time::{Duration, Instant};
+
+pub(crate) use seal::Secret;
+
+use super::place::Place;
+use crate::error::{Error, Result};
+
+/// Most bytes that a rank may give.
+pub(crate) const MOST: usize = 4096;
+
+/// Most ranks of a world that meets at a store.
+const MOST_RANKS: u32 = 1 << 16;
+
+/// A meeting, as one rank goes there.
+#[derive(Clone, Copy, Debug)]
+struct Meeting<'a> {
+    place: &'a Place,
+    rank: u32,
+    ranks: u32,
+    mine: &'a [u8],
+    secret: &'a Secret,
+    until: Instant,
+    /// As it was set, to be told.
+    deadline: Duration,
+}
+
+impl Meeting<'_> {
+    fn error(&self, cause: impl std::fmt::Display) -> Error {
+        Error::join(self.rank, format!("{}: {cause}", self.place))
+    }
+}
+
+/// Gives every rank's bytes to every rank, by rank.
+///
+/// # Errors
+/// Who did not come within the deadline, who came twice, who was told another world size: on every
+/// rank that came. A place that cannot be used, or where somebody else is.
+pub(crate) fn gather(
+    place: &Place,
+    (rank, ranks): (u32, u32),
+    mine: &[u8],
+    secret: &Secret,
+    deadline: Duration,
+) -> Result<Vec<Vec<u8>>> {
+    debug_assert!(mine.len() <= MOST);
+    let until = crate::world::Deadline::from(deadline).instant();
+    let meeting = Meeting { place, rank, ranks, mine, secret, until, deadline };
+    if ranks > MOST_RANKS {
+        return Err(meeting.error(format!("{ranks} ranks; the most is {MOST_RANKS}")));
+    }
+    if ranks == 1 {
+        return Ok(vec![mine.to_vec()]);
+    }
+    match place {
+        Place::Unix(_) | Place::Tcp { .. } if rank == 0 => net::host(&meeting),
+        Place::Unix(_) | Place::Tcp { .. } => net::visit(&meeting),
+        Place::File(folder) if rank == 0 => file::host(&meeting, folder),
+        Place::File(folder) => file::visit(&meeting, folder),
+    }
+}
+
+/// A number that nobody has drawn before.
+fn nonce(rank: u32) -> Result<[u8; frame::NONCE]> {
+    let mut nonce = [0; frame::NONCE];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+        .map_err(|cause| Error::os(rank, "draw a random number", cause))?;
+    Ok(nonce)
+}

@@ -1,0 +1,293 @@
+//! A store at a socket: rank 0 listens, on a port or an abstract name, until all have come.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::frame::{self, GREETING, HEADING, Heard, Hello, MOST_HELLO, NONCE};
+use super::{Meeting, nonce};
+use crate::bootstrap::place::Place;
+use crate::bootstrap::roll::Roll;
+use crate::error::{Error, Result};
+
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long anybody may take to say what a rank says at once.
+const MANNERS: Duration = Duration::from_secs(2);
+/// How much later than the deadline rank 0 may answer.
+const LINGER: Duration = Duration::from_secs(2);
+/// Guests that have not introduced themselves; of more, the oldest are shown out.
+const MOST_AT_THE_DOOR: usize = 256;
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Read for Stream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.read(to),
+            Stream::Tcp(stream) => stream.read(to),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.write(from),
+            Stream::Tcp(stream) => stream.write(from),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// Blocks from now on, for so long at a time.
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        let time = Some(time.max(PAUSE));
+        match self {
+            Stream::Unix(stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(time)?;
+                stream.set_write_timeout(time)
+            }
+            Stream::Tcp(stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(time)?;
+                stream.set_write_timeout(time)
+            }
+        }
+    }
+
+    fn do_not_block(&self) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream) => stream.set_nonblocking(true),
+            Stream::Tcp(stream) => stream.set_nonblocking(true),
+        }
+    }
+}
+
+fn abstract_name(name: &str) -> io::Result<UnixAddr> {
+    let user = rustix::process::getuid().as_raw();
+    UnixAddr::from_abstract_name(format!("earlybird-{user}-{name}-store"))
+}
+
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// Listens where the others look for rank 0, and elsewhere only if that is not an address of this
+/// machine, as behind a translation of addresses.
+fn listen(place: &Place) -> io::Result<Listener> {
+    match place {
+        Place::Tcp { host, port } => {
+            let named = resolve(host, *port)?;
+            let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+            let any = any.map(|address| SocketAddr::new(address, *port));
+            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+            for address in named.into_iter().chain(any) {
+                match TcpListener::bind(address) {
+                    Ok(listener) => return Ok(Listener::Tcp(listener)),
+                    Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => return Err(cause),
+                    Err(cause) => last = cause,
+                }
+            }
+            Err(last)
+        }
+        Place::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
+        Place::File(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+        }
+    }
+
+    fn do_not_block(&self) -> io::Result<()> {
+        match self {
+            Listener::Unix(listener) => listener.set_nonblocking(true),
+            Listener::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(listener) => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Somebody at the door.
+struct Guest {
+    stream: Stream,
+    greeted: [u8; NONCE],
+    said: Vec<u8>,
+    since: Instant,
+}
+
+impl Guest {
+    fn welcome(mut stream: Stream, greeted: [u8; NONCE]) -> io::Result<Self> {
+        stream.do_not_block()?;
+        stream.write_all(&frame::greeting(&greeted))?;
+        Ok(Guest { stream, greeted, said: Vec::new(), since: Instant::now() })
+    }
+
+    /// Listens to what there is to hear; nothing for one that has gone.
+    fn listen(&mut self, meeting: &Meeting<'_>) -> Option<Heard> {
+        let mut more = [0; 4096];
+        while self.said.len() < MOST_HELLO {
+            match self.stream.read(&mut more) {
+                Ok(0) => return None,
+                Ok(read) => self.said.extend_from_slice(&more[..read]),
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        let heard = Hello::decode(&self.said, &self.greeted, meeting.secret);
+        (heard != Heard::More || self.since.elapsed() < MANNERS).then_some(heard)
+    }
+
+    fn tell(&mut self, verdict: &std::result::Result<Vec<u8>, String>, theirs: &[u8; NONCE], meeting: &Meeting<'_>) {
+        // A guest that is gone by now is found dead by those who stay.
+        let told = self.stream.wait_at_most(MANNERS);
+        let _ = told.and_then(|()| self.stream.write_all(&frame::verdict(verdict, theirs, meeting.secret)));
+    }
+}
+
+pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
+    let listener = listen(meeting.place).map_err(|cause| match cause.kind() {
+        io::ErrorKind::AddrInUse => {
+            meeting.error("somebody listens there already: another job, another program, or a second process that was told to be rank 0; choose another EARLYBIRD_STORE")
+        }
+        _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
+    })?;
+    listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;
+    let mut roll = Roll::new(meeting.ranks, meeting.until, meeting.deadline);
+    let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
+    given[0] = meeting.mine.to_vec();
+    let (mut at_the_door, mut seated, mut strangers) = (Vec::new(), Vec::new(), 0);
+    let verdict = loop {
+        let mut quiet = true;
+        while let Ok(stream) = listener.accept() {
+            quiet = false;
+            at_the_door.extend(Guest::welcome(stream, nonce(0)?));
+            if at_the_door.len() > MOST_AT_THE_DOOR {
+                at_the_door.remove(0);
+            }
+        }
+        for mut guest in std::mem::take(&mut at_the_door) {
+            match guest.listen(meeting) {
+                Some(Heard::More) => at_the_door.push(guest),
+                Some(Heard::Hello(Hello { rank, ranks, nonce, data })) => {
+                    if roll.enter(rank, ranks) {
+                        given[rank as usize] = data;
+                    }
+                    seated.push((guest, nonce));
+                }
+                Some(Heard::Stranger) => {
+                    strangers += 1;
+                    guest.tell(&Err("a stranger".to_owned()), &[0; NONCE], meeting);
+                }
+                None => strangers += 1,
+            }
+        }
+        if let Some(verdict) = roll.verdict(quiet) {
+            break verdict;
+        }
+        let mut polled = vec![PollFd::new(&listener, PollFlags::IN)];
+        polled.extend(at_the_door.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
+        // Interrupted is as good as over.
+        let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(PAUSE.subsec_nanos()) }));
+    };
+    let also = match strangers {
+        0 => String::new(),
+        some => format!(" ({some} came that did not know the job's secret, EARLYBIRD_SECRET, or were no ranks at all)"),
+    };
+    let verdict = verdict.map(|()| frame::encode_world(&given)).map_err(|problem| problem + &also);
+    seated.iter_mut().for_each(|(guest, nonce)| guest.tell(&verdict, nonce, meeting));
+    verdict.map(|_| given).map_err(|problem| meeting.error(problem))
+}
+
+fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
+    match meeting.place {
+        Place::Tcp { host, port } => {
+            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+            for address in resolve(host, *port)? {
+                let left = meeting.until.saturating_duration_since(Instant::now()).max(PAUSE);
+                match TcpStream::connect_timeout(&address, left) {
+                    Ok(stream) => return Ok(Stream::Tcp(stream)),
+                    Err(cause) => last = cause,
+                }
+            }
+            Err(last)
+        }
+        Place::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
+        Place::File(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
+    let Meeting { rank, ranks, mine, secret, until, deadline, .. } = *meeting;
+    let mut stream = loop {
+        match connect(meeting) {
+            Ok(stream) => break stream,
+            Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(cause) => {
+                return Err(meeting.error(format!(
+                    "rank 0 did not come within {deadline:?} ({cause}); was it started, with the same EARLYBIRD_STORE, and is its host reachable from here?"
+                )));
+            }
+        }
+    };
+    let patience = until.saturating_duration_since(Instant::now()) + LINGER;
+    stream.wait_at_most(patience).map_err(|cause| Error::os(rank, "visit the meeting", cause))?;
+    let other =
+        "what answers there is no rank 0 of an earlybird job of this version; is the port used by another program?";
+    let mut greeting = [0; GREETING];
+    stream.read_exact(&mut greeting).map_err(|_| meeting.error(other))?;
+    let greeted = frame::greeted(&greeting).ok_or_else(|| meeting.error(other))?;
+    let nonce = nonce(rank)?;
+    let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&greeted, secret);
+    let lost = |_| meeting.error("rank 0 left the meeting before it was over; its own error says why");
+    stream.write_all(&hello).map_err(lost)?;
+    let mut heading = [0; HEADING];
+    stream.read_exact(&mut heading).map_err(lost)?;
+    let len = frame::verdict_len(&heading, ranks).ok_or_else(|| meeting.error(other))?;
+    let mut rest = vec![0; len];
+    stream.read_exact(&mut rest).map_err(lost)?;
+    let stranger = "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
+    let verdict = frame::judged(&heading, &rest, &nonce, secret).ok_or_else(|| meeting.error(stranger))?;
+    let world = verdict.map_err(|problem| meeting.error(problem))?;
+    frame::decode_world(&world, ranks).ok_or_else(|| meeting.error("rank 0 told of another world"))
+}
