@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
@@ -17,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 fn rank() {
     let Some(role) = common::role() else { return };
     let started = Instant::now();
-    match World::from_env(&Config { deadline: DEADLINE, ..Config::default() }) {
+    match Config::from_env().and_then(|config| World::from_env(&Config { deadline: DEADLINE, ..config })) {
         Ok(world) => {
             println!("\nJOINED {} of {}", world.rank(), world.size());
             let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
@@ -37,11 +39,75 @@ fn rank() {
     println!("\nTOOK {}", started.elapsed().as_millis());
 }
 
-/// Starts one process for each pair of rank and world size, and returns what each said.
-fn start(ranks: &[(u32, u32)], role: &str) -> Vec<String> {
+/// How and where ranks meet.
+#[derive(Clone, Debug)]
+struct Way {
+    store: String,
+    variables: Vec<(&'static str, String)>,
+    /// Ranks for which a variable differs.
+    differs: Option<(u32, &'static str, String)>,
+}
+
+impl Way {
+    fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.push((name, value.to_owned()));
+        self
+    }
+
+    fn but_for(mut self, rank: u32, name: &'static str, value: &str) -> Self {
+        self.differs = Some((rank, name, value.to_owned()));
+        self
+    }
+
+    fn is(&self, kind: &str) -> bool {
+        self.store.starts_with(kind)
+    }
+
+    fn is_shm(&self) -> bool {
+        self.variables.is_empty()
+    }
+}
+
+/// Different for each call.
+fn fresh() -> String {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let meeting = format!("unix:bootstrap-{}-{number}", std::process::id());
+    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+}
+
+fn shm() -> Way {
+    Way { store: format!("unix:bootstrap-{}", fresh()), variables: Vec::new(), differs: None }
+}
+
+fn over_libfabric(store: String) -> Way {
+    let way = Way { store, variables: Vec::new(), differs: None };
+    way.with("EARLYBIRD_FABRIC", "ofi").with("EARLYBIRD_PROVIDER", common::PROVIDERS[0])
+}
+
+fn tcp() -> Way {
+    // Free a moment ago; who takes it before rank 0 does is a stranger that these tests do not mean.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    over_libfabric(format!("tcp:127.0.0.1:{}", free.port()))
+}
+
+fn file() -> Way {
+    over_libfabric(format!("file:{}", std::env::temp_dir().join(format!("earlybird-test-{}", fresh())).display()))
+}
+
+/// Shared memory, and with libfabric each kind of store.
+fn ways() -> Vec<Way> {
+    match common::libfabric() {
+        None => vec![shm()],
+        Some(_) => vec![shm(), over_libfabric(shm().store), tcp(), file()],
+    }
+}
+
+/// The stores for several machines, where they can be tested.
+fn stores() -> Vec<Way> {
+    ways().into_iter().filter(|way| !way.is("unix:")).collect()
+}
+
+/// Starts one process for each pair of rank and world size, and returns what each said.
+fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
     let children: Vec<_> = ranks
         .iter()
         .enumerate()
@@ -49,31 +115,59 @@ fn start(ranks: &[(u32, u32)], role: &str) -> Vec<String> {
             if role == "last comes late" && index + 1 == ranks.len() {
                 std::thread::sleep(Duration::from_millis(300));
             }
+            let differs = way.differs.iter().filter(|(differs, ..)| differs == rank);
             std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "rank", "--ignored", "--nocapture"])
                 .env("TEST_ROLE", role)
                 .env("EARLYBIRD_RANK", rank.to_string())
                 .env("EARLYBIRD_WORLD_SIZE", size.to_string())
-                .env("EARLYBIRD_STORE", &meeting)
+                .env("EARLYBIRD_STORE", &way.store)
+                .envs(way.variables.iter().map(|(name, value)| (name, value)))
+                .envs(differs.map(|(_, name, value)| (name, value)))
                 .stdout(std::process::Stdio::piped())
                 .spawn()
                 .unwrap()
         })
         .collect();
     if role == "strangers" {
-        // Connects, says something else, and stays.
-        let user = rustix::process::getuid().as_raw();
-        let name = format!("earlybird-{user}-{}", meeting.trim_start_matches("unix:"));
-        let address = SocketAddr::from_abstract_name(name).unwrap();
-        let until = Instant::now() + DEADLINE;
-        while Instant::now() < until {
-            if let Ok(mut stream) = UnixStream::connect_addr(&address) {
-                let _ = std::io::Write::write_all(&mut stream, b"GET / HTTP/1.1\r\n\r\n");
-                break;
+        visit_as_a_stranger(way);
+    }
+    let texts = children
+        .into_iter()
+        .map(|child| String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap())
+        .collect();
+    if let Some(folder) = way.store.strip_prefix("file:") {
+        let left = std::fs::read_dir(folder).map_or(0, Iterator::count);
+        assert_eq!(left, usize::from(role == "strangers"), "something was left behind in {folder}");
+        let _ = std::fs::remove_dir_all(folder);
+    }
+    texts
+}
+
+/// Says something else, says nothing at all, and stays.
+fn visit_as_a_stranger(way: &Way) {
+    let (kind, place) = way.store.split_once(':').unwrap();
+    let until = Instant::now() + DEADLINE;
+    let user = rustix::process::getuid().as_raw();
+    let store = if way.is_shm() { "" } else { "-store" };
+    let mut visitors: Vec<Box<dyn Write>> = Vec::new();
+    while visitors.len() < 2 && Instant::now() < until {
+        match kind {
+            "unix" => {
+                let address = SocketAddr::from_abstract_name(format!("earlybird-{user}-{place}{store}")).unwrap();
+                visitors.extend(UnixStream::connect_addr(&address).map(|stream| Box::new(stream) as Box<dyn Write>));
+            }
+            "tcp" => visitors.extend(TcpStream::connect(place).map(|stream| Box::new(stream) as Box<dyn Write>)),
+            _ => {
+                std::fs::create_dir_all(place).unwrap();
+                std::fs::write(format!("{place}/note-to-self"), "milk").unwrap();
+                return;
             }
         }
     }
-    children.into_iter().map(|child| String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()).collect()
+    // Its answer is more than a greeting, and none.
+    let _ = visitors[0].write_all(&b"GET / HTTP/1.1\r\n".repeat(9));
+    std::thread::sleep(Duration::from_millis(200));
 }
 
 fn all_say(texts: &[String], named: &[&str]) {
@@ -87,47 +181,122 @@ fn all_say(texts: &[String], named: &[&str]) {
 
 #[test]
 fn everybody_comes() {
-    let texts = start(&[(0, 3), (1, 3), (2, 3)], "");
-    assert!(texts.iter().all(|text| said(text, "TOTAL") == ["3"]), "{texts:?}");
+    for way in ways() {
+        let texts = start(&way, &[(0, 3), (1, 3), (2, 3)], "");
+        assert!(texts.iter().all(|text| said(text, "TOTAL") == ["3"]), "{way:?}: {texts:?}");
+    }
 }
 
 #[test]
 fn a_missing_rank_is_named() {
-    all_say(&start(&[(0, 4), (2, 4), (3, 4)], ""), &["rank 1 did not come within"]);
+    for way in ways() {
+        all_say(&start(&way, &[(0, 4), (2, 4), (3, 4)], ""), &["rank 1 did not come within"]);
+    }
 }
 
 #[test]
 fn a_missing_rank_zero_is_named() {
-    all_say(&start(&[(1, 3), (2, 3)], ""), &["rank 0 did not come within"]);
+    for way in ways() {
+        all_say(&start(&way, &[(1, 3), (2, 3)], ""), &["rank 0 did not come within"]);
+    }
 }
 
 #[test]
 fn a_rank_that_comes_twice_is_named() {
-    all_say(&start(&[(0, 3), (1, 3), (1, 3), (2, 3)], "last comes late"), &["two processes came as rank 1"]);
+    // In a folder the second writes where the first did, and one of them is answered.
+    for way in ways().into_iter().filter(|way| !way.is("file:")) {
+        all_say(&start(&way, &[(0, 3), (1, 3), (1, 3), (2, 3)], "last comes late"), &["two processes came as rank 1"]);
+    }
 }
 
 #[test]
 fn world_sizes_that_differ_are_both_named() {
-    all_say(&start(&[(0, 2), (1, 3)], ""), &["3 ranks on rank 1", "2 on rank 0"]);
+    for way in ways() {
+        all_say(&start(&way, &[(0, 2), (1, 3)], ""), &["3 ranks on rank 1", "2 on rank 0"]);
+    }
 }
 
 #[test]
 fn two_ranks_zero_are_named() {
-    let texts = start(&[(0, 2), (0, 2)], "");
-    assert!(texts.iter().any(|text| text.contains("two processes were told to be rank 0")), "{texts:?}");
-    assert!(texts.iter().all(|text| !said(text, "ERROR").is_empty()), "{texts:?}");
+    for way in ways().into_iter().filter(|way| !way.is("file:")) {
+        let texts = start(&way, &[(0, 2), (0, 2)], "");
+        assert!(texts.iter().any(|text| text.contains("told to be rank 0")), "{texts:?}");
+        assert!(texts.iter().all(|text| !said(text, "ERROR").is_empty()), "{texts:?}");
+    }
 }
 
 #[test]
 fn a_stranger_at_the_meeting_is_ignored() {
-    let texts = start(&[(0, 2), (1, 2)], "strangers");
-    assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{texts:?}");
+    for way in ways() {
+        let texts = start(&way, &[(0, 2), (1, 2)], "strangers");
+        assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{way:?}: {texts:?}");
+    }
 }
 
 #[test]
 fn leaving_without_finish_is_death() {
-    let texts = start(&[(0, 3), (1, 3), (2, 3)], "mute");
-    for text in [&texts[0], &texts[2]] {
-        assert!(said(text, "ERROR").concat().contains("rank 1 died"), "{text}");
+    for way in ways() {
+        let texts = start(&way, &[(0, 3), (1, 3), (2, 3)], "mute");
+        for text in [&texts[0], &texts[2]] {
+            assert!(said(text, "ERROR").concat().contains("rank 1 died"), "{way:?}: {text}");
+        }
     }
+}
+
+#[test]
+fn who_does_not_know_the_secret_stays_outside() {
+    for way in stores() {
+        let way = way.with("EARLYBIRD_SECRET", "mellon").but_for(1, "EARLYBIRD_SECRET", "sesame");
+        let texts = start(&way, &[(0, 2), (1, 2)], "");
+        all_say(&texts, &["secret"]);
+        assert!(texts[1].contains("does not know this job's secret"), "{texts:?}");
+        assert!(!texts.concat().contains("mellon") && !texts.concat().contains("sesame"), "a secret is told to nobody");
+    }
+    for way in stores() {
+        let texts = start(&way.with("EARLYBIRD_SECRET", "mellon"), &[(0, 2), (1, 2)], "");
+        assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{texts:?}");
+    }
+}
+
+/// A program that listens on the port and says this to whoever comes.
+fn squat(way: &Way, says: &'static [u8]) {
+    let listener = TcpListener::bind(way.store.strip_prefix("tcp:").unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let mut visitors = Vec::new();
+        for visitor in listener.incoming().flatten() {
+            let _ = (&visitor).write_all(says);
+            visitors.push(visitor);
+        }
+    });
+}
+
+#[test]
+fn a_port_that_another_program_uses_is_named() {
+    for says in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b""] {
+        let Some(way) = stores().into_iter().find(|way| way.is("tcp:")) else { return };
+        squat(&way, says);
+        let texts = start(&way, &[(0, 2), (1, 2)], "");
+        all_say(&texts, &[&way.store]);
+        assert!(texts[0].contains("somebody listens there already"), "{texts:?}");
+        assert!(texts[1].contains("is the port used by another program?"), "{texts:?}");
+    }
+}
+
+#[test]
+fn what_libfabric_cannot_do_is_an_error_that_says_so() {
+    let Some(way) = stores().into_iter().next() else { return };
+    let alone = |way: Way| start(&way, &[(0, 1)], "");
+    all_say(
+        &alone(way.clone().with("EARLYBIRD_PROVIDER", "carrier-pigeon")),
+        &["no device of carrier-pigeon", "earlybird info"],
+    );
+    all_say(&alone(way.clone().with("EARLYBIRD_DEVICE", "eth77")), &["has no device eth77; it has "]);
+    all_say(
+        &alone(way.clone().with("EARLYBIRD_LIBFABRIC", "/no/such/file")),
+        &["/no/such/file cannot be loaded", "install"],
+    );
+    all_say(&alone(way.clone().with("EARLYBIRD_LIBFABRIC", "libc.so.6")), &["too old, or no libfabric", "install"]);
+    all_say(&alone(way.clone().with("EARLYBIRD_FABRIC", "shm")), &["EARLYBIRD_FABRIC=shm is for ranks on one machine"]);
+    let mixed = way.but_for(1, "EARLYBIRD_PROVIDER", "sockets");
+    all_say(&start(&mixed, &[(0, 2), (1, 2)], ""), &["the provider is ", "tcp;ofi_rxm", "sockets"]);
 }

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use common::{Job, role, said, shared_memory_files};
+use common::{Job, Way, role, said, shared_memory_files};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -78,7 +78,7 @@ fn sleeper() {
 fn a_sleeping_rank_takes_no_part_and_misses_nothing() {
     for mover in ["tree", "cut"] {
         let path = std::env::temp_dir().join(format!("earlybird-test-{}-{mover}", std::process::id()));
-        let ends = Job::start(4, "sleeper", &format!("{mover} {}", path.display())).finish(DEADLINE);
+        let ends = Job::start(Way::Shm, 4, "sleeper", &format!("{mover} {}", path.display())).finish(DEADLINE);
         std::fs::remove_file(&path).unwrap();
         for (rank, (status, text)) in ends.iter().enumerate() {
             assert!(status.success(), "{mover}: rank {rank}: {text}");
@@ -191,7 +191,7 @@ mod crashes {
             let ranks = 3 + (turn % 2) as u32;
             let victim = (turn % u64::from(ranks)) as usize;
             let what = format!("{fire} {executor} {length} {victim} {place} {}", turn * 7 % 50);
-            let ends = Job::start(ranks, "crashes::mortal", &what).finish(Duration::from_secs(20));
+            let ends = Job::start(Way::Shm, ranks, "crashes::mortal", &what).finish(Duration::from_secs(20));
             for (rank, (_, text)) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
                 assert!(said(text, "WRONG").is_empty() && !text.contains("panicked"), "{what}: rank {rank}: {text}");
                 assert_eq!(said(text, "DIED"), [victim.to_string()], "{what}: rank {rank}: {text}");

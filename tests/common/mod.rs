@@ -1,6 +1,9 @@
 //! Real processes: a test starts its own executable again, once for each rank.
 #![allow(dead_code, unreachable_pub, reason = "every test uses a part of it")]
 
+pub mod faults;
+pub mod stress;
+
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::Read;
@@ -15,6 +18,38 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
+/// How ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Shm,
+    /// libfabric, by this provider.
+    Ofi(&'static str),
+}
+
+/// The providers of libfabric that run on any machine.
+pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"];
+
+/// Whether there is a libfabric to test with; says so if not.
+pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
+    let library = earlybird::fabric::ofi::Library::load(None);
+    library.inspect_err(|problem| eprintln!("SKIPPED: {problem}")).ok()
+}
+
+impl Way {
+    /// Variables that say so.
+    pub fn variables(self) -> Vec<(&'static str, &'static str)> {
+        match self {
+            Way::Shm => vec![("EARLYBIRD_FABRIC", "shm")],
+            Way::Ofi(provider) => vec![
+                ("EARLYBIRD_FABRIC", "ofi"),
+                ("EARLYBIRD_PROVIDER", provider),
+                // With its usual buffers large messages get stuck now and then (docs/guides/libfabric.md).
+                ("FI_SOCKETS_MAX_BUF_SZ", "4194304"),
+            ],
+        }
+    }
+}
+
 /// Processes that are the ranks of one world.
 pub struct Job {
     pub ranks: Vec<Child>,
@@ -22,11 +57,12 @@ pub struct Job {
 
 impl Job {
     /// Starts `ranks` processes that run the ignored test `test` of this executable as `role`.
-    pub fn start(ranks: u32, test: &str, role: &str) -> Job {
+    pub fn start(way: Way, ranks: u32, test: &str, role: &str) -> Job {
         let meeting = format!("unix:test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish());
         let start = |rank| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
+                .envs(way.variables())
                 .env(ROLE, role)
                 .env("EARLYBIRD_RANK", format!("{rank}"))
                 .env("EARLYBIRD_WORLD_SIZE", format!("{ranks}"))

@@ -16,7 +16,7 @@ use crate::error::Result;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long rank 0 waits for the guests to have read its answer.
-const LINGER: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_secs(2);
 
 /// Stands where a conversation has a number that rank 0 drew.
 const NOT_GREETED: [u8; NONCE] = [0; NONCE];
@@ -83,9 +83,10 @@ pub(super) fn host(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>>
         let theirs = guest.as_ref().map_or(NOT_GREETED, |hello| hello.nonce);
         put(&answer_file(folder, rank), &frame::verdict(&told, &theirs, meeting.secret)).map_err(cannot)?;
     }
-    // A guest takes its answer away; then nothing is left.
+    // A guest takes its answer away, and its own file; then nothing is left. A stranger does not, and
+    // learns of it all the same.
     let until = Instant::now() + LINGER;
-    let is_waited_for = |rank: u32| guests[rank as usize].is_some() && answer_file(folder, rank).exists();
+    let is_waited_for = |rank: u32| guest_file(folder, rank).exists() && answer_file(folder, rank).exists();
     while Instant::now() < until && (1..meeting.ranks).any(is_waited_for) {
         std::thread::sleep(PAUSE);
     }
@@ -128,8 +129,8 @@ pub(super) fn visit(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>
             let _ = fs::remove_file(&own);
             return Err(meeting.error(match last {
                 _ if stranger => "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job".to_owned(),
-                Some(cause) => format!("this rank cannot leave word there within {deadline:?} ({cause}); is the folder shared by all hosts?"),
-                None => format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE, and is the folder shared by all hosts?"),
+                Some(cause) if cause.kind() != io::ErrorKind::NotFound => format!("this rank cannot leave word there within {deadline:?} ({cause}); is the folder shared by all hosts?"),
+                _ => format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE, and is the folder shared by all hosts?"),
             }));
         }
         std::thread::sleep(PAUSE);

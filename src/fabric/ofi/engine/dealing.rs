@@ -1,0 +1,173 @@
+//! In: what has happened, and what messages ask for.
+
+use super::{
+    Asked, Content, Data, Engine, Event, Failure, Message, Novelty, Outgoing, PATIENCE, Place, Transfer, WINDOW,
+};
+
+impl Engine {
+    /// Deals with what has happened; whether anything has. In between, sends what waits.
+    pub(in crate::fabric::ofi) fn progress(&mut self) -> bool {
+        let mut any = false;
+        // Bounded, so that a caller comes back to its own affairs.
+        for _ in 0..WINDOW {
+            match self.wire.next() {
+                Ok(Some(event)) => self.deal_with(event),
+                Ok(None) => break,
+                Err(code) => {
+                    let reason = format!("libfabric cannot read completions: {}", self.wire.text(code));
+                    self.fail(Failure::Aborted { by: self.rank, reason });
+                    break;
+                }
+            }
+            any = true;
+        }
+        for _ in 0..self.waiting.len() {
+            let Some(peer) = self.waiting.pop_front() else { break };
+            if self.flush(peer) {
+                self.peers[peer as usize].waits = false;
+            } else {
+                self.waiting.push_back(peer);
+            }
+        }
+        self.move_parts();
+        self.idle = if any { 0 } else { self.idle + 1 };
+        if self.idle == PATIENCE {
+            self.tell();
+        }
+        any
+    }
+
+    /// Tells peers what was dealt with, those who were not told by other messages.
+    pub(in crate::fabric::ofi) fn tell(&mut self) {
+        for _ in 0..self.debtors.len() {
+            let Some(peer) = self.debtors.pop() else { break };
+            self.peers[peer as usize].owed = false;
+            if self.peers[peer as usize].received.owed() > 0 {
+                self.tell_peer(peer);
+            }
+        }
+    }
+
+    pub(super) fn tell_peer(&mut self, peer: u32) {
+        self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
+    }
+
+    pub(super) fn deal_with(&mut self, event: Event) {
+        match event {
+            Event::Message(room, len) => {
+                self.deal_with_message(room, len);
+                if let Err(code) = self.wire.offer(room) {
+                    let reason = format!("libfabric takes no room for messages: {}", self.wire.text(code));
+                    self.fail(Failure::Aborted { by: self.rank, reason });
+                }
+            }
+            Event::Moved(index) => {
+                let transfer = &mut self.transfers[index as usize];
+                transfer.parts -= 1;
+                if transfer.parts > 0 {
+                    return;
+                }
+                let Transfer { channel, token, peer, then, .. } = *transfer;
+                self.free_transfers.push(index);
+                match then {
+                    None => self.channel(channel).complete(token, 0),
+                    then => self.put_by_message(channel, peer, (Place::default(), Data::None), then, token),
+                }
+            }
+            Event::Failed(peer, text) => self.lost(peer, &text),
+            Event::Sent | Event::Nothing => {}
+        }
+    }
+
+    pub(super) fn deal_with_message(&mut self, room: usize, len: usize) {
+        let decoded = Message::decode(self.wire.message(room, len));
+        let Some((message, data)) = decoded.filter(|(message, _)| message.job == self.job) else {
+            return tracing::debug!(rank = self.rank, len, "a message that is not of this world");
+        };
+        let Message { from, channel, content, .. } = message;
+        let Some(peer) = self.peers.get_mut(from as usize) else { return };
+        peer.heard = true;
+        while let Some(sent) = peer.sent.settle(message.upto) {
+            // What nobody waits for by token may be what somebody on channel 0 waits for.
+            let (channel, token) = sent.map_or((0, None), |(channel, token)| (channel, Some(token)));
+            match (self.channels.get_mut(usize::from(channel)), token) {
+                (Some(channel), Some(token)) => channel.complete(token, 0),
+                (Some(channel), None) => channel.wake(),
+                (None, _) => {}
+            }
+        }
+        let mut prompt = false;
+        if content.is_counted() {
+            match peer.received.take(message.number) {
+                Novelty::New => {}
+                Novelty::Known => return,
+                Novelty::Nonsense => return self.nonsense(from),
+            }
+            if !peer.owed {
+                peer.owed = true;
+                self.debtors.push(from);
+            }
+            prompt = peer.received.owed() >= WINDOW / 2;
+        }
+        match content {
+            Content::Put { to, signal, prompt: awaited } => {
+                prompt |= awaited;
+                let Some(own) = self.channels.get_mut(usize::from(channel)) else { return self.nonsense(from) };
+                let written = if data.is_empty() { Some(()) } else { own.write(to, data) };
+                let changed = match signal {
+                    Some((cell, change)) => own.change(cell, change),
+                    None => Some(()),
+                };
+                if written.and(changed).is_none() {
+                    return self.nonsense(from);
+                }
+                own.wake();
+            }
+            Content::Atomic { at, atomic, id } => {
+                let value = self.channels.get(usize::from(channel)).and_then(|own| own.atomic(at, atomic));
+                let Some(value) = value else { return self.nonsense(from) };
+                let content = Content::Value { id, value };
+                self.post(from, Outgoing { channel, content, data: Data::None, token: None });
+            }
+            Content::Value { id, value } => {
+                if let Some(index) = self.asked.iter().position(|asked| asked.id == id) {
+                    let Asked { channel, token, .. } = self.asked.swap_remove(index);
+                    self.channel(channel).complete(token, value);
+                }
+            }
+            Content::Exchange { turn } => {
+                // Nobody can be further than one ahead.
+                if turn == 0 || turn > self.turn + 1 {
+                    return self.nonsense(from);
+                }
+                let data = data.to_vec();
+                self.gather(turn, from, data);
+            }
+            // An answer is all that it wants; an idle rank owes it one.
+            Content::Ping => self.tell_peer(from),
+            Content::Ack => {}
+            Content::Abort => {
+                let reason = String::from_utf8_lossy(data).into_owned();
+                self.fail_quietly(Failure::Aborted { by: from, reason });
+            }
+            Content::Died { rank } => {
+                let how = String::from_utf8_lossy(data).into_owned();
+                self.fail_quietly(Failure::Died { peer: rank, how });
+            }
+            Content::Close => self.count_closed(channel),
+            Content::Leave => {
+                peer.left = true;
+                tracing::debug!(rank = self.rank, peer = from, "leaves");
+                self.channel(0).wake();
+            }
+        }
+        if prompt {
+            self.tell_peer(from);
+        }
+    }
+
+    pub(super) fn nonsense(&mut self, from: u32) {
+        let reason = format!("rank {from} sent a message that makes no sense; do all ranks run the same version?");
+        self.fail(Failure::Aborted { by: self.rank, reason });
+    }
+}

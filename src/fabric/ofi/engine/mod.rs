@@ -1,0 +1,340 @@
+//! The one place where a rank's operations meet those of its peers: messages out, messages in,
+//! transfers, completions. Whoever holds it makes progress for all.
+#![forbid(unsafe_code)]
+
+mod dealing;
+mod sending;
+mod together;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::channel::{Channel, Entry, Remote};
+use super::message::{Content, MOST_DATA, Message, Place};
+use super::peer::{Novelty, Received, Sent, WINDOW};
+use super::wire::{Event, Failed, Registered, Wire};
+use crate::error::{Error, Result};
+use crate::fabric::failure::Failure;
+use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal, Window};
+
+/// Polls without a message after which peers are told what was dealt with, if there was no other
+/// message to tell them by.
+const PATIENCE: u32 = 16;
+
+/// What this rank knows of a peer.
+#[derive(Debug, Default)]
+struct Peer {
+    /// How libfabric names it.
+    address: u64,
+    sent: Sent<Option<(u16, u64)>>,
+    received: Received,
+    /// Messages that wait for room.
+    outbox: VecDeque<Outgoing>,
+    /// In the list of those with an outbox.
+    waits: bool,
+    /// In the list of those that are to be told.
+    owed: bool,
+    /// It was heard of since somebody asked.
+    heard: bool,
+    /// It said that it leaves.
+    left: bool,
+}
+
+/// A message that is not sent yet.
+#[derive(Debug)]
+struct Outgoing {
+    channel: u16,
+    content: Content,
+    data: Data,
+    /// Completes when the peer has dealt with it.
+    token: Option<u64>,
+}
+
+/// Where a message's data lies. A region's stays as it is until completion.
+#[derive(Debug)]
+enum Data {
+    None,
+    Region { region: Region, offset: usize, len: usize },
+    Bytes(Box<[u8]>),
+}
+
+/// An atomic whose answer is awaited.
+#[derive(Debug)]
+struct Asked {
+    id: u32,
+    channel: u16,
+    token: u64,
+}
+
+/// Data on its way by one-sided operations, in parts.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    channel: u16,
+    token: u64,
+    peer: u32,
+    /// Parts that have not completed.
+    parts: u32,
+    /// What follows when they have.
+    then: Option<(Place, Change)>,
+}
+
+/// A part of a transfer that waits for room.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    transfer: u32,
+    own: At,
+    remote: At,
+    len: usize,
+    out: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) rank: u32,
+    job: u32,
+    // Before the wire: what libfabric uses must not go before its endpoint, which the regions
+    // keep alive.
+    pub(super) channels: Vec<Channel>,
+    pub(super) wire: Wire,
+    peers: Vec<Peer>,
+    waiting: VecDeque<u32>,
+    debtors: Vec<u32>,
+    idle: u32,
+    asked: Vec<Asked>,
+    asked_so_far: u32,
+    transfers: Vec<Transfer>,
+    free_transfers: Vec<u32>,
+    parts: VecDeque<Part>,
+    keys: u64,
+    turn: u64,
+    /// What ranks gave to an exchange, by its number.
+    gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
+    failure: Option<Failure>,
+    failed: Arc<AtomicBool>,
+}
+
+impl Engine {
+    pub(super) fn new(rank: u32, job: u32, wire: Wire, addresses: Vec<u64>, failed: Arc<AtomicBool>) -> Self {
+        let peers = addresses.into_iter().map(|address| Peer { address, ..Peer::default() }).collect();
+        Engine {
+            rank,
+            job,
+            channels: Vec::new(),
+            wire,
+            peers,
+            waiting: VecDeque::new(),
+            debtors: Vec::new(),
+            idle: 0,
+            asked: Vec::new(),
+            asked_so_far: 0,
+            transfers: Vec::new(),
+            free_transfers: Vec::new(),
+            parts: VecDeque::new(),
+            // 0 is the rooms'.
+            keys: 1,
+            turn: 0,
+            gathered: BTreeMap::new(),
+            failure: None,
+            failed,
+        }
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.peers.len() as u32
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let me = self.rank;
+        (0..self.ranks()).filter(move |&peer| peer != me)
+    }
+
+    pub(super) fn health(&self, operation: &'static str) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
+    }
+
+    fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+        Error::Usage { rank: self.rank, operation, problem }
+    }
+
+    /// The channel, which begins to exist when it is first named.
+    pub(super) fn channel(&mut self, channel: u16) -> &mut Channel {
+        let index = usize::from(channel);
+        if index >= self.channels.len() {
+            self.channels.resize_with(index + 1, Channel::default);
+        }
+        &mut self.channels[index]
+    }
+
+    pub(super) fn register(&mut self, channel: u16, bytes: usize) -> Result<Region> {
+        let (available, limit) = crate::fabric::memory::available_memory();
+        let (rank, operation, need) = (self.rank, "register", bytes as u64);
+        if need > available {
+            return Err(Error::Memory { rank, operation, need, available, limit });
+        }
+        self.keys += 1;
+        let registered = Registered::new(self.wire.endpoint(), bytes, self.keys).map_err(|failed| match failed {
+            Failed::Memory(cause) => Error::os(rank, "allocate memory", cause),
+            Failed::Code(code) => Error::os(rank, "register memory", std::io::Error::other(self.wire.text(code))),
+        })?;
+        let entry = Entry::Own(registered, bytes);
+        self.add(channel, entry)
+    }
+
+    fn add(&mut self, channel: u16, entry: Entry) -> Result<Region> {
+        let entries = &mut self.channel(channel).entries;
+        let region = entries.len();
+        if region > usize::from(u16::MAX) {
+            return Err(self.usage("register", "more regions than an endpoint can name"));
+        }
+        entries.push(entry);
+        Ok(Region(region as u32))
+    }
+
+    pub(super) fn key(&mut self, channel: u16, region: Region) -> Key {
+        let rank = u64::from(self.rank);
+        match self.channel(channel).entries.get(region.0 as usize) {
+            Some(Entry::Own(registered, bytes)) => {
+                let (key, base) = registered.key();
+                [rank << 32 | u64::from(channel) << 16 | u64::from(region.0), *bytes as u64, key, base]
+            }
+            _ => [u64::MAX; 4],
+        }
+    }
+
+    pub(super) fn import(&mut self, channel: u16, peer: u32, key: Key) -> Result<Region> {
+        let [what, bytes, key, base] = key;
+        let named = (what >> 32, what >> 16 & 0xFFFF) == (u64::from(peer), u64::from(channel));
+        if !named || peer == self.rank || peer >= self.ranks() || bytes > isize::MAX as u64 {
+            return Err(self.usage("import", "not a key of that peer"));
+        }
+        let remote = Remote { owner: peer, region: what as u16, bytes: bytes as usize, key, base };
+        self.add(channel, Entry::Peer(remote))
+    }
+
+    fn place(&self, operation: &'static str, channel: u16, at: At, len: usize) -> Result<(Option<u32>, Place)> {
+        let entry = self.channels[usize::from(channel)].entry(at, len);
+        let entry = entry.ok_or_else(|| self.usage(operation, "a place outside its region"))?;
+        let (owner, region) = match entry {
+            Entry::Own(..) => (None, at.region.0 as u16),
+            Entry::Peer(remote) => (Some(remote.owner), remote.region),
+        };
+        Ok((owner, Place { region, offset: at.offset as u64 }))
+    }
+
+    fn cell(&self, operation: &'static str, channel: u16, at: At) -> Result<(Option<u32>, Place)> {
+        if !at.offset.is_multiple_of(size_of::<u64>()) {
+            return Err(self.usage(operation, "a cell that is not aligned to 8 bytes"));
+        }
+        self.place(operation, channel, at, size_of::<u64>())
+    }
+
+    fn own_window(&self, operation: &'static str, channel: u16, at: At) -> Result<&Window> {
+        let own = self.channels[usize::from(channel)].own(at.region).map(Registered::window);
+        own.ok_or_else(|| self.usage(operation, "the near side must be a region of this endpoint"))
+    }
+
+    pub(super) fn put(
+        &mut self,
+        channel: u16,
+        (from, to, len): (At, At, usize),
+        signal: Option<Signal>,
+        token: u64,
+    ) -> Result<Posted> {
+        self.health("put")?;
+        self.place("put", channel, from, len)?;
+        let source = self.own_window("put", channel, from)?;
+        let (owner, place) = self.place("put", channel, to, len)?;
+        let mut then = None;
+        if let Some(Signal { at, change }) = signal {
+            let (keeper, cell) = self.cell("put", channel, at)?;
+            if keeper != owner {
+                return Err(self.usage("put", "data and signal go to different ranks"));
+            }
+            then = Some((cell, change));
+        }
+        let Some(peer) = owner else {
+            Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
+            return self.change_own(channel, then);
+        };
+        if len > MOST_DATA {
+            self.transfer(Transfer { channel, token, peer, parts: 0, then }, from, to, len, true);
+            return Ok(Posted::Pending);
+        }
+        let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
+        self.put_by_message(channel, peer, (place, data), then, token);
+        Ok(Posted::Pending)
+    }
+
+    fn change_own(&mut self, channel: u16, signal: Option<(Place, Change)>) -> Result<Posted> {
+        let own = &mut self.channels[usize::from(channel)];
+        if let Some((cell, change)) = signal {
+            // It was checked; a change of an own cell cannot fail any more.
+            let _ = own.change(cell, change);
+            own.wake();
+        }
+        Ok(Posted::Done(0))
+    }
+
+    fn put_by_message(
+        &mut self,
+        channel: u16,
+        peer: u32,
+        (to, data): (Place, Data),
+        signal: Option<(Place, Change)>,
+        token: u64,
+    ) {
+        let content = Content::Put { to, signal, prompt: signal.is_none() };
+        self.post(peer, Outgoing { channel, content, data, token: Some(token) });
+    }
+
+    pub(super) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
+        self.health("signal")?;
+        let (owner, cell) = self.cell("signal", channel, signal.at)?;
+        let signal = Some((cell, signal.change));
+        let Some(peer) = owner else { return self.change_own(channel, signal) };
+        self.put_by_message(channel, peer, (Place::default(), Data::None), signal, token);
+        Ok(Posted::Pending)
+    }
+
+    pub(super) fn read(&mut self, channel: u16, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
+        self.health("read")?;
+        self.place("read", channel, to, len)?;
+        let target = self.own_window("read", channel, to)?;
+        let (owner, _) = self.place("read", channel, from, len)?;
+        match owner {
+            _ if len == 0 => Ok(Posted::Done(0)),
+            None => {
+                Window::copy((self.own_window("read", channel, from)?, from.offset), (target, to.offset), len);
+                Ok(Posted::Done(0))
+            }
+            Some(peer) => {
+                self.transfer(Transfer { channel, token, peer, parts: 0, then: None }, to, from, len, false);
+                Ok(Posted::Pending)
+            }
+        }
+    }
+
+    pub(super) fn atomic(&mut self, channel: u16, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
+        self.health("atomic")?;
+        let (owner, at) = self.cell("atomic", channel, at)?;
+        let Some(peer) = owner else {
+            let value = self.channels[usize::from(channel)].atomic(at, atomic);
+            return Ok(Posted::Done(value.unwrap_or(0)));
+        };
+        self.asked_so_far = self.asked_so_far.wrapping_add(1);
+        let id = self.asked_so_far;
+        self.asked.push(Asked { id, channel, token });
+        let content = Content::Atomic { at, atomic, id };
+        self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
+        Ok(Posted::Pending)
+    }
+
+    pub(super) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
+        let completion = self.channels[usize::from(channel)].completions.pop_front();
+        if completion.is_none() {
+            self.health("poll")?;
+        }
+        Ok(completion)
+    }
+}

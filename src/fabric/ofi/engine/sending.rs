@@ -1,0 +1,112 @@
+//! Out: messages, as far as there is room, and transfers in parts.
+
+use earlybird_ffi::ofi;
+
+use super::{Data, Engine, Entry, Message, Outgoing, Part, Transfer, Window};
+use crate::fabric::At;
+
+impl Engine {
+    /// Sends a message now, or when there is room.
+    pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
+        let to = &mut self.peers[peer as usize];
+        // What is not counted does not wait for room either: a word on what was dealt with may be
+        // what makes room for the others.
+        match outgoing.content.is_counted() {
+            true => to.outbox.push_back(outgoing),
+            false => to.outbox.push_front(outgoing),
+        }
+        if !to.waits && !self.flush(peer) {
+            self.peers[peer as usize].waits = true;
+            self.waiting.push_back(peer);
+        }
+    }
+
+    /// Sends what waits for a peer, as far as there is room; whether that was all.
+    pub(super) fn flush(&mut self, peer: u32) -> bool {
+        let Engine { rank, job, peers, channels, wire, .. } = self;
+        let to = &mut peers[peer as usize];
+        while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
+            if content.is_counted() && !to.sent.has_room() {
+                return false;
+            }
+            let len = match data {
+                Data::None => 0,
+                Data::Region { len, .. } => *len,
+                Data::Bytes(bytes) => bytes.len(),
+            };
+            let (number, upto) = (to.sent.next(), to.received.upto());
+            let (channel, content) = (*channel, *content);
+            let message = Message { job: *job, from: *rank, number, upto, channel, len: len as u32, content };
+            let own = &channels.get(usize::from(channel));
+            let fill = |room: &Window, at: usize| match data {
+                Data::None => {}
+                // A region goes when all have closed its channel, so it is there.
+                Data::Region { region, offset, len } => {
+                    if let Some(registered) = own.and_then(|own| own.own(*region)) {
+                        Window::copy((registered.window(), *offset), (room, at), *len);
+                    }
+                }
+                Data::Bytes(bytes) => room.write(at, bytes),
+            };
+            match wire.send((peer, to.address), &message.encode(), len, fill) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(code) => {
+                    let text = wire.text(code);
+                    to.outbox.clear();
+                    self.lost(peer, &text);
+                    return true;
+                }
+            }
+            to.received.told();
+            if content.is_counted() {
+                to.sent.push(token.map(|token| (channel, token)));
+            }
+            to.outbox.pop_front();
+        }
+        true
+    }
+
+    pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, out: bool) {
+        let most = self.wire.most;
+        let transfer = Transfer { parts: len.div_ceil(most) as u32, ..transfer };
+        let index = match self.free_transfers.pop() {
+            Some(index) => index,
+            None => {
+                self.transfers.push(transfer);
+                self.transfers.len() as u32 - 1
+            }
+        };
+        self.transfers[index as usize] = transfer;
+        let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
+        for skip in (0..len).step_by(most) {
+            let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
+            self.parts.push_back(Part { transfer: index, own, remote, len, out });
+        }
+        self.move_parts();
+    }
+
+    /// Posts parts of transfers, as far as there is room.
+    pub(super) fn move_parts(&mut self) {
+        while let Some(&Part { transfer, own, remote, len, out }) = self.parts.front() {
+            let Transfer { channel, peer, .. } = self.transfers[transfer as usize];
+            let entries = &self.channels[usize::from(channel)].entries;
+            // Regions outlive the transfers that were checked against them.
+            if let (Some(Entry::Own(near, _)), Some(Entry::Peer(far))) =
+                (entries.get(own.region.0 as usize), entries.get(remote.region.0 as usize))
+            {
+                let (address, key) = (far.base + remote.offset as u64, far.key);
+                let far = ofi::Remote { peer: self.peers[peer as usize].address, address, key };
+                match self.wire.transfer(transfer, peer, (near, own.offset, len), far, out) {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(code) => {
+                        let text = self.wire.text(code);
+                        self.lost(peer, &text);
+                    }
+                }
+            }
+            self.parts.pop_front();
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What concerns all ranks: exchanges, failure, and the end.
+
+use std::sync::atomic::Ordering;
+
+use super::{Channel, Content, Data, Engine, Failure, MOST_DATA, Outgoing, Peer};
+
+impl Engine {
+    /// Gives bytes to the next exchange; its number.
+    pub(in crate::fabric::ofi) fn give(&mut self, mine: &[u8]) -> u64 {
+        self.turn += 1;
+        let (turn, content) = (self.turn, Content::Exchange { turn: self.turn });
+        self.gather(turn, self.rank, mine.to_vec());
+        for peer in self.others() {
+            let data = if mine.is_empty() { Data::None } else { Data::Bytes(mine.into()) };
+            self.post(peer, Outgoing { channel: 0, content, data, token: None });
+        }
+        turn
+    }
+
+    pub(super) fn gather(&mut self, turn: u64, rank: u32, data: Vec<u8>) {
+        let ranks = self.peers.len();
+        self.gathered.entry(turn).or_insert_with(|| vec![None; ranks])[rank as usize] = Some(data);
+        // Whoever waits for an exchange sleeps on channel 0.
+        self.channel(0).wake();
+    }
+
+    /// Ranks that have not given anything to an exchange.
+    pub(in crate::fabric::ofi) fn not_gathered(&self, turn: u64) -> Vec<u32> {
+        let given = self.gathered.get(&turn);
+        let lacks = |rank: &u32| given.is_none_or(|given| given[*rank as usize].is_none());
+        (0..self.ranks()).filter(lacks).collect()
+    }
+
+    /// What all ranks gave.
+    pub(in crate::fabric::ofi) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
+        self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
+    }
+
+    // The end of things.
+
+    /// Something that was to reach a peer did not.
+    pub(super) fn lost(&mut self, peer: u32, how: &str) {
+        if !self.peers[peer as usize].left {
+            self.fail(Failure::Died { peer, how: format!("libfabric: {how}") });
+        }
+    }
+
+    /// Fails the world, and tells the others.
+    pub(in crate::fabric::ofi) fn fail(&mut self, failure: Failure) {
+        if self.failure.is_some() {
+            return;
+        }
+        let (content, text) = match &failure {
+            Failure::Aborted { by, reason } if *by == self.rank => (Content::Abort, reason.clone()),
+            Failure::Aborted { by, reason } => (Content::Abort, format!("rank {by}: {reason}")),
+            Failure::Died { peer, how } => (Content::Died { rank: *peer }, how.clone()),
+        };
+        self.fail_quietly(failure);
+        let mut len = text.len().min(MOST_DATA);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        for peer in self.others() {
+            let data = Data::Bytes(text.as_bytes()[..len].into());
+            self.post(peer, Outgoing { channel: 0, content, data, token: None });
+        }
+    }
+
+    pub(super) fn fail_quietly(&mut self, failure: Failure) {
+        if self.failure.is_none() {
+            tracing::debug!(rank = self.rank, ?failure, "failed");
+            self.failure = Some(failure);
+            self.failed.store(true, Ordering::Release);
+            self.channels.iter_mut().for_each(Channel::wake);
+        }
+    }
+
+    /// This rank has no further use for a channel.
+    pub(in crate::fabric::ofi) fn close(&mut self, channel: u16) {
+        let own = self.channel(channel);
+        own.is_open = false;
+        own.completions.clear();
+        for peer in self.others() {
+            let content = Content::Close;
+            self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
+        }
+        self.count_closed(channel);
+    }
+
+    /// Memory may be used by others until all have closed the channel.
+    pub(super) fn count_closed(&mut self, channel: u16) {
+        let ranks = self.ranks();
+        let own = self.channel(channel);
+        own.closed += 1;
+        if own.closed >= ranks {
+            own.entries = Vec::new();
+        }
+    }
+
+    /// Tells everybody that this rank ends in good order.
+    pub(in crate::fabric::ofi) fn say_goodbye(&mut self) {
+        for peer in self.others() {
+            self.post(peer, Outgoing { channel: 0, content: Content::Leave, data: Data::None, token: None });
+        }
+    }
+
+    /// Whether nobody needs this rank any more: all have left.
+    pub(in crate::fabric::ofi) fn may_go(&self) -> bool {
+        self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
+    }
+
+    /// Whether everybody has dealt with all that this rank had to say; in a world that has failed,
+    /// whether the news is on its way.
+    pub(in crate::fabric::ofi) fn is_heard_by_all(&self) -> bool {
+        let failed = self.failure.is_some();
+        let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
+            true => outbox.iter().all(|outgoing| outgoing.content.is_counted()),
+            false => sent.is_empty() && outbox.is_empty(),
+        };
+        self.peers.iter().all(heard)
+    }
+
+    pub(in crate::fabric::ofi) fn has_left(&self, peer: u32) -> bool {
+        self.peers[peer as usize].left
+    }
+
+    /// Whether a peer was heard of since the last call.
+    pub(in crate::fabric::ofi) fn was_heard(&mut self, peer: u32) -> bool {
+        std::mem::take(&mut self.peers[peer as usize].heard)
+    }
+
+    pub(in crate::fabric::ofi) fn ping(&mut self, peer: u32) {
+        // One that cannot be sent is as good as one that gets no answer.
+        if self.peers[peer as usize].outbox.is_empty() {
+            self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A rank that goes on until something fails, and ranks that are killed.
+
+use std::time::{Duration, Instant};
+
+use earlybird::{Config, Error, Fire, Mover, World};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::{Job, Way, role, said, shared_memory_files};
+
+/// Within which everybody must notice.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Plays a rank that goes on until something fails, and says what failed; checks every sum.
+pub fn rank() {
+    let Some(role) = role() else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let patience = Duration::from_millis(words[2].parse().unwrap());
+    let error = match play(words[0].parse().unwrap(), words[1].parse().unwrap(), patience) {
+        Err(error) => error,
+        Ok(()) => return println!("\nENDED well"),
+    };
+    match &error {
+        Error::PeerDied { peer, .. } => println!("\nDIED {peer}"),
+        Error::Timeout { missing, .. } => println!("\nTIMEOUT {missing}"),
+        other => println!("\nOTHER {other}"),
+    }
+    println!("TEXT {error}");
+}
+
+fn play(fire: Fire, mover: Mover, patience: Duration) -> Result<(), Error> {
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env()? })?;
+    let mut sum = world.allreduce::<u64>(&[3000]).fire(fire).mover(mover).build()?;
+    let started = Instant::now();
+    let mut newest = 0;
+    println!("\nSTARTED");
+    while started.elapsed() < Duration::from_secs(60) {
+        let mine = u64::from(world.rank() + 1) * 1000 + newest + 1;
+        sum.contribution()?.fill(mine);
+        sum.arrive()?;
+        for outcome in sum.wait(patience)? {
+            newest = outcome.round();
+            let expected: u64 =
+                outcome.cut().contributions().map(|entry| u64::from(entry.rank + 1) * 1000 + newest - entry.age).sum();
+            if outcome.data().iter().any(|&x| x != expected) {
+                println!("\nWRONG round {newest}");
+            }
+        }
+    }
+    sum.finish(patience)
+}
+
+/// So many times: a rank is killed at a random moment of `window`, from joining to full flight.
+/// Everybody names it.
+pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Duration>) {
+    let before = shared_memory_files();
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
+    for turn in 0..turns {
+        let ranks = [2, 3, 5][turn % 3];
+        let fire = ["all", "solo", "quorum=2"][turn / 3 % 3];
+        let mover = movers[turn / 9 % movers.len()];
+        let mut job = Job::start(way, ranks, "rank", &format!("{fire} {mover} 8000"));
+        let victim = rng.random_range(0..ranks) as usize;
+        std::thread::sleep(rng.random_range(window.clone()));
+        let killed = Instant::now();
+        job.ranks[victim].kill().unwrap();
+        let ends = job.finish(Duration::from_secs(20));
+        assert!(
+            killed.elapsed() < DEADLINE + Duration::from_secs(5),
+            "{way:?}, turn {turn}: took {:?}",
+            killed.elapsed()
+        );
+        for (rank, (_, text)) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+            assert!(
+                said(text, "WRONG").is_empty() && !text.contains("panicked"),
+                "{way:?}, turn {turn}, rank {rank}: {text}"
+            );
+            let joined = !said(text, "STARTED").is_empty();
+            let named = said(text, "DIED") == [victim.to_string()]
+                // Before the world stands there is nobody to watch: the meeting says who did not come.
+                || (!joined && (said(text, "TEXT").concat().contains(&format!("rank {victim} "))
+                    || said(text, "TEXT").concat().contains(&format!("rank {victim}:"))));
+            assert!(
+                named,
+                "{way:?}, turn {turn} ({fire}, {mover}): rank {rank} of {ranks} does not name {victim}: {text}"
+            );
+        }
+    }
+    // libfabric's own provider for shared memory has files with names, which a killed process leaves.
+    let left = shared_memory_files();
+    let others = left.iter().filter(|name| !before.contains(*name));
+    let (theirs, ours): (Vec<_>, Vec<_>) = others.partition(|name| way == Way::Ofi("shm") && name.contains(':'));
+    theirs.iter().for_each(|name| std::fs::remove_file(format!("/dev/shm/{name}")).unwrap());
+    assert!(ours.is_empty(), "{way:?}: {ours:?} was left behind");
+}

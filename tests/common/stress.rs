@@ -1,0 +1,115 @@
+//! One rank of a stress run, and a run: random delays, uneven step counts, integers exact, floats the
+//! same bits everywhere.
+
+use std::time::Duration;
+
+use earlybird::{Config, Executor, Fire, Mover, World};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::{Job, Way, role, said, shared_memory_files};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What rank `rank` contributes for round `target`: known to all, so that all can check.
+fn value(rank: u32, target: u64, index: usize) -> u64 {
+    (u64::from(rank) << 32 | target).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(index as u64)
+}
+
+fn as_float(bits: u64) -> f32 {
+    (bits >> 40) as f32 / 1000.0
+}
+
+/// `FIRE MOVER EXECUTOR LENGTH STEPS`: plays one rank of a stress run; prints digests of what it received.
+pub fn play() {
+    let Some(role) = role() else { return };
+    let mut words = role.split(' ');
+    let fire: Fire = words.next().unwrap().parse().unwrap();
+    let mover: Mover = words.next().unwrap().parse().unwrap();
+    let executor: Executor = words.next().unwrap().parse().unwrap();
+    let length: usize = words.next().unwrap().parse().unwrap();
+    let steps: u64 = words.next().unwrap().parse().unwrap();
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let me = world.rank();
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(u64::from(me));
+    let mut sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    // Uneven: the last rank makes about half as many steps as the first.
+    let steps = steps - steps / 2 * u64::from(me) / u64::from(world.size());
+    let (mut newest, mut newest_float) = (0, 0);
+    let mut digest = 0u64;
+    let mut digests = Vec::new();
+    let mut entered = 0;
+    let pause = |rng: &mut Xoshiro256PlusPlus| {
+        if rng.random_range(0..8) == 0 {
+            std::thread::sleep(Duration::from_micros(rng.random_range(1..400)));
+        }
+    };
+    for _ in 0..steps {
+        pause(&mut rng);
+        for (index, x) in sums.contribution().unwrap().iter_mut().enumerate() {
+            *x = value(me, newest + 1, index);
+        }
+        sums.arrive().unwrap();
+        for outcome in sums.wait(DEADLINE).unwrap() {
+            newest = outcome.round();
+            let cut = outcome.cut();
+            for (index, &x) in outcome.data().iter().enumerate() {
+                let expected = cut
+                    .contributions()
+                    .fold(0u64, |sum, entry| sum.wrapping_add(value(entry.rank, newest - entry.age, index)));
+                assert_eq!(x, expected, "round {newest}, element {index}, {cut:?}");
+            }
+            entered += cut.contributions().filter(|entry| entry.rank == me).count() as u64;
+        }
+    }
+    // What was carried last has not been seen to enter; it does before `finish` returns.
+    assert!(steps - entered <= 1, "rank {me} made {steps} contributions and saw {entered} of them");
+    sums.finish(DEADLINE).unwrap();
+
+    let mut floats = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    for _ in 0..steps {
+        pause(&mut rng);
+        for (index, x) in floats.contribution().unwrap().iter_mut().enumerate() {
+            *x = as_float(value(me, newest_float + 1, index));
+        }
+        floats.arrive().unwrap();
+        for outcome in floats.wait(DEADLINE).unwrap() {
+            newest_float = outcome.round();
+            for x in outcome.data() {
+                digest = digest.rotate_left(5) ^ u64::from(x.to_bits());
+            }
+            // Every receiver of a round received all rounds before it: the digest is of all.
+            digests.push(digest);
+        }
+    }
+    floats.finish(DEADLINE).unwrap();
+    println!(
+        "\nDIGESTS {}",
+        digests.iter().step_by(7).map(|digest| format!("{digest:x}")).collect::<Vec<_>>().join(",")
+    );
+}
+
+/// Returns digests of all rounds, as the rank that saw the most of them has them.
+pub fn stress(
+    way: Way,
+    ranks: u32,
+    fire: &str,
+    (mover, executor): (Mover, Executor),
+    length: usize,
+    steps: u64,
+) -> Vec<String> {
+    let before = shared_memory_files();
+    let ends = Job::start(way, ranks, "rank", &format!("{fire} {mover} {executor} {length} {steps}")).finish(DEADLINE);
+    for (rank, (status, text)) in ends.iter().enumerate() {
+        assert!(status.success(), "{way:?}, {fire}, {ranks} ranks: rank {rank}: {text}");
+    }
+    let digests: Vec<Vec<String>> =
+        ends.iter().map(|(_, text)| said(text, "DIGESTS").concat().split(',').map(str::to_owned).collect()).collect();
+    let longest = digests.iter().max_by_key(|list| list.len()).unwrap();
+    for (rank, list) in digests.iter().enumerate() {
+        let same = list.iter().zip(longest).all(|(a, b)| a == b);
+        assert!(same && !list.is_empty(), "{way:?}, {fire}, {ranks} ranks: rank {rank} saw other bits");
+    }
+    assert_eq!(shared_memory_files(), before, "something was left behind");
+    longest.clone()
+}
