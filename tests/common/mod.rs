@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "every test uses a part of it")]
 
 pub mod faults;
+pub mod hosts;
 pub mod stress;
 
 use std::collections::hash_map::RandomState;
@@ -55,25 +56,30 @@ pub struct Job {
     pub ranks: Vec<Child>,
 }
 
+/// Starts this executable's ignored test `test` as a rank of so many, by a command that has the rest.
+pub fn start(command: &mut Command, (rank, ranks): (u32, u32), test: &str, role: &str) -> Child {
+    command
+        .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
+        .env(ROLE, role)
+        .env("EARLYBIRD_RANK", format!("{rank}"))
+        .env("EARLYBIRD_WORLD_SIZE", format!("{ranks}"))
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
 impl Job {
     /// Starts `ranks` processes that run the ignored test `test` of this executable as `role`.
     pub fn start(way: Way, ranks: u32, test: &str, role: &str) -> Job {
         let meeting = format!("unix:test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish());
-        let start = |rank| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
-                .envs(way.variables())
-                .env(ROLE, role)
-                .env("EARLYBIRD_RANK", format!("{rank}"))
-                .env("EARLYBIRD_WORLD_SIZE", format!("{ranks}"))
-                .env("EARLYBIRD_STORE", &meeting)
-                .env("RUST_BACKTRACE", "0")
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
+        let begin = |rank| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.envs(way.variables()).env("EARLYBIRD_STORE", &meeting);
+            start(&mut command, (rank, ranks), test, role)
         };
-        Job { ranks: (0..ranks).map(start).collect() }
+        Job { ranks: (0..ranks).map(begin).collect() }
     }
 
     /// Waits for all, and returns how each ended and what it said; kills what takes too long.

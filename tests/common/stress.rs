@@ -99,17 +99,24 @@ pub fn stress(
     steps: u64,
 ) -> Vec<String> {
     let before = shared_memory_files();
-    let ends = Job::start(way, ranks, "rank", &format!("{fire} {mover} {executor} {length} {steps}")).finish(DEADLINE);
+    let job = Job::start(way, ranks, "rank", &format!("{fire} {mover} {executor} {length} {steps}"));
+    let digests = check(job, &format!("{way:?}, {fire}, {ranks} ranks"));
+    assert_eq!(shared_memory_files(), before, "something was left behind");
+    digests
+}
+
+/// Waits for the ranks of a run; the same digests.
+pub fn check(job: Job, what: &str) -> Vec<String> {
+    let ends = job.finish(DEADLINE);
     for (rank, (status, text)) in ends.iter().enumerate() {
-        assert!(status.success(), "{way:?}, {fire}, {ranks} ranks: rank {rank}: {text}");
+        assert!(status.success(), "{what}: rank {rank}: {text}");
     }
     let digests: Vec<Vec<String>> =
         ends.iter().map(|(_, text)| said(text, "DIGESTS").concat().split(',').map(str::to_owned).collect()).collect();
     let longest = digests.iter().max_by_key(|list| list.len()).unwrap();
     for (rank, list) in digests.iter().enumerate() {
         let same = list.iter().zip(longest).all(|(a, b)| a == b);
-        assert!(same && !list.is_empty(), "{way:?}, {fire}, {ranks} ranks: rank {rank} saw other bits");
+        assert!(same && !list.is_empty(), "{what}: rank {rank} saw other bits");
     }
-    assert_eq!(shared_memory_files(), before, "something was left behind");
     longest.clone()
 }

@@ -18,7 +18,7 @@ use super::shared::Shared;
 use super::wire::{Failed, Wire};
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
-use crate::fabric::watch::Watch;
+use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Endpoint, Fabric};
 
 /// Which of libfabric's providers carries a world, and how.
@@ -179,7 +179,21 @@ impl OfiFabric {
             thread: Mutex::new(Some(thread)),
         };
         // Nobody goes on before all can be reached.
-        fabric.exchange("join", &[], deadline)?;
+        let provider = card.provider;
+        let unreached = |whom: String, how: String| {
+            let cause = format!(
+                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one network \
+                 (EARLYBIRD_DEVICE), and does no firewall stand between them?"
+            );
+            Error::join(rank, cause)
+        };
+        fabric.exchange("join", &[], deadline).map_err(|error| match error {
+            Error::Timeout { missing, waited, .. } => {
+                unreached(missing.to_string(), format!("nothing was heard for {waited:.1?}"))
+            }
+            Error::PeerDied { peer, how, .. } if how != ENDED => unreached(format!("rank {peer}"), how),
+            other => other,
+        })?;
         Ok(fabric)
     }
 

@@ -1,0 +1,92 @@
+//! Hosts on one machine: network namespaces, joined by virtual cables and a switch.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// So many hosts; they go when this is dropped.
+pub struct Hosts {
+    count: usize,
+    id: String,
+}
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+impl Hosts {
+    /// Hosts that all reach each other; says so where there can be none.
+    pub fn new(count: usize) -> Option<Hosts> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let hosts = Hosts { count, id };
+        if !rustix::process::getuid().is_root() {
+            eprintln!("SKIPPED: network namespaces need root");
+            return None;
+        }
+        let switch = hosts.switch();
+        if let Err(problem) = ip(&format!("netns add {switch}")) {
+            eprintln!("SKIPPED: no network namespaces here: {problem}");
+            return None;
+        }
+        let all = || -> Result<(), String> {
+            ip(&format!("-n {switch} link add hub type bridge"))?;
+            ip(&format!("-n {switch} link set hub up"))?;
+            for host in 0..count {
+                let (name, address) = (hosts.name(host), hosts.address(host));
+                ip(&format!("netns add {name}"))?;
+                ip(&format!("-n {name} link set lo up"))?;
+                ip(&format!("-n {name} link add net0 type veth peer name port{host} netns {switch}"))?;
+                ip(&format!("-n {name} addr add {address}/24 dev net0"))?;
+                ip(&format!("-n {name} link set net0 up"))?;
+                ip(&format!("-n {switch} link set port{host} master hub up"))?;
+            }
+            Ok(())
+        };
+        all().unwrap_or_else(|problem| panic!("{problem}"));
+        Some(hosts)
+    }
+
+    fn switch(&self) -> String {
+        format!("eb{}-hub", self.id)
+    }
+
+    fn name(&self, host: usize) -> String {
+        format!("eb{}-{host}", self.id)
+    }
+
+    pub fn address(&self, host: usize) -> String {
+        format!("10.77.0.{}", host + 1)
+    }
+
+    /// A command that runs there.
+    pub fn command(&self, host: usize) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name(host)]).arg(std::env::current_exe().unwrap());
+        command
+    }
+
+    /// Lets so much through per second, and no more.
+    pub fn limit(&self, host: usize, rate: &str) {
+        let limit =
+            format!("netns exec {} tc qdisc add dev net0 root tbf rate {rate} burst 32k latency 50ms", self.name(host));
+        ip(&limit).unwrap();
+    }
+
+    /// Pulls the cable.
+    pub fn unplug(&self, host: usize) {
+        ip(&format!("-n {} link set port{host} down", self.switch())).unwrap();
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        // The cables go with their ends.
+        for name in (0..self.count).map(|host| self.name(host)).chain([self.switch()]) {
+            let _ = ip(&format!("netns del {name}"));
+        }
+    }
+}

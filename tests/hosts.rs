@@ -1,0 +1,95 @@
+//! Several hosts, played by network namespaces: ranks that share nothing but the network.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::hosts::Hosts;
+use common::{Job, PROVIDERS, libfabric, said};
+use earlybird::{Executor, Mover};
+
+#[test]
+#[ignore = "played by the processes that the other tests start"]
+fn rank() {
+    match common::role().is_some_and(|role| role.split(' ').count() == 3) {
+        true => common::faults::rank(),
+        false => common::stress::play(),
+    }
+}
+
+/// One or two ranks on each of four hosts.
+const WHERE: [usize; 6] = [0, 0, 1, 2, 3, 3];
+
+/// How long a host may be silent.
+const SILENCE: Duration = Duration::from_secs(2);
+
+fn start(hosts: &Hosts, variables: &[(&str, &str)], role: &str) -> Job {
+    let store = format!("tcp:{}:29400", hosts.address(WHERE[0]));
+    let start = |(rank, host): (usize, &usize)| {
+        let mut command = hosts.command(*host);
+        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of these hosts");
+        command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
+        command.env("EARLYBIRD_SILENCE", format!("{}s", SILENCE.as_secs())).envs(variables.iter().copied());
+        common::start(&mut command, (rank as u32, WHERE.len() as u32), "rank", role)
+    };
+    Job { ranks: WHERE.iter().enumerate().map(start).collect() }
+}
+
+fn four_hosts() -> Option<Hosts> {
+    libfabric().and_then(|_| Hosts::new(4))
+}
+
+#[test]
+fn four_hosts_agree_also_over_a_slow_line() {
+    let Some(hosts) = four_hosts() else { return };
+    for (fire, length, steps) in [("all", 24, 100), ("quorum=3", 24, 100), ("solo", 3000, 30), ("all", 40_000, 6)] {
+        common::stress::check(start(&hosts, &[], &format!("{fire} cut caller {length} {steps}")), fire);
+    }
+    hosts.limit(2, "40mbit");
+    for fire in ["all", "quorum=3"] {
+        let how = format!("{fire} {} {} 40000 6", Mover::Cut, Executor::Thread);
+        common::stress::check(start(&hosts, &[], &how), fire);
+    }
+}
+
+/// Everybody who is left names a rank on the host that is gone; those on it name somebody elsewhere.
+#[test]
+fn a_host_whose_cable_is_pulled_is_named() {
+    for fire in ["all", "solo", "quorum=4"] {
+        let Some(hosts) = four_hosts() else { return };
+        let job = start(&hosts, &[], &format!("{fire} cut 30000"));
+        std::thread::sleep(Duration::from_secs(2));
+        hosts.unplug(3);
+        let unplugged = Instant::now();
+        let ends = job.finish(Duration::from_secs(25));
+        let took = unplugged.elapsed();
+        assert!(took < SILENCE + Duration::from_secs(15), "{fire}: took {took:?}");
+        for ((rank, host), (_, text)) in WHERE.iter().enumerate().zip(&ends) {
+            assert!(said(text, "WRONG").is_empty() && !text.contains("panicked"), "{fire}, rank {rank}: {text}");
+            let named: Vec<usize> = said(text, "DIED").iter().map(|peer| peer.parse().unwrap()).collect();
+            let elsewhere = named.iter().all(|&peer| (WHERE[peer] == 3) != (*host == 3));
+            assert!(named.len() == 1 && elsewhere, "{fire}: rank {rank} names {named:?}: {text}");
+        }
+    }
+}
+
+/// The store can be reached, but not the address at which rank 2 listens.
+#[test]
+fn ranks_without_a_way_between_them_are_named() {
+    let Some(hosts) = four_hosts() else { return };
+    let mut job = start(&hosts, &[("TEST_DEADLINE", "4")], "all cut 8000");
+    job.ranks[2].kill().unwrap();
+    job.ranks[2].wait().unwrap();
+    let mut command = hosts.command(WHERE[2]);
+    command.env("EARLYBIRD_STORE", format!("tcp:{}:29400", hosts.address(0))).env("EARLYBIRD_SECRET", "of these hosts");
+    command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]).env("EARLYBIRD_DEVICE", "lo").env("TEST_DEADLINE", "4");
+    job.ranks[2] = common::start(&mut command, (2, WHERE.len() as u32), "rank", "all cut 8000");
+    let started = Instant::now();
+    for (rank, (_, text)) in job.finish(Duration::from_secs(20)).iter().enumerate() {
+        let told = said(text, "TEXT").concat();
+        let named = rank == 2 || told.contains("rank 2 ");
+        assert!(named && told.contains("cannot be reached over"), "rank {rank}: {text}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
+}
