@@ -318,6 +318,7 @@ impl<T: Element> Allreduce<T> {
     pub fn is_complete(&self) -> Result<bool> {
         let mut driver = self.seat.take();
         let now = self.patience.clock.now_for(driver.machine());
+        driver.look(now)?;
         driver.drive(now, Effort::Nothing)?;
         Ok(!driver.machine().ready().is_empty())
     }

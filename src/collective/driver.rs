@@ -5,7 +5,7 @@ use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, Rank
 use super::rule::{Absent, Scale};
 use crate::error::Result;
 use crate::fabric::arena::{Goal, Place, Source};
-use crate::fabric::{Arena, At, Change, Endpoint, Lender, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker, Window};
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Dtype, Reduce};
 use crate::sync::{self, Ordering};
@@ -178,16 +178,40 @@ impl Driver {
     }
 
     /// Does one thing: an operation, a completion, or a poll of the machine. Whether there was one.
+    /// Without effort it takes what is there and does not look at the network, which costs as much
+    /// as everything else: whoever has just sent something need not look for the answer.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if let Some(op) = self.machine.next_op() {
             self.execute(op, now)?;
             return Ok(true);
         }
-        if let Some(completion) = self.endpoint.poll()? {
-            self.machine.complete(Token::from_code(completion.token), completion.value, now);
+        if let Some(completion) = self.endpoint.completion()? {
+            self.complete(completion, now);
             return Ok(true);
         }
-        Ok(self.machine.poll(now, effort, &self.control))
+        if self.machine.poll(now, effort, &self.control) {
+            return Ok(true);
+        }
+        if effort == Effort::Nothing {
+            return Ok(false);
+        }
+        let completed = self.look(now)?;
+        // What the look has brought may have been written to the cells only.
+        let elsewhere = self.machine.plan().topology.hosts() > 1;
+        Ok(completed || (elsewhere && self.machine.poll(now, effort, &self.control)))
+    }
+
+    /// Looks at the network; whether there was a completion.
+    pub(crate) fn look(&mut self, now: Time) -> Result<bool> {
+        let completion = self.endpoint.poll()?;
+        if let Some(completion) = completion {
+            self.complete(completion, now);
+        }
+        Ok(completion.is_some())
+    }
+
+    fn complete(&mut self, completion: Completion, now: Time) {
+        self.machine.complete(Token::from_code(completion.token), completion.value, now);
     }
 
     /// Ranks whose arrival for the round that is waited for was not seen.

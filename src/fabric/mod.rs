@@ -233,11 +233,17 @@ pub trait Endpoint: Send + Debug {
     /// As [`Endpoint::put`].
     fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted>;
 
-    /// The next completion, if there is one.
+    /// The next completion, if there is one. Looks at the network, and makes progress there.
     ///
     /// # Errors
     /// An operation that failed.
     fn poll(&mut self) -> Result<Option<Completion>>;
+
+    /// The next completion, if one was seen before.
+    ///
+    /// # Errors
+    /// As [`Endpoint::poll`].
+    fn completion(&mut self) -> Result<Option<Completion>>;
 
     /// Announces a wait; look at memory once more before [`Endpoint::wait`].
     fn prepare_wait(&mut self, interest: Interest);

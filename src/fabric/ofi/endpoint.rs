@@ -67,6 +67,10 @@ impl Endpoint for OfiEndpoint {
         engine.completion(self.channel)
     }
 
+    fn completion(&mut self) -> Result<Option<Completion>> {
+        self.shared.lock().completion(self.channel)
+    }
+
     fn prepare_wait(&mut self, _interest: Interest) {
         // Each rank is its own host, so nobody has to be told apart.
         self.shared.lock().channel(self.channel).announce(true);

@@ -2,8 +2,12 @@
 
 use crate::fabric::{Atomic, Change};
 
-/// Bytes of a message without its data. Small enough to be injected by most providers.
-pub(crate) const HEADER: usize = 64;
+/// Most bytes of a message without its data.
+pub(crate) const MOST_HEADER: usize = 64;
+
+/// Bytes of a header that has no second operand. With two words of data it is still so small that
+/// providers inject it, which is faster than sending: 64 bytes over TCP.
+const SHORT: usize = 48;
 
 /// Most bytes of data that a message brings; what is more is written one-sidedly.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
@@ -79,6 +83,9 @@ const SET: u8 = 1;
 const ADD: u8 = 2;
 const PROMPT: u8 = 4;
 
+/// Bytes of a cell.
+const CELL: u64 = 8;
+
 const FETCH_ADD: u8 = 0;
 const COMPARE_SWAP: u8 = 1;
 
@@ -95,20 +102,38 @@ struct Fields {
     kind: u8,
     change: u8,
     first: Place,
-    second: Place,
+    second: u16,
+    /// The number of a cell in the second region, or of a question.
     id: u32,
     value: u64,
-    other: u64,
+    other: Option<u64>,
+}
+
+/// A header, as bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    bytes: [u8; MOST_HEADER],
+    len: usize,
+}
+
+impl std::ops::Deref for Header {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
 impl Message {
-    pub(crate) fn encode(&self) -> [u8; HEADER] {
+    pub(crate) fn encode(&self) -> Header {
         let mut fields = Fields::default();
         match self.content {
             Content::Put { to, signal, prompt } => {
                 (fields.kind, fields.first) = (PUT, to);
                 if let Some((at, change)) = signal {
-                    fields.second = at;
+                    // A cell has a number; one of more than 2^32 would lie beyond 32 GiB.
+                    debug_assert!(at.offset.is_multiple_of(CELL) && at.offset / CELL <= u64::from(u32::MAX));
+                    (fields.second, fields.id) = (at.region, (at.offset / CELL) as u32);
                     (fields.change, fields.value) = match change {
                         Change::Set(value) => (SET, value),
                         Change::Add(value) => (ADD, value),
@@ -119,8 +144,8 @@ impl Message {
             Content::Atomic { at, atomic, id } => {
                 (fields.kind, fields.first, fields.id) = (ATOMIC, at, id);
                 (fields.change, fields.value, fields.other) = match atomic {
-                    Atomic::FetchAdd(value) => (FETCH_ADD, value, 0),
-                    Atomic::CompareSwap { expect, new } => (COMPARE_SWAP, expect, new),
+                    Atomic::FetchAdd(value) => (FETCH_ADD, value, None),
+                    Atomic::CompareSwap { expect, new } => (COMPARE_SWAP, expect, Some(new)),
                 };
             }
             Content::Value { id, value } => (fields.kind, fields.id, fields.value) = (VALUE, id, value),
@@ -132,7 +157,7 @@ impl Message {
             Content::Close => fields.kind = CLOSE,
             Content::Leave => fields.kind = LEAVE,
         }
-        let mut bytes = [0; HEADER];
+        let mut bytes = [0; MOST_HEADER];
         let mut at = 0;
         let mut put = |field: &[u8]| {
             bytes[at..at + field.len()].copy_from_slice(field);
@@ -140,40 +165,45 @@ impl Message {
         };
         put(&[fields.kind, fields.change]);
         put(&self.channel.to_le_bytes());
-        for field in [self.from, self.job, self.number, self.upto, self.len] {
+        for field in [self.from, self.job, self.number, self.upto, self.len, fields.id] {
             put(&field.to_le_bytes());
         }
         put(&fields.first.region.to_le_bytes());
-        put(&fields.second.region.to_le_bytes());
-        put(&fields.id.to_le_bytes());
-        for field in [fields.first.offset, fields.second.offset, fields.value, fields.other] {
+        put(&fields.second.to_le_bytes());
+        for field in [fields.first.offset, fields.value] {
             put(&field.to_le_bytes());
         }
-        bytes
+        if let Some(other) = fields.other {
+            put(&other.to_le_bytes());
+        }
+        let len = at;
+        Header { bytes, len }
     }
 
     /// A message and its data; nothing for bytes that are none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (header, data) = bytes.split_first_chunk::<HEADER>()?;
+        let (header, mut data) = bytes.split_first_chunk::<SHORT>()?;
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| header[at + index]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| header[at + index]));
-        let (first, second) =
-            (Place { region: half(24), offset: long(32) }, Place { region: half(26), offset: long(40) });
-        let (id, value, other) = (word(28), long(48), long(56));
+        let (id, first, value) = (word(24), Place { region: half(28), offset: long(32) }, long(40));
         let content = match (header[0], header[1]) {
             (PUT, change) => {
+                let cell = Place { region: half(30), offset: u64::from(id) * CELL };
                 let signal = match change & !PROMPT {
                     NONE => None,
-                    SET => Some((second, Change::Set(value))),
-                    ADD => Some((second, Change::Add(value))),
+                    SET => Some((cell, Change::Set(value))),
+                    ADD => Some((cell, Change::Add(value))),
                     _ => return None,
                 };
                 Content::Put { to: first, signal, prompt: change & PROMPT != 0 }
             }
             (ATOMIC, FETCH_ADD) => Content::Atomic { at: first, atomic: Atomic::FetchAdd(value), id },
             (ATOMIC, COMPARE_SWAP) => {
-                Content::Atomic { at: first, atomic: Atomic::CompareSwap { expect: value, new: other }, id }
+                let (new, rest) = data.split_first_chunk()?;
+                data = rest;
+                let atomic = Atomic::CompareSwap { expect: value, new: u64::from_le_bytes(*new) };
+                Content::Atomic { at: first, atomic, id }
             }
             (VALUE, 0) => Content::Value { id, value },
             (ACK, 0) => Content::Ack,
@@ -205,7 +235,7 @@ mod tests {
 
     #[test]
     fn messages_survive_the_wire() {
-        let place = |region| Place { region, offset: 1 << 40 | 8 };
+        let place = |region| Place { region, offset: 1 << 33 | 8 };
         let contents = [
             Content::Put { to: place(3), signal: Some((place(4), Change::Add(u64::MAX))), prompt: false },
             Content::Put { to: place(3), signal: Some((place(4), Change::Set(7))), prompt: true },
@@ -226,7 +256,7 @@ mod tests {
             let message = Message { job: 1, from: 2, number, upto: 4, channel: 5, len: 3, content };
             let bytes = [&message.encode()[..], b"abcdef"].concat();
             assert_eq!(Message::decode(&bytes), Some((message, &b"abc"[..])));
-            assert_eq!(Message::decode(&bytes[..HEADER + 2]), None, "data is missing");
+            assert_eq!(Message::decode(&bytes[..bytes.len() - 4]), None, "data is missing");
         }
     }
 }

@@ -25,6 +25,9 @@ const NAP: Duration = Duration::from_micros(500);
 /// How long a sleep lasts where the provider has nothing to sleep on.
 const DOZE: Duration = Duration::from_micros(50);
 
+/// How long a sleeper keeps to itself what it has dealt with.
+const SILENT: Duration = Duration::from_micros(200);
+
 /// How often peers are looked after.
 const BEAT: Duration = Duration::from_millis(200);
 
@@ -113,13 +116,20 @@ impl Shared {
 
     /// Waits on a channel until its wait is over, making progress.
     pub(super) fn wait(&self, channel: u16, bell: &Arc<OwnedFd>, at_most: Duration) {
-        let until = Instant::now() + at_most;
+        let begun = Instant::now();
+        let until = begun + at_most;
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         loop {
             let mut engine = self.visit();
             engine.progress();
-            engine.tell();
             let now = Instant::now();
+            // Usually the next message says it; whoever has nothing to send for so long says it now.
+            let mut sleep = until.saturating_duration_since(now);
+            if now >= begun + SILENT {
+                engine.tell();
+            } else if engine.owes() {
+                sleep = sleep.min(SILENT);
+            }
             if engine.channel(channel).is_woken() || now >= until {
                 engine.channel(channel).announce(false);
                 break;
@@ -128,7 +138,7 @@ impl Shared {
             engine.channel(channel).sleeps_on(Some(bell.clone()));
             drop(engine);
             if may_sleep {
-                self.sleep(bell.as_fd(), true, until - now);
+                self.sleep(bell.as_fd(), true, sleep);
             }
             self.lock().channel(channel).sleeps_on(None);
         }

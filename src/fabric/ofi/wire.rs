@@ -10,11 +10,11 @@ use std::sync::Arc;
 use earlybird_ffi::ofi::{Code, Endpoint, Info, Local, Memory, Remote, sys};
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::message::{HEADER, MOST_DATA};
+use super::message::{Header, MOST_DATA, MOST_HEADER};
 use crate::fabric::Window;
 
 /// Bytes of a room: a message, to the next line.
-const ROOM: usize = (HEADER + MOST_DATA).next_multiple_of(64);
+const ROOM: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
 
 /// Rooms in which messages arrive.
 const RECEIVING: usize = 128;
@@ -116,6 +116,7 @@ pub(super) struct Wire {
     pub(super) most: usize,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
+    failed: Option<Event>,
 }
 
 // SAFETY: the addresses in `entries` are compared and never followed.
@@ -160,6 +161,7 @@ impl Wire {
             most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).max(1),
             entries: [blank; 16],
             read: 0..0,
+            failed: None,
             endpoint,
         };
         for room in 0..RECEIVING {
@@ -197,27 +199,31 @@ impl Wire {
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
     }
 
-    /// Sends a header and data that `fill` copies behind it.
+    /// Sends a header and data that `fill` copies behind it, to a place in a window.
     pub(super) fn send(
         &mut self,
         (peer, address): (u32, u64),
-        header: &[u8; HEADER],
+        header: &Header,
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
         debug_assert!(len <= MOST_DATA);
-        if len == 0 && HEADER <= self.inject {
-            return posted(self.endpoint.inject(header, address));
+        let Some(&room) = self.free_rooms.last() else { return Ok(false) };
+        let at = room * ROOM;
+        self.rooms.window.write(at, header);
+        fill(&self.rooms.window, at + header.len());
+        let from = self.rooms.local(at, header.len() + len);
+        if from.len <= self.inject {
+            // SAFETY: the room belongs to this value, and nobody else looks at it.
+            let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
+            return posted(self.endpoint.inject(message, address));
         }
-        let Some(room) = self.free_rooms.pop() else { return Ok(false) };
-        self.rooms.window.write(room * ROOM, header);
-        fill(&self.rooms.window, room * ROOM + HEADER);
-        self.uses[room] = Use { peer, transfer: 0 };
-        let (from, context) = (self.rooms.local(room * ROOM, HEADER + len), self.context(room));
+        let context = self.context(room);
         // SAFETY: registered; the room is taken until the completion was read.
         let sent = posted(unsafe { self.endpoint.send(from, address, context) });
-        if sent != Ok(true) {
-            self.free_rooms.push(room);
+        if sent == Ok(true) {
+            self.uses[room] = Use { peer, transfer: 0 };
+            self.free_rooms.pop();
         }
         sent
     }
@@ -251,22 +257,29 @@ impl Wire {
         moved
     }
 
-    /// What has happened next, if anything. Makes progress.
-    pub(super) fn next(&mut self) -> Result<Option<Event>, Code> {
-        if self.read.is_empty() {
-            match self.endpoint.queue().read(&mut self.entries) {
-                Ok(count) => self.read = 0..count,
-                Err(Code::AGAIN) => return Ok(None),
-                Err(Code::AVAILABLE) => return self.failed().map(Some),
-                Err(code) => return Err(code),
-            }
+    /// Makes progress, and looks what has happened: [`Wire::next`] tells.
+    pub(super) fn look(&mut self) -> Result<(), Code> {
+        debug_assert!(self.read.is_empty());
+        match self.endpoint.queue().read(&mut self.entries) {
+            Ok(count) => self.read = 0..count,
+            Err(Code::AGAIN) => {}
+            Err(Code::AVAILABLE) => self.failed = self.failed()?,
+            Err(code) => return Err(code),
         }
-        let Some(entry) = self.read.next().map(|index| self.entries[index]) else { return Ok(None) };
-        Ok(Some(match self.index(entry.op_context) {
+        Ok(())
+    }
+
+    /// What has happened next, as of the last look.
+    pub(super) fn next(&mut self) -> Option<Event> {
+        if let Some(failed) = self.failed.take() {
+            return Some(failed);
+        }
+        let entry = self.entries[self.read.next()?];
+        Some(match self.index(entry.op_context) {
             Some(room) if room < RECEIVING => Event::Message(room, entry.len),
             Some(index) => self.release(index),
             None => Event::Nothing,
-        }))
+        })
     }
 
     /// An operation is over: its context may be used again.
@@ -280,22 +293,22 @@ impl Wire {
         }
     }
 
-    fn failed(&mut self) -> Result<Event, Code> {
+    fn failed(&mut self) -> Result<Option<Event>, Code> {
         let failed = match self.endpoint.queue().failed() {
-            Err(Code::AGAIN) => return Ok(Event::Nothing),
+            Err(Code::AGAIN) => return Ok(None),
             failed => failed?,
         };
         Ok(match self.index(failed.context) {
             // A message that was not for this world may have been too long; its room is as good as new.
             Some(room) if room < RECEIVING => {
                 self.offer(room)?;
-                Event::Nothing
+                None
             }
             Some(index) => {
                 self.release(index);
-                Event::Failed(self.uses[index].peer, failed.text)
+                Some(Event::Failed(self.uses[index].peer, failed.text))
             }
-            None => Event::Nothing,
+            None => None,
         })
     }
 

@@ -135,6 +135,10 @@ impl Endpoint for ShmEndpoint {
         Ok(None)
     }
 
+    fn completion(&mut self) -> Result<Option<Completion>> {
+        Ok(None)
+    }
+
     fn prepare_wait(&mut self, interest: Interest) {
         self.bell().announce(interest);
     }

@@ -168,6 +168,10 @@ impl Endpoint for SimEndpoint {
         net.completion(self.id)
     }
 
+    fn completion(&mut self) -> Result<Option<Completion>> {
+        self.net.lock().completion(self.id)
+    }
+
     fn prepare_wait(&mut self, interest: Interest) {
         self.net.lock().prepare_wait(self.id, interest);
     }

@@ -8,17 +8,13 @@ impl Engine {
     /// Deals with what has happened; whether anything has. In between, sends what waits.
     pub(in crate::fabric::ofi) fn progress(&mut self) -> bool {
         let mut any = false;
-        // Bounded, so that a caller comes back to its own affairs.
-        for _ in 0..WINDOW {
-            match self.wire.next() {
-                Ok(Some(event)) => self.deal_with(event),
-                Ok(None) => break,
-                Err(code) => {
-                    let reason = format!("libfabric cannot read completions: {}", self.wire.text(code));
-                    self.fail(Failure::Aborted { by: self.rank, reason });
-                    break;
-                }
-            }
+        // One look, so that a caller comes back to its own affairs with what it has seen.
+        if let Err(code) = self.wire.look() {
+            let reason = format!("libfabric cannot read completions: {}", self.wire.text(code));
+            self.fail(Failure::Aborted { by: self.rank, reason });
+        }
+        while let Some(event) = self.wire.next() {
+            self.deal_with(event);
             any = true;
         }
         for _ in 0..self.waiting.len() {
@@ -48,6 +44,11 @@ impl Engine {
         }
     }
 
+    /// Whether there is somebody to tell.
+    pub(in crate::fabric::ofi) fn owes(&self) -> bool {
+        self.debtors.iter().any(|&peer| self.peers[peer as usize].received.owed() > 0)
+    }
+
     pub(super) fn tell_peer(&mut self, peer: u32) {
         self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
     }
@@ -71,7 +72,11 @@ impl Engine {
                 self.free_transfers.push(index);
                 match then {
                     None => self.channel(channel).complete(token, 0),
-                    then => self.put_by_message(channel, peer, (Place::default(), Data::None), then, token),
+                    then => {
+                        // Whoever moves much waits for the end of it.
+                        let content = Content::Put { to: Place::default(), signal: then, prompt: true };
+                        self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
+                    }
                 }
             }
             Event::Failed(peer, text) => self.lost(peer, &text),

@@ -20,7 +20,7 @@ use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal,
 
 /// Polls without a message after which peers are told what was dealt with, if there was no other
 /// message to tell them by.
-const PATIENCE: u32 = 16;
+const PATIENCE: u32 = 256;
 
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
