@@ -27,6 +27,8 @@ pub(crate) enum Content {
     /// Copy the data, if any, to a place; then change a cell, if one is named. `prompt` if
     /// somebody waits for the word that it is done.
     Put { to: Place, signal: Option<(Place, Change)>, prompt: bool },
+    /// Change a cell when so many writes with this mark, which travel on their own, have landed.
+    Landing { mark: u16, parts: u32, signal: (Place, Change) },
     /// Change a cell, and say what it held. `id` goes into the answer.
     Atomic { at: Place, atomic: Atomic, id: u32 },
     /// What a cell held.
@@ -76,6 +78,7 @@ const ABORT: u8 = 7;
 const DIED: u8 = 8;
 const CLOSE: u8 = 9;
 const LEAVE: u8 = 10;
+const LANDING: u8 = 11;
 
 /// How a cell changes, and whether somebody waits.
 const NONE: u8 = 0;
@@ -127,19 +130,24 @@ impl std::ops::Deref for Header {
 impl Message {
     pub(crate) fn encode(&self) -> Header {
         let mut fields = Fields::default();
+        let signal = |fields: &mut Fields, (at, change): (Place, Change)| {
+            // A cell has a number; one of more than 2^32 would lie beyond 32 GiB.
+            debug_assert!(at.offset.is_multiple_of(CELL) && at.offset / CELL <= u64::from(u32::MAX));
+            (fields.second, fields.id) = (at.region, (at.offset / CELL) as u32);
+            (fields.change, fields.value) = match change {
+                Change::Set(value) => (SET, value),
+                Change::Add(value) => (ADD, value),
+            };
+        };
         match self.content {
-            Content::Put { to, signal, prompt } => {
+            Content::Put { to, signal: change, prompt } => {
                 (fields.kind, fields.first) = (PUT, to);
-                if let Some((at, change)) = signal {
-                    // A cell has a number; one of more than 2^32 would lie beyond 32 GiB.
-                    debug_assert!(at.offset.is_multiple_of(CELL) && at.offset / CELL <= u64::from(u32::MAX));
-                    (fields.second, fields.id) = (at.region, (at.offset / CELL) as u32);
-                    (fields.change, fields.value) = match change {
-                        Change::Set(value) => (SET, value),
-                        Change::Add(value) => (ADD, value),
-                    };
-                }
+                change.into_iter().for_each(|change| signal(&mut fields, change));
                 fields.change |= if prompt { PROMPT } else { 0 };
+            }
+            Content::Landing { mark, parts, signal: change } => {
+                (fields.kind, fields.first) = (LANDING, Place { region: mark, offset: u64::from(parts) });
+                signal(&mut fields, change);
             }
             Content::Atomic { at, atomic, id } => {
                 (fields.kind, fields.first, fields.id) = (ATOMIC, at, id);
@@ -188,7 +196,7 @@ impl Message {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| header[at + index]));
         let (id, first, value) = (word(24), Place { region: half(28), offset: long(32) }, long(40));
         let content = match (header[0], header[1]) {
-            (PUT, change) => {
+            (PUT | LANDING, change) => {
                 let cell = Place { region: half(30), offset: u64::from(id) * CELL };
                 let signal = match change & !PROMPT {
                     NONE => None,
@@ -196,7 +204,13 @@ impl Message {
                     ADD => Some((cell, Change::Add(value))),
                     _ => return None,
                 };
-                Content::Put { to: first, signal, prompt: change & PROMPT != 0 }
+                match header[0] {
+                    PUT => Content::Put { to: first, signal, prompt: change & PROMPT != 0 },
+                    _ => {
+                        let parts = u32::try_from(first.offset).ok().filter(|_| change & PROMPT == 0)?;
+                        Content::Landing { mark: first.region, parts, signal: signal? }
+                    }
+                }
             }
             (ATOMIC, FETCH_ADD) => Content::Atomic { at: first, atomic: Atomic::FetchAdd(value), id },
             (ATOMIC, COMPARE_SWAP) => {
@@ -240,6 +254,7 @@ mod tests {
             Content::Put { to: place(3), signal: Some((place(4), Change::Add(u64::MAX))), prompt: false },
             Content::Put { to: place(3), signal: Some((place(4), Change::Set(7))), prompt: true },
             Content::Put { to: place(u16::MAX), signal: None, prompt: true },
+            Content::Landing { mark: 7, parts: 3, signal: (place(4), Change::Set(7)) },
             Content::Atomic { at: place(1), atomic: Atomic::FetchAdd(5), id: 9 },
             Content::Atomic { at: place(1), atomic: Atomic::CompareSwap { expect: 1, new: 2 }, id: u32::MAX },
             Content::Value { id: 4, value: 5 },

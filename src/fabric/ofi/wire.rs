@@ -34,6 +34,8 @@ pub(super) enum Event {
     Sent,
     /// A part of this transfer was moved.
     Moved(u32),
+    /// A peer's write with this mark landed here.
+    Landed(u64),
     /// An operation towards this peer failed.
     Failed(u32, String),
     /// Nothing that matters.
@@ -49,6 +51,17 @@ struct Context(sys::fi_context2);
 struct Use {
     peer: u32,
     transfer: u32,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To the peer.
+    Out,
+    /// To the peer, whose queue gets this mark.
+    Marked(u64),
+    /// From the peer.
+    In,
 }
 
 /// Memory of this process that is registered. The registration ends before the memory.
@@ -114,6 +127,8 @@ pub(super) struct Wire {
     inject: usize,
     /// Longest part of a transfer.
     pub(super) most: usize,
+    /// Whether writes can bring a mark of 32 bits.
+    pub(super) marks: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
@@ -159,6 +174,7 @@ impl Wire {
             free_moves: (RECEIVING + SENDING..contexts).collect(),
             inject: info.transmit().map_or(0, |transmit| transmit.inject_size),
             most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).max(1),
+            marks: info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()),
             entries: [blank; 16],
             read: 0..0,
             failed: None,
@@ -228,15 +244,15 @@ impl Wire {
         sent
     }
 
-    /// Moves a part of a transfer between own memory and a peer's: there if `out`, else here.
-    /// When a part that goes out has completed, it lies in the peer's memory.
+    /// Moves a part of a transfer between own memory and a peer's. When a part that goes out without
+    /// a mark has completed, it lies in the peer's memory; with one, only that it was read is sure.
     pub(super) fn transfer(
         &mut self,
         transfer: u32,
         peer: u32,
         own: (&Registered, usize, usize),
         remote: Remote,
-        out: bool,
+        way: Way,
     ) -> Posted {
         let Some(index) = self.free_moves.pop() else { return Ok(false) };
         self.uses[index] = Use { peer, transfer };
@@ -245,9 +261,10 @@ impl Wire {
         // everywhere. The contract of `put` and `read` is that the source stays as it is, and that
         // nobody touches the target, until completion.
         let result = unsafe {
-            match out {
-                true => self.endpoint.write(local, remote, (sys::FI_DELIVERY_COMPLETE, 0), context),
-                false => self.endpoint.read(local, remote, context),
+            match way {
+                Way::Out => self.endpoint.write(local, remote, (sys::FI_DELIVERY_COMPLETE, 0), context),
+                Way::Marked(mark) => self.endpoint.write(local, remote, (sys::FI_REMOTE_CQ_DATA, mark), context),
+                Way::In => self.endpoint.read(local, remote, context),
             }
         };
         let moved = posted(result);
@@ -275,6 +292,11 @@ impl Wire {
             return Some(failed);
         }
         let entry = self.entries[self.read.next()?];
+        // Both: some providers leave the second flag on completions of the writer, too.
+        let landed = sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA;
+        if entry.flags & landed == landed {
+            return Some(Event::Landed(entry.data));
+        }
         Some(match self.index(entry.op_context) {
             Some(room) if room < RECEIVING => Event::Message(room, entry.len),
             Some(index) => self.release(index),

@@ -1,7 +1,8 @@
 //! In: what has happened, and what messages ask for.
 
 use super::{
-    Asked, Content, Data, Engine, Event, Failure, Message, Novelty, Outgoing, PATIENCE, Place, Transfer, WINDOW,
+    Asked, Content, Data, Engine, Event, Failure, Landing, Message, Novelty, Outgoing, PATIENCE, Peer, Place, Then,
+    Transfer, WINDOW,
 };
 
 impl Engine {
@@ -71,13 +72,19 @@ impl Engine {
                 let Transfer { channel, token, peer, then, .. } = *transfer;
                 self.free_transfers.push(index);
                 match then {
-                    None => self.channel(channel).complete(token, 0),
-                    then => {
+                    Then::Done => self.channel(channel).complete(token, 0),
+                    Then::Signal(cell, change) => {
                         // Whoever moves much waits for the end of it.
-                        let content = Content::Put { to: Place::default(), signal: then, prompt: true };
+                        let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt: true };
                         self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                     }
+                    Then::Nothing => {}
                 }
+            }
+            Event::Landed(mark) => {
+                let landing = self.landing((mark >> 16) as u32, mark as u16);
+                landing.landed += 1;
+                self.settle_landing((mark >> 16) as u32, mark as u16);
             }
             Event::Failed(peer, text) => self.lost(peer, &text),
             Event::Sent | Event::Nothing => {}
@@ -101,20 +108,21 @@ impl Engine {
                 (None, _) => {}
             }
         }
-        let mut prompt = false;
+        if let Content::Landing { mark, parts, signal } = content {
+            // It is dealt with when its data is there.
+            self.landing(from, mark).announced = Some((message.number, channel, parts, signal));
+            return self.settle_landing(from, mark);
+        }
         if content.is_counted() {
-            match peer.received.take(message.number) {
+            match count(&mut self.peers, &mut self.debtors, from, message.number) {
                 Novelty::New => {}
                 Novelty::Known => return,
                 Novelty::Nonsense => return self.nonsense(from),
             }
-            if !peer.owed {
-                peer.owed = true;
-                self.debtors.push(from);
-            }
-            prompt = peer.received.owed() >= WINDOW / 2;
         }
+        let mut prompt = self.peers[from as usize].received.owed() >= WINDOW / 2;
         match content {
+            Content::Landing { .. } => {}
             Content::Put { to, signal, prompt: awaited } => {
                 prompt |= awaited;
                 let Some(own) = self.channels.get_mut(usize::from(channel)) else { return self.nonsense(from) };
@@ -161,7 +169,7 @@ impl Engine {
             }
             Content::Close => self.count_closed(channel),
             Content::Leave => {
-                peer.left = true;
+                self.peers[from as usize].left = true;
                 tracing::debug!(rank = self.rank, peer = from, "leaves");
                 self.channel(0).wake();
             }
@@ -171,8 +179,53 @@ impl Engine {
         }
     }
 
+    /// What is known of writes with this mark.
+    fn landing(&mut self, from: u32, mark: u16) -> &mut Landing {
+        let known = self.landings.iter().position(|landing| (landing.from, landing.mark) == (from, mark));
+        let index = known.unwrap_or_else(|| {
+            self.landings.push(Landing { from, mark, landed: 0, announced: None });
+            self.landings.len() - 1
+        });
+        &mut self.landings[index]
+    }
+
+    /// Gives the signal if all is there that it waits for.
+    fn settle_landing(&mut self, from: u32, mark: u16) {
+        let complete = |landing: &Landing| match landing.announced {
+            Some((_, _, parts, _)) => landing.landed >= parts,
+            None => false,
+        };
+        let is_it = |landing: &Landing| (landing.from, landing.mark) == (from, mark) && complete(landing);
+        let Some(index) = self.landings.iter().position(is_it) else { return };
+        let Some((number, channel, _, (cell, change))) = self.landings.swap_remove(index).announced else { return };
+        // The message was from a rank of this world.
+        match count(&mut self.peers, &mut self.debtors, from, number) {
+            Novelty::New => {}
+            Novelty::Known => return,
+            Novelty::Nonsense => return self.nonsense(from),
+        }
+        let own = self.channel(channel);
+        if own.change(cell, change).is_none() {
+            return self.nonsense(from);
+        }
+        own.wake();
+        // Whoever moves much waits for the end of it.
+        self.tell_peer(from);
+    }
+
     pub(super) fn nonsense(&mut self, from: u32) {
         let reason = format!("rank {from} sent a message that makes no sense; do all ranks run the same version?");
         self.fail(Failure::Aborted { by: self.rank, reason });
     }
+}
+
+/// A counted message is about to be dealt with: whether it is new, and so to be.
+fn count(peers: &mut [Peer], debtors: &mut Vec<u32>, from: u32, number: u32) -> Novelty {
+    let peer = &mut peers[from as usize];
+    let novelty = peer.received.take(number);
+    if novelty == Novelty::New && !peer.owed {
+        peer.owed = true;
+        debtors.push(from);
+    }
+    novelty
 }

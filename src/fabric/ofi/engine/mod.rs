@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use super::channel::{Channel, Entry, Remote};
 use super::message::{Content, MOST_DATA, Message, Place};
 use super::peer::{Novelty, Received, Sent, WINDOW};
-use super::wire::{Event, Failed, Registered, Wire};
+use super::wire::{Event, Failed, Registered, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal, Window};
@@ -75,8 +75,29 @@ struct Transfer {
     peer: u32,
     /// Parts that have not completed.
     parts: u32,
-    /// What follows when they have.
-    then: Option<(Place, Change)>,
+    then: Then,
+}
+
+/// What follows when all parts of a transfer have completed.
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    /// The operation has.
+    Done,
+    /// A message with its signal.
+    Signal(Place, Change),
+    /// Nothing: the peer says when it has dealt with the message that announced it.
+    Nothing,
+}
+
+/// Marked writes of a peer, and the message that says what they lead to: either may come first.
+#[derive(Debug)]
+struct Landing {
+    from: u32,
+    mark: u16,
+    /// Parts that have landed.
+    landed: u32,
+    /// The message's number, its channel, how many parts there are, and the signal.
+    announced: Option<(u32, u16, u32, (Place, Change))>,
 }
 
 /// A part of a transfer that waits for room.
@@ -86,7 +107,7 @@ struct Part {
     own: At,
     remote: At,
     len: usize,
-    out: bool,
+    way: Way,
 }
 
 #[derive(Debug)]
@@ -106,6 +127,8 @@ pub(super) struct Engine {
     transfers: Vec<Transfer>,
     free_transfers: Vec<u32>,
     parts: VecDeque<Part>,
+    marks: u16,
+    landings: Vec<Landing>,
     keys: u64,
     turn: u64,
     /// What ranks gave to an exchange, by its number.
@@ -131,6 +154,8 @@ impl Engine {
             transfers: Vec::new(),
             free_transfers: Vec::new(),
             parts: VecDeque::new(),
+            marks: 0,
+            landings: Vec::new(),
             // 0 is the rooms'.
             keys: 1,
             turn: 0,
@@ -258,7 +283,7 @@ impl Engine {
             return self.change_own(channel, then);
         };
         if len > MOST_DATA {
-            self.transfer(Transfer { channel, token, peer, parts: 0, then }, from, to, len, true);
+            self.put_by_writing((channel, token, peer), (from, to, len), then);
             return Ok(Posted::Pending);
         }
         let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
@@ -274,6 +299,30 @@ impl Engine {
             own.wake();
         }
         Ok(Posted::Done(0))
+    }
+
+    /// Announces marked writes, if there is a signal and the provider can do that; else writes first
+    /// and signals then.
+    fn put_by_writing(
+        &mut self,
+        (channel, token, peer): (u16, u64, u32),
+        (from, to, len): (At, At, usize),
+        signal: Option<(Place, Change)>,
+    ) {
+        let (mut way, mut then) = (Way::Out, Then::Done);
+        if let Some((cell, change)) = signal {
+            // A mark names the writer and one of its writes.
+            if self.wire.marks && self.ranks() <= 1 << 16 {
+                self.marks = self.marks.wrapping_add(1);
+                let parts = len.div_ceil(self.wire.most) as u32;
+                let content = Content::Landing { mark: self.marks, parts, signal: (cell, change) };
+                self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
+                (way, then) = (Way::Marked(u64::from(self.rank) << 16 | u64::from(self.marks)), Then::Nothing);
+            } else {
+                then = Then::Signal(cell, change);
+            }
+        }
+        self.transfer(Transfer { channel, token, peer, parts: 0, then }, from, to, len, way);
     }
 
     fn put_by_message(
@@ -309,7 +358,8 @@ impl Engine {
                 Ok(Posted::Done(0))
             }
             Some(peer) => {
-                self.transfer(Transfer { channel, token, peer, parts: 0, then: None }, to, from, len, false);
+                let transfer = Transfer { channel, token, peer, parts: 0, then: Then::Done };
+                self.transfer(transfer, to, from, len, Way::In);
                 Ok(Posted::Pending)
             }
         }

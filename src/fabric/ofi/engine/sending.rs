@@ -2,7 +2,7 @@
 
 use earlybird_ffi::ofi;
 
-use super::{Data, Engine, Entry, Message, Outgoing, Part, Transfer, Window};
+use super::{Data, Engine, Entry, Message, Outgoing, Part, Transfer, Way, Window};
 use crate::fabric::At;
 
 impl Engine {
@@ -67,7 +67,7 @@ impl Engine {
         true
     }
 
-    pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, out: bool) {
+    pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
         let most = self.wire.most;
         let transfer = Transfer { parts: len.div_ceil(most) as u32, ..transfer };
         let index = match self.free_transfers.pop() {
@@ -81,14 +81,14 @@ impl Engine {
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
-            self.parts.push_back(Part { transfer: index, own, remote, len, out });
+            self.parts.push_back(Part { transfer: index, own, remote, len, way });
         }
         self.move_parts();
     }
 
     /// Posts parts of transfers, as far as there is room.
     pub(super) fn move_parts(&mut self) {
-        while let Some(&Part { transfer, own, remote, len, out }) = self.parts.front() {
+        while let Some(&Part { transfer, own, remote, len, way }) = self.parts.front() {
             let Transfer { channel, peer, .. } = self.transfers[transfer as usize];
             let entries = &self.channels[usize::from(channel)].entries;
             // Regions outlive the transfers that were checked against them.
@@ -97,7 +97,7 @@ impl Engine {
             {
                 let (address, key) = (far.base + remote.offset as u64, far.key);
                 let far = ofi::Remote { peer: self.peers[peer as usize].address, address, key };
-                match self.wire.transfer(transfer, peer, (near, own.offset, len), far, out) {
+                match self.wire.transfer(transfer, peer, (near, own.offset, len), far, way) {
                     Ok(true) => {}
                     Ok(false) => return,
                     Err(code) => {
