@@ -14,14 +14,14 @@ use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::config::{Config, parse_size};
 use crate::error::Result;
 use crate::fabric::ofi::{Card, Message};
-use crate::model::Parameters;
+use crate::model::HwConfig;
 use crate::reduce::{Dtype, Reduce};
 use crate::simulation::Case;
 
 /// A config file. Says what is wrong with it, if anything.
 fn config_file(bytes: &[u8]) -> std::result::Result<(), String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
-    Parameters::parse(text).map(drop)
+    HwConfig::parse(text).map(drop)
 }
 
 /// An environment: lines of NAME=VALUE, between which come remarks.

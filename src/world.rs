@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fabric::ofi::{Library, OfiFabric};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{At, Fabric, Posted};
-use crate::model::Parameters;
+use crate::model::{HwConfig, Parameters};
 use crate::reduce::Element;
 
 /// By when a call must be done.
@@ -75,11 +75,12 @@ impl World {
     /// An environment that makes no sense, before anything is made; [`Error::Join`] naming the
     /// ranks that did not come within the deadline, came twice, or were told another world size.
     pub fn from_env(config: &Config) -> Result<World> {
-        let parameters = Parameters::load(config.hw_config.as_deref())?;
+        let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
         let fabric = join(&identity, config)?;
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
+        let parameters = measured.of(fabric.name())?;
         Ok(Self::new(fabric, parameters, config.deadline, identity.source))
     }
 
@@ -89,7 +90,8 @@ impl World {
     /// # Errors
     /// As [`World::from_env`].
     pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
-        let parameters = Parameters::load(config.hw_config.as_deref())?;
+        let measured = HwConfig::load(config.hw_config.as_deref())?;
+        let parameters = measured.of("shm")?;
         let fabrics = ShmFabric::in_this_process(ranks)?;
         Ok(fabrics
             .into_iter()

@@ -14,7 +14,7 @@ use crate::config::{parse_size, unknown};
 use crate::error::{Error, Result};
 use crate::trigger::Schedule;
 
-const BUILT_IN: &str = include_str!("../../hw-configs/laptop-shm.toml");
+const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 
 /// What was measured of a fabric on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -54,10 +54,15 @@ const KEYS: [&str; 9] = [
     "spin_oversubscribed",
 ];
 
-#[derive(Deserialize)]
+/// The sections of a file, one for each fabric.
+const SECTIONS: [&str; 2] = ["shm", "ofi"];
+
+/// What was measured on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HwConfig {
-    shm: Parameters,
+pub struct HwConfig {
+    shm: Option<Parameters>,
+    ofi: Option<Parameters>,
 }
 
 fn size<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<u64, D::Error> {
@@ -76,47 +81,66 @@ where
     String::deserialize(value)?.parse().map_err(serde::de::Error::custom)
 }
 
-impl Parameters {
-    /// From a file, or the built-in ones.
+impl HwConfig {
+    /// From a file, or the built-in one, which also has the sections that a file lacks.
     ///
     /// # Errors
     /// [`Error::Config`] naming file, line and key, with the key that was probably meant.
     pub fn load(file: Option<&File>) -> Result<Self> {
-        let (name, text) = match file {
-            None => ("built-in hw-config".to_owned(), BUILT_IN.to_owned()),
-            Some(file) => {
-                let name = file.display().to_string();
-                let text = std::fs::read_to_string(file);
-                let text = text.map_err(|cause| Error::Config(format!("hw-config {name}: {cause}")))?;
-                (name, text)
-            }
+        let named = |name: &str, text: &str| {
+            Self::parse(text).map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
         };
-        Self::parse(&text).map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
+        let built_in = named("built in", BUILT_IN)?;
+        let Some(file) = file else { return Ok(built_in) };
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file);
+        let text = text.map_err(|cause| Error::Config(format!("hw-config {name}: {cause}")))?;
+        let HwConfig { shm, ofi } = named(&name, &text)?;
+        Ok(HwConfig { shm: shm.or(built_in.shm), ofi: ofi.or(built_in.ofi) })
     }
 
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
-        if let Some(section) = table.keys().find(|key| *key != "shm") {
-            return Err(unknown("section", section, ["shm"].into_iter()));
+        if let Some(section) = table.keys().find(|key| !SECTIONS.contains(&key.as_str())) {
+            return Err(unknown("section", section, SECTIONS.into_iter()));
         }
-        let keys = table.get("shm").and_then(|shm| shm.as_table()).into_iter().flat_map(|shm| shm.keys());
+        if table.is_empty() {
+            return Err(format!("there is no section; use {}", SECTIONS.map(|name| format!("[{name}]")).join(" or ")));
+        }
+        let keys = table.values().filter_map(toml::Value::as_table).flat_map(toml::Table::keys);
         if let Some(key) = keys.into_iter().find(|key| !KEYS.contains(&key.as_str())) {
             return Err(unknown("key", key, KEYS.into_iter()));
         }
         let config: HwConfig = toml::from_str(text).map_err(|error| error.to_string())?;
-        if config.shm.segment == 0 || !config.shm.segment.is_multiple_of(8) {
+        config.shm.iter().chain(&config.ofi).try_for_each(Parameters::check)?;
+        Ok(config)
+    }
+
+    /// Those of a fabric, by its name.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if nothing is known of it.
+    pub fn of(&self, fabric: &str) -> Result<Parameters> {
+        let section = if fabric == "ofi" { &self.ofi } else { &self.shm };
+        section.clone().ok_or_else(|| Error::Config(format!("hw-config: there is no section [{fabric}]")))
+    }
+}
+
+impl Parameters {
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.segment == 0 || !self.segment.is_multiple_of(8) {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
-        if config.shm.piece == 0 || !config.shm.piece.is_multiple_of(config.shm.segment) {
+        if self.piece == 0 || !self.piece.is_multiple_of(self.segment) {
             return Err("piece must be a multiple of segment, and not 0".to_owned());
         }
-        if config.shm.mover == Mover::Auto || config.shm.executor == Executor::Auto {
+        if self.mover == Mover::Auto || self.executor == Executor::Auto {
             return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
         }
-        if config.shm.spin.max(config.shm.spin_oversubscribed) > LONGEST_SPIN {
+        if self.spin.max(self.spin_oversubscribed) > LONGEST_SPIN {
             return Err(format!("spinning for more than {LONGEST_SPIN:?} would starve whoever is waited for"));
         }
-        Ok(config.shm)
+        Ok(())
     }
 
     /// How the data of a collective moves.
@@ -165,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_built_in_parameters_can_be_read() {
-        let parameters = Parameters::load(None).unwrap();
+        let parameters = HwConfig::load(None).unwrap().of("shm").unwrap();
         assert_eq!(parameters.path(Fire::ALL, 2, 8), Path::Replicated);
         assert_eq!(parameters.path(Fire::SOLO, 2, 8), Path::Eager);
         assert_eq!(parameters.path(Fire::SOLO, 32, u64::MAX), Path::Segmented);
@@ -173,7 +197,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let change = |from: &str, to: &str| Parameters::parse(&BUILT_IN.replace(from, to)).unwrap_err();
+        let change = |from: &str, to: &str| HwConfig::parse(&BUILT_IN.replace(from, to)).unwrap_err();
         assert!(change("eager_total", "eager_totl").contains("did you mean eager_total?"));
         assert!(change("[shm]", "[shn]").contains("did you mean shm?"));
         assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
@@ -183,7 +207,7 @@ mod tests {
         assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
         assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
         assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
-        assert!(Parameters::parse("").unwrap_err().contains("shm"));
-        assert!(Parameters::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
+        assert!(HwConfig::parse("").unwrap_err().contains("shm"));
+        assert!(HwConfig::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
     }
 }

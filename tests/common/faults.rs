@@ -6,7 +6,7 @@ use earlybird::{Config, Error, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Job, Way, role, said, shared_memory_files};
+use super::{Job, Way, left_behind, role, said, shared_memory_files};
 
 /// Within which everybody must notice.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -54,13 +54,14 @@ fn play(fire: Fire, mover: Mover, patience: Duration) -> Result<(), Error> {
 /// So many times: a rank is killed at a random moment of `window`, from joining to full flight.
 /// Everybody names it.
 pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Duration>) {
-    let before = shared_memory_files();
+    let (before, mut pids) = (shared_memory_files(), Vec::new());
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
     for turn in 0..turns {
         let ranks = [2, 3, 5][turn % 3];
         let fire = ["all", "solo", "quorum=2"][turn / 3 % 3];
         let mover = movers[turn / 9 % movers.len()];
         let mut job = Job::start(way, ranks, "rank", &format!("{fire} {mover} 8000"));
+        pids.extend(job.pids());
         let victim = rng.random_range(0..ranks) as usize;
         std::thread::sleep(rng.random_range(window.clone()));
         let killed = Instant::now();
@@ -88,9 +89,8 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
         }
     }
     // libfabric's own provider for shared memory has files with names, which a killed process leaves.
-    let left = shared_memory_files();
-    let others = left.iter().filter(|name| !before.contains(*name));
-    let (theirs, ours): (Vec<_>, Vec<_>) = others.partition(|name| way == Way::Ofi("shm") && name.contains(':'));
+    let (theirs, ours): (Vec<_>, Vec<_>) = left_behind(&before, &pids).into_iter().partition(|name| name.contains(':'));
+    assert!(theirs.is_empty() || way == Way::Ofi("shm"), "{way:?}: {theirs:?} was left behind");
     theirs.iter().for_each(|name| std::fs::remove_file(format!("/dev/shm/{name}")).unwrap());
     assert!(ours.is_empty(), "{way:?}: {ours:?} was left behind");
 }

@@ -115,6 +115,10 @@ impl Job {
         ends.into_iter().zip(readers.into_iter().map(|reader| reader.join().unwrap())).collect()
     }
 
+    pub fn pids(&self) -> Vec<u32> {
+        self.ranks.iter().map(Child::id).collect()
+    }
+
     pub fn signal(&self, rank: usize, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.ranks[rank].id() as i32).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
@@ -127,6 +131,14 @@ pub fn shared_memory_files() -> Vec<String> {
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
+}
+
+/// What these processes have left in `/dev/shm`. Names with a colon are those of libfabric's own
+/// provider for shared memory, and begin with the process; other tests may be making some.
+pub fn left_behind(before: &[String], pids: &[u32]) -> Vec<String> {
+    let by_them = |name: &String| pids.iter().any(|pid| name.starts_with(&format!("{pid}:")));
+    let new = |name: &String| !name.contains(':') && !before.contains(name);
+    shared_memory_files().into_iter().filter(|name| by_them(name) || new(name)).collect()
 }
 
 /// The lines that begin with `key`, without it.

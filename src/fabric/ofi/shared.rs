@@ -19,8 +19,10 @@ use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::watch::{ENDED, Watch};
 
-/// How long the thread keeps away from callers that are at work.
+/// How long the thread keeps away from callers that are at work, at first and in the end: each look
+/// takes a core from somebody.
 const NAP: Duration = Duration::from_micros(500);
+const LONGEST_NAP: Duration = Duration::from_millis(4);
 
 /// How long a sleep lasts where the provider has nothing to sleep on.
 const DOZE: Duration = Duration::from_micros(50);
@@ -177,7 +179,7 @@ impl Shared {
 
     /// What the thread does.
     pub(super) fn attend(&self) {
-        let mut seen = 0;
+        let (mut seen, mut nap) = (0, NAP);
         let mut beat = Instant::now() + BEAT;
         let mut silent = vec![0; self.lock().ranks() as usize];
         while !self.stop.load(Ordering::Acquire) {
@@ -191,9 +193,11 @@ impl Shared {
             let visits = self.visits.load(Ordering::Relaxed);
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
-                self.sleep(self.bell.as_fd(), false, NAP);
+                self.sleep(self.bell.as_fd(), false, nap);
+                nap = (2 * nap).min(LONGEST_NAP);
                 continue;
             }
+            nap = NAP;
             let mut engine = self.lock();
             while engine.progress() {}
             engine.tell();
