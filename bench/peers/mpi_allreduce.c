@@ -1,4 +1,5 @@
-/* MPI_Allreduce under the protocol of `earlybird bench`: a barrier, rank r sleeps r steps, then the timed call.
+/* MPI_Allreduce under the protocol of `earlybird bench`: a barrier, rank r sleeps r steps, then the timed call; without
+ * steps one call after the other.
  * Latency: mean over ranks per iteration, then statistics over iterations.
  *   mpicc -O2 mpi_allreduce.c -o mpi_allreduce
  *   mpirun -n 32 --oversubscribe ./mpi_allreduce BYTES STEP_US ITERATIONS
@@ -28,10 +29,12 @@ int main(int argc, char **argv) {
     double *mine = calloc(iterations, sizeof *mine), *mean = calloc(iterations, sizeof *mean);
     for (int i = 0; i < count; i++) in[i] = (float)(rank + i % 32);
     for (long i = 0; i < warmup + iterations; i++) {
-        MPI_Barrier(MPI_COMM_WORLD);
-        long late = step * rank;
-        struct timespec pause = {late / 1000000, late % 1000000 * 1000};
-        if (step) nanosleep(&pause, NULL);
+        if (step) {
+            MPI_Barrier(MPI_COMM_WORLD);
+            long late = step * rank;
+            struct timespec pause = {late / 1000000, late % 1000000 * 1000};
+            nanosleep(&pause, NULL);
+        }
         double start = MPI_Wtime();
         MPI_Allreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
         if (i >= warmup) mine[i - warmup] = (MPI_Wtime() - start) * 1e6;
