@@ -122,6 +122,18 @@ impl World {
         self.inner.fabric.name()
     }
 
+    /// Which of libfabric's providers carries it, if one does.
+    #[must_use]
+    pub fn provider(&self) -> Option<&str> {
+        self.inner.fabric.provider()
+    }
+
+    /// The transport itself: for measuring it, and for what is built beside collectives.
+    #[must_use]
+    pub fn fabric(&self) -> &Arc<dyn Fabric> {
+        &self.inner.fabric
+    }
+
     /// Which launcher said who this is.
     #[must_use]
     pub fn launcher(&self) -> &'static str {
@@ -217,10 +229,6 @@ impl World {
     pub fn abort(&self, reason: &str) {
         tracing::debug!(rank = self.rank(), reason, "aborts");
         self.inner.fabric.abort(reason);
-    }
-
-    pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {
-        &self.inner.fabric
     }
 
     pub(crate) fn parameters(&self) -> &Parameters {

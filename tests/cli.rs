@@ -247,6 +247,39 @@ fn info_lists_every_variable() {
         assert!(text(&output).contains(variable.name));
     }
     assert!(text(&earlybird(&["info"]).output().unwrap()).contains("shm"));
+    let output = earlybird(&["info", "--env"]).env("EARLYBIRD_SECRET", "mellon").output().unwrap();
+    assert!(text(&output).contains("(set)") && !text(&output).contains("mellon"), "{}", text(&output));
+}
+
+/// One operation between two ranks, over whatever there is.
+#[test]
+fn bench_measures_single_operations() {
+    let mut fabrics = vec![vec!["--fabric", "shm"]];
+    if common::libfabric().is_some() {
+        fabrics.push(vec!["--provider", common::PROVIDERS[0]]);
+    }
+    for (op, keys) in [
+        ("write_lat", ["min_us", "p50_us", "p99_us", "stdev_us"]),
+        ("write_bw", ["peak_mb_s", "mean_mb_s", "messages_m_s", "iterations"]),
+        ("fetch_add_lat", ["min_us", "p50_us", "p99_us", "max_us"]),
+    ] {
+        for fabric in &fabrics {
+            let args =
+                [&["bench", "--op", op, "-b", "8", "-e", "64K", "-f", "8192", "--iters", "200"], &fabric[..]].concat();
+            let output = earlybird(&args).output().unwrap();
+            assert!(output.status.success(), "{}", text(&output));
+            let output = earlybird(&[&args[..], &["--json"]].concat()).output().unwrap();
+            let rows: Vec<serde_json::Value> = String::from_utf8_lossy(&output.stdout)
+                .lines()
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect();
+            assert_eq!(rows.len(), if op == "fetch_add_lat" { 1 } else { 2 }, "{}", text(&output));
+            for row in rows {
+                assert!(keys.iter().all(|key| row[key].as_f64().is_some_and(|value| value >= 0.0)), "{row}");
+                assert_eq!(row["provider"].is_null(), fabric[0] == "--fabric", "{row}");
+            }
+        }
+    }
 }
 
 #[test]

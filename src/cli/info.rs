@@ -28,7 +28,10 @@ pub(super) fn main(args: &Args) -> super::Outcome {
 }
 
 fn list_variables(json: bool) {
-    let value = |name| std::env::var(name).unwrap_or_default();
+    let value = |name| match std::env::var(name).unwrap_or_default() {
+        value if name == "EARLYBIRD_SECRET" && !value.is_empty() => "(set)".to_owned(),
+        value => value,
+    };
     if json {
         for variable in VARIABLES {
             say!(
@@ -55,17 +58,22 @@ fn tell(json: bool) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let file = std::env::var_os("EARLYBIRD_LIBFABRIC");
     let libfabric = Library::load(file.as_deref());
-    let devices = libfabric.as_ref().map(devices).unwrap_or_default();
+    let (devices, trouble) = match libfabric.as_ref().map(devices) {
+        Ok(Ok(devices)) => (devices, None),
+        Ok(Err(problem)) => (Vec::new(), Some(problem)),
+        Err(_) => (Vec::new(), None),
+    };
     if json {
         say!(
             "{}",
             json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
         );
-        let problem = libfabric.as_ref().err().map(ToString::to_string);
+        let problem = libfabric.as_ref().err().map(ToString::to_string).or(trouble);
         let version = libfabric.as_ref().ok().map(version);
+        let available = version.is_some() && !devices.is_empty();
         say!(
             "{}",
-            json!({"library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "used": false})
+            json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "progress": "by callers and a thread", "atomics": "messages to the home's processor"})
         );
         devices.iter().for_each(|device| say!("{}", object(device)));
         return;
@@ -77,17 +85,30 @@ fn tell(json: bool) {
         "yes".into(),
         "all ranks on this machine; an anonymous memory file, no /dev/shm needed".into(),
     ]);
+    let ofi = if devices.is_empty() { "no" } else { "yes" };
+    table.row(&[
+        "ofi".into(),
+        ofi.into(),
+        "any hosts, by libfabric; atomics are messages to the home's processor, a thread answers for who is elsewhere"
+            .into(),
+    ]);
     table.row(&["sim".into(), "in tests".into(), "simulated network, for the protocol's own tests".into()]);
     say!("{table}");
     say!("");
     match libfabric {
-        Ok(library) => {
-            say!(
-                "libfabric {} is here; earlybird does not move data over it yet. What its providers offer:",
-                version(&library)
-            );
-            say!("{}", listed(&devices));
-        }
+        Ok(library) => match (&trouble, devices.is_empty()) {
+            (Some(problem), _) => {
+                say!("libfabric {} is here, and cannot say what it has: {problem}", version(&library))
+            }
+            (None, true) => say!("libfabric {} is here, and has no device that would do.", version(&library)),
+            (None, false) => {
+                say!(
+                    "libfabric {}. What its providers offer (EARLYBIRD_PROVIDER, EARLYBIRD_DEVICE):",
+                    version(&library)
+                );
+                say!("{}", listed(&devices));
+            }
+        },
         Err(problem) => say!("No libfabric: {problem}."),
     }
     say!("");

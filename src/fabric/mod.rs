@@ -143,6 +143,11 @@ pub trait Fabric: Send + Sync + Debug {
     /// `shm`, `sim`, …
     fn name(&self) -> &'static str;
 
+    /// Which of several ways to do that, where there are some.
+    fn provider(&self) -> Option<&str> {
+        None
+    }
+
     /// This rank.
     fn rank(&self) -> u32;
 

@@ -1,6 +1,7 @@
 //! `earlybird bench`: latency of collectives, balanced or with stragglers, always checked.
 
 mod measure;
+mod p2p;
 mod report;
 
 use std::process::ExitCode;
@@ -17,7 +18,28 @@ use report::Report;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Op {
+    /// The collective
     Allreduce,
+    /// Half of a round trip of writes, each with a signal; two ranks
+    #[value(name = "write_lat")]
+    WriteLat,
+    /// Writes, 64 of them under way; two ranks
+    #[value(name = "write_bw")]
+    WriteBw,
+    /// An atomic and its answer; two ranks
+    #[value(name = "fetch_add_lat")]
+    FetchAddLat,
+}
+
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Op::Allreduce => "allreduce",
+            Op::WriteLat => "write_lat",
+            Op::WriteBw => "write_bw",
+            Op::FetchAddLat => "fetch_add_lat",
+        })
+    }
 }
 
 /// Where the caller's data lies.
@@ -73,6 +95,9 @@ impl Args {
     /// Everything that can be wrong, before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
+        if self.op != Op::Allreduce && ranks != 2 {
+            return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
+        }
         let end = self.end.unwrap_or(self.begin);
         if end < self.begin {
             return Err(format!("the largest size ({end}) is less than the smallest ({})", self.begin));
@@ -109,6 +134,10 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return again(ranks, args.common.bind);
     }
     let world = World::from_env(&config)?;
+    if args.op != Op::Allreduce {
+        p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), args.common.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if tour { take_tour(&world, &args)? } else { measure_all(&world, &args, &sizes)? }
 }
 

@@ -11,6 +11,8 @@ pub(super) struct Report {
     json: bool,
     ranks: u32,
     fabric: &'static str,
+    provider: Option<String>,
+    transport: String,
     table: Table,
 }
 
@@ -19,10 +21,18 @@ const COLUMNS: [&str; 14] = [
     "carried", "wrong",
 ];
 
+/// What carries the world, for people.
+pub(super) fn transport(world: &World) -> String {
+    let provider = world.provider().map_or(String::new(), |provider| format!(" ({provider})"));
+    format!("{}{provider}", world.fabric_name())
+}
+
 impl Report {
     pub(super) fn new(world: &World, json: bool) -> Self {
         let speaks = world.rank() == 0;
-        Report { speaks, json, ranks: world.size(), fabric: world.fabric_name(), table: Table::new(&COLUMNS) }
+        let (fabric, provider) = (world.fabric_name(), world.provider().map(str::to_owned));
+        let (ranks, transport) = (world.size(), transport(world));
+        Report { speaks, json, ranks, fabric, provider, transport, table: Table::new(&COLUMNS) }
     }
 
     pub(super) fn row(&mut self, case: &Case, result: &Measured) {
@@ -37,7 +47,7 @@ impl Report {
             say!(
                 "{}",
                 json!({
-                    "op": "allreduce", "fire": case.fire.to_string(), "fabric": self.fabric, "provider": null,
+                    "op": "allreduce", "fire": case.fire.to_string(), "fabric": self.fabric, "provider": self.provider,
                     "executor": result.executor.to_string(), "mover": result.mover,
                     "buffers": if case.private { "private" } else { "registered" },
                     "ranks": self.ranks, "bytes": result.bytes, "skew": case.skew.to_string(),
@@ -71,7 +81,7 @@ impl Report {
 
     pub(super) fn finish(self) {
         if self.speaks && !self.json {
-            say!("allreduce, {} ranks, {}", self.ranks, self.fabric);
+            say!("allreduce, {} ranks, {}", self.ranks, self.transport);
             say!("{}", self.table);
         }
     }

@@ -52,6 +52,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub struct OfiFabric {
     rank: u32,
     ranks: u32,
+    provider: String,
     neighbours: u32,
     shared: Arc<Shared>,
     opened: AtomicU32,
@@ -171,6 +172,7 @@ impl OfiFabric {
         let fabric = OfiFabric {
             rank,
             ranks,
+            provider: card.provider.clone(),
             neighbours,
             shared,
             opened,
@@ -229,6 +231,10 @@ impl OfiFabric {
 impl Fabric for OfiFabric {
     fn name(&self) -> &'static str {
         "ofi"
+    }
+
+    fn provider(&self) -> Option<&str> {
+        Some(&self.provider)
     }
 
     fn rank(&self) -> u32 {

@@ -82,23 +82,34 @@ pub(super) fn needed() -> Wanted {
     }
 }
 
-/// Everything that can do remote writes and reads, and what else is wanted. Nothing that fits is an
-/// empty list.
-fn offering(library: &Library, more: &Wanted) -> Option<InfoList> {
+/// Everything that can do remote writes and reads, and what else is wanted. Nothing, if nothing fits.
+///
+/// # Errors
+/// What libfabric says, if it cannot look.
+fn offering(library: &Library, more: &Wanted) -> Result<Option<InfoList>, String> {
     let Wanted { caps, mode, endpoint, memory, .. } = needed();
-    library.info(&Wanted { caps: caps | more.caps, mode, endpoint, memory, ..more.clone() }).ok()
+    match library.info(&Wanted { caps: caps | more.caps, mode, endpoint, memory, ..more.clone() }) {
+        Ok(list) => Ok(Some(list)),
+        Err(code) if code == -(sys::FI_ENODATA as i32) => Ok(None),
+        Err(code) => Err(library.error_text(code)),
+    }
 }
 
 /// The devices there are, each once, best first.
-#[must_use]
-pub fn devices(library: &Library) -> Vec<Device> {
+///
+/// # Errors
+/// What libfabric says, if it cannot look.
+pub fn devices(library: &Library) -> Result<Vec<Device>, String> {
+    let all = offering(library, &Wanted::default())?;
+    // Of questions that fail after that one, the answer is no.
+    let offering = |more: &Wanted| offering(library, more).ok().flatten();
     let with = |more: Wanted| -> BTreeSet<Key> {
-        offering(library, &more).iter().flat_map(InfoList::iter).map(|info| key(&info)).collect()
+        offering(&more).iter().flat_map(InfoList::iter).map(|info| key(&info)).collect()
     };
     let with_caps = |caps| with(Wanted { caps, ..Wanted::default() });
     let (atomics, triggers) = (with_caps(sys::FI_ATOMIC), with_caps(sys::FI_TRIGGER));
     let remote_counters = with_caps(sys::FI_RMA_EVENT);
-    let ordered = offering(library, &Wanted { order: sys::FI_ORDER_RMA_WAW, ..Wanted::default() });
+    let ordered = offering(&Wanted { order: sys::FI_ORDER_RMA_WAW, ..Wanted::default() });
     let ordered: BTreeMap<Key, usize> = ordered
         .iter()
         .flat_map(InfoList::iter)
@@ -106,7 +117,6 @@ pub fn devices(library: &Library) -> Vec<Device> {
         .collect();
     let automatic = with(Wanted { progress: sys::FI_PROGRESS_AUTO, ..Wanted::default() });
     let mut seen = BTreeSet::new();
-    let all = offering(library, &Wanted::default());
     let known = all.iter().flat_map(InfoList::iter).filter_map(|info| {
         let domain = info.domain()?;
         let key = key(&info);
@@ -125,5 +135,5 @@ pub fn devices(library: &Library) -> Vec<Device> {
             counters: domain.cntr_cnt,
         })
     });
-    known.collect()
+    Ok(known.collect())
 }

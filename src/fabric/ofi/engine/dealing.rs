@@ -18,6 +18,11 @@ impl Engine {
             self.deal_with(event);
             any = true;
         }
+        // One word for all that came with this look.
+        while let Some(peer) = self.waiting_for_word.pop() {
+            self.peers[peer as usize].waits_for_word = false;
+            self.tell_peer(peer);
+        }
         for _ in 0..self.waiting.len() {
             let Some(peer) = self.waiting.pop_front() else { break };
             if self.flush(peer) {
@@ -157,7 +162,7 @@ impl Engine {
                 self.gather(turn, from, data);
             }
             // An answer is all that it wants; an idle rank owes it one.
-            Content::Ping => self.tell_peer(from),
+            Content::Ping => self.tell_soon(from),
             Content::Ack => {}
             Content::Abort => {
                 let reason = String::from_utf8_lossy(data).into_owned();
@@ -175,7 +180,13 @@ impl Engine {
             }
         }
         if prompt {
-            self.tell_peer(from);
+            self.tell_soon(from);
+        }
+    }
+
+    fn tell_soon(&mut self, peer: u32) {
+        if !std::mem::replace(&mut self.peers[peer as usize].waits_for_word, true) {
+            self.waiting_for_word.push(peer);
         }
     }
 
@@ -210,7 +221,7 @@ impl Engine {
         }
         own.wake();
         // Whoever moves much waits for the end of it.
-        self.tell_peer(from);
+        self.tell_soon(from);
     }
 
     pub(super) fn nonsense(&mut self, from: u32) {

@@ -35,6 +35,8 @@ struct Peer {
     waits: bool,
     /// In the list of those that are to be told.
     owed: bool,
+    /// In the list of those who wait for the word.
+    waits_for_word: bool,
     /// It was heard of since somebody asked.
     heard: bool,
     /// It said that it leaves.
@@ -121,6 +123,8 @@ pub(super) struct Engine {
     peers: Vec<Peer>,
     waiting: VecDeque<u32>,
     debtors: Vec<u32>,
+    /// Those of them who wait for the word.
+    waiting_for_word: Vec<u32>,
     idle: u32,
     asked: Vec<Asked>,
     asked_so_far: u32,
@@ -148,6 +152,7 @@ impl Engine {
             peers,
             waiting: VecDeque::new(),
             debtors: Vec::new(),
+            waiting_for_word: Vec::new(),
             idle: 0,
             asked: Vec::new(),
             asked_so_far: 0,
@@ -250,6 +255,9 @@ impl Engine {
     fn cell(&self, operation: &'static str, channel: u16, at: At) -> Result<(Option<u32>, Place)> {
         if !at.offset.is_multiple_of(size_of::<u64>()) {
             return Err(self.usage(operation, "a cell that is not aligned to 8 bytes"));
+        }
+        if at.offset / size_of::<u64>() > u32::MAX as usize {
+            return Err(self.usage(operation, "a cell beyond 32 GiB, which messages cannot name"));
         }
         self.place(operation, channel, at, size_of::<u64>())
     }
