@@ -92,6 +92,9 @@ pub enum FabricChoice {
 
 crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "shm" => Shm, "ofi" => Ofi);
 
+/// Shorter ones are guessed, or were meant to be made by a command that failed.
+const LEAST_SECRET: usize = 8;
+
 /// How to join a world.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -148,6 +151,11 @@ impl Config {
                 }
                 "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
                 "EARLYBIRD_DEVICE" => config.ofi.device = Some(value),
+                "EARLYBIRD_SECRET" if value.len() < LEAST_SECRET => {
+                    // Not even a short one is printed.
+                    let problem = format!("EARLYBIRD_SECRET has {} bytes; use {LEAST_SECRET} or more", value.len());
+                    return Err(Error::Config(problem));
+                }
                 "EARLYBIRD_SECRET" => config.secret = Some(value),
                 "EARLYBIRD_SILENCE" => {
                     config.ofi.silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
@@ -228,6 +236,7 @@ mod tests {
             ("EARLYBIRD_DEADLINE", "0"),
             ("EARLYBIRD_FABRIC", "tcp"),
             ("EARLYBIRD_SILENCE", "1ms"),
+            ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
         ] {
             let error = config(name, value).unwrap_err().to_string();

@@ -12,7 +12,7 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{Library, OfiFabric};
 use crate::fabric::shm::ShmFabric;
-use crate::fabric::{At, Fabric, Posted};
+use crate::fabric::{At, Endpoint, Fabric, Key, Posted};
 use crate::model::{HwConfig, Parameters};
 use crate::reduce::Element;
 
@@ -201,23 +201,10 @@ impl World {
         }
         if source.is_none() {
             let key = [3, 4, 5, 6].map(|index| said(root as usize, index));
-            let source = endpoint.import(root, key)?;
-            if let Some(window) = endpoint.window(source) {
-                window.read(0, bytemuck::cast_slice_mut(data));
-            } else {
-                let (from, to) =
-                    (At { region: source, offset: 0 }, At { region: endpoint.register(bytes)?, offset: 0 });
-                if endpoint.read(from, to, bytes, 0)? == Posted::Pending {
-                    while endpoint.poll()?.is_none() {
-                        if Instant::now() >= until {
-                            let missing = crate::error::Ranks(vec![root]);
-                            return Err(Error::Timeout { rank, operation, waited: self.deadline(), missing });
-                        }
-                    }
-                }
-                if let Some(window) = endpoint.window(to.region) {
-                    window.read(0, bytemuck::cast_slice_mut(data));
-                }
+            if let Err(error) = fetch(&mut *endpoint, (root, key), bytemuck::cast_slice_mut(data), (rank, until)) {
+                // The others cannot know, and would take this rank's next call for the end of this one.
+                self.abort(&format!("it could not go on with a broadcast: {error}"));
+                return Err(error);
             }
         }
         // The root's memory is read until here.
@@ -247,6 +234,35 @@ impl World {
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.inner.fabric.neighbours() > machine_cores()
     }
+}
+
+/// Reads what the root of a broadcast has.
+fn fetch(
+    endpoint: &mut dyn Endpoint,
+    (root, key): (u32, Key),
+    data: &mut [u8],
+    (rank, until): (u32, Instant),
+) -> Result<()> {
+    let source = endpoint.import(root, key)?;
+    if let Some(window) = endpoint.window(source) {
+        window.read(0, data);
+        return Ok(());
+    }
+    let started = Instant::now();
+    let target = endpoint.register(data.len())?;
+    let (from, to) = (At { region: source, offset: 0 }, At { region: target, offset: 0 });
+    if endpoint.read(from, to, data.len(), 0)? == Posted::Pending {
+        while endpoint.poll()?.is_none() {
+            if Instant::now() >= until {
+                let (waited, missing) = (started.elapsed(), crate::error::Ranks(vec![root]));
+                return Err(Error::Timeout { rank, operation: "broadcast", waited, missing });
+            }
+        }
+    }
+    if let Some(window) = endpoint.window(target) {
+        window.read(0, data);
+    }
+    Ok(())
 }
 
 /// Meets the other ranks, by whatever suits the transport.

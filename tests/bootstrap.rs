@@ -246,14 +246,17 @@ fn leaving_without_finish_is_death() {
 #[test]
 fn who_does_not_know_the_secret_stays_outside() {
     for way in stores() {
-        let way = way.with("EARLYBIRD_SECRET", "mellon").but_for(1, "EARLYBIRD_SECRET", "sesame");
+        let way = way.with("EARLYBIRD_SECRET", "speak friend").but_for(1, "EARLYBIRD_SECRET", "open sesame");
         let texts = start(&way, &[(0, 2), (1, 2)], "");
         all_say(&texts, &["secret"]);
         assert!(texts[1].contains("does not know this job's secret"), "{texts:?}");
-        assert!(!texts.concat().contains("mellon") && !texts.concat().contains("sesame"), "a secret is told to nobody");
+        assert!(
+            !texts.concat().contains("speak friend") && !texts.concat().contains("open sesame"),
+            "a secret is told to nobody"
+        );
     }
     for way in stores() {
-        let texts = start(&way.with("EARLYBIRD_SECRET", "mellon"), &[(0, 2), (1, 2)], "");
+        let texts = start(&way.with("EARLYBIRD_SECRET", "speak friend"), &[(0, 2), (1, 2)], "");
         assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{texts:?}");
     }
 }

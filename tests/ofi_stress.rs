@@ -6,16 +6,47 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PROVIDERS, Way, libfabric};
-use earlybird::{Executor, Mover};
+use common::{Job, PROVIDERS, Way, libfabric};
+use earlybird::{Config, Executor, Fire, Mover, World};
 
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
-    match common::role().is_some_and(|role| role.split(' ').count() == 3) {
-        true => common::faults::rank(),
-        false => common::stress::play(),
+    match common::role().as_deref() {
+        Some("leaver") => leave_early(),
+        Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
+        _ => common::stress::play(),
     }
+}
+
+/// The last rank leaves after a few steps; its process ends while the others go on.
+fn leave_early() {
+    let patience = Duration::from_secs(5);
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let rule = |fire: Fire| world.allreduce::<u64>(&[3000]).fire(fire).build().unwrap();
+    let mut sums = [rule(Fire::ALL), rule(Fire::SOLO)];
+    let steps = if world.rank() + 1 == world.size() { 5 } else { 260 };
+    for _ in 0..steps {
+        std::thread::sleep(Duration::from_millis(50));
+        for sum in &mut sums {
+            sum.contribution().unwrap().fill(1);
+            sum.arrive().unwrap();
+            for outcome in sum.wait(patience).unwrap() {
+                assert_eq!(outcome.data()[2999], outcome.cut().contributions().count() as u64);
+            }
+        }
+    }
+    sums.iter_mut().for_each(|sum| sum.finish(patience).unwrap());
+}
+
+/// It stays ten seconds for those who are behind; what is written to it later must not wait for it.
+#[test]
+fn a_rank_that_left_is_not_missed() {
+    if libfabric().is_none() {
+        return;
+    }
+    let ends = Job::start(Way::Ofi(PROVIDERS[0]), 3, "rank", "leaver").finish(Duration::from_secs(60));
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
 /// Sums are exact, floats the same bits everywhere, in rounds that fire for each reason. `part`: of the
@@ -64,7 +95,9 @@ fn a_killed_rank_is_named_by_everybody() {
     // libfabric takes some tenths of a second to look at what there is, and a rank that is killed before
     // it was introduced is missed only when the deadline has passed.
     let window = Duration::from_millis(300)..Duration::from_millis(1500);
-    for provider in PROVIDERS {
+    // In libfabric's shm a process that is killed may hold a lock in the memory of the others, who then
+    // spin in there for ever.
+    for provider in PROVIDERS.into_iter().filter(|&provider| provider != "shm") {
         common::faults::kill(Way::Ofi(provider), 9, &["cut"], window.clone());
     }
 }

@@ -190,7 +190,9 @@ fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u3
         return name;
     }
     let job: Vec<String> = launcher.job.iter().filter_map(|name| lookup(name)).collect();
-    let job = if job.is_empty() { format!("parent-{parent}") } else { job.join("-") };
+    let store = lookup("EARLYBIRD_STORE");
+    // The parent is the same for all ranks of one machine only.
+    let job = if job.is_empty() { store.unwrap_or_else(|| format!("parent-{parent}")) } else { job.join("-") };
     // Names of abstract sockets are short; what matters is that jobs differ.
     format!("{}-{:016x}", launcher.name.to_lowercase().replace(' ', "-"), hash(&job))
 }

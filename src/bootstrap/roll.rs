@@ -7,11 +7,15 @@ use crate::error::Ranks;
 /// After a mistake is seen, how long the others are awaited so that they hear of it too.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// When all have come, how long to see whether one comes twice while others knock.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// Rank 0 has its own; it is present from the beginning.
 #[derive(Debug)]
 pub(super) struct Roll {
     present: Vec<bool>,
     mistake: Option<(String, Instant)>,
+    complete: Option<Instant>,
     until: Instant,
     /// As it was set, to be told.
     deadline: Duration,
@@ -19,7 +23,7 @@ pub(super) struct Roll {
 
 impl Roll {
     pub(super) fn new(ranks: u32, until: Instant, deadline: Duration) -> Self {
-        Roll { present: (0..ranks).map(|rank| rank == 0).collect(), mistake: None, until, deadline }
+        Roll { present: (0..ranks).map(|rank| rank == 0).collect(), mistake: None, complete: None, until, deadline }
     }
 
     /// A process says that it is `rank` in a world of `ranks`. Whether it can be.
@@ -54,14 +58,17 @@ impl Roll {
     }
 
     /// Whether the meeting is over, and how. `quiet` if nobody is at the door.
-    pub(super) fn verdict(&self, quiet: bool) -> Option<Result<(), String>> {
+    pub(super) fn verdict(&mut self, quiet: bool) -> Option<Result<(), String>> {
         let (missing, late) = (self.missing(), Instant::now() > self.until);
         match &self.mistake {
             Some((mistake, since)) => {
                 (missing.is_empty() || late || since.elapsed() > LINGER).then(|| Err(mistake.clone()))
             }
-            // A rank that comes twice has been seen if nobody is at the door.
-            None if missing.is_empty() => quiet.then_some(Ok(())),
+            // A rank that comes twice has been seen if nobody is at the door. Somebody always may be.
+            None if missing.is_empty() => {
+                let complete = self.complete.get_or_insert_with(Instant::now);
+                (quiet || late || complete.elapsed() > PATIENCE).then_some(Ok(()))
+            }
             None if late => {
                 let (missing, ranks, deadline) = (Ranks(missing), self.present.len(), self.deadline);
                 Some(Err(format!(

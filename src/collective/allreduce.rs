@@ -225,6 +225,8 @@ impl<T: Element> Allreduce<T> {
         self.world.fabric().health(operation)?;
         let mut driver = self.seat.take();
         let now = self.patience.clock.now_for(driver.machine());
+        // How long a round took that was closed in an earlier call cannot be known any more.
+        driver.machine_mut().measured(None);
         start(driver.machine_mut(), now, std::mem::replace(&mut self.weight, 1));
         self.outstanding = true;
         self.buffer = driver.machine().buffer();

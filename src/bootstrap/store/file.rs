@@ -15,8 +15,11 @@ use crate::bootstrap::roll::Roll;
 use crate::error::Result;
 
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long rank 0 waits for the guests to have read its answer.
+/// How long rank 0 waits for the guests to have read its answer, at least: else until the deadline.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// How often a guest writes its file again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Stands where a conversation has a number that rank 0 drew.
 const NOT_GREETED: [u8; NONCE] = [0; NONCE];
@@ -85,7 +88,7 @@ pub(super) fn host(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>>
     }
     // A guest takes its answer away, and its own file; then nothing is left. A stranger does not, and
     // learns of it all the same.
-    let until = Instant::now() + LINGER;
+    let until = meeting.until.max(Instant::now() + LINGER);
     let is_waited_for = |rank: u32| guest_file(folder, rank).exists() && answer_file(folder, rank).exists();
     while Instant::now() < until && (1..meeting.ranks).any(is_waited_for) {
         std::thread::sleep(PAUSE);
@@ -104,12 +107,14 @@ pub(super) fn visit(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>
     let nonce = nonce(rank)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&NOT_GREETED, secret);
     let (own, answer) = (guest_file(folder, rank), answer_file(folder, rank));
-    let mut stranger = false;
+    let (mut stranger, mut written) = (false, Instant::now());
     let mut last = None;
     loop {
-        if !own.exists() {
-            // Rank 0 has not made the folder yet, or has cleared it.
+        if !own.exists() || written.elapsed() > AGAIN {
+            // Rank 0 has not made the folder yet, or has cleared it. And on a network's file system a
+            // write makes this host look at the folder anew.
             last = put(&own, &hello).err();
+            written = Instant::now();
         }
         if let Ok(bytes) = fs::read(&answer)
             && let Some((heading, rest)) = bytes.split_first_chunk::<HEADING>()

@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const MANNERS: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(2);
-/// Guests that have not introduced themselves; of more, the oldest are shown out.
+/// Guests that have not introduced themselves, or twice as many as there are ranks; of more, the oldest
+/// are shown out.
 const MOST_AT_THE_DOOR: usize = 256;
 
 enum Listener {
@@ -99,12 +100,13 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// Listens where the others look for rank 0, and elsewhere only if that is not an address of this
-/// machine, as behind a translation of addresses.
+/// Listens at an address that was given as such, if it is one of this machine, and everywhere for a
+/// name: what this host takes its own name for may be a loopback address, which nobody else reaches.
 fn listen(place: &Place) -> io::Result<Listener> {
     match place {
         Place::Tcp { host, port } => {
-            let named = resolve(host, *port)?;
+            let given: Option<IpAddr> = host.parse().ok();
+            let named = given.map(|address| SocketAddr::new(address, *port));
             let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
             let any = any.map(|address| SocketAddr::new(address, *port));
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -196,13 +198,23 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let mut roll = Roll::new(meeting.ranks, meeting.until, meeting.deadline);
     let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
     given[0] = meeting.mine.to_vec();
+    let most_at_the_door = MOST_AT_THE_DOOR.max(2 * meeting.ranks as usize);
     let (mut at_the_door, mut seated, mut strangers) = (Vec::new(), Vec::new(), 0);
     let verdict = loop {
         let mut quiet = true;
-        while let Ok(stream) = listener.accept() {
+        // Bounded, so that a crowd does not keep those waiting who are in already.
+        for _ in 0..most_at_the_door {
+            let stream = match listener.accept() {
+                Ok(stream) => stream,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
+                Err(cause) if cause.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(cause) => {
+                    return Err(meeting.error(format!("rank 0 cannot let anybody in: {cause} (is ulimit -n too low?)")));
+                }
+            };
             quiet = false;
             at_the_door.extend(Guest::welcome(stream, nonce(0)?));
-            if at_the_door.len() > MOST_AT_THE_DOOR {
+            if at_the_door.len() > most_at_the_door {
                 at_the_door.remove(0);
             }
         }
@@ -244,7 +256,8 @@ fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
         Place::Tcp { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
             for address in resolve(host, *port)? {
-                let left = meeting.until.saturating_duration_since(Instant::now()).max(PAUSE);
+                // A name may have addresses that lead nowhere beside one that does.
+                let left = meeting.until.saturating_duration_since(Instant::now()).clamp(PAUSE, MANNERS);
                 match TcpStream::connect_timeout(&address, left) {
                     Ok(stream) => return Ok(Stream::Tcp(stream)),
                     Err(cause) => last = cause,

@@ -267,8 +267,11 @@ impl Machine {
         });
         self.push(Op::Store { cell, value });
         for host in self.plan.topology.hosts_but(self.plan.host()) {
-            self.tags_under_way[buffer as usize] += 1;
-            self.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
+            // Whoever left looks at no tag any more, and may be gone.
+            if self.has_receiver(host) {
+                self.tags_under_way[buffer as usize] += 1;
+                self.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
+            }
         }
     }
 

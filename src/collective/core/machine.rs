@@ -440,10 +440,12 @@ impl Machine {
         let before = std::mem::replace(&mut self.released, round);
         self.push(Op::Store { cell, value: round });
         for host in self.plan.topology.hosts_but(self.plan.host()) {
-            self.notices += 1;
-            // Added, not set: two of these may overtake each other.
-            let change = Change::Add(round - before);
-            self.push(Op::Signal { host, data: None, cell, change, token: Token::Notice });
+            if self.has_receiver(host) {
+                self.notices += 1;
+                // Added, not set: two of these may overtake each other.
+                let change = Change::Add(round - before);
+                self.push(Op::Signal { host, data: None, cell, change, token: Token::Notice });
+            }
         }
         if !self.plan.fault(Fault::ForgetWakeForRoom) {
             self.wake(u32::MAX, Interest::Room);

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::shared::Shared;
-use crate::error::Result;
+use super::wire::Registered;
+use crate::error::{Error, Result};
+use crate::fabric::memory::available_memory;
 use crate::fabric::{At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 
 #[derive(Debug)]
@@ -26,7 +28,15 @@ impl OfiEndpoint {
 
 impl Endpoint for OfiEndpoint {
     fn register(&mut self, bytes: usize) -> Result<Region> {
-        self.shared.lock().register(self.channel, bytes)
+        let (rank, operation, need) = (self.shared.rank(), "register", bytes as u64);
+        let (available, limit) = available_memory();
+        if need > available {
+            return Err(Error::Memory { rank, operation, need, available, limit });
+        }
+        // Without the lock: much memory takes long, and this rank has to answer meanwhile.
+        let (endpoint, key) = self.shared.lock().begin_registration();
+        let made = Registered::new(&endpoint, bytes, key);
+        self.shared.lock().registered(self.channel, bytes, made)
     }
 
     fn key(&self, region: Region) -> Key {

@@ -313,7 +313,11 @@ impl Fabric for OfiFabric {
         // Nobody else will say that this rank has dealt with what the others said last.
         self.shared.visit().tell();
         self.shared.wait_until(0, &self.bell, Instant::now() + FAREWELL, Engine::is_heard_by_all);
-        self.shared.visit().tell();
+        let mut engine = self.shared.visit();
+        engine.tell();
+        engine.go();
+        engine.progress();
+        drop(engine);
         self.stop();
     }
 }

@@ -45,8 +45,10 @@ pub(crate) enum Content {
     Died { rank: u32 },
     /// The sender has no further use for the channel.
     Close,
-    /// The sender ends in good order.
+    /// The sender ends in good order, and stays for a while.
     Leave,
+    /// The sender, which has left, goes now: it deals with nothing any more.
+    Gone,
 }
 
 /// A message.
@@ -79,6 +81,7 @@ const DIED: u8 = 8;
 const CLOSE: u8 = 9;
 const LEAVE: u8 = 10;
 const LANDING: u8 = 11;
+const GONE: u8 = 12;
 
 /// How a cell changes, and whether somebody waits.
 const NONE: u8 = 0;
@@ -95,7 +98,7 @@ const COMPARE_SWAP: u8 = 1;
 impl Content {
     /// Whether it is counted, and so delivered exactly once and told to be done.
     pub(crate) fn is_counted(self) -> bool {
-        !matches!(self, Content::Ack | Content::Ping | Content::Abort | Content::Died { .. })
+        !matches!(self, Content::Ack | Content::Ping | Content::Abort | Content::Died { .. } | Content::Gone)
     }
 }
 
@@ -164,6 +167,7 @@ impl Message {
             Content::Died { rank } => (fields.kind, fields.id) = (DIED, rank),
             Content::Close => fields.kind = CLOSE,
             Content::Leave => fields.kind = LEAVE,
+            Content::Gone => fields.kind = GONE,
         }
         let mut bytes = [0; MOST_HEADER];
         let mut at = 0;
@@ -227,6 +231,7 @@ impl Message {
             (DIED, 0) => Content::Died { rank: id },
             (CLOSE, 0) => Content::Close,
             (LEAVE, 0) => Content::Leave,
+            (GONE, 0) => Content::Gone,
             _ => return None,
         };
         let message = Message {
@@ -265,6 +270,7 @@ mod tests {
             Content::Died { rank: 6 },
             Content::Close,
             Content::Leave,
+            Content::Gone,
         ];
         for content in contents {
             let number = u32::from(content.is_counted()) * 77;

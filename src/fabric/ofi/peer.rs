@@ -41,6 +41,11 @@ impl<T> Sent<T> {
         self.open.push_back(what);
     }
 
+    /// The peer deals with nothing any more: what it was to deal with.
+    pub(crate) fn give_up(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.open.drain(..)
+    }
+
     /// The peer has dealt with all up to a number: the next of those. Nothing for a number that was
     /// not sent or is old news.
     pub(crate) fn settle(&mut self, upto: u32) -> Option<T> {

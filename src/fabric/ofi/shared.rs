@@ -81,6 +81,10 @@ impl Shared {
         self.lock()
     }
 
+    pub(super) fn rank(&self) -> u32 {
+        self.rank
+    }
+
     pub(super) fn new_bell(&self) -> Result<Arc<OwnedFd>> {
         bell(self.rank).map(Arc::new)
     }
@@ -165,7 +169,7 @@ impl Shared {
                 engine.channel(channel).announce(true);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.failed.load(Ordering::Acquire) {
+            if left.is_zero() {
                 return false;
             }
             self.wait(channel, bell, left.min(crate::fabric::shm::HEARTBEAT));
@@ -194,14 +198,19 @@ impl Shared {
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
                 self.sleep(self.bell.as_fd(), false, nap);
+                self.lock().tell_if_due();
                 nap = (2 * nap).min(LONGEST_NAP);
                 continue;
             }
             nap = NAP;
             let mut engine = self.lock();
-            while engine.progress() {}
-            engine.tell();
-            let may_sleep = engine.wire.may_sleep();
+            // Asking whether it may sleep can take the sign from a caller that sleeps already: what it
+            // meant is dealt with here then.
+            let may_sleep = (0..4).any(|_| {
+                while engine.progress() {}
+                engine.tell();
+                engine.wire.may_sleep()
+            });
             drop(engine);
             if may_sleep {
                 self.sleep(self.bell.as_fd(), true, beat.saturating_duration_since(Instant::now()));

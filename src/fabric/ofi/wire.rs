@@ -22,6 +22,10 @@ const RECEIVING: usize = 128;
 /// Rooms from which messages are sent.
 const SENDING: usize = 64;
 
+/// Longest part of a transfer, whatever the provider can do: messages to the same peer, signs of life
+/// among them, wait behind it.
+const MOST_PART: usize = 1 << 20;
+
 /// One-sided operations under way.
 const MOVING: usize = 64;
 
@@ -32,8 +36,8 @@ pub(super) enum Event {
     Message(usize, usize),
     /// A message was sent, and its room is free again.
     Sent,
-    /// A part of this transfer was moved.
-    Moved(u32),
+    /// A part of this transfer, to or from this peer, was moved.
+    Moved(u32, u32),
     /// A peer's write with this mark landed here.
     Landed(u64),
     /// An operation towards this peer failed.
@@ -173,7 +177,7 @@ impl Wire {
             free_rooms: (RECEIVING..RECEIVING + SENDING).collect(),
             free_moves: (RECEIVING + SENDING..contexts).collect(),
             inject: info.transmit().map_or(0, |transmit| transmit.inject_size),
-            most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).max(1),
+            most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).clamp(1, MOST_PART),
             marks: info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()),
             entries: [blank; 16],
             read: 0..0,
@@ -311,7 +315,8 @@ impl Wire {
             Event::Sent
         } else {
             self.free_moves.push(index);
-            Event::Moved(self.uses[index].transfer)
+            let Use { transfer, peer } = self.uses[index];
+            Event::Moved(transfer, peer)
         }
     }
 
@@ -332,6 +337,11 @@ impl Wire {
             }
             None => None,
         })
+    }
+
+    /// Whether every message that was handed over has been sent.
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.free_rooms.len() == SENDING
     }
 
     /// Whether it is safe to sleep until [`Wire::descriptor`] is readable.

@@ -1,8 +1,10 @@
 //! In: what has happened, and what messages ask for.
 
+use std::time::Instant;
+
 use super::{
-    Asked, Content, Data, Engine, Event, Failure, Landing, Message, Novelty, Outgoing, PATIENCE, Peer, Place, Then,
-    Transfer, WINDOW,
+    Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, Landing, Message, Novelty, Outgoing, PATIENCE, Peer,
+    Place, Then, Transfer, WINDOW,
 };
 
 impl Engine {
@@ -32,15 +34,24 @@ impl Engine {
             }
         }
         self.move_parts();
-        self.idle = if any { 0 } else { self.idle + 1 };
+        self.idle = if any { 0 } else { self.idle.saturating_add(1) };
         if self.idle == PATIENCE {
             self.tell();
         }
+        self.tell_if_due();
         any
+    }
+
+    /// Tells peers what was dealt with, if one has waited long enough for another message to say it.
+    pub(in crate::fabric::ofi) fn tell_if_due(&mut self) {
+        if self.owed_since.is_some_and(|since| since.elapsed() > LONGEST_DEBT) {
+            self.tell();
+        }
     }
 
     /// Tells peers what was dealt with, those who were not told by other messages.
     pub(in crate::fabric::ofi) fn tell(&mut self) {
+        self.owed_since = None;
         for _ in 0..self.debtors.len() {
             let Some(peer) = self.debtors.pop() else { break };
             self.peers[peer as usize].owed = false;
@@ -68,7 +79,8 @@ impl Engine {
                     self.fail(Failure::Aborted { by: self.rank, reason });
                 }
             }
-            Event::Moved(index) => {
+            Event::Moved(index, peer) => {
+                self.peers[peer as usize].heard = true;
                 let transfer = &mut self.transfers[index as usize];
                 transfer.parts -= 1;
                 if transfer.parts > 0 {
@@ -87,9 +99,11 @@ impl Engine {
                 }
             }
             Event::Landed(mark) => {
-                let landing = self.landing((mark >> 16) as u32, mark as u16);
-                landing.landed += 1;
-                self.settle_landing((mark >> 16) as u32, mark as u16);
+                let (from, mark) = ((mark >> 16) as u32, mark as u16);
+                let Some(peer) = self.peers.get_mut(from as usize) else { return };
+                peer.heard = true;
+                self.landing(from, mark).landed += 1;
+                self.settle_landing(from, mark);
             }
             Event::Failed(peer, text) => self.lost(peer, &text),
             Event::Sent | Event::Nothing => {}
@@ -119,7 +133,7 @@ impl Engine {
             return self.settle_landing(from, mark);
         }
         if content.is_counted() {
-            match count(&mut self.peers, &mut self.debtors, from, message.number) {
+            match count(&mut self.peers, (&mut self.debtors, &mut self.owed_since), from, message.number) {
                 Novelty::New => {}
                 Novelty::Known => return,
                 Novelty::Nonsense => return self.nonsense(from),
@@ -172,6 +186,7 @@ impl Engine {
                 let how = String::from_utf8_lossy(data).into_owned();
                 self.fail_quietly(Failure::Died { peer: rank, how });
             }
+            Content::Gone => self.forget(from),
             Content::Close => self.count_closed(channel),
             Content::Leave => {
                 self.peers[from as usize].left = true;
@@ -210,7 +225,7 @@ impl Engine {
         let Some(index) = self.landings.iter().position(is_it) else { return };
         let Some((number, channel, _, (cell, change))) = self.landings.swap_remove(index).announced else { return };
         // The message was from a rank of this world.
-        match count(&mut self.peers, &mut self.debtors, from, number) {
+        match count(&mut self.peers, (&mut self.debtors, &mut self.owed_since), from, number) {
             Novelty::New => {}
             Novelty::Known => return,
             Novelty::Nonsense => return self.nonsense(from),
@@ -231,12 +246,18 @@ impl Engine {
 }
 
 /// A counted message is about to be dealt with: whether it is new, and so to be.
-fn count(peers: &mut [Peer], debtors: &mut Vec<u32>, from: u32, number: u32) -> Novelty {
+fn count(
+    peers: &mut [Peer],
+    (debtors, owed_since): (&mut Vec<u32>, &mut Option<Instant>),
+    from: u32,
+    number: u32,
+) -> Novelty {
     let peer = &mut peers[from as usize];
     let novelty = peer.received.take(number);
     if novelty == Novelty::New && !peer.owed {
         peer.owed = true;
         debtors.push(from);
+        owed_since.get_or_insert_with(Instant::now);
     }
     novelty
 }

@@ -9,6 +9,9 @@ mod together;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use earlybird_ffi::ofi::Endpoint;
 
 use super::channel::{Channel, Entry, Remote};
 use super::message::{Content, MOST_DATA, Message, Place};
@@ -21,6 +24,9 @@ use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal,
 /// Polls without a message after which peers are told what was dealt with, if there was no other
 /// message to tell them by.
 const PATIENCE: u32 = 256;
+
+/// How long they may have to wait for that, however much else happens.
+const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
@@ -41,6 +47,8 @@ struct Peer {
     heard: bool,
     /// It said that it leaves.
     left: bool,
+    /// It said that it goes.
+    gone: bool,
 }
 
 /// A message that is not sent yet.
@@ -65,6 +73,7 @@ enum Data {
 #[derive(Debug)]
 struct Asked {
     id: u32,
+    peer: u32,
     channel: u16,
     token: u64,
 }
@@ -120,9 +129,13 @@ pub(super) struct Engine {
     // keep alive.
     pub(super) channels: Vec<Channel>,
     pub(super) wire: Wire,
+    /// Memory that must not go before the endpoint of the wire does.
+    kept: Vec<Window>,
     peers: Vec<Peer>,
     waiting: VecDeque<u32>,
     debtors: Vec<u32>,
+    /// When the oldest of the words that are owed was.
+    owed_since: Option<Instant>,
     /// Those of them who wait for the word.
     waiting_for_word: Vec<u32>,
     idle: u32,
@@ -149,9 +162,11 @@ impl Engine {
             job,
             channels: Vec::new(),
             wire,
+            kept: Vec::new(),
             peers,
             waiting: VecDeque::new(),
             debtors: Vec::new(),
+            owed_since: None,
             waiting_for_word: Vec::new(),
             idle: 0,
             asked: Vec::new(),
@@ -196,19 +211,25 @@ impl Engine {
         &mut self.channels[index]
     }
 
-    pub(super) fn register(&mut self, channel: u16, bytes: usize) -> Result<Region> {
-        let (available, limit) = crate::fabric::memory::available_memory();
-        let (rank, operation, need) = (self.rank, "register", bytes as u64);
-        if need > available {
-            return Err(Error::Memory { rank, operation, need, available, limit });
-        }
+    /// What a registration needs, which may take long and is made without this value.
+    pub(super) fn begin_registration(&mut self) -> (Arc<Endpoint>, u64) {
         self.keys += 1;
-        let registered = Registered::new(self.wire.endpoint(), bytes, self.keys).map_err(|failed| match failed {
+        (self.wire.endpoint().clone(), self.keys)
+    }
+
+    /// A registration is made, or was refused.
+    pub(super) fn registered(
+        &mut self,
+        channel: u16,
+        bytes: usize,
+        made: std::result::Result<Registered, Failed>,
+    ) -> Result<Region> {
+        let rank = self.rank;
+        let registered = made.map_err(|failed| match failed {
             Failed::Memory(cause) => Error::os(rank, "allocate memory", cause),
             Failed::Code(code) => Error::os(rank, "register memory", std::io::Error::other(self.wire.text(code))),
         })?;
-        let entry = Entry::Own(registered, bytes);
-        self.add(channel, entry)
+        self.add(channel, Entry::Own(registered, bytes))
     }
 
     fn add(&mut self, channel: u16, entry: Entry) -> Result<Region> {
@@ -290,6 +311,10 @@ impl Engine {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
             return self.change_own(channel, then);
         };
+        if self.peers[peer as usize].gone {
+            // Nobody is there to see it.
+            return Ok(Posted::Done(0));
+        }
         if len > MOST_DATA {
             self.put_by_writing((channel, token, peer), (from, to, len), then);
             return Ok(Posted::Pending);
@@ -345,11 +370,22 @@ impl Engine {
         self.post(peer, Outgoing { channel, content, data, token: Some(token) });
     }
 
+    /// What is asked of somebody who has gone gets no answer.
+    fn is_here(&self, operation: &'static str, peer: u32) -> Result<()> {
+        match self.peers[peer as usize].gone {
+            true => Err(self.usage(operation, "the rank whose memory it is about has left, and gone")),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
         self.health("signal")?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
         let signal = Some((cell, signal.change));
         let Some(peer) = owner else { return self.change_own(channel, signal) };
+        if self.peers[peer as usize].gone {
+            return Ok(Posted::Done(0));
+        }
         self.put_by_message(channel, peer, (Place::default(), Data::None), signal, token);
         Ok(Posted::Pending)
     }
@@ -366,6 +402,7 @@ impl Engine {
                 Ok(Posted::Done(0))
             }
             Some(peer) => {
+                self.is_here("read", peer)?;
                 let transfer = Transfer { channel, token, peer, parts: 0, then: Then::Done };
                 self.transfer(transfer, to, from, len, Way::In);
                 Ok(Posted::Pending)
@@ -380,9 +417,10 @@ impl Engine {
             let value = self.channels[usize::from(channel)].atomic(at, atomic);
             return Ok(Posted::Done(value.unwrap_or(0)));
         };
+        self.is_here("atomic", peer)?;
         self.asked_so_far = self.asked_so_far.wrapping_add(1);
         let id = self.asked_so_far;
-        self.asked.push(Asked { id, channel, token });
+        self.asked.push(Asked { id, peer, channel, token });
         let content = Content::Atomic { at, atomic, id };
         self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
         Ok(Posted::Pending)
@@ -394,5 +432,17 @@ impl Engine {
             self.health("poll")?;
         }
         Ok(completion)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The regions end first, because the endpoint cannot while they are registered. What libfabric
+        // still does with their memory then ends with the endpoint.
+        let own = self.channels.iter().flat_map(|channel| &channel.entries);
+        self.kept.extend(own.filter_map(|entry| match entry {
+            Entry::Own(registered, _) => Some(registered.window().clone()),
+            Entry::Peer(_) => None,
+        }));
     }
 }

@@ -9,6 +9,13 @@ impl Engine {
     /// Sends a message now, or when there is room.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
+        if to.gone {
+            // Nobody is there to deal with it.
+            if let Some(token) = outgoing.token {
+                self.channel(outgoing.channel).complete(token, 0);
+            }
+            return;
+        }
         // What is not counted does not wait for room either: a word on what was dealt with may be
         // what makes room for the others.
         match outgoing.content.is_counted() {

@@ -89,10 +89,12 @@ impl Engine {
 
     /// Memory may be used by others until all have closed the channel.
     pub(super) fn count_closed(&mut self, channel: u16) {
-        let ranks = self.ranks();
+        let (ranks, failed) = (self.ranks(), self.failure.is_some());
+        let moves = self.transfers.iter().any(|transfer| transfer.channel == channel && transfer.parts > 0);
         let own = self.channel(channel);
         own.closed += 1;
-        if own.closed >= ranks {
+        // In a world that has failed others may close what this rank still moves.
+        if own.closed >= ranks && !failed && !moves {
             own.entries = Vec::new();
         }
     }
@@ -101,6 +103,31 @@ impl Engine {
     pub(in crate::fabric::ofi) fn say_goodbye(&mut self) {
         for peer in self.others() {
             self.post(peer, Outgoing { channel: 0, content: Content::Leave, data: Data::None, token: None });
+        }
+    }
+
+    /// Tells those who are left that this rank goes now.
+    pub(in crate::fabric::ofi) fn go(&mut self) {
+        for peer in self.others() {
+            if !self.peers[peer as usize].gone {
+                self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
+            }
+        }
+    }
+
+    /// A peer, which has left, deals with nothing any more. What was written to it is done, as far as
+    /// anybody can tell; whoever waits for an answer waits in vain.
+    pub(super) fn forget(&mut self, from: u32) {
+        let peer = &mut self.peers[from as usize];
+        (peer.left, peer.gone) = (true, true);
+        let waiting = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
+        let done: Vec<_> = peer.sent.give_up().chain(waiting).flatten().collect();
+        for (channel, token) in done {
+            self.channel(channel).complete(token, 0);
+        }
+        self.channel(0).wake();
+        if self.asked.iter().any(|asked| asked.peer == from) {
+            self.fail(Failure::Died { peer: from, how: "it had left when it was asked for something".to_owned() });
         }
     }
 
@@ -114,7 +141,7 @@ impl Engine {
     pub(in crate::fabric::ofi) fn is_heard_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
-            true => outbox.iter().all(|outgoing| outgoing.content.is_counted()),
+            true => self.wire.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
             false => sent.is_empty() && outbox.is_empty(),
         };
         self.peers.iter().all(heard)
