@@ -139,6 +139,10 @@ impl Endpoint {
         self.memory_mode
     }
 
+    pub(super) fn as_ptr(&self) -> *mut fid_ep {
+        self.endpoint.as_ptr()
+    }
+
     pub(super) fn fid(&self) -> *mut fid {
         // SAFETY: live; only the address is taken.
         unsafe { &raw mut (*self.endpoint.as_ptr()).fid }

@@ -5,11 +5,12 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use super::counter::Counter;
 use super::endpoint::Endpoint;
 use super::fid::{Code, bind, close, control, slot};
 use super::sys::{
-    FI_ENABLE, FI_MR_ENDPOINT, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_SEND, FI_WRITE, fi_ops_mr, fid,
-    fid_mr,
+    FI_ENABLE, FI_MR_ENDPOINT, FI_MR_RMA_EVENT, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_SEND, FI_WRITE,
+    fi_ops_mr, fid, fid_mr,
 };
 
 /// A registration. The memory itself belongs to whoever registered it.
@@ -17,6 +18,8 @@ pub struct Memory {
     memory: NonNull<fid_mr>,
     key: u64,
     descriptor: *mut c_void,
+    /// Counts what peers write.
+    _counter: Option<Arc<Counter>>,
     /// Keeps the domain alive, too.
     _endpoint: Arc<Endpoint>,
 }
@@ -38,6 +41,25 @@ impl Memory {
     /// # Errors
     /// What the provider says.
     pub unsafe fn register(endpoint: Arc<Endpoint>, base: NonNull<u8>, len: usize, key: u64) -> Result<Self, Code> {
+        // SAFETY: as the caller says.
+        unsafe { Self::register_counted(endpoint, base, len, key, None) }
+    }
+
+    /// As [`Memory::register`], with a counter of what peers write and change there, one for each
+    /// operation. The domain must have been opened for `FI_RMA_EVENT`.
+    ///
+    /// # Safety
+    /// As [`Memory::register`].
+    ///
+    /// # Errors
+    /// As [`Memory::register`].
+    pub unsafe fn register_counted(
+        endpoint: Arc<Endpoint>,
+        base: NonNull<u8>,
+        len: usize,
+        key: u64,
+        counter: Option<Arc<Counter>>,
+    ) -> Result<Self, Code> {
         let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
         let domain = endpoint.domain();
         let mut memory = ptr::null_mut();
@@ -49,12 +71,18 @@ impl Memory {
             Code::check(code as isize)?;
         }
         let memory = NonNull::new(memory).ok_or(Code::NO_FUNCTION)?;
-        let bound = endpoint.memory_mode() & FI_MR_ENDPOINT as i32 != 0;
-        let mut made = Memory { memory, key: 0, descriptor: ptr::null_mut(), _endpoint: endpoint };
-        if bound {
-            // SAFETY: both are live. It may be used only when it was bound and enabled.
-            unsafe {
+        let mode = endpoint.memory_mode();
+        let wants = |bit: u64| mode & bit as i32 != 0;
+        let mut made = Memory { memory, key: 0, descriptor: ptr::null_mut(), _counter: counter, _endpoint: endpoint };
+        // SAFETY: all are live. It may be used only when it was bound and, for some, enabled.
+        unsafe {
+            if wants(FI_MR_ENDPOINT) {
                 bind(made.fid(), made._endpoint.fid(), 0)?;
+            }
+            if let Some(counter) = &made._counter {
+                bind(made.fid(), counter.fid(), FI_REMOTE_WRITE)?;
+            }
+            if wants(FI_MR_ENDPOINT) || (made._counter.is_some() && wants(FI_MR_RMA_EVENT)) {
                 control(made.fid(), FI_ENABLE, ptr::null_mut())?;
             }
         }

@@ -1,0 +1,105 @@
+//! Counters: of completions, of what peers write, and to set queued work off.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::fabric::Domain;
+use super::fid::{Code, Padded, close, slot};
+use super::sys::{FI_CNTR_EVENTS_COMP, FI_WAIT_NONE, fi_cntr_attr, fi_ops_cntr, fi_ops_domain, fid, fid_cntr};
+
+/// A counter. See fi_cntr(3).
+pub struct Counter {
+    counter: NonNull<fid_cntr>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: of a domain that is safe for threads.
+unsafe impl Send for Counter {}
+// SAFETY: as above.
+unsafe impl Sync for Counter {}
+
+impl Counter {
+    /// A counter at 0.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(domain: Arc<Domain>) -> Result<Arc<Self>, Code> {
+        let mut attributes = Padded::new(fi_cntr_attr {
+            events: FI_CNTR_EVENTS_COMP,
+            wait_obj: FI_WAIT_NONE,
+            wait_set: ptr::null_mut(),
+            flags: 0,
+        });
+        let counter = domain.make(|table, raw, counter| {
+            // SAFETY: the table is that of a live domain, the attributes live during the call.
+            unsafe {
+                let open = slot!(table, fi_ops_domain, cntr_open)?;
+                Ok(open(raw, &raw mut attributes.value, counter, ptr::null_mut()))
+            }
+        })?;
+        Ok(Arc::new(Counter { counter, _domain: domain }))
+    }
+
+    /// How many successes it has counted, with what was added.
+    ///
+    /// # Errors
+    /// [`Code::NO_FUNCTION`].
+    pub fn read(&self) -> Result<u64, Code> {
+        let counter = self.as_ptr();
+        // SAFETY: live.
+        unsafe { Ok(slot!((*counter).ops, fi_ops_cntr, read)?(counter)) }
+    }
+
+    /// How many failures it has counted.
+    ///
+    /// # Errors
+    /// [`Code::NO_FUNCTION`].
+    pub fn failures(&self) -> Result<u64, Code> {
+        let counter = self.as_ptr();
+        // SAFETY: live.
+        unsafe { Ok(slot!((*counter).ops, fi_ops_cntr, readerr)?(counter)) }
+    }
+
+    /// Adds, which may set work off.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn add(&self, value: u64) -> Result<(), Code> {
+        let counter = self.as_ptr();
+        // SAFETY: live.
+        Code::check(unsafe { slot!((*counter).ops, fi_ops_cntr, add)?(counter, value) } as isize)
+    }
+
+    /// Sets it, which may set work off.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn set(&self, value: u64) -> Result<(), Code> {
+        let counter = self.as_ptr();
+        // SAFETY: live.
+        Code::check(unsafe { slot!((*counter).ops, fi_ops_cntr, set)?(counter, value) } as isize)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut fid_cntr {
+        self.counter.as_ptr()
+    }
+
+    pub(super) fn fid(&self) -> *mut fid {
+        // SAFETY: live; only the address is taken.
+        unsafe { &raw mut (*self.counter.as_ptr()).fid }
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        // SAFETY: live; registrations and work that use it keep it alive.
+        let _ = unsafe { close(self.fid()) };
+    }
+}
+
+impl fmt::Debug for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Counter({:?})", self.read())
+    }
+}
