@@ -30,6 +30,7 @@ mod endpoint;
 mod engine;
 mod fabric;
 mod message;
+pub mod offload;
 mod peer;
 mod probe;
 mod shared;
