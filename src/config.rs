@@ -1,5 +1,6 @@
 //! What can be set from outside, in one table.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::collective::rule::parse_duration;
@@ -96,7 +97,7 @@ crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "
 const LEAST_SECRET: usize = 8;
 
 /// How to join a world.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// Which transport.
     pub fabric: FabricChoice,
@@ -108,6 +109,21 @@ pub struct Config {
     pub deadline: Duration,
     /// Measured parameters; the built-in ones where there are none.
     pub hw_config: Option<std::path::PathBuf>,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Config { fabric, ofi, secret, deadline, hw_config } = self;
+        // A secret is printed nowhere.
+        let secret = secret.as_ref().map(|_| "set");
+        f.debug_struct("Config")
+            .field("fabric", fabric)
+            .field("ofi", ofi)
+            .field("secret", &secret)
+            .field("deadline", deadline)
+            .field("hw_config", hw_config)
+            .finish()
+    }
 }
 
 impl Default for Config {

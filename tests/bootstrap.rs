@@ -261,23 +261,33 @@ fn who_does_not_know_the_secret_stays_outside() {
     }
 }
 
-/// A program that listens on the port and says this to whoever comes.
-fn squat(way: &Way, says: &'static [u8]) {
+/// A program that listens on the port and says this to whoever comes, with a pause after each byte.
+fn squat(way: &Way, says: &'static [u8], pause: Duration) {
     let listener = TcpListener::bind(way.store.strip_prefix("tcp:").unwrap()).unwrap();
     std::thread::spawn(move || {
-        let mut visitors = Vec::new();
-        for visitor in listener.incoming().flatten() {
-            let _ = (&visitor).write_all(says);
-            visitors.push(visitor);
+        for mut visitor in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                for byte in says {
+                    let _ = visitor.write_all(&[*byte]);
+                    std::thread::sleep(pause);
+                }
+                // Then it says nothing any more, and stays.
+                std::thread::sleep(10 * DEADLINE);
+            });
         }
     });
 }
 
 #[test]
 fn a_port_that_another_program_uses_is_named() {
-    for says in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b""] {
+    let slowly = Duration::from_millis(500);
+    for (says, pause) in [
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], Duration::ZERO),
+        (b"", slowly),
+        (b"220 mail.example.org ESMTP", slowly),
+    ] {
         let Some(way) = stores().into_iter().find(|way| way.is("tcp:")) else { return };
-        squat(&way, says);
+        squat(&way, says, pause);
         let texts = start(&way, &[(0, 2), (1, 2)], "");
         all_say(&texts, &[&way.store]);
         assert!(texts[0].contains("somebody listens there already"), "{texts:?}");

@@ -83,6 +83,25 @@ impl Stream {
         }
     }
 
+    /// Fills `to` by a time, however slowly it comes.
+    fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < to.len() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.wait_at_most(left)?;
+            match self.read(&mut to[filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => filled += read,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(())
+    }
+
     fn do_not_block(&self) -> io::Result<()> {
         match self {
             Stream::Unix(stream) => stream.set_nonblocking(true),
@@ -283,22 +302,20 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             }
         }
     };
-    let patience = until.saturating_duration_since(Instant::now()) + LINGER;
-    stream.wait_at_most(patience).map_err(|cause| Error::os(rank, "visit the meeting", cause))?;
     let other =
         "what answers there is no rank 0 of an earlybird job of this version; is the port used by another program?";
     let mut greeting = [0; GREETING];
-    stream.read_exact(&mut greeting).map_err(|_| meeting.error(other))?;
+    stream.read_until(&mut greeting, until + LINGER).map_err(|_| meeting.error(other))?;
     let greeted = frame::greeted(&greeting).ok_or_else(|| meeting.error(other))?;
     let nonce = nonce(rank)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&greeted, secret);
-    let lost = |_| meeting.error("rank 0 left the meeting before it was over; its own error says why");
+    let lost = |_: io::Error| meeting.error("rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(lost)?;
     let mut heading = [0; HEADING];
-    stream.read_exact(&mut heading).map_err(lost)?;
+    stream.read_until(&mut heading, until + LINGER).map_err(lost)?;
     let len = frame::verdict_len(&heading, ranks).ok_or_else(|| meeting.error(other))?;
     let mut rest = vec![0; len];
-    stream.read_exact(&mut rest).map_err(lost)?;
+    stream.read_until(&mut rest, until + LINGER).map_err(lost)?;
     let stranger = "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
     let verdict = frame::judged(&heading, &rest, &nonce, secret).ok_or_else(|| meeting.error(stranger))?;
     let world = verdict.map_err(|problem| meeting.error(problem))?;
