@@ -69,8 +69,7 @@ impl Rank {
     /// A cell of `to`, as this rank names it.
     fn remote(&self, to: &Rank, index: usize) -> Remote {
         let peer = self.endpoint.insert(&to.endpoint.name().unwrap()).unwrap();
-        let by_address = self.endpoint.memory_mode() & sys::FI_MR_VIRT_ADDR as i32 != 0;
-        let base = if by_address { to.cells.as_ptr() as u64 } else { 0 };
+        let base = self.endpoint.origin(to.cells.cast());
         Remote { peer, address: base + 8 * index as u64, key: to.memory.key() }
     }
 }

@@ -36,6 +36,7 @@ pub(crate) mod memory;
 pub mod ofi;
 pub mod shm;
 pub mod sim;
+pub(crate) mod turns;
 pub(crate) mod watch;
 mod window;
 

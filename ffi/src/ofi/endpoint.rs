@@ -10,8 +10,8 @@ use super::fid::{Code, bind, close, control, slot};
 use super::info::Info;
 use super::queue::Queue;
 use super::sys::{
-    FI_AV_UNSPEC, FI_ENABLE, FI_RECV, FI_TRANSMIT, fi_addr_t, fi_av_attr, fi_msg_rma, fi_ops_av, fi_ops_cm,
-    fi_ops_domain, fi_ops_msg, fi_ops_rma, fi_rma_iov, fid, fid_av, fid_ep, iovec,
+    FI_AV_UNSPEC, FI_ENABLE, FI_MR_VIRT_ADDR, FI_RECV, FI_TRANSMIT, fi_addr_t, fi_av_attr, fi_msg_rma, fi_ops_av,
+    fi_ops_cm, fi_ops_domain, fi_ops_msg, fi_ops_rma, fi_rma_iov, fid, fid_av, fid_ep, iovec,
 };
 
 type Receive = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, fi_addr_t, *mut c_void) -> isize;
@@ -137,6 +137,12 @@ impl Endpoint {
     #[must_use]
     pub fn memory_mode(&self) -> i32 {
         self.memory_mode
+    }
+
+    /// What places in memory at `base` are counted from in remote operations: its address, or 0.
+    #[must_use]
+    pub fn origin(&self, base: NonNull<u8>) -> u64 {
+        if self.memory_mode & FI_MR_VIRT_ADDR as i32 != 0 { base.as_ptr() as u64 } else { 0 }
     }
 
     pub(super) fn as_ptr(&self) -> *mut fid_ep {

@@ -39,6 +39,10 @@ pub struct Failed {
     pub text: String,
 }
 
+/// Room for a completion.
+pub const NO_COMPLETION: fi_cq_data_entry =
+    fi_cq_data_entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
+
 impl Queue {
     /// A queue of `size` completions, of which a descriptor tells if the provider can do that.
     ///

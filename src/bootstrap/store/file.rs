@@ -9,8 +9,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::Meeting;
 use super::frame::{self, HEADING, Heard, Hello, NONCE};
-use super::{Meeting, nonce};
+use crate::bootstrap::draw;
 use crate::bootstrap::roll::Roll;
 use crate::error::Result;
 
@@ -104,7 +105,7 @@ pub(super) fn host(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>>
 
 pub(super) fn visit(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>> {
     let Meeting { rank, ranks, mine, secret, until, deadline, .. } = *meeting;
-    let nonce = nonce(rank)?;
+    let nonce = draw(rank)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&NOT_GREETED, secret);
     let (own, answer) = (guest_file(folder, rank), answer_file(folder, rank));
     let (mut stranger, mut written) = (false, Instant::now());

@@ -70,11 +70,3 @@ pub(crate) fn gather(
         Place::File(folder) => file::visit(&meeting, folder),
     }
 }
-
-/// A number that nobody has drawn before.
-fn nonce(rank: u32) -> Result<[u8; frame::NONCE]> {
-    let mut nonce = [0; frame::NONCE];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-        .map_err(|cause| Error::os(rank, "draw a random number", cause))?;
-    Ok(nonce)
-}

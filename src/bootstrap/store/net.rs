@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::Meeting;
 use super::frame::{self, GREETING, HEADING, Heard, Hello, MOST_HELLO, NONCE};
-use super::{Meeting, nonce};
+use crate::bootstrap::draw;
 use crate::bootstrap::place::Place;
 use crate::bootstrap::roll::Roll;
 use crate::error::{Error, Result};
@@ -232,7 +233,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
                 }
             };
             quiet = false;
-            at_the_door.extend(Guest::welcome(stream, nonce(0)?));
+            at_the_door.extend(Guest::welcome(stream, draw(0)?));
             if at_the_door.len() > most_at_the_door {
                 at_the_door.remove(0);
             }
@@ -307,7 +308,7 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let mut greeting = [0; GREETING];
     stream.read_until(&mut greeting, until + LINGER).map_err(|_| meeting.error(other))?;
     let greeted = frame::greeted(&greeting).ok_or_else(|| meeting.error(other))?;
-    let nonce = nonce(rank)?;
+    let nonce = draw(rank)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&greeted, secret);
     let lost = |_: io::Error| meeting.error("rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(lost)?;

@@ -266,13 +266,10 @@ impl Machine {
             (at, at, self.plan.bytes)
         });
         self.push(Op::Store { cell, value });
-        for host in self.plan.topology.hosts_but(self.plan.host()) {
-            // Whoever left looks at no tag any more, and may be gone.
-            if self.has_receiver(host) {
-                self.tags_under_way[buffer as usize] += 1;
-                self.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
-            }
-        }
+        self.for_receivers_elsewhere(|machine, host| {
+            machine.tags_under_way[buffer as usize] += 1;
+            machine.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
+        });
     }
 
     /// The target has fired with this arrival in it.

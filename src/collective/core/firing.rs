@@ -102,13 +102,11 @@ impl Machine {
         let own = self.plan.host();
         self.pushes += 1;
         self.push(Op::Publish { host: own, round, token: Token::Push });
-        for host in self.plan.topology.hosts_but(own) {
-            if self.has_receiver(host) {
-                self.pushes += 1;
-                self.stats.activations += 1;
-                self.push(Op::Publish { host, round, token: Token::Push });
-            }
-        }
+        self.for_receivers_elsewhere(|machine, host| {
+            machine.pushes += 1;
+            machine.stats.activations += 1;
+            machine.push(Op::Publish { host, round, token: Token::Push });
+        });
         let most = if self.plan.path == Path::Segmented { self.plan.helpers } else { u32::MAX };
         if !self.plan.fault(Fault::ForgetWake) {
             self.wake(most, Interest::Outcome);
@@ -116,9 +114,14 @@ impl Machine {
         self.enter(Stage::Published);
     }
 
-    /// Whether a rank of `host` took part in the round that is being handed out.
-    pub(super) fn has_receiver(&self, host: u32) -> bool {
-        self.active.iter().any(|rank| self.plan.host_of(rank) == host)
+    /// Tells every other host on which somebody is active. Those who left look at nothing any more, and
+    /// may be gone.
+    pub(super) fn for_receivers_elsewhere(&mut self, mut tell: impl FnMut(&mut Self, u32)) {
+        for host in self.plan.topology.hosts_but(self.plan.host()) {
+            if self.active.iter().any(|rank| self.plan.host_of(rank) == host) {
+                tell(self, host);
+            }
+        }
     }
 
     /// Writes a segment of the own host's outcome to every other host with a receiver.
@@ -126,12 +129,10 @@ impl Machine {
         let (from, len) = self.plan.segment_span(segment);
         let at = self.plan.outcome(round) + from;
         let cell = self.plan.done(round);
-        for host in self.plan.topology.hosts_but(self.plan.host()) {
-            if self.has_receiver(host) {
-                self.pushes += 1;
-                let change = Change::Add(1);
-                self.push(Op::Signal { host, data: Some((at, at, len)), cell, change, token: Token::Push });
-            }
-        }
+        self.for_receivers_elsewhere(|machine, host| {
+            machine.pushes += 1;
+            let change = Change::Add(1);
+            machine.push(Op::Signal { host, data: Some((at, at, len)), cell, change, token: Token::Push });
+        });
     }
 }

@@ -439,14 +439,12 @@ impl Machine {
         let cell = self.plan.released(self.plan.me);
         let before = std::mem::replace(&mut self.released, round);
         self.push(Op::Store { cell, value: round });
-        for host in self.plan.topology.hosts_but(self.plan.host()) {
-            if self.has_receiver(host) {
-                self.notices += 1;
-                // Added, not set: two of these may overtake each other.
-                let change = Change::Add(round - before);
-                self.push(Op::Signal { host, data: None, cell, change, token: Token::Notice });
-            }
-        }
+        self.for_receivers_elsewhere(|machine, host| {
+            machine.notices += 1;
+            // Added, not set: two of these may overtake each other.
+            let change = Change::Add(round - before);
+            machine.push(Op::Signal { host, data: None, cell, change, token: Token::Notice });
+        });
         if !self.plan.fault(Fault::ForgetWakeForRoom) {
             self.wake(u32::MAX, Interest::Room);
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use earlybird_ffi::ofi::{self, Code, InfoList, Library, Wanted, sys};
+use earlybird_ffi::ofi::{self, Code, Library, Wanted, sys};
 
 use super::card::{self, Card};
 use super::endpoint::OfiEndpoint;
@@ -16,8 +16,10 @@ use super::engine::Engine;
 use super::probe;
 use super::shared::Shared;
 use super::wire::{Failed, Wire};
+use crate::bootstrap::draw;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
+use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Endpoint, Fabric};
 
@@ -56,8 +58,7 @@ pub struct OfiFabric {
     neighbours: u32,
     shared: Arc<Shared>,
     opened: AtomicU32,
-    /// Whether an exchange has failed.
-    exchange: Mutex<bool>,
+    exchange: Turns,
     bell: Arc<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -93,7 +94,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         let device = settings.device.as_deref().unwrap_or_default();
         Error::join(rank, format!("{named} has no device {device}; it has {}", devices.join(", ")))
     })?;
-    describe(rank, &found, info);
+    tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), "opens");
     let fabric = ofi::Fabric::open(library, info).map_err(refused("the network cannot be opened"))?;
     let domain = ofi::Domain::open(fabric, info).map_err(refused("the device cannot be opened"))?;
     let queue = ofi::Queue::open(domain.clone(), 4096).map_err(refused("no completion queue"))?;
@@ -103,21 +104,14 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;
-    let mut nonce = [0; 4];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-        .map_err(|cause| Error::os(rank, "draw a random number", cause))?;
     let card = Card {
         provider: info.provider().to_owned(),
         host: card::host(),
         pid: std::process::id(),
-        nonce: u32::from_le_bytes(nonce),
+        nonce: u32::from_le_bytes(draw(rank)?),
         address,
     };
     Ok(Opened { wire, card })
-}
-
-fn describe(rank: u32, found: &InfoList, info: ofi::Info<'_>) {
-    tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), of = found.iter().count(), "opens");
 }
 
 impl OfiFabric {
@@ -176,7 +170,7 @@ impl OfiFabric {
             neighbours,
             shared,
             opened,
-            exchange: Mutex::new(false),
+            exchange: Turns::default(),
             bell,
             thread: Mutex::new(Some(thread)),
         };
@@ -263,34 +257,23 @@ impl Fabric for OfiFabric {
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let mut broken = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        let usage = |problem| Error::Usage { rank: self.rank, operation, problem };
-        if *broken {
-            return Err(usage(
-                "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
-            ));
-        }
-        if mine.len() > MOST_EXCHANGED {
-            return Err(usage("more than fits into an exchange"));
-        }
-        self.health(operation)?;
-        *broken = true;
-        let started = Instant::now();
-        let turn = self.shared.visit().give(mine);
-        let complete = |engine: &Engine| engine.not_gathered(turn).is_empty();
-        loop {
-            let slice = deadline.min(Instant::now() + crate::fabric::shm::HEARTBEAT);
-            if self.shared.wait_until(0, &self.bell, slice, complete) {
-                break;
+        self.exchange.take(self, operation, (mine, MOST_EXCHANGED), |turn| {
+            let started = Instant::now();
+            self.shared.visit().give(turn, mine);
+            let complete = |engine: &Engine| engine.not_gathered(turn).is_empty();
+            loop {
+                let slice = deadline.min(Instant::now() + crate::fabric::shm::HEARTBEAT);
+                if self.shared.wait_until(0, &self.bell, slice, complete) {
+                    break;
+                }
+                self.look_for_dead(operation)?;
+                if Instant::now() >= deadline {
+                    let missing = Ranks(self.shared.lock().not_gathered(turn));
+                    return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
+                }
             }
-            self.look_for_dead(operation)?;
-            if Instant::now() >= deadline {
-                let missing = Ranks(self.shared.lock().not_gathered(turn));
-                return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
-            }
-        }
-        *broken = false;
-        Ok(self.shared.visit().take_gathered(turn))
+            Ok(self.shared.visit().take_gathered(turn))
+        })
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {

@@ -13,16 +13,16 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::ops::Range;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{
-    self, Code, Counter, Domain, Endpoint, Library, Local, Memory, Queue, Remote, Wanted, Work, sys,
-};
-use memmap2::{MmapMut, MmapRaw};
-
+use super::wire::{Failed, Registered, allocate};
 use crate::error::{Error, Result};
 use crate::fabric::Window;
 use crate::trigger::{Action, Profile, Program, Request, Role, Schedule, Signal, compile};
+use earlybird_ffi::ofi::{
+    self, Code, Counter, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Wanted, Work, sys,
+};
 
 /// Bytes of a cell that signals are written to; one each, on a line of its own.
 const CELL: usize = 64;
@@ -39,8 +39,7 @@ pub struct Card {
     bytes: usize,
     slots: Vec<Slot>,
     /// What tokens are written from.
-    one: Window,
-    one_memory: Memory,
+    one: Registered,
     peers: Vec<Peer>,
     calls: u64,
     endpoint: Arc<Endpoint>,
@@ -56,9 +55,9 @@ struct Slot {
     told: Arc<Counter>,
     signals: u64,
     // Registrations end before what they are of.
-    cells: Vec<(Role, Memory)>,
-    inboxes: Memory,
-    contribution: Memory,
+    cells: Vec<(Role, Registered)>,
+    inboxes: Registered,
+    contribution: Registered,
     /// The own contribution, then everybody's inbox, a stride each, then the cells.
     window: Window,
     stride: usize,
@@ -111,6 +110,10 @@ impl Card {
     /// A provider that cannot, or what it says.
     pub fn open(library: &Library, provider: &str, rank: u32, request: &Request) -> Result<(Self, Introduction)> {
         let refused = |code: Code| Error::join(rank, format!("{provider}: {}", library.error_text(code.0)));
+        let failed = |failed| match failed {
+            Failed::Memory(cause) => Error::os(rank, "allocate memory", cause),
+            Failed::Code(code) => refused(code),
+        };
         if request.schedule != Schedule::Gather {
             let problem = "providers run programs that gather; sums of vectors are beyond them";
             return Err(Error::Usage { rank, operation: "open", problem });
@@ -134,19 +137,13 @@ impl Card {
         let endpoint = Endpoint::open(domain.clone(), info, queue, request.ranks as usize).map_err(refused)?;
         let mut keys = 0;
         let slot = |_| Slot::new(&domain, &endpoint, (rank, request), &program, &mut keys);
-        let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(refused)?;
-        let one = map(CELL).map_err(|cause| Error::os(rank, "allocate memory", cause))?;
-        one.write(0, &1u64.to_ne_bytes());
-        keys += 1;
-        // SAFETY: the window keeps the memory, and lives as long as the registration.
-        let one_memory = unsafe { Memory::register(endpoint.clone(), one.bytes(0, CELL), CELL, keys) };
-        let one_memory = one_memory.map_err(refused)?;
+        let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
+        let one = Registered::new(&endpoint, CELL, keys + 1).map_err(failed)?;
+        one.window().write(0, &1u64.to_ne_bytes());
         let address = endpoint.name().map_err(refused)?;
-        let by_address = endpoint.memory_mode() & sys::FI_MR_VIRT_ADDR as i32 != 0;
-        let introduction =
-            Introduction { address, slots: slots.iter().map(|slot| slot.introduce(by_address)).collect() };
+        let introduction = Introduction { address, slots: slots.iter().map(Slot::introduce).collect() };
         let bytes = request.bytes as usize;
-        let card = Card { rank, program, bytes, slots, one, one_memory, peers: Vec::new(), calls: 0, endpoint, domain };
+        let card = Card { rank, program, bytes, slots, one, peers: Vec::new(), calls: 0, endpoint, domain };
         Ok((card, introduction))
     }
 
@@ -177,12 +174,8 @@ impl Card {
             Action::Put { to, .. } => {
                 let peer = &self.peers[to.rank as usize];
                 let (key, base) = peer.slots[index].inboxes;
-                let address = base + u64::from(self.rank) * self.stride() as u64;
-                let from = Local {
-                    base: slot.window.bytes(0, self.bytes).as_ptr(),
-                    len: self.bytes,
-                    descriptor: slot.contribution.descriptor(),
-                };
+                let address = base + u64::from(self.rank) * slot.stride as u64;
+                let from = slot.contribution.local(0, self.bytes);
                 let to = Remote { peer: peer.address, address, key };
                 let done = slot.counters[&Role::Sent].clone();
                 vec![queued(Work::write(trigger(), self.endpoint.clone(), from, to, done))]
@@ -201,17 +194,13 @@ impl Card {
     }
 
     fn one(&self) -> Local {
-        Local { base: self.one.bytes(0, 8).as_ptr(), len: 8, descriptor: self.one_memory.descriptor() }
+        self.one.local(0, size_of::<u64>())
     }
 
     fn cell(&self, index: usize, signal: Signal) -> Remote {
         let peer = &self.peers[signal.rank as usize];
         let (key, base) = peer.slots[index].cells[&signal.counter];
         Remote { peer: peer.address, address: base, key }
-    }
-
-    fn stride(&self) -> usize {
-        self.bytes.next_multiple_of(CELL)
     }
 
     fn refused(&self, code: Code) -> Error {
@@ -260,14 +249,7 @@ impl Card {
                 // SAFETY: the source never changes, and lives as long as the card.
                 let written = unsafe { self.endpoint.write(self.one(), to, (0, 0), std::ptr::null_mut()) };
                 // Completions are not needed, but they have to go somewhere.
-                let mut room = [sys::fi_cq_data_entry {
-                    op_context: std::ptr::null_mut(),
-                    flags: 0,
-                    len: 0,
-                    buf: std::ptr::null_mut(),
-                    data: 0,
-                }; 16];
-                let _ = self.endpoint.queue().read(&mut room);
+                let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
                 match written {
                     Ok(()) => break,
                     Err(Code::AGAIN) => std::thread::yield_now(),
@@ -349,7 +331,7 @@ impl Card {
 
     /// What a rank contributed to the slot's round: zeroes, if nothing.
     pub fn contribution_of(&self, slot: usize, rank: u32, into: &mut [u8]) {
-        let at = if rank == self.rank { 0 } else { (1 + rank as usize) * self.stride() };
+        let at = if rank == self.rank { 0 } else { (1 + rank as usize) * self.slots[slot].stride };
         let len = into.len().min(self.bytes);
         self.slots[slot].window.read(at, &mut into[..len]);
     }
@@ -387,13 +369,6 @@ impl Card {
     }
 }
 
-fn map(bytes: usize) -> std::io::Result<Window> {
-    let map = MmapRaw::from(MmapMut::map_anon(bytes)?);
-    let base = std::ptr::NonNull::new(map.as_mut_ptr()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-    // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
-    Ok(unsafe { Window::new(base, bytes, Arc::new(map)) })
-}
-
 impl Slot {
     fn new(
         domain: &Arc<Domain>,
@@ -401,28 +376,28 @@ impl Slot {
         (rank, request): (u32, &Request),
         program: &Program,
         keys: &mut u64,
-    ) -> std::result::Result<Self, Code> {
+    ) -> std::result::Result<Self, Failed> {
         let stride = (request.bytes as usize).next_multiple_of(CELL);
         let inboxes = stride..stride * (1 + request.ranks as usize);
-        let window = map(inboxes.end + TOLD.len() * CELL).map_err(|_| Code::NO_MEMORY)?;
+        let window = allocate(inboxes.end + TOLD.len() * CELL)?;
+        let open = || Counter::open(domain.clone()).map_err(Failed::Code);
         let mut counters = BTreeMap::new();
         for counter in &program.counters {
-            counters.insert(counter.role, Counter::open(domain.clone())?);
+            counters.insert(counter.role, open()?);
         }
-        let mut register = |from: usize, len: usize, counter: Option<Arc<Counter>>| {
+        let mut register = |part: Range<usize>, counter: Option<&Arc<Counter>>| {
             *keys += 1;
-            // SAFETY: the window keeps the memory for longer than the registration lives; all access
-            // goes through it.
-            unsafe { Memory::register_counted(endpoint.clone(), window.bytes(from, len), len, *keys, counter) }
+            Registered::part(endpoint, &window, part, *keys, counter.cloned())
         };
         let mut cells = Vec::new();
         for (index, role) in TOLD.into_iter().enumerate() {
             if let Some(counter) = counters.get(&role) {
-                cells.push((role, register(inboxes.end + index * CELL, CELL, Some(counter.clone()))?));
+                let from = inboxes.end + index * CELL;
+                cells.push((role, register(from..from + CELL, Some(counter))?));
             }
         }
-        let contribution = register(0, stride, None)?;
-        let inbox = register(inboxes.start, inboxes.len(), counters.get(&Role::Sealed).cloned())?;
+        let contribution = register(0..stride, None)?;
+        let inbox = register(inboxes, counters.get(&Role::Sealed))?;
         let remote = |signal: &&Signal| signal.rank != rank;
         let tells = |operation: &&crate::trigger::Operation| !matches!(operation.action, Action::Put { .. });
         let signals =
@@ -431,7 +406,7 @@ impl Slot {
             uses: 0,
             work: Vec::new(),
             counters,
-            told: Counter::open(domain.clone())?,
+            told: open()?,
             signals: signals as u64,
             cells,
             inboxes: inbox,
@@ -441,12 +416,9 @@ impl Slot {
         })
     }
 
-    fn introduce(&self, by_address: bool) -> Keys {
-        let base = |offset: usize| if by_address { self.window.bytes(offset, 0).as_ptr() as u64 } else { 0 };
-        let end = self.window.len() - TOLD.len() * CELL;
-        let at = |role: Role| TOLD.iter().position(|&told| told == role).unwrap_or(0) * CELL + end;
-        let cells = self.cells.iter().map(|(role, memory)| (*role, (memory.key(), base(at(*role))))).collect();
-        Keys { inboxes: (self.inboxes.key(), base(self.stride)), cells }
+    fn introduce(&self) -> Keys {
+        let cells = self.cells.iter().map(|(role, cell)| (*role, cell.key())).collect();
+        Keys { inboxes: self.inboxes.key(), cells }
     }
 }
 
@@ -457,7 +429,7 @@ impl Drop for Card {
                 // Work that has not run cannot be withdrawn: the provider may still follow it, and read
                 // what it is to write.
                 let left = std::mem::take(&mut self.slots[slot].work);
-                std::mem::forget((left, self.slots[slot].window.clone(), self.one.clone()));
+                std::mem::forget((left, self.slots[slot].window.clone(), self.one.window().clone()));
             }
         }
     }

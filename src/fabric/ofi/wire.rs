@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{Code, Endpoint, Info, Local, Memory, Remote, sys};
+use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, sys};
 use memmap2::{MmapOptions, MmapRaw};
 
 use super::message::{Header, MOST_DATA, MOST_HEADER};
@@ -73,26 +74,44 @@ pub(super) enum Way {
 pub(super) struct Registered {
     memory: Memory,
     window: Window,
+    /// Where in the window it begins.
+    offset: usize,
     /// Where peers count from: an address, or 0.
-    base: u64,
+    origin: u64,
+}
+
+/// Makes zeroed memory of whole pages, which are there: some devices want that.
+pub(super) fn allocate(bytes: usize) -> Result<Window, Failed> {
+    const PAGE: usize = 4096;
+    let len = bytes.max(1).next_multiple_of(PAGE);
+    let map = MmapRaw::from(MmapOptions::new().len(len).populate().map_anon().map_err(Failed::Memory)?);
+    let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
+    // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
+    Ok(unsafe { Window::new(base, len, Arc::new(map)) })
 }
 
 impl Registered {
-    /// Makes zeroed memory, in whole pages.
+    /// Allocates and registers.
     pub(super) fn new(endpoint: &Arc<Endpoint>, bytes: usize, key: u64) -> Result<Self, Failed> {
-        const PAGE: usize = 4096;
-        let len = bytes.max(1).next_multiple_of(PAGE);
-        // Populated: some devices want memory that is there.
-        let map = MmapOptions::new().len(len).populate().map_anon().map_err(Failed::Memory)?;
-        let map = MmapRaw::from(map);
-        let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
-        // SAFETY: the window keeps the mapping, and this value the window, for longer than the
-        // registration. All access goes through windows.
-        let memory = unsafe { Memory::register(endpoint.clone(), base, len, key) }.map_err(Failed::Code)?;
-        let by_address = endpoint.memory_mode() & sys::FI_MR_VIRT_ADDR as i32 != 0;
-        // SAFETY: a private mapping of that length, page-aligned and zeroed, which `map` owns.
-        let window = unsafe { Window::new(base, len, Arc::new(map)) };
-        Ok(Registered { memory, window, base: if by_address { base.as_ptr() as u64 } else { 0 } })
+        let window = allocate(bytes)?;
+        let all = 0..window.len();
+        Self::part(endpoint, &window, all, key, None)
+    }
+
+    /// Registers a part of a window, with a counter of what peers write there, if one is given.
+    pub(super) fn part(
+        endpoint: &Arc<Endpoint>,
+        window: &Window,
+        part: Range<usize>,
+        key: u64,
+        counter: Option<Arc<Counter>>,
+    ) -> Result<Self, Failed> {
+        let base = window.bytes(part.start, part.len());
+        // SAFETY: this value keeps the window, and so the memory, for longer than the registration. All
+        // access goes through windows.
+        let memory = unsafe { Memory::register_counted(endpoint.clone(), base, part.len(), key, counter) };
+        let memory = memory.map_err(Failed::Code)?;
+        Ok(Registered { memory, window: window.clone(), offset: part.start, origin: endpoint.origin(base) })
     }
 
     pub(super) fn window(&self) -> &Window {
@@ -101,11 +120,11 @@ impl Registered {
 
     /// What peers need: the registration's key, and where they count from.
     pub(super) fn key(&self) -> (u64, u64) {
-        (self.memory.key(), self.base)
+        (self.memory.key(), self.origin)
     }
 
-    fn local(&self, offset: usize, len: usize) -> Local {
-        let base = self.window.bytes(offset, len).as_ptr();
+    pub(super) fn local(&self, offset: usize, len: usize) -> Local {
+        let base = self.window.bytes(self.offset + offset, len).as_ptr();
         Local { base, len, descriptor: self.memory.descriptor() }
     }
 }
@@ -163,13 +182,6 @@ impl Wire {
         let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * ROOM, 0)?;
         let contexts = RECEIVING + SENDING + MOVING;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
-        let blank = sys::fi_cq_data_entry {
-            op_context: std::ptr::null_mut(),
-            flags: 0,
-            len: 0,
-            buf: std::ptr::null_mut(),
-            data: 0,
-        };
         let mut wire = Wire {
             rooms,
             contexts: (0..contexts).map(|_| internal()).collect(),
@@ -179,7 +191,7 @@ impl Wire {
             inject: info.transmit().map_or(0, |transmit| transmit.inject_size),
             most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).clamp(1, MOST_PART),
             marks: info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()),
-            entries: [blank; 16],
+            entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
             endpoint,

@@ -27,10 +27,7 @@ impl FailureCell {
             Failure::Aborted { by, reason } => (2, *by, reason),
             Failure::Died { peer, how } => (3, *peer, how),
         };
-        let mut len = text.len().min(self.text.len() * 8);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
+        let len = text.floor_char_boundary(self.text.len() * 8);
         store_bytes(&self.text, &text.as_bytes()[..len]);
         self.len.store(len as u64, Ordering::Relaxed);
         self.rank.store(rank, Ordering::Relaxed);

@@ -16,11 +16,12 @@ mod mailbox;
 mod segment;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::failure::Failure;
+use super::turns::Turns;
 use super::watch::{ENDED, Watch};
 use super::{Endpoint, Fabric};
 use crate::error::{Error, Ranks, Result};
@@ -38,14 +39,8 @@ pub struct ShmFabric {
     segment: Arc<Segment>,
     rank: u32,
     opened: AtomicU32,
-    exchange: Mutex<Exchange>,
+    exchange: Turns,
     watch: Watch,
-}
-
-#[derive(Debug, Default)]
-struct Exchange {
-    turn: u64,
-    broken: bool,
 }
 
 impl ShmFabric {
@@ -64,7 +59,7 @@ impl ShmFabric {
     pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
         let segment = Arc::new(Segment::open(memory, rank, ranks)?);
         let watch = Watch::new(rank, pids)?;
-        Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Mutex::default(), watch })
+        Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Turns::default(), watch })
     }
 
     /// A world of which every rank is in this process: for tests.
@@ -129,47 +124,34 @@ impl Fabric for ShmFabric {
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let mut state = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        let usage = |problem| Error::Usage { rank: self.rank, operation, problem };
-        if state.broken {
-            return Err(usage(
-                "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
-            ));
-        }
-        if mine.len() > mailbox::MAILBOX {
-            return Err(usage("more than fits into an exchange"));
-        }
-        self.health(operation)?;
-        state.turn += 1;
-        state.broken = true;
-        let turn = state.turn;
-        let started = Instant::now();
-        self.segment.mailbox(self.rank, turn).post(turn, mine);
-        // Of the last to post at least one sees everybody, and wakes.
-        if self.not_posted(turn).is_empty() {
-            (0..self.ranks()).for_each(|rank| _ = self.segment.doorbell(0, rank).ring(1));
-        }
-        loop {
-            self.bell().announce(1);
-            let missing = self.not_posted(turn);
-            if missing.is_empty() {
-                self.bell().withdraw();
-                break;
+        self.exchange.take(self, operation, (mine, mailbox::MAILBOX), |turn| {
+            let started = Instant::now();
+            self.segment.mailbox(self.rank, turn).post(turn, mine);
+            // Of the last to post at least one sees everybody, and wakes.
+            if self.not_posted(turn).is_empty() {
+                (0..self.ranks()).for_each(|rank| _ = self.segment.doorbell(0, rank).ring(1));
             }
-            self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
-            let missing = self.not_posted(turn);
-            if missing.is_empty() {
-                // Whoever posted and died since has still said what was asked.
-                break;
+            loop {
+                self.bell().announce(1);
+                let missing = self.not_posted(turn);
+                if missing.is_empty() {
+                    self.bell().withdraw();
+                    break;
+                }
+                self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
+                let missing = self.not_posted(turn);
+                if missing.is_empty() {
+                    // Whoever posted and died since has still said what was asked.
+                    break;
+                }
+                self.look_for_dead(operation)?;
+                if Instant::now() >= deadline {
+                    let missing = Ranks(missing);
+                    return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
+                }
             }
-            self.look_for_dead(operation)?;
-            if Instant::now() >= deadline {
-                let missing = Ranks(missing);
-                return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
-            }
-        }
-        state.broken = false;
-        Ok((0..self.ranks()).map(|rank| self.segment.mailbox(rank, turn).read()).collect())
+            Ok((0..self.ranks()).map(|rank| self.segment.mailbox(rank, turn).read()).collect())
+        })
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {

@@ -78,13 +78,15 @@ impl Engine {
         let most = self.wire.most;
         let transfer = Transfer { parts: len.div_ceil(most) as u32, ..transfer };
         let index = match self.free_transfers.pop() {
-            Some(index) => index,
+            Some(index) => {
+                self.transfers[index as usize] = transfer;
+                index
+            }
             None => {
                 self.transfers.push(transfer);
                 self.transfers.len() as u32 - 1
             }
         };
-        self.transfers[index as usize] = transfer;
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));

@@ -5,16 +5,15 @@ use std::sync::atomic::Ordering;
 use super::{Channel, Content, Data, Engine, Failure, MOST_DATA, Outgoing, Peer};
 
 impl Engine {
-    /// Gives bytes to the next exchange; its number.
-    pub(in crate::fabric::ofi) fn give(&mut self, mine: &[u8]) -> u64 {
-        self.turn += 1;
-        let (turn, content) = (self.turn, Content::Exchange { turn: self.turn });
+    /// Gives bytes to an exchange, which is the next.
+    pub(in crate::fabric::ofi) fn give(&mut self, turn: u64, mine: &[u8]) {
+        self.turn = turn;
+        let content = Content::Exchange { turn };
         self.gather(turn, self.rank, mine.to_vec());
         for peer in self.others() {
             let data = if mine.is_empty() { Data::None } else { Data::Bytes(mine.into()) };
             self.post(peer, Outgoing { channel: 0, content, data, token: None });
         }
-        turn
     }
 
     pub(super) fn gather(&mut self, turn: u64, rank: u32, data: Vec<u8>) {
@@ -56,10 +55,7 @@ impl Engine {
             Failure::Died { peer, how } => (Content::Died { rank: *peer }, how.clone()),
         };
         self.fail_quietly(failure);
-        let mut len = text.len().min(MOST_DATA);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
+        let len = text.floor_char_boundary(MOST_DATA);
         for peer in self.others() {
             let data = Data::Bytes(text.as_bytes()[..len].into());
             self.post(peer, Outgoing { channel: 0, content, data, token: None });

@@ -1,0 +1,43 @@
+//! Exchanges take turns: one at a time, in the same order on all ranks, and none after one that failed.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::Fabric;
+use crate::error::{Error, Result};
+
+#[derive(Debug, Default)]
+pub(crate) struct Turns(Mutex<Turn>);
+
+#[derive(Debug, Default)]
+struct Turn {
+    number: u64,
+    broken: bool,
+}
+
+impl Turns {
+    /// Takes the next turn, of this number, for `mine` of at most `most` bytes. If it fails, the ranks are out of step.
+    pub(crate) fn take<T>(
+        &self,
+        fabric: &impl Fabric,
+        operation: &'static str,
+        (mine, most): (&[u8], usize),
+        exchange: impl FnOnce(u64) -> Result<T>,
+    ) -> Result<T> {
+        let mut turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let usage = |problem| Error::Usage { rank: fabric.rank(), operation, problem };
+        if turn.broken {
+            return Err(usage(
+                "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
+            ));
+        }
+        if mine.len() > most {
+            return Err(usage("more than fits into an exchange"));
+        }
+        fabric.health(operation)?;
+        turn.number += 1;
+        turn.broken = true;
+        let exchanged = exchange(turn.number)?;
+        turn.broken = false;
+        Ok(exchanged)
+    }
+}
