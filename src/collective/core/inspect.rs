@@ -2,6 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
+use super::arrival::Stage;
 use super::machine::{Cells, FOREVER, Machine};
 use super::plan::{BUFFERS, Path};
 use super::rank_set::RankSet;
@@ -10,7 +11,7 @@ use super::word;
 
 impl Machine {
     /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive,
-    /// those whose data is not there yet, or nobody by name while a round that fired is being moved.
+    /// those whose data is not there yet, or all those of whom some are closing or moving the round.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let mut missing = RankSet::empty(self.plan.ranks);
         let Some(arrival) = &self.arrival else { return missing };
@@ -42,7 +43,24 @@ impl Machine {
                 .filter(|&rank| rank != self.plan.me && !here(rank))
                 .for_each(|rank| missing.insert(rank));
         }
+        if missing.is_empty() && arrival.target > self.landed {
+            self.may_be_working().for_each(|rank| missing.insert(rank));
+        }
         missing
+    }
+
+    /// All are here, so somebody is closing the round or moves a piece of it. An arrival that fulfils
+    /// the condition closes at once where there is no grace: it is none of those who were there before
+    /// this rank came.
+    fn may_be_working(&self) -> impl Iterator<Item = u32> {
+        let closing = self.arrival.as_ref().is_some_and(|arrival| {
+            arrival.target > self.fired && arrival.stage != Stage::Adding && self.pace.grace().is_none()
+        });
+        let came_before = move |rank: u32| {
+            let arrived = word::arrived(self.words[(rank / word::RANKS_PER_WORD) as usize]);
+            closing && arrived >> (rank % word::RANKS_PER_WORD) & 1 == 1
+        };
+        self.active.iter().filter(move |&rank| rank != self.plan.me && !came_before(rank))
     }
 
     /// What its next steps depend on, apart from time.
