@@ -46,6 +46,9 @@ const MOST_EXCHANGED: usize = 1000;
 /// How long a rank that leaves stays for those who still need it.
 const LINGER: Duration = Duration::from_secs(10);
 
+/// How long a rank of a world that has failed gives its provider for the last messages.
+const LAST_WORDS: Duration = Duration::from_millis(50);
+
 /// How long it stays for the last answers of those who leave, too.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -300,7 +303,12 @@ impl Fabric for OfiFabric {
         engine.tell();
         engine.go();
         engine.progress();
+        let failed = engine.health("leave").is_err();
         drop(engine);
+        if failed {
+            // What a provider has taken it may send a little later; the others would name this rank.
+            self.shared.wait_until(0, &self.bell, Instant::now() + LAST_WORDS, |_| false);
+        }
         self.stop();
     }
 }

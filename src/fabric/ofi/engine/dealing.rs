@@ -39,6 +39,9 @@ impl Engine {
             self.tell();
         }
         self.tell_if_due();
+        if self.suspect.is_some() {
+            self.judge();
+        }
         any
     }
 

@@ -1,8 +1,12 @@
 //! What concerns all ranks: exchanges, failure, and the end.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::{Channel, Content, Data, Engine, Failure, MOST_DATA, Outgoing, Peer};
+
+/// How long after a peer was lost somebody else may be named.
+const BENEFIT_OF_DOUBT: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Gives bytes to an exchange, which is the next.
@@ -37,10 +41,20 @@ impl Engine {
 
     // The end of things.
 
-    /// Something that was to reach a peer did not.
+    /// Something that was to reach a peer did not. It may have ended because of another's failure, and
+    /// the word of that may still be on its way.
     pub(super) fn lost(&mut self, peer: u32, how: &str) {
-        if !self.peers[peer as usize].left {
-            self.fail(Failure::Died { peer, how: format!("libfabric: {how}") });
+        if self.suspect.is_none() && !self.peers[peer as usize].left {
+            self.suspect = Some((peer, format!("libfabric: {how}"), Instant::now() + BENEFIT_OF_DOUBT));
+        }
+    }
+
+    /// Fails the world if a peer was lost and nobody has said why.
+    pub(in crate::fabric::ofi) fn judge(&mut self) {
+        if let Some((peer, how, _)) = self.suspect.take_if(|(.., until)| Instant::now() >= *until)
+            && !self.peers[peer as usize].left
+        {
+            self.fail(Failure::Died { peer, how });
         }
     }
 
