@@ -10,7 +10,7 @@ use crate::bootstrap::{Place, meet};
 use crate::collective::build::AllreduceBuilder;
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
-use crate::fabric::ofi::{Library, OfiFabric};
+use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{At, Endpoint, Fabric, Key, Posted};
 use crate::model::{HwConfig, Parameters};
@@ -284,8 +284,7 @@ fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
                 .to_owned(),
         )),
         FabricChoice::Auto | FabricChoice::Ofi => {
-            let library = std::env::var_os("EARLYBIRD_LIBFABRIC");
-            let library = Library::load(library.as_deref()).map_err(|cause| Error::join(rank, cause))?;
+            let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
             let place = identity.place()?;
             let secret = Secret::new(config.secret.as_deref(), &identity.job);
             let until = Deadline::from(config.deadline).instant();

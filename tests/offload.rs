@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Cards of a world of which every rank is in this process.
 fn cards(library: &Library, ranks: u32, start: Start) -> Vec<Card> {
     let request = Request { ranks, start, schedule: Schedule::Gather, bytes: BYTES as u64, chunk: 0, slots: SLOTS };
-    let opened: Vec<_> = (0..ranks).map(|rank| Card::open(library, "sockets", rank, &request).unwrap()).collect();
+    let opened: Vec<_> = (0..ranks).map(|rank| Card::open(library, "sockets", rank, &request, 0).unwrap()).collect();
     let (mut cards, introductions): (Vec<Card>, Vec<Introduction>) = opened.into_iter().unzip();
     cards.iter_mut().for_each(|card| card.connect(&introductions).unwrap());
     cards
@@ -70,6 +70,7 @@ impl Rank {
     }
 
     fn arm(&mut self, round: u64) {
+        self.card.write(slot(round), &[0; BYTES]);
         self.card.arm(slot(round)).unwrap();
         self.handed_in.push(0);
     }

@@ -7,13 +7,14 @@ mod common;
 use std::time::Duration;
 
 use common::{Job, PROVIDERS, Way, libfabric};
-use earlybird::{Config, Executor, Fire, Mover, World};
+use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     match common::role().as_deref() {
         Some("leaver") => leave_early(),
+        Some("fallback") => fall_back(),
         Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -37,6 +38,44 @@ fn leave_early() {
         }
     }
     sums.iter_mut().for_each(|sum| sum.finish(patience).unwrap());
+}
+
+/// Collectives that the provider of the world cannot carry out.
+fn fall_back() {
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let sum = || world.allreduce::<u64>(&[4]).fire(Fire::SOLO).executor(Executor::Provider);
+    let able = world.provider() == Some("sockets");
+    for (depth, expected) in [(2, able), (1000, false)] {
+        let mut sum = sum().depth(depth).build().unwrap();
+        assert_eq!(sum.executor() == Executor::Provider, expected, "depth {depth}: {}", sum.executor());
+        sum.contribution().unwrap().fill(3);
+        sum.arrive().unwrap();
+        sum.wait(Duration::from_secs(20)).unwrap();
+        sum.finish(Duration::from_secs(20)).unwrap();
+    }
+    let refused = [
+        sum().grace(Grace::Fixed(Duration::from_millis(1))),
+        sum().mover(Mover::Cut),
+        sum().fire("solo,deadline=5ms".parse().unwrap()),
+        sum().fire("quorum=2,full=3".parse().unwrap()),
+    ];
+    for builder in refused {
+        let error = builder.build().unwrap_err();
+        assert!(matches!(error, earlybird::Error::Usage { .. }), "{error}");
+        assert!(error.to_string().contains("a provider"), "{error}");
+    }
+}
+
+/// Where a provider cannot do it, or cannot hold so much, the ranks do it, and all agree on that.
+#[test]
+fn who_has_no_provider_for_programs_goes_on_without() {
+    if libfabric().is_none() {
+        return;
+    }
+    for provider in [PROVIDERS[0], PROVIDERS[1]] {
+        let ends = Job::start(Way::Ofi(provider), 3, "rank", "fallback").finish(Duration::from_secs(60));
+        assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
+    }
 }
 
 /// It stays ten seconds for those who are behind; what is written to it later must not wait for it.
@@ -87,6 +126,26 @@ fn udp() {
     stress(PROVIDERS[3], 1);
 }
 
+/// The provider carries the rounds out; ranks that leave early go on for the others.
+#[test]
+fn provider_executor() {
+    if libfabric().is_none() {
+        return;
+    }
+    let stress = |fire, how, (ranks, length, steps)| {
+        common::stress::stress(Way::Ofi("sockets"), ranks, fire, how, length, steps)
+    };
+    for fire in ["all", "solo", "quorum=2", "majority"] {
+        for case in [(2, 24, 100), (3, 3000, 30), (5, 24, 16)] {
+            stress(fire, (Mover::Tree, Executor::Provider), case);
+        }
+    }
+    // Synchronous: which contributions a round has does not depend on time.
+    let case = (3, 3000, 14);
+    let digests = stress("all", (Mover::Tree, Executor::Provider), case);
+    assert_eq!(digests, stress("all", (Mover::Cut, Executor::Caller), case), "a provider's ranks sum in another order");
+}
+
 #[test]
 fn a_killed_rank_is_named_by_everybody() {
     if libfabric().is_none() {
@@ -100,4 +159,5 @@ fn a_killed_rank_is_named_by_everybody() {
     for provider in PROVIDERS.into_iter().filter(|&provider| provider != "shm") {
         common::faults::kill(Way::Ofi(provider), 9, &["cut"], window.clone());
     }
+    common::faults::kill(Way::Ofi("sockets"), 9, &["provider"], window);
 }

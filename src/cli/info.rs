@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use earlybird::config::VARIABLES;
-use earlybird::fabric::ofi::{Device, Library, devices};
+use earlybird::fabric::ofi::{self, Device, Library, devices};
 use serde_json::json;
 
 use super::table::Table;
@@ -56,8 +56,7 @@ fn list_variables(json: bool) {
 /// Fabrics, and what libfabric could add.
 fn tell(json: bool) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let file = std::env::var_os("EARLYBIRD_LIBFABRIC");
-    let libfabric = Library::load(file.as_deref());
+    let libfabric = ofi::library();
     let (devices, trouble) = match libfabric.as_ref().map(devices) {
         Ok(Ok(devices)) => (devices, None),
         Ok(Err(problem)) => (Vec::new(), Some(problem)),
@@ -139,7 +138,7 @@ fn listed(devices: &[Device]) -> Table {
             bytes(device.ordered_writes),
             yes(device.remote_counters),
             device.progress.name().to_owned(),
-            yes(device.triggers),
+            device.trigger_budget().map_or("-".to_owned(), |most| most.to_string()),
             bytes(device.most_bytes),
             device.memory.join(", "),
         ]);
@@ -158,6 +157,7 @@ fn object(device: &Device) -> serde_json::Value {
         "remote_counters": device.remote_counters,
         "progress": device.progress.name(),
         "triggers": device.triggers,
+        "trigger_budget": device.trigger_budget(),
         "most_bytes": device.most_bytes,
         "counters": device.counters,
         "memory": device.memory,

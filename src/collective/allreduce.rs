@@ -64,7 +64,9 @@ impl<T: Element> Allreduce<T> {
         let plan = driver.machine().plan().clone();
         let seat = match executor {
             Executor::Thread => Seat::Shared(Helper::start(driver, patience.clone(), plan.me)?),
-            Executor::Auto | Executor::Caller | Executor::Peer => Seat::Own(Box::new(RefCell::new(driver))),
+            Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
+                Seat::Own(Box::new(RefCell::new(driver)))
+            }
         };
         Ok(Allreduce {
             world: world.clone(),
@@ -211,7 +213,7 @@ impl<T: Element> Allreduce<T> {
     /// a dead peer or an aborted job.
     pub fn arrive(&mut self) -> Result<()> {
         let now = self.hand_in("arrive", Machine::arrive)?;
-        self.set_off(now)?;
+        self.patience.explain("arrive", self.set_off(now))?;
         self.patience.look("arrive", now)
     }
 
@@ -275,7 +277,7 @@ impl<T: Element> Allreduce<T> {
         self.patience.look("test", now)?;
         self.seat.claim_work();
         let mut driver = self.seat.take();
-        driver.drive(now, Effort::Search)?;
+        self.patience.explain("test", driver.drive(now, Effort::Search))?;
         let ready = !driver.machine().ready().is_empty();
         drop(driver);
         if !ready {
@@ -388,6 +390,7 @@ impl<T: Element> Allreduce<T> {
     fn block(&mut self, operation: &'static str, deadline: Deadline, over: impl Fn(&Machine) -> bool) -> Result<()> {
         self.seat.claim_work();
         let done = self.patience.block(&mut self.seat.take(), operation, deadline, over);
+        let done = self.patience.explain(operation, done);
         if let Err(error @ Error::Timeout { .. }) = &done {
             self.last_timeout = Some(error.to_string());
             self.seat.leave_work();

@@ -8,9 +8,11 @@ use super::choice::{Executor, Mover};
 use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
 use super::patience::Patience;
+use super::provider::Provider;
 use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
-use crate::fabric::{Endpoint, Key, Region};
+use crate::fabric::ofi::offload::Introduction;
+use crate::fabric::{Endpoint, Key, MOST_EXCHANGED, Region};
 use crate::reduce::{Element, Reduce};
 use crate::trigger::Schedule;
 use crate::world::{Deadline, World};
@@ -135,7 +137,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let operation = "allreduce.build";
         let world = self.world;
         let parameters = world.parameters();
-        let planned = self.plan();
+        let planned = self.plan(self.executor == Executor::Provider);
         // All ranks go through both exchanges whatever happens, so that an error of one is an
         // error of all, with its reason.
         let until = Deadline::from(world.deadline()).instant();
@@ -144,10 +146,22 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             Err(error) => vec![("error", error.to_string())],
         };
         let everybody = world.fabric().exchange(operation, &encode(&choices), until)?;
-        let plan = planned?;
+        let mut plan = planned?;
         compare(world.rank(), operation, &choices, &everybody)?;
 
+        let mut executor = match self.executor {
+            Executor::Auto => parameters.executor(),
+            chosen => chosen,
+        };
         let mut endpoint = world.fabric().open()?;
+        let provider = match plan.path {
+            Path::Offloaded => self.offload(&plan, until)?.map(Box::new),
+            _ => None,
+        };
+        if provider.is_none() && plan.path == Path::Offloaded {
+            plan = self.plan(false)?;
+            executor = parameters.executor();
+        }
         let made = make_regions(&mut *endpoint, &plan);
         let keys = match &made {
             Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.to_le_bytes()).collect()].concat(),
@@ -159,7 +173,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let reduction = Reduction { dtype: T::DTYPE, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
         // From here on the others believe that this rank takes part.
-        let driver = Driver::new(plan, endpoint, regions, reduction)
+        let driver = Driver::new(plan, endpoint, regions, reduction, provider)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
         #[cfg(feature = "faults")]
         let driver = {
@@ -169,16 +183,42 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         };
         let crowded = world.is_oversubscribed();
         let patience = Patience::new(world.fabric().clone(), parameters.spin(crowded), crowded);
-        let executor = match self.executor {
-            Executor::Auto => parameters.executor(),
-            chosen => chosen,
-        };
         Allreduce::new(world, driver, executor, patience, self.lengths)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))
     }
 
+    /// Opens the providers of all ranks. Nothing if one cannot: all do without then.
+    fn offload(&self, plan: &Plan, until: std::time::Instant) -> Result<Option<Provider>> {
+        let (operation, rank, fabric) = ("allreduce.build", plan.me, self.world.fabric());
+        let opened = Provider::open(plan, self.world.provider());
+        let told = match &opened {
+            Ok((_, introduction)) => [b"ok".to_vec(), introduction.encode()].concat(),
+            Err(error) => error.to_string().into_bytes(),
+        };
+        let everybody = fabric.exchange_long(operation, &told, until)?;
+        let connected = opened.and_then(|(mut provider, _)| {
+            let theirs = everybody.iter().map(|bytes| {
+                let introduction = bytes.strip_prefix(b"ok").and_then(Introduction::decode);
+                introduction.ok_or_else(|| Error::join(rank, "another rank has no provider"))
+            });
+            provider.connect(&theirs.collect::<Result<Vec<_>>>()?)?;
+            Ok(provider)
+        });
+        let told = connected.as_ref().map_or_else(|error| error.to_string().into_bytes(), |_| b"ok".to_vec());
+        let connections = fabric.exchange(operation, &told[..told.len().min(MOST_EXCHANGED)], until)?;
+        let refused = everybody.iter().chain(&connections).find(|answer| !answer.starts_with(b"ok"));
+        if let Some(reason) = refused {
+            let reason = String::from_utf8_lossy(reason);
+            match rank {
+                0 => tracing::warn!(%reason, "no provider carries this collective out; its ranks do"),
+                _ => tracing::debug!(rank, %reason, "no provider carries this collective out; its ranks do"),
+            }
+        }
+        Ok(connected.ok().filter(|_| refused.is_none()))
+    }
+
     /// What this rank would agree to; or whatever is wrong with the choices by themselves.
-    fn plan(&self) -> Result<Plan> {
+    fn plan(&self, offloaded: bool) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| Error::Usage { rank, operation: "allreduce.build", problem };
         self.fire.check(ranks)?;
@@ -198,8 +238,16 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
         let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
         let parameters = self.world.parameters();
-        let topology = Topology::new(self.world.fabric().hosts());
+        let topology = match offloaded {
+            // Whoever shares memory makes no use of it here.
+            true => Topology::new((0..ranks).collect()),
+            false => Topology::new(self.world.fabric().hosts()),
+        };
+        if offloaded {
+            self.check_offloaded()?;
+        }
         let tree = match self.mover {
+            _ if offloaded => false,
             Mover::Tree if topology.hosts() > 1 => {
                 return Err(usage("the tree mover needs all ranks on one host; use the cut mover"));
             }
@@ -207,11 +255,16 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             Mover::Auto => topology.hosts() == 1 && parameters.mover() == Mover::Tree,
             Mover::Cut => false,
         };
-        let path = if tree { Path::Program } else { parameters.path(self.fire, ranks, bytes as u64) };
+        let path = match tree {
+            _ if offloaded => Path::Offloaded,
+            true => Path::Program,
+            false => parameters.path(self.fire, ranks, bytes as u64),
+        };
+        let grace = if offloaded { Grace::NONE } else { self.grace };
         // A tree's outcomes are released one by one: with two slots nobody waits for that.
         let depth = match self.fire {
             fire if !fire.is_synchronous() => u64::from(self.depth),
-            _ if tree => 2,
+            _ if tree || offloaded => 2,
             _ => 1,
         };
         let segment = parameters.segment();
@@ -224,7 +277,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             me: rank,
             topology,
             fire: self.fire,
-            grace: self.grace,
+            grace,
             absent: self.absent,
             weighted: self.scale == Scale::Weights,
             depth,
@@ -243,6 +296,23 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         plan.checked_data_bytes()
             .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
         Ok(plan)
+    }
+
+    /// What a provider cannot do.
+    fn check_offloaded(&self) -> Result<()> {
+        let usage = |problem| Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem };
+        if self.mover == Mover::Cut {
+            return Err(usage("a provider runs programs; use the tree mover, or auto"));
+        }
+        if !matches!(self.grace, Grace::Auto) && self.grace != Grace::NONE {
+            return Err(usage("a provider has no clock; use no grace under its executor"));
+        }
+        if self.fire.limit().is_some() || (self.fire.is_full(0) && !self.fire.is_synchronous()) {
+            return Err(usage(
+                "a provider runs rounds that all look alike, without a deadline; use all, solo, majority or quorum",
+            ));
+        }
+        Ok(())
     }
 
     /// The lengths of the tensors, or what tells them apart where they are many.
@@ -319,6 +389,9 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<u64>> {
         return Ok(Vec::new());
     }
     let control = endpoint.register(plan.control_cells() * size_of::<u64>())?;
+    if plan.path == Path::Offloaded {
+        return Ok(Vec::new());
+    }
     let data = endpoint.register(plan.data_bytes())?;
     Ok([endpoint.key(control), endpoint.key(data)].concat())
 }
@@ -346,6 +419,11 @@ fn import_regions(
         }
     }
     let mut regions = Regions { control: Vec::new(), data: Vec::new() };
+    if plan.path == Path::Offloaded {
+        // The own cells, and nothing of others.
+        regions.control = vec![Region(0); plan.ranks as usize];
+        return Ok(regions);
+    }
     for host in 0..plan.topology.hosts() {
         let leader = plan.topology.leader(host);
         let keys = decode_keys(&everybody[leader as usize]);

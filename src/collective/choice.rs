@@ -28,12 +28,14 @@ pub enum Executor {
     Thread,
     /// Whoever moves a counter past a threshold, in `arrive` too.
     Peer,
+    /// A network card by itself, or a provider of libfabric that acts as one; ranks only reduce.
+    Provider,
 }
 
 named!(Mover, "mover", "auto, cut, tree", "auto" => Auto, "cut" => Cut, "tree" => Tree);
 named!(
-    Executor, "executor", "auto, caller, thread, peer",
-    "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer
+    Executor, "executor", "auto, caller, thread, peer, provider",
+    "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer, "provider" => Provider
 );
 
 #[cfg(test)]
@@ -45,7 +47,7 @@ mod tests {
         for text in ["auto", "cut", "tree"] {
             assert_eq!(text.parse::<Mover>().unwrap().to_string(), text);
         }
-        for text in ["auto", "caller", "thread", "peer"] {
+        for text in ["auto", "caller", "thread", "peer", "provider"] {
             assert_eq!(text.parse::<Executor>().unwrap().to_string(), text);
         }
         assert_eq!(

@@ -1,7 +1,10 @@
 //! Carries out the machine's operations on an endpoint, one at a time.
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
 use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, RankSet, Time, Token};
+use super::provider::Provider;
 use super::rule::{Absent, Scale};
 use crate::error::Result;
 use crate::fabric::arena::{Goal, Place, Source};
@@ -10,6 +13,9 @@ use crate::fault::{Crash, Fuse};
 use crate::reduce::{Dtype, Reduce};
 use crate::sync::{self, Ordering};
 use crate::trigger::{Gate, Input, Target, Task, Work};
+
+/// How long a sleep lasts where a provider's work is waited for, which wakes nobody.
+const DOZE: Duration = Duration::from_micros(50);
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +45,8 @@ pub(crate) struct Driver {
     /// Zeroes to clear remote cells with.
     zeros: Option<Region>,
     reduction: Reduction,
+    /// Who runs the program, where that is no rank.
+    provider: Option<Box<Provider>>,
     /// Parts of what a program's reduction makes.
     scratch: Cut,
     sources: Vec<Source>,
@@ -102,13 +110,17 @@ impl Driver {
         mut endpoint: Box<dyn Endpoint>,
         regions: Regions,
         reduction: Reduction,
+        provider: Option<Box<Provider>>,
     ) -> Result<Self> {
         let own = plan.host() as usize;
         let window = |endpoint: &dyn Endpoint, region| endpoint.window(region).expect("own host's memory is mapped");
         let control = HostCells(window(&*endpoint, regions.control[own]));
-        let data = window(&*endpoint, regions.data[own]);
+        let data = match &provider {
+            Some(provider) => provider.window().clone(),
+            None => window(&*endpoint, regions.data[own]),
+        };
         let (mut staging, mut zeros) = (None, None);
-        if plan.topology.hosts() > 1 {
+        if plan.topology.hosts() > 1 && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>())?);
             if plan.path == Path::Segmented {
                 staging = Some(endpoint.register(2 * plan.ranks as usize * plan.staging_row())?);
@@ -128,6 +140,7 @@ impl Driver {
             staging,
             zeros,
             reduction,
+            provider,
             scratch,
             sources,
             fuse: None,
@@ -189,6 +202,7 @@ impl Driver {
             self.complete(completion, now);
             return Ok(true);
         }
+        self.look_at_provider(effort)?;
         if self.machine.poll(now, effort, &self.control) {
             return Ok(true);
         }
@@ -210,13 +224,50 @@ impl Driver {
         Ok(completion.is_some())
     }
 
+    /// Writes down what a provider has done since, and with some effort reduces what has come.
+    fn look_at_provider(&mut self, effort: Effort) -> Result<()> {
+        let Driver { provider: Some(provider), machine, control, arena, reduction, scratch, .. } = self else {
+            return Ok(());
+        };
+        let plan = machine.plan();
+        if let Some(round) = machine.nearly_over()
+            && provider.is_over(round)?
+        {
+            sync::announce(control.0.cell(plan.over(round)), round);
+        }
+        let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
+        let record = plan.record(round);
+        if control.load(record) != round && provider.read_outcome(round, scratch)? {
+            control.store_all(record + 1, scratch.encode());
+            if wanted {
+                let source = |entry| reduction.source(entry, Place::Here(provider.place_of(round, entry)));
+                let goal = Goal { at: plan.outcome(round), wide: false };
+                let (elements, divisor) = (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch));
+                arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);
+            }
+            sync::announce(control.0.cell(record), round);
+        }
+        Ok(())
+    }
+
+    /// Where nothing wakes who sleeps, how long to sleep at most.
+    pub(crate) fn doze(&self) -> Option<Duration> {
+        self.provider.as_ref().map(|_| DOZE)
+    }
+
     fn complete(&mut self, completion: Completion, now: Time) {
         self.machine.complete(Token::from_code(completion.token), completion.value, now);
     }
 
     /// Ranks whose arrival for the round that is waited for was not seen.
     pub(crate) fn missing(&self) -> RankSet {
-        self.machine.missing(&self.control)
+        let mut missing = self.machine.missing(&self.control);
+        if let (Some(provider), Some((round, _))) = (&self.provider, self.machine.expected()) {
+            // Whose contribution is here is not waited for.
+            let here: Vec<u32> = missing.iter().filter(|&rank| provider.has_heard(round, rank)).collect();
+            here.into_iter().for_each(|rank| missing.remove(rank));
+        }
+        missing
     }
 
     /// A rank died. Finishes what it had begun, as far as possible now; whether others still have
@@ -288,11 +339,27 @@ impl Driver {
             Op::Combine { round, segment } => self.combine(round, segment),
             Op::Run(task) => self.run(task),
             Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
+            Op::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
+            Op::Ready { round } => self.offloaded(|provider| provider.ready(round))?,
+            Op::Give { round } => self.offloaded(|provider| provider.give(round))?,
+            Op::TakeBack { round, token } => {
+                let taken = self.offloaded(|provider| provider.take_back(round))?;
+                self.machine.complete(token, u64::from(taken), now);
+            }
+            Op::LetIn { round, gate, buffer, row, weight } => {
+                let plan = self.machine.plan();
+                let from = plan.contribution(plan.me, buffer);
+                self.offloaded(|provider| provider.let_in(round, gate, from, row, weight))?;
+            }
             Op::Wake { most, interest } => {
                 self.endpoint.wake(most, interest as u32);
             }
         }
         Ok(())
+    }
+
+    fn offloaded<R: Default>(&mut self, run: impl FnOnce(&mut Provider) -> Result<R>) -> Result<R> {
+        self.provider.as_mut().map_or(Ok(R::default()), |provider| run(provider))
     }
 
     fn posted(&mut self, posted: Posted, token: Token, now: Time) {

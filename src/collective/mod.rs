@@ -8,6 +8,7 @@ pub(crate) mod driver;
 
 mod outcome;
 mod patience;
+mod provider;
 pub mod rule;
 mod seat;
 

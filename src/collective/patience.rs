@@ -68,6 +68,16 @@ impl Patience {
         Ok(())
     }
 
+    /// A provider that refuses something usually does so because a peer is gone: who, comes out soon.
+    pub(super) fn explain<R>(&self, operation: &'static str, result: Result<R>) -> Result<R> {
+        let until = Instant::now() + LAST_WORDS;
+        while matches!(result, Err(Error::Join { .. })) && Instant::now() < until {
+            self.fabric.look_for_dead(operation)?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        result
+    }
+
     /// Works and waits until `over`, for a caller.
     pub(super) fn block(
         &mut self,
@@ -156,6 +166,7 @@ impl Patience {
             let timer = driver.machine().next_timer().map(|at| Duration::from_nanos(at.saturating_sub(now)));
             let at_most = HEARTBEAT.min(timer.unwrap_or(HEARTBEAT));
             let at_most = deadline.map_or(at_most, |deadline| at_most.min(deadline.remaining()));
+            let at_most = driver.doze().map_or(at_most, |doze| at_most.min(doze));
             let asleep = now;
             driver.endpoint().wait(at_most);
             now = self.clock.now();

@@ -139,6 +139,9 @@ impl Debug for Waker {
     }
 }
 
+/// Most bytes that a rank gives to an exchange.
+pub const MOST_EXCHANGED: usize = 1000;
+
 /// What a world is made of: processes that can reach each other's memory.
 pub trait Fabric: Send + Sync + Debug {
     /// `shm`, `sim`, …
@@ -169,12 +172,29 @@ pub trait Fabric: Send + Sync + Debug {
     fn open(&self) -> Result<Box<dyn Endpoint>>;
 
     /// Gives every rank's bytes to every rank, by rank. Collective: all ranks call it in the same
-    /// order. For setting up; at most 1000 bytes.
+    /// order. For setting up; at most [`MOST_EXCHANGED`] bytes.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not come; a dead peer.
     /// After a failure the ranks are out of step, and every later call fails.
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
+
+    /// As [`Fabric::exchange`], of any length: several exchanges.
+    ///
+    /// # Errors
+    /// As [`Fabric::exchange`].
+    fn exchange_long(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let lengths = self.exchange(operation, &(mine.len() as u64).to_le_bytes(), deadline)?;
+        let length = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes) as usize;
+        let longest = lengths.iter().map(length).max().unwrap_or(0);
+        let mut all = vec![Vec::new(); lengths.len()];
+        for from in (0..longest).step_by(MOST_EXCHANGED) {
+            let part = mine.get(from..mine.len().min(from + MOST_EXCHANGED)).unwrap_or_default();
+            let parts = self.exchange(operation, part, deadline)?;
+            all.iter_mut().zip(parts).for_each(|(whole, part)| whole.extend(part));
+        }
+        Ok(all)
+    }
 
     /// Fails if the job was aborted or a peer is known to be dead. Cheap enough for every call.
     ///

@@ -318,7 +318,7 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
         .enumerate()
         .map(|(rank, end)| {
             let plan = scenario.plan(rank as u32);
-            let driver = Driver::new(plan, end, regions.clone(), scenario.reduction).map_err(text)?;
+            let driver = Driver::new(plan, end, regions.clone(), scenario.reduction, None).map_err(text)?;
             Ok(Actor::new(driver, scenario.ranks[rank].clone()))
         })
         .collect()

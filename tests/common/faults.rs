@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::{Config, Error, Fire, Mover, World};
+use earlybird::{Config, Error, Executor, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -16,7 +16,11 @@ pub fn rank() {
     let Some(role) = role() else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let patience = Duration::from_millis(words[2].parse().unwrap());
-    let error = match play(words[0].parse().unwrap(), words[1].parse().unwrap(), patience) {
+    let how = match words[1] {
+        "provider" => (Mover::Tree, Executor::Provider),
+        mover => (mover.parse().unwrap(), Executor::Auto),
+    };
+    let error = match play(words[0].parse().unwrap(), how, patience) {
         Err(error) => error,
         Ok(()) => return println!("\nENDED well"),
     };
@@ -28,10 +32,10 @@ pub fn rank() {
     println!("TEXT {error}");
 }
 
-fn play(fire: Fire, mover: Mover, patience: Duration) -> Result<(), Error> {
+fn play(fire: Fire, (mover, executor): (Mover, Executor), patience: Duration) -> Result<(), Error> {
     let shorter = std::env::var("TEST_DEADLINE").map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
     let world = World::from_env(&Config { deadline: shorter.unwrap_or(DEADLINE), ..Config::from_env()? })?;
-    let mut sum = world.allreduce::<u64>(&[3000]).fire(fire).mover(mover).build()?;
+    let mut sum = world.allreduce::<u64>(&[3000]).fire(fire).mover(mover).executor(executor).build()?;
     let started = Instant::now();
     let mut newest = 0;
     println!("\nSTARTED");

@@ -33,6 +33,7 @@ pub fn play() {
     let me = world.rank();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(u64::from(me));
     let mut sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    assert_eq!(sums.executor(), executor, "somebody else carries it out");
     // Uneven: the last rank makes about half as many steps as the first.
     let steps = steps - steps / 2 * u64::from(me) / u64::from(world.size());
     let (mut newest, mut newest_float) = (0, 0);

@@ -1,5 +1,6 @@
 //! `earlybird bench`: latency of collectives, balanced or with stragglers, always checked.
 
+mod arm;
 mod measure;
 mod p2p;
 mod report;
@@ -29,6 +30,8 @@ pub(super) enum Op {
     /// An atomic and its answer; two ranks
     #[value(name = "fetch_add_lat")]
     FetchAddLat,
+    /// Queueing the operations of a round in a provider that runs them by itself
+    Arm,
 }
 
 impl std::fmt::Display for Op {
@@ -38,6 +41,7 @@ impl std::fmt::Display for Op {
             Op::WriteLat => "write_lat",
             Op::WriteBw => "write_bw",
             Op::FetchAddLat => "fetch_add_lat",
+            Op::Arm => "arm",
         })
     }
 }
@@ -95,7 +99,7 @@ impl Args {
     /// Everything that can be wrong, before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
-        if self.op != Op::Allreduce && ranks != 2 {
+        if !matches!(self.op, Op::Allreduce | Op::Arm) && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
         let end = self.end.unwrap_or(self.begin);
@@ -134,6 +138,10 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return again(ranks, args.common.bind);
     }
     let world = World::from_env(&config)?;
+    if args.op == Op::Arm {
+        arm::run(&world, args.begin, (args.warmup, args.iters), args.common.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if args.op != Op::Allreduce {
         p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), args.common.json)?;
         return Ok(ExitCode::SUCCESS);

@@ -209,7 +209,7 @@ pub(super) fn run(
         let measured = match op {
             Op::WriteBw => write_bandwidth(&mut pair, bytes, warmup, count)?,
             Op::FetchAddLat => fetch_add_latency(&mut pair, warmup, count)?,
-            Op::WriteLat | Op::Allreduce => write_latency(&mut pair, bytes, warmup, count)?,
+            Op::WriteLat | Op::Allreduce | Op::Arm => write_latency(&mut pair, bytes, warmup, count)?,
         };
         world.barrier(PATIENCE)?;
         if world.rank() == 0 {

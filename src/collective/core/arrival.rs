@@ -24,7 +24,7 @@ pub(super) struct Arrival {
     pub(super) made_for: u64,
     pub(super) part: Part,
     pub(super) buffer: u32,
-    weight: u16,
+    pub(super) weight: u16,
     pub(super) stage: Stage,
     /// When its round closes, whoever is missing.
     close_by: Time,
@@ -147,7 +147,10 @@ impl Machine {
                 self.enter(Stage::Probing { pause });
             }
             Stage::Gathering => self.gather(cells),
-            Stage::Late { tried } if self.by_deposit(tried + 1) => self.deposit_into(tried + 1, cells),
+            Stage::Late { tried } if self.by_deposit(tried + 1) => match self.plan.path {
+                Path::Offloaded => self.take_token(tried + 1),
+                _ => self.deposit_into(tried + 1, cells),
+            },
             Stage::Late { tried } if self.fired >= tried => self.find_a_place(),
             _ => {}
         }
@@ -211,6 +214,9 @@ impl Machine {
         let limit = limit.map(|limit| if self.plan.fault(Fault::HastyDeadline) { limit / 2 } else { limit });
         if let Some(arrival) = &mut self.arrival {
             arrival.close_by = limit.map_or(Time::MAX, |limit| now.saturating_add(limit.as_nanos() as Time));
+        }
+        if self.plan.path == Path::Offloaded {
+            return self.take_token(target);
         }
         if self.plan.path == Path::Program {
             if self.plan.weighted && part == Part::Fresh {

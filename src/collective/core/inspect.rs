@@ -71,7 +71,7 @@ impl Machine {
             released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
         } = self;
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
-        (self.pending, self.notices, self.release_later).hash(state);
+        (self.pending, self.notices, self.release_later, &self.offloaded).hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
             (self.passed_on > self.fired).hash(state);
@@ -80,10 +80,10 @@ impl Machine {
 
     /// Where it stands, in a line.
     pub(crate) fn summary(&self) -> String {
-        let Machine { taken, fired, landed, arrival, pending, mover, pushes, tags_under_way, .. } = self;
+        let Machine { taken, fired, landed, arrival, pending, mover, pushes, tags_under_way, offloaded, .. } = self;
         let active: Vec<u32> = self.active.iter().collect();
         format!(
-            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {pending:?} {mover:?}"
+            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {pending:?} {mover:?} {offloaded:?}"
         )
     }
 }

@@ -78,6 +78,6 @@ impl Machine {
     pub(super) fn by_deposit(&self, round: u64) -> bool {
         let fresh = self.arrival.as_ref().is_some_and(|arrival| arrival.part == Part::Fresh);
         let carried = self.plan.absent != Absent::Drop && !self.plan.fire.is_full(round);
-        self.plan.path == Path::Program && fresh && carried
+        matches!(self.plan.path, Path::Program | Path::Offloaded) && fresh && carried
     }
 }

@@ -9,6 +9,7 @@ use super::arrival::Arrival;
 use super::cut::{Cut, Part};
 use super::late::Pending;
 use super::moving::Mover;
+use super::offloaded::Offloaded;
 use super::op::{Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
@@ -51,6 +52,8 @@ pub(crate) struct Machine {
     pub(super) mover: Mover,
     /// On the path that has a program.
     pub(super) worker: Option<Worker>,
+    /// Where a provider runs it.
+    pub(super) offloaded: Offloaded,
     /// Ranks that died.
     pub(super) dead: RankSet,
     /// Newest round whose work this rank, on its way out, has called somebody else to.
@@ -105,6 +108,7 @@ impl Machine {
             buffer: 0,
             mover: Mover::default(),
             worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
+            offloaded: Offloaded::new(plan.slots()),
             dead: RankSet::empty(plan.ranks),
             passed_on: 0,
             pace: Pace::new(plan.grace),
@@ -215,8 +219,11 @@ impl Machine {
                 match self.plan.path {
                     Path::Segmented => self.step_mover(cells),
                     Path::Program => self.step_worker(effort, cells),
-                    Path::Replicated | Path::Eager => {}
+                    Path::Replicated | Path::Eager | Path::Offloaded => {}
                 }
+            }
+            if self.plan.path == Path::Offloaded {
+                self.step_offloaded(cells);
             }
             // Operations take effect before anything that follows them is decided.
             if self.transitions == before || !self.ops.is_empty() {
@@ -249,6 +256,8 @@ impl Machine {
             self.learn_tags(cells);
         } else if self.plan.path == Path::Program {
             while self.learn_outcome(cells) {}
+        } else if self.plan.path == Path::Offloaded {
+            while self.learn_offloaded(cells) {}
         } else {
             while self.learn_record(cells) {}
         }
@@ -260,7 +269,7 @@ impl Machine {
                 Path::Eager | Path::Segmented => {
                     cells.load(self.plan.done(round)) >= self.plan.uses(round) * self.plan.segments()
                 }
-                Path::Program => true,
+                Path::Program | Path::Offloaded => true,
             };
             if !landed {
                 break;
@@ -323,7 +332,9 @@ impl Machine {
                 self.push(Op::Combine { round, segment: 0 });
                 self.wake_after_firing(u32::MAX);
             }
-            Path::Eager | Path::Segmented | Path::Program => self.wake_after_firing(self.plan.helpers),
+            Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => {
+                self.wake_after_firing(self.plan.helpers);
+            }
         }
     }
 
@@ -354,7 +365,9 @@ impl Machine {
 
     /// Whether the slot of `target` is free: nobody reads what it held before.
     pub(super) fn has_room(&mut self, target: u64, cells: &impl Cells) -> bool {
-        if self.plan.by_tags() {
+        if self.plan.path == Path::Offloaded {
+            self.offloaded.is_armed(target)
+        } else if self.plan.by_tags() {
             // All others show by their own arrival that they are done with the round before; those
             // who left with it will not arrive again.
             // And what it moved itself has landed for the last time.
@@ -394,7 +407,7 @@ impl Machine {
 
     /// Whether this rank left and nothing of it is under way.
     pub(crate) fn is_finished(&self) -> bool {
-        self.left && self.landed >= self.fired && self.is_quiet() && self.owes_nothing()
+        self.left && self.landed >= self.fired && self.is_quiet() && self.owes_nothing() && self.has_served()
     }
 
     /// Whether everybody knows that this rank has let everything go.
@@ -430,6 +443,12 @@ impl Machine {
             return;
         }
         if round <= self.released {
+            return;
+        }
+        if self.plan.path == Path::Offloaded {
+            // Outcomes are private: the others learn of it when the slot is armed again.
+            self.released = round;
+            self.transitions += 1;
             return;
         }
         if self.pushes > 0 && self.plan.topology.hosts() > 1 && !self.plan.fault(Fault::ReleaseBeforeLanding) {
@@ -490,6 +509,7 @@ impl Machine {
                 self.complete_arrival(token, value, now);
             }
             Token::Claim | Token::Read | Token::Done => self.complete_move(token, value),
+            Token::Deposit if self.plan.path == Path::Offloaded => self.token_answered(value),
             Token::Deposit => self.gate_answered(value),
             Token::Swap => self.swapped(value),
         }

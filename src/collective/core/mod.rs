@@ -15,6 +15,9 @@ mod late;
 mod machine;
 mod moving;
 mod names;
+mod offloaded;
+#[cfg(all(test, not(loom)))]
+mod offloaded_tests;
 mod op;
 mod pace;
 mod plan;

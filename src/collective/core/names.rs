@@ -68,6 +68,11 @@ impl Plan {
             Op::Combine { round, segment } => format!("reduces segment {segment} of round {round}"),
             Op::Run(task) => format!("runs {task:?}"),
             Op::Publish { host, round, .. } => format!("writes the record of round {round} on host {host}"),
+            Op::Arm { round } => format!("arms round {round}"),
+            Op::Ready { round } => format!("says that round {round} may fire"),
+            Op::TakeBack { round, .. } => format!("takes its token of round {round} back"),
+            Op::LetIn { round, row, .. } => format!("deposits row {row:?} into round {round}"),
+            Op::Give { round } => format!("arrives for round {round}"),
             Op::Wake { most: u32::MAX, interest } => format!("wakes all who wait for {interest:?}"),
             Op::Wake { most, interest } => format!("wakes {most} who wait for {interest:?}"),
         }

@@ -120,6 +120,16 @@ pub(crate) enum Op {
     Run(Task),
     /// Writes the record of the round's cut on a host, its round last.
     Publish { host: u32, round: u64, token: Token },
+    /// Queues a slot's operations for this round, with nothing in the gate.
+    Arm { round: u64 },
+    /// Tells all ranks that the round's slot may be written to.
+    Ready { round: u64 },
+    /// Takes the token of the round's gate; completes with 1, or with 0 if the gate is sealed.
+    TakeBack { round: u64, token: Token },
+    /// Puts a deposit into the gate whose token is out, with what lies in a buffer, and gives the token back.
+    LetIn { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
+    /// The own arrival, told to the provider.
+    Give { round: u64 },
     /// Wakes ranks of the own host that wait for this: at most so many, or all.
     Wake { most: u32, interest: Interest },
 }

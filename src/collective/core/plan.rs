@@ -35,6 +35,8 @@ pub(crate) enum Path {
     Segmented,
     /// Data stays where it was written; a program activates, seals and reduces.
     Program,
+    /// A provider runs the program: it hands contributions to everybody, and each rank reduces.
+    Offloaded,
 }
 
 impl Path {
@@ -44,12 +46,13 @@ impl Path {
             Path::Eager => "eager",
             Path::Segmented => "segmented",
             Path::Program => "tree",
+            Path::Offloaded => "offloaded",
         }
     }
 
     /// Whether arrivals push their data into slot tables.
     pub(crate) fn pushes(self) -> bool {
-        !matches!(self, Path::Segmented | Path::Program)
+        matches!(self, Path::Replicated | Path::Eager)
     }
 }
 
@@ -151,7 +154,7 @@ impl Plan {
 
     /// Synchronous rounds need no word: a round is closed when every tag is there.
     pub(crate) fn by_tags(&self) -> bool {
-        self.fire.is_synchronous() && self.path != Path::Program
+        self.fire.is_synchronous() && !matches!(self.path, Path::Program | Path::Offloaded)
     }
 
     /// Words that hold the cut of a round.
@@ -178,7 +181,7 @@ impl Plan {
     pub(crate) fn segments(&self) -> u64 {
         match self.path {
             Path::Segmented => (self.bytes as u64).div_ceil(self.segment as u64).max(1),
-            Path::Replicated | Path::Eager | Path::Program => 1,
+            Path::Replicated | Path::Eager | Path::Program | Path::Offloaded => 1,
         }
     }
 
@@ -189,7 +192,7 @@ impl Plan {
                 let from = index as usize * self.segment;
                 (from, self.segment.min(self.bytes - from))
             }
-            Path::Replicated | Path::Eager | Path::Program => (0, self.bytes),
+            Path::Replicated | Path::Eager | Path::Program | Path::Offloaded => (0, self.bytes),
         }
     }
 
@@ -277,6 +280,11 @@ impl Plan {
         self.slot_base(round) + self.home_cells()
     }
 
+    /// Where a provider runs the program: the round once everything of it has run.
+    pub(crate) fn over(&self, round: u64) -> usize {
+        self.done(round)
+    }
+
     pub(crate) fn record(&self, round: u64) -> usize {
         self.done(round) + LINE
     }
@@ -310,7 +318,7 @@ impl Plan {
     fn outcome_slots(&self) -> u64 {
         match self.path {
             Path::Replicated => u64::from(self.topology.widest),
-            Path::Eager | Path::Segmented | Path::Program => self.depth,
+            Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => self.depth,
         }
     }
 
@@ -330,7 +338,7 @@ impl Plan {
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.path {
             Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
-            Path::Eager | Path::Segmented | Path::Program => (round - 1) % self.depth,
+            Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
     }

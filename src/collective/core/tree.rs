@@ -164,7 +164,7 @@ impl Machine {
     }
 
     /// Whether the next round starts with this rank's arrival, whoever else has arrived.
-    fn starts_alone(&self, start: Start) -> bool {
+    pub(super) fn starts_alone(&self, start: Start) -> bool {
         match start {
             Start::First => true,
             Start::Designated => self.condition() == Condition::Rank(self.plan.me),
@@ -177,7 +177,7 @@ impl Machine {
         self.atomic(host, cell, Atomic::CompareSwap { expect: found, new: new.0 }, Token::Deposit);
     }
 
-    fn refused(&mut self, round: u64) {
+    pub(super) fn refused(&mut self, round: u64) {
         let Some(arrival) = &self.arrival else { return };
         if round == arrival.target {
             self.is_late();

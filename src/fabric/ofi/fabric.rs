@@ -21,7 +21,7 @@ use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
-use crate::fabric::{Endpoint, Fabric};
+use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED};
 
 /// Which of libfabric's providers carries a world, and how.
 #[derive(Clone, Debug)]
@@ -39,9 +39,6 @@ impl Default for Settings {
         Settings { provider: None, device: None, silence: Duration::from_secs(10) }
     }
 }
-
-/// Longest contribution to an exchange.
-const MOST_EXCHANGED: usize = 1000;
 
 /// How long a rank that leaves stays for those who still need it.
 const LINGER: Duration = Duration::from_secs(10);

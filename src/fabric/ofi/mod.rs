@@ -43,3 +43,11 @@ pub use fabric::{OfiFabric, Settings};
 #[cfg(test)]
 pub(crate) use message::Message;
 pub use probe::{Device, Progress, devices};
+
+/// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's.
+///
+/// # Errors
+/// That it is not there or too old, and what to do.
+pub fn library() -> Result<Library, LoadError> {
+    Library::load(std::env::var_os("EARLYBIRD_LIBFABRIC").as_deref())
+}

@@ -55,6 +55,14 @@ pub struct Device {
     pub counters: usize,
 }
 
+impl Device {
+    /// Operations that a rank may have waiting in the provider; none where it has no such thing.
+    #[must_use]
+    pub fn trigger_budget(&self) -> Option<u64> {
+        self.triggers.then(|| super::offload::budget(&self.provider))
+    }
+}
+
 /// Tells descriptions apart; one device is described once for each kind of address.
 type Key = (String, String);
 

@@ -3,7 +3,7 @@
 use crate::sync::{AtomicU64, Ordering, announce, full_fence, look};
 
 /// Bytes of a rank's turn in an exchange.
-pub(super) const MAILBOX: usize = if cfg!(loom) { 16 } else { 1000 };
+pub(super) const MAILBOX: usize = if cfg!(loom) { 16 } else { crate::fabric::MOST_EXCHANGED };
 
 /// One rank's turn of an exchange. Turns alternate between two, so that a fast rank's next post
 /// does not overwrite what a slow one has not read; two ahead it cannot get.

@@ -11,18 +11,29 @@
 //! that it completes on, no order of thresholds is relied upon, no counter leads back to itself.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
+mod budget;
+mod introduction;
+mod slot;
+
 use std::ffi::CString;
-use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use earlybird_ffi::ofi::{
+    self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Wanted, Work, sys,
+};
 
 use super::wire::{Failed, Registered, allocate};
 use crate::error::{Error, Result};
 use crate::fabric::Window;
-use crate::trigger::{Action, Profile, Program, Request, Role, Schedule, Signal, compile};
-use earlybird_ffi::ofi::{
-    self, Code, Counter, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Wanted, Work, sys,
-};
+use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
+pub use budget::{budget, operations, provider_for};
+pub use introduction::Introduction;
+use introduction::{Keys, TOLD};
+use slot::{Queued, Slot};
+
+/// How long the last transfers to peers may take that may be gone.
+const LAST_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Bytes of a cell that signals are written to; one each, on a line of its own.
 const CELL: usize = 64;
@@ -35,61 +46,23 @@ const CELL: usize = 64;
 /// [`is_over`](Card::is_over), the next use.
 pub struct Card {
     rank: u32,
+    ranks: u32,
     program: Program,
     bytes: usize,
     slots: Vec<Slot>,
     /// What tokens are written from.
     one: Registered,
+    /// All that peers reach, and in front of it what the caller asked for.
+    window: Window,
     peers: Vec<Peer>,
     calls: u64,
     endpoint: Arc<Endpoint>,
     domain: Arc<Domain>,
 }
 
-struct Slot {
-    /// Uses that were armed.
-    uses: u64,
-    work: Vec<Queued>,
-    counters: BTreeMap<Role, Arc<Counter>>,
-    /// Counts signals that were written.
-    told: Arc<Counter>,
-    signals: u64,
-    // Registrations end before what they are of.
-    cells: Vec<(Role, Registered)>,
-    inboxes: Registered,
-    contribution: Registered,
-    /// The own contribution, then everybody's inbox, a stride each, then the cells.
-    window: Window,
-    stride: usize,
-}
-
-/// An operation of the table, and when it runs.
-struct Queued {
-    when: Role,
-    threshold: u32,
-    work: Work,
-}
-
-/// Of a registration, and where it counts from.
-type Key = (u64, u64);
-
-/// What peers need of a slot.
-#[derive(Clone, Debug)]
-struct Keys {
-    inboxes: Key,
-    cells: BTreeMap<Role, Key>,
-}
-
 /// Where a peer's memory is, by slot.
 struct Peer {
     address: u64,
-    slots: Vec<Keys>,
-}
-
-/// What the other ranks must know of a card.
-#[derive(Clone, Debug)]
-pub struct Introduction {
-    address: Vec<u8>,
     slots: Vec<Keys>,
 }
 
@@ -99,16 +72,19 @@ impl std::fmt::Debug for Card {
     }
 }
 
-/// Roles whose counters other ranks give inputs to by writing a cell.
-const TOLD: [Role; 3] = [Role::Start, Role::Arrived, Role::Active];
-
 impl Card {
     /// Opens a provider that can run programs, and what one of `rank` needs. `request.schedule` must be
-    /// [`Schedule::Gather`].
+    /// [`Schedule::Gather`]. The first `front` bytes of its memory are the caller's.
     ///
     /// # Errors
-    /// A provider that cannot, or what it says.
-    pub fn open(library: &Library, provider: &str, rank: u32, request: &Request) -> Result<(Self, Introduction)> {
+    /// A provider that cannot, or too little; what it says.
+    pub fn open(
+        library: &Library,
+        provider: &str,
+        rank: u32,
+        request: &Request,
+        front: usize,
+    ) -> Result<(Self, Introduction)> {
         let refused = |code: Code| Error::join(rank, format!("{provider}: {}", library.error_text(code.0)));
         let failed = |failed| match failed {
             Failed::Memory(cause) => Error::os(rank, "allocate memory", cause),
@@ -119,6 +95,13 @@ impl Card {
             return Err(Error::Usage { rank, operation: "open", problem });
         }
         let program = compile(request, &Profile::NETWORK).swap_remove(rank as usize);
+        let (slots, each, most) = (request.slots, operations(&program), budget(provider));
+        if slots * each > most {
+            let cause = format!(
+                "{slots} slots of {each} operations are more than the {most} that {provider} can queue for sure; use a smaller depth"
+            );
+            return Err(Error::join(rank, cause));
+        }
         let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
         let wanted = Wanted {
             caps: sys::FI_MSG | sys::FI_RMA | sys::FI_TRIGGER | sys::FI_RMA_EVENT,
@@ -136,14 +119,31 @@ impl Card {
         let queue = Queue::open(domain.clone(), 1024).map_err(refused)?;
         let endpoint = Endpoint::open(domain.clone(), info, queue, request.ranks as usize).map_err(refused)?;
         let mut keys = 0;
-        let slot = |_| Slot::new(&domain, &endpoint, (rank, request), &program, &mut keys);
+        let front = front.next_multiple_of(CELL);
+        let window = allocate(front + request.slots as usize * Slot::bytes(request)).map_err(failed)?;
+        let slot = |index: u64| {
+            let at = front + index as usize * Slot::bytes(request);
+            Slot::new(&domain, &endpoint, (&window, at), (rank, request), &program, &mut keys)
+        };
         let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
         let one = Registered::new(&endpoint, CELL, keys + 1).map_err(failed)?;
         one.window().write(0, &1u64.to_ne_bytes());
         let address = endpoint.name().map_err(refused)?;
         let introduction = Introduction { address, slots: slots.iter().map(Slot::introduce).collect() };
         let bytes = request.bytes as usize;
-        let card = Card { rank, program, bytes, slots, one, peers: Vec::new(), calls: 0, endpoint, domain };
+        let card = Card {
+            rank,
+            ranks: request.ranks,
+            program,
+            bytes,
+            slots,
+            one,
+            window,
+            peers: Vec::new(),
+            calls: 0,
+            endpoint,
+            domain,
+        };
         Ok((card, introduction))
     }
 
@@ -152,6 +152,18 @@ impl Card {
     /// # Errors
     /// What the provider says.
     pub fn connect(&mut self, everybody: &[Introduction]) -> Result<()> {
+        let has = |rank: u32, role: Role| {
+            let slots = everybody.get(rank as usize).map(|introduction| &introduction.slots);
+            slots.is_some_and(|slots| {
+                slots.len() == self.slots.len() && slots.iter().all(|keys| keys.cells.contains_key(&role))
+            })
+        };
+        let told = self.program.operations.iter().flat_map(|operation| &operation.then);
+        let mut cells = told.filter(|signal| signal.rank != self.rank && TOLD.contains(&signal.counter));
+        let ranks = (0..self.ranks).all(|rank| has(rank, Role::Start)) && everybody.len() == self.ranks as usize;
+        if !ranks || !cells.all(|signal| has(signal.rank, signal.counter)) {
+            return Err(Error::join(self.rank, "the tables of the ranks differ; do all run the same version?"));
+        }
         for introduction in everybody {
             let address = self.endpoint.insert(&introduction.address).map_err(|code| self.refused(code))?;
             self.peers.push(Peer { address, slots: introduction.slots.clone() });
@@ -164,7 +176,7 @@ impl Card {
         Ok(())
     }
 
-    fn work_of(&self, index: usize, operation: &crate::trigger::Operation) -> Vec<Queued> {
+    fn work_of(&self, index: usize, operation: &Operation) -> Vec<Queued> {
         let slot = &self.slots[index];
         let trigger = || slot.counters[&operation.when].clone();
         let queued = |work| Queued { when: operation.when, threshold: operation.threshold, work };
@@ -208,7 +220,7 @@ impl Card {
         Error::join(self.rank, format!("the provider refuses: {text}"))
     }
 
-    /// Queues a slot's work for its next use, with an empty contribution, and puts the token into the gate.
+    /// Queues a slot's work for its next use, and puts the token into the gate.
     ///
     /// # Errors
     /// [`Error::Usage`] before [`is_over`](Card::is_over) for the last use; what the provider says: what
@@ -219,10 +231,11 @@ impl Card {
             let problem = "the slot is still in use";
             return Err(Error::Usage { rank: self.rank, operation: "arm", problem });
         }
-        self.slots[slot].window.write(0, &vec![0; self.bytes]);
+        self.reset_gate(slot)?;
         for queued in 0..self.slots[slot].work.len() {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
-            let threshold = uses * u64::from(self.program.inputs(when)) + u64::from(threshold);
+            let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
+            let threshold = before + u64::from(threshold);
             // SAFETY: all of the last use have run, as `is_over` said. They live as long as the card, and
             // longer if they have not run when it ends.
             let done = unsafe { self.slots[slot].work[queued].work.queue(&self.domain, threshold) };
@@ -276,19 +289,17 @@ impl Card {
     /// What the provider says.
     pub fn take_back(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
-        let state = &self.slots[slot];
-        let base = (state.uses - 1) * 2;
         if self.is_sealed(slot)? {
             return Ok(false);
         }
-        let gate = &state.counters[&Role::Gate];
-        gate.set(base).map_err(|code| self.refused(code))?;
-        if self.is_sealed(slot)? {
-            // Sealed in between; what was counted has been used.
-            gate.set(base + 2).map_err(|code| self.refused(code))?;
-            return Ok(false);
-        }
-        Ok(true)
+        // The activation may come before this, and has sealed then, or after it, and waits for the token.
+        self.reset_gate(slot)?;
+        Ok(!self.is_sealed(slot)?)
+    }
+
+    /// The one counter that is ever reset, and only to 0, which cards do at once.
+    fn reset_gate(&self, slot: usize) -> Result<()> {
+        self.slots[slot].counters[&Role::Gate].set(0).map_err(|code| self.refused(code))
     }
 
     fn is_sealed(&self, slot: usize) -> Result<bool> {
@@ -296,9 +307,25 @@ impl Card {
         Ok(self.value(slot, Role::Made(0))? >= state.uses)
     }
 
-    /// Writes the contribution, whose token is out.
+    /// Writes the contribution, whose token is out, or whose slot was not armed.
     pub fn write(&mut self, slot: usize, data: &[u8]) {
-        self.slots[slot].window.write(0, &data[..data.len().min(self.bytes)]);
+        self.window.write(self.slots[slot].at, &data[..data.len().min(self.bytes)]);
+    }
+
+    pub(crate) fn own(&self) -> u32 {
+        self.rank
+    }
+
+    /// The memory in which contributions lie, the own ones and those of others.
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// Where a rank's contribution to the slot's round lies: written by nobody between the round's
+    /// outcome and this rank's [`ready`](Card::ready), the own one only while its token is out.
+    pub(crate) fn place_of(&self, slot: usize, rank: u32) -> usize {
+        let Slot { at, stride, .. } = self.slots[slot];
+        if rank == self.rank { at } else { at + (1 + rank as usize) * stride }
     }
 
     /// Gives the token back: the contribution is part of the round, which may seal it from now on.
@@ -329,11 +356,10 @@ impl Card {
         self.is_full(slot, Role::Sealed)
     }
 
-    /// What a rank contributed to the slot's round: zeroes, if nothing.
+    /// What a rank contributed to the slot's round.
     pub fn contribution_of(&self, slot: usize, rank: u32, into: &mut [u8]) {
-        let at = if rank == self.rank { 0 } else { (1 + rank as usize) * self.slots[slot].stride };
         let len = into.len().min(self.bytes);
-        self.slots[slot].window.read(at, &mut into[..len]);
+        self.window.read(self.place_of(slot, rank), &mut into[..len]);
     }
 
     /// Whether everything of the slot's round has run, so that it can be armed again. Its outcome must
@@ -349,7 +375,8 @@ impl Card {
             return Ok(false);
         }
         for counter in &self.program.counters {
-            if counter.role != Role::Done && !self.is_full(slot, counter.role)? {
+            // What the gate let through is counted as made.
+            if !matches!(counter.role, Role::Done | Role::Gate) && !self.is_full(slot, counter.role)? {
                 return Ok(false);
             }
         }
@@ -364,72 +391,48 @@ impl Card {
 
     /// Operations that a use of a slot queues.
     #[must_use]
-    pub fn operations(&self) -> usize {
-        self.slots.first().map_or(0, |slot| slot.work.len())
+    pub fn operations(&self) -> u64 {
+        operations(&self.program)
     }
 }
 
-impl Slot {
-    fn new(
-        domain: &Arc<Domain>,
-        endpoint: &Arc<Endpoint>,
-        (rank, request): (u32, &Request),
-        program: &Program,
-        keys: &mut u64,
-    ) -> std::result::Result<Self, Failed> {
-        let stride = (request.bytes as usize).next_multiple_of(CELL);
-        let inboxes = stride..stride * (1 + request.ranks as usize);
-        let window = allocate(inboxes.end + TOLD.len() * CELL)?;
-        let open = || Counter::open(domain.clone()).map_err(Failed::Code);
-        let mut counters = BTreeMap::new();
-        for counter in &program.counters {
-            counters.insert(counter.role, open()?);
-        }
-        let mut register = |part: Range<usize>, counter: Option<&Arc<Counter>>| {
-            *keys += 1;
-            Registered::part(endpoint, &window, part, *keys, counter.cloned())
-        };
-        let mut cells = Vec::new();
-        for (index, role) in TOLD.into_iter().enumerate() {
-            if let Some(counter) = counters.get(&role) {
-                let from = inboxes.end + index * CELL;
-                cells.push((role, register(from..from + CELL, Some(counter))?));
+impl Card {
+    /// Sets off everything that is still queued, whatever it waits for: work cannot be withdrawn. Of no
+    /// use to a round any more.
+    fn drain(&mut self) {
+        let armed: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].uses > 0).collect();
+        for &slot in &armed {
+            for counter in &self.program.counters {
+                // Completions of transfers come by themselves, if they come.
+                if matches!(counter.role, Role::Sent | Role::Done) {
+                    continue;
+                }
+                let uses = if counter.role == Role::Gate { 1 } else { self.slots[slot].uses };
+                let whole = uses * u64::from(counter.inputs);
+                let lacks = whole.saturating_sub(self.value(slot, counter.role).unwrap_or(whole));
+                if lacks > 0 {
+                    // What the provider refuses now stays queued, and is looked for below.
+                    let _ = self.slots[slot].counters[&counter.role].add(lacks);
+                }
             }
         }
-        let contribution = register(0..stride, None)?;
-        let inbox = register(inboxes, counters.get(&Role::Sealed))?;
-        let remote = |signal: &&Signal| signal.rank != rank;
-        let tells = |operation: &&crate::trigger::Operation| !matches!(operation.action, Action::Put { .. });
-        let signals =
-            program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count();
-        Ok(Slot {
-            uses: 0,
-            work: Vec::new(),
-            counters,
-            told: open()?,
-            signals: signals as u64,
-            cells,
-            inboxes: inbox,
-            contribution,
-            window,
-            stride,
-        })
-    }
-
-    fn introduce(&self) -> Keys {
-        let cells = self.cells.iter().map(|(role, cell)| (*role, cell.key())).collect();
-        Keys { inboxes: self.inboxes.key(), cells }
+        let since = Instant::now();
+        while since.elapsed() < LAST_PATIENCE && !armed.iter().all(|&slot| self.is_over(slot).unwrap_or(true)) {
+            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
 impl Drop for Card {
     fn drop(&mut self) {
+        self.drain();
         for slot in 0..self.slots.len() {
             if self.slots[slot].uses > 0 && !self.is_over(slot).unwrap_or(false) {
-                // Work that has not run cannot be withdrawn: the provider may still follow it, and read
-                // what it is to write.
+                // A peer is gone to which something was to be written. The provider may still follow
+                // that work, and read what it is to write.
                 let left = std::mem::take(&mut self.slots[slot].work);
-                std::mem::forget((left, self.slots[slot].window.clone(), self.one.window().clone()));
+                std::mem::forget((left, self.window.clone(), self.one.window().clone()));
             }
         }
     }

@@ -1,0 +1,146 @@
+//! A program that a provider runs, as the driver of a collective sees it: what lies in its memory.
+//!
+//! A contribution is a header and two rows, one for what was made for the round and one for what is
+//! carried into it. The header holds the gate's word, so the cut comes with the data, and the weights.
+#![forbid(unsafe_code)]
+
+use super::core::{Cut, Entry, Plan};
+use crate::error::{Error, Result};
+use crate::fabric::Window;
+use crate::fabric::ofi;
+use crate::fabric::ofi::offload::{Card, Introduction, provider_for};
+use crate::trigger::{Deposit, Gate, Request, Schedule};
+
+/// Bytes of a header: a line.
+const HEADER: usize = 64;
+
+/// A rank's provider at work for one collective.
+#[derive(Debug)]
+pub(crate) struct Provider {
+    card: Card,
+    slots: u64,
+    ranks: u32,
+    row: usize,
+    bytes: usize,
+}
+
+impl Provider {
+    /// Opens a provider for a collective; `world` is the one that carries its world, if one does.
+    ///
+    /// # Errors
+    /// No libfabric, no provider that can, more than it can queue, what it says.
+    pub(crate) fn open(plan: &Plan, world: Option<&str>) -> Result<(Self, Introduction)> {
+        let row = plan.bytes.next_multiple_of(HEADER);
+        let request = Request {
+            ranks: plan.ranks,
+            start: plan.fire.start(plan.grace, plan.ranks),
+            schedule: Schedule::Gather,
+            bytes: (HEADER + 2 * row) as u64,
+            chunk: 0,
+            slots: plan.slots(),
+        };
+        let library = ofi::library().map_err(|cause| Error::join(plan.me, cause))?;
+        let name = provider_for(&library, world).map_err(|cause| Error::join(plan.me, cause))?;
+        let (card, introduction) = Card::open(&library, &name, plan.me, &request, plan.data_bytes())?;
+        Ok((Provider { card, slots: plan.slots(), ranks: plan.ranks, row, bytes: plan.bytes }, introduction))
+    }
+
+    /// Makes the others known.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub(crate) fn connect(&mut self, everybody: &[Introduction]) -> Result<()> {
+        self.card.connect(everybody)
+    }
+
+    /// The memory of the collective.
+    pub(crate) fn window(&self) -> &Window {
+        self.card.window()
+    }
+
+    fn slot(&self, round: u64) -> usize {
+        ((round - 1) % self.slots) as usize
+    }
+
+    pub(crate) fn arm(&mut self, round: u64) -> Result<()> {
+        let slot = self.slot(round);
+        self.card.write(slot, &header(Gate::new(round, Deposit::default()).0, 0));
+        self.card.arm(slot)
+    }
+
+    pub(crate) fn ready(&mut self, round: u64) -> Result<()> {
+        self.card.ready(self.slot(round))
+    }
+
+    pub(crate) fn give(&mut self, round: u64) -> Result<()> {
+        self.card.arrive(self.slot(round))
+    }
+
+    pub(crate) fn take_back(&mut self, round: u64) -> Result<bool> {
+        self.card.take_back(self.slot(round))
+    }
+
+    /// Writes a deposit, whose data lies at `from` in the window if it has a row, and gives the token back.
+    pub(crate) fn let_in(&mut self, round: u64, gate: u64, from: usize, row: Option<u32>, weight: u16) -> Result<()> {
+        let slot = self.slot(round);
+        let own = self.card.own();
+        let mut weights = self.header_of(round, own).1;
+        if let Some(row) = row {
+            weights |= u64::from(weight) << (u16::BITS * row);
+            let window = self.card.window();
+            let to = self.card.place_of(slot, own) + self.row_at(row);
+            Window::copy((window, from), (window, to), self.bytes);
+        }
+        self.card.write(slot, &header(gate, weights));
+        self.card.let_in(slot)
+    }
+
+    fn row_at(&self, row: u32) -> usize {
+        HEADER + row as usize * self.row
+    }
+
+    fn header_of(&self, round: u64, rank: u32) -> (u64, u64) {
+        let mut bytes = [0; 16];
+        self.card.contribution_of(self.slot(round), rank, &mut bytes);
+        let (gate, weights) = bytes.split_at(8);
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+        (word(gate), word(weights))
+    }
+
+    /// Whether everything of the round has run.
+    pub(crate) fn is_over(&mut self, round: u64) -> Result<bool> {
+        self.card.is_over(self.slot(round))
+    }
+
+    /// Whether every contribution to the round is here; if so, `cut` becomes its set of parts.
+    pub(crate) fn read_outcome(&mut self, round: u64, cut: &mut Cut) -> Result<bool> {
+        if !self.card.has_outcome(self.slot(round))? {
+            return Ok(false);
+        }
+        (cut.round, cut.initiator) = (round, None);
+        cut.entries.clear();
+        for rank in 0..self.ranks {
+            let (gate, weights) = self.header_of(round, rank);
+            let deposit = Gate(gate).at(round).deposit();
+            cut.add_gate(rank, deposit, |row| (weights >> (u16::BITS * row)) as u16);
+        }
+        Ok(true)
+    }
+
+    /// Where a contribution to a round lies in the window.
+    pub(crate) fn place_of(&self, round: u64, entry: &Entry) -> usize {
+        self.card.place_of(self.slot(round), entry.rank) + self.row_at(entry.buffer)
+    }
+
+    /// Whether something of a rank for this round has come.
+    pub(crate) fn has_heard(&self, round: u64, rank: u32) -> bool {
+        Gate(self.header_of(round, rank).0).round() == round
+    }
+}
+
+fn header(gate: u64, weights: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&gate.to_ne_bytes());
+    bytes[8..].copy_from_slice(&weights.to_ne_bytes());
+    bytes
+}

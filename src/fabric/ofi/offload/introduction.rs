@@ -1,0 +1,62 @@
+//! What ranks tell each other about their slots before their providers can reach them.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use crate::trigger::Role;
+
+/// Of a registration, and where it counts from.
+pub(super) type Key = (u64, u64);
+
+/// In place of the key of a cell that a rank does not have.
+const ABSENT: Key = (u64::MAX, u64::MAX);
+
+/// What peers need of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) inboxes: Key,
+    pub(super) cells: BTreeMap<Role, Key>,
+}
+
+/// Roles whose counters other ranks give inputs to by writing a cell.
+pub(super) const TOLD: [Role; 3] = [Role::Start, Role::Arrived, Role::Active];
+
+/// What the other ranks must know of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    pub(super) address: Vec<u8>,
+    pub(super) slots: Vec<Keys>,
+}
+
+impl Introduction {
+    /// For the way to the others.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = (self.address.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(&self.address);
+        for Keys { inboxes, cells } in &self.slots {
+            let cells = TOLD.map(|role| cells.get(&role).copied().unwrap_or(ABSENT));
+            for (key, origin) in [*inboxes].into_iter().chain(cells) {
+                bytes.extend([key.to_le_bytes(), origin.to_le_bytes()].concat());
+            }
+        }
+        bytes
+    }
+
+    /// Nothing for what is no introduction.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (len, rest) = bytes.split_first_chunk()?;
+        let (address, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        let keys: Vec<Key> = rest.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect();
+        if !rest.len().is_multiple_of(16 * (1 + TOLD.len())) {
+            return None;
+        }
+        let slot = |keys: &[Key]| Keys {
+            inboxes: keys[0],
+            cells: TOLD.into_iter().zip(keys[1..].iter().copied()).filter(|(_, key)| *key != ABSENT).collect(),
+        };
+        Some(Introduction { address: address.to_vec(), slots: keys.chunks(1 + TOLD.len()).map(slot).collect() })
+    }
+}

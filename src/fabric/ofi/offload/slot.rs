@@ -1,0 +1,98 @@
+//! A slot of the ring: its counters, its memory, and the work that is queued for each of its uses.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use earlybird_ffi::ofi::{Counter, Domain, Endpoint, Work};
+
+use super::introduction::{Keys, TOLD};
+use super::{CELL, Failed, Registered};
+use crate::fabric::Window;
+use crate::trigger::{Action, Operation, Program, Request, Role, Signal};
+
+pub(super) struct Slot {
+    /// Uses that were armed.
+    pub(super) uses: u64,
+    pub(super) work: Vec<Queued>,
+    pub(super) counters: BTreeMap<Role, Arc<Counter>>,
+    /// Counts signals that were written.
+    pub(super) told: Arc<Counter>,
+    pub(super) signals: u64,
+    // Registrations end before what they are of.
+    pub(super) cells: Vec<(Role, Registered)>,
+    pub(super) inboxes: Registered,
+    pub(super) contribution: Registered,
+    /// Where in the window it begins: the own contribution, everybody's inbox, a stride each, the cells.
+    pub(super) at: usize,
+    pub(super) stride: usize,
+}
+
+/// An operation of the table, and when it runs.
+pub(super) struct Queued {
+    pub(super) when: Role,
+    pub(super) threshold: u32,
+    pub(super) work: Work,
+}
+
+impl Slot {
+    fn stride(request: &Request) -> usize {
+        (request.bytes as usize).next_multiple_of(CELL)
+    }
+
+    pub(super) fn bytes(request: &Request) -> usize {
+        Self::stride(request) * (1 + request.ranks as usize) + TOLD.len() * CELL
+    }
+
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        endpoint: &Arc<Endpoint>,
+        (window, at): (&Window, usize),
+        (rank, request): (u32, &Request),
+        program: &Program,
+        keys: &mut u64,
+    ) -> std::result::Result<Self, Failed> {
+        let stride = Self::stride(request);
+        let inboxes = stride..stride * (1 + request.ranks as usize);
+        let open = || Counter::open(domain.clone()).map_err(Failed::Code);
+        let mut counters = BTreeMap::new();
+        for counter in &program.counters {
+            counters.insert(counter.role, open()?);
+        }
+        let mut register = |part: Range<usize>, counter: Option<&Arc<Counter>>| {
+            *keys += 1;
+            Registered::part(endpoint, window, at + part.start..at + part.end, *keys, counter.cloned())
+        };
+        let mut cells = Vec::new();
+        for (index, role) in TOLD.into_iter().enumerate() {
+            if let Some(counter) = counters.get(&role) {
+                let from = inboxes.end + index * CELL;
+                cells.push((role, register(from..from + CELL, Some(counter))?));
+            }
+        }
+        let contribution = register(0..stride, None)?;
+        let inbox = register(inboxes, counters.get(&Role::Sealed))?;
+        let remote = |signal: &&Signal| signal.rank != rank;
+        let tells = |operation: &&Operation| !matches!(operation.action, Action::Put { .. });
+        let signals =
+            program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count();
+        Ok(Slot {
+            uses: 0,
+            work: Vec::new(),
+            counters,
+            told: open()?,
+            signals: signals as u64,
+            cells,
+            inboxes: inbox,
+            contribution,
+            at,
+            stride,
+        })
+    }
+
+    pub(super) fn introduce(&self) -> Keys {
+        let cells = self.cells.iter().map(|(role, cell)| (*role, cell.key())).collect();
+        Keys { inboxes: self.inboxes.key(), cells }
+    }
+}
