@@ -11,6 +11,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
+/// What libfabric's providers do better with, where nothing else was chosen: `sockets` gets stuck with large
+/// messages now and then with its usual buffers, and `ofi_rxm` sends by one message what fits one.
+const PROVIDERS: [(&str, &str); 2] = [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_BUFFER_SIZE", "16640")];
+
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Bind {
@@ -90,6 +94,7 @@ impl Launch<'_> {
         command.env("EARLYBIRD_RANK", rank.to_string());
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
+        command.envs(PROVIDERS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
         command.stdin(Stdio::null()).process_group(0);
         if self.output == Output::Prefixed || rank > 0 {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -9,18 +9,20 @@ pub(crate) struct Card {
     pub(crate) host: String,
     /// Its process there.
     pub(crate) pid: u32,
+    /// Most bytes of data that a message to it may bring.
+    pub(crate) most_data: u32,
     /// Drawn at random. That of rank 0 is the job's.
     pub(crate) nonce: u32,
     /// Its address, as libfabric has it.
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C43;
+const MAGIC: u32 = 0x4542_4C44;
 
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for number in [MAGIC, self.pid, self.nonce] {
+        for number in [MAGIC, self.pid, self.most_data, self.nonce] {
             bytes.extend(number.to_le_bytes());
         }
         for part in [self.provider.as_bytes(), self.host.as_bytes(), &self.address] {
@@ -39,7 +41,8 @@ impl Card {
             *rest = after;
             Some(u32::from_le_bytes(*number))
         };
-        let [magic, pid, nonce] = [number(&mut rest)?, number(&mut rest)?, number(&mut rest)?];
+        let mut next = || number(&mut rest);
+        let (magic, pid, most_data, nonce) = (next()?, next()?, next()?, next()?);
         let mut part = || -> Option<Vec<u8>> {
             let len = number(&mut rest)? as usize;
             let (part, after) = rest.split_at_checked(len)?;
@@ -48,7 +51,7 @@ impl Card {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, nonce, address })
+        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, most_data, nonce, address })
     }
 }
 
@@ -69,7 +72,14 @@ mod tests {
 
     #[test]
     fn cards_survive_the_way() {
-        let card = Card { provider: "tcp".into(), host: host(), pid: 7, nonce: u32::MAX, address: vec![0, 255, 3] };
+        let card = Card {
+            provider: "tcp".into(),
+            host: host(),
+            pid: 7,
+            most_data: 9,
+            nonce: u32::MAX,
+            address: vec![0, 255, 3],
+        };
         let bytes = card.encode();
         assert_eq!(Card::decode(&bytes), Some(card));
         (0..bytes.len()).for_each(|len| assert_eq!(Card::decode(&bytes[..len]), None));

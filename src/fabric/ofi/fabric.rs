@@ -108,6 +108,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         provider: info.provider().to_owned(),
         host: card::host(),
         pid: std::process::id(),
+        most_data: wire.most_data() as u32,
         nonce: u32::from_le_bytes(draw(rank)?),
         address,
     };
@@ -128,7 +129,7 @@ impl OfiFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let Opened { wire, card } = open(library, settings, rank, ranks)?;
+        let Opened { mut wire, card } = open(library, settings, rank, ranks)?;
         let cards = gather(&card.encode())?;
         let cards = cards.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
@@ -151,6 +152,7 @@ impl OfiFabric {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", card.provider, wire.text(code)))
             })?;
             addresses.push(address);
+            wire.limit_data(theirs.most_data as usize);
         }
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;

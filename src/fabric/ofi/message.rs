@@ -9,8 +9,12 @@ pub(crate) const MOST_HEADER: usize = 64;
 /// providers inject it, which is faster than sending: 64 bytes over TCP.
 const SHORT: usize = 48;
 
-/// Most bytes of data that a message brings; what is more is written one-sidedly.
+/// Most bytes of data that a message brings over any provider; what is more is written one-sidedly.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
+
+/// The same where the provider copies as much at once: one message is cheaper than a write and the message
+/// that tells of it.
+pub(crate) const MOST_COPIED: usize = 16 * 1024;
 
 /// A place in a region of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

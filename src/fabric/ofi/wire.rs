@@ -11,11 +11,8 @@ use std::sync::Arc;
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, sys};
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::message::{Header, MOST_DATA, MOST_HEADER};
+use super::message::{Header, MOST_COPIED, MOST_DATA, MOST_HEADER};
 use crate::fabric::Window;
-
-/// Bytes of a room: a message, to the next line.
-const ROOM: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
 
 /// Rooms in which messages arrive.
 const RECEIVING: usize = 128;
@@ -29,6 +26,17 @@ const MOST_PART: usize = 1 << 20;
 
 /// One-sided operations under way.
 const MOVING: usize = 64;
+
+/// More than what `ofi_rxm` and this fabric put in front of a message's data.
+const RXM_HEADER: usize = 256;
+
+/// Up to so many bytes, a provider sends a message without asking the receiver first; 0 if that is not known.
+/// No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default.
+fn copied(provider: &str) -> usize {
+    const USUAL: usize = 16 * 1024;
+    let chosen = || std::env::var("FI_OFI_RXM_BUFFER_SIZE").ok()?.parse().ok();
+    if provider.ends_with("ofi_rxm") { chosen().unwrap_or(USUAL) } else { 0 }
+}
 
 /// What a context that libfabric hands back belonged to.
 #[derive(Clone, Debug)]
@@ -148,6 +156,10 @@ pub(super) struct Wire {
     free_moves: Vec<usize>,
     /// Longest message that can be injected.
     inject: usize,
+    /// Bytes of a room: a message, to the next line.
+    room: usize,
+    /// Most bytes of data that a message brings.
+    most_data: usize,
     /// Longest part of a transfer.
     pub(super) most: usize,
     /// Whether writes can bring a mark of 32 bits.
@@ -179,7 +191,10 @@ fn posted(result: Result<(), Code>) -> Posted {
 
 impl Wire {
     pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>) -> Result<Self, Failed> {
-        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * ROOM, 0)?;
+        let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
+        let most_data = copied(info.provider()).saturating_sub(RXM_HEADER).clamp(MOST_DATA, MOST_COPIED);
+        let room = (MOST_HEADER + most_data).next_multiple_of(64);
+        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room, 0)?;
         let contexts = RECEIVING + SENDING + MOVING;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
@@ -188,7 +203,9 @@ impl Wire {
             uses: vec![Use::default(); contexts],
             free_rooms: (RECEIVING..RECEIVING + SENDING).collect(),
             free_moves: (RECEIVING + SENDING..contexts).collect(),
-            inject: info.transmit().map_or(0, |transmit| transmit.inject_size),
+            inject,
+            room,
+            most_data,
             most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).clamp(1, MOST_PART),
             marks: info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()),
             entries: [NO_COMPLETION; 16],
@@ -200,6 +217,16 @@ impl Wire {
             wire.offer(room).map_err(Failed::Code)?;
         }
         Ok(wire)
+    }
+
+    /// Most bytes of data that a message brings.
+    pub(super) fn most_data(&self) -> usize {
+        self.most_data
+    }
+
+    /// Peers have rooms for so much.
+    pub(super) fn limit_data(&mut self, most: usize) {
+        self.most_data = self.most_data.min(most);
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -218,17 +245,17 @@ impl Wire {
 
     /// Offers a room for the next message.
     pub(super) fn offer(&mut self, room: usize) -> Result<(), Code> {
-        let (to, context) = (self.rooms.local(room * ROOM, ROOM), self.context(room));
+        let (to, context) = (self.rooms.local(room * self.room, self.room), self.context(room));
         // SAFETY: registered; nobody looks at the room until its completion was read.
         unsafe { self.endpoint.receive(to, context) }
     }
 
     /// The message in a room that was not offered again.
     pub(super) fn message(&self, room: usize, len: usize) -> &[u8] {
-        let bytes = self.rooms.window.bytes(room * ROOM, len.min(ROOM));
+        let bytes = self.rooms.window.bytes(room * self.room, len.min(self.room));
         // SAFETY: libfabric has completed the receive, and writes there only after `offer`, which
         // needs this value exclusively.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(self.room)) }
     }
 
     /// Sends a header and data that `fill` copies behind it, to a place in a window.
@@ -239,9 +266,9 @@ impl Wire {
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
-        debug_assert!(len <= MOST_DATA);
+        debug_assert!(len <= self.most_data);
         let Some(&room) = self.free_rooms.last() else { return Ok(false) };
-        let at = room * ROOM;
+        let at = room * self.room;
         self.rooms.window.write(at, header);
         fill(&self.rooms.window, at + header.len());
         let from = self.rooms.local(at, header.len() + len);

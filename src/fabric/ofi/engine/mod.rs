@@ -318,7 +318,7 @@ impl Engine {
             // Nobody is there to see it.
             return Ok(Posted::Done(0));
         }
-        if len > MOST_DATA {
+        if len > self.wire.most_data() {
             self.put_by_writing((channel, token, peer), (from, to, len), then);
             return Ok(Posted::Pending);
         }
