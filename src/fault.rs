@@ -67,6 +67,8 @@ pub enum Fault {
     ReadUnfilled,
     /// Fills a piece and wakes nobody who waits for it.
     ForgetWakeForPieces,
+    /// Makes a round for itself from contributions that may not have been handed in.
+    PullUnasked,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -119,7 +121,7 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 31] = [
+    pub const EVERY: [Fault; 32] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
@@ -151,6 +153,7 @@ impl Fault {
         Fault::ForgetWakeForRoom,
         Fault::ReadUnfilled,
         Fault::ForgetWakeForPieces,
+        Fault::PullUnasked,
     ];
 
     /// The mover that can make it; nothing if both can.

@@ -62,14 +62,14 @@ fn trees() {
     holds(
         2_000_000..2_000_000 + TREE,
         &options,
-        &[&CALM[..], &["segments", "awaited", "deaths", "inherited"]].concat(),
+        &[&CALM[..], &["segments", "awaited", "pulled", "deaths", "inherited"]].concat(),
     );
 }
 
 #[test]
 fn deaths() {
     let options = Options { deaths: 1.0, movers: vec![Mover::Tree], ..Options::default() };
-    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &["segments", "awaited"]].concat());
+    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &["segments", "awaited", "pulled"]].concat());
     let options = Options { deaths: 1.0, ..Options::default() };
     holds(4_000_000..4_000_000 + DEADLY / 2, &options, &[&CALM[..], &["operations", "inherited"]].concat());
 }

@@ -3,12 +3,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
 
 use super::choice::Executor;
 use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats, Time};
 use super::driver::Driver;
 use super::outcome::Outcomes;
 use super::patience::Patience;
+use super::provider::Provider;
 use super::seat::{Helper, Seat};
 use crate::error::{Error, Result};
 use crate::reduce::Element;
@@ -31,6 +33,8 @@ pub struct Allreduce<T> {
     lengths: Vec<usize>,
     /// Cuts of the rounds that the caller holds, by slot.
     cuts: Vec<Cut>,
+    /// Where their outcomes lie.
+    places: Vec<usize>,
     /// Newest round that was returned.
     taken: u64,
     /// The buffer of the next contribution.
@@ -76,6 +80,7 @@ impl<T: Element> Allreduce<T> {
             patience,
             lengths,
             cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
+            places: vec![0; plan.slots() as usize],
             taken: 0,
             buffer: 0,
             weight: 1,
@@ -311,8 +316,26 @@ impl<T: Element> Allreduce<T> {
         self.seat.take().machine_mut().release(FOREVER);
         // An operation that fails now would leave others waiting, and nobody to say why.
         self.block("finish", deadline, Machine::has_gone)?;
+        self.part()?;
         self.finished = true;
         Ok(())
+    }
+
+    /// Where a provider ran the rounds: sets off what it has still queued, for rounds that nobody wants any
+    /// more. That writes to memory of the others, who must not look at it then, and must not have gone.
+    fn part(&mut self) -> Result<()> {
+        if self.seat.take().provider().is_none() {
+            return Ok(());
+        }
+        let (operation, fabric) = ("finish", self.world.fabric());
+        let until = Deadline::from(self.world.deadline());
+        fabric.exchange(operation, &[], until.instant())?;
+        self.seat.take().provider().into_iter().for_each(Provider::set_off);
+        while !self.seat.take().provider().map_or(Ok(true), Provider::has_run)? && !until.has_passed() {
+            fabric.look_for_dead(operation)?;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        fabric.exchange(operation, &[], until.instant()).map(drop)
     }
 
     /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.
@@ -333,7 +356,8 @@ impl<T: Element> Allreduce<T> {
         self.seat.take().machine().stats()
     }
 
-    /// The name of the way in which data moves: `replicated`, `eager`, `segmented` or `tree`.
+    /// The name of the way in which data moves: `replicated`, `gathered`, `eager`, `segmented`, `tree` or
+    /// `offloaded`.
     #[must_use]
     pub fn path(&self) -> &'static str {
         self.plan.path.name()
@@ -350,7 +374,7 @@ impl<T: Element> Allreduce<T> {
     }
 
     pub(super) fn place(&self, round: u64) -> (usize, usize) {
-        (self.plan.outcome(round), self.plan.bytes)
+        (self.places[self.plan.slot(round)], self.plan.bytes)
     }
 
     /// Called when the last outcome that was held is dropped.
@@ -380,6 +404,9 @@ impl<T: Element> Allreduce<T> {
         let mut driver = self.seat.take();
         let rounds: RangeInclusive<u64> = driver.machine_mut().take();
         driver.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
+        for round in rounds.clone() {
+            self.places[self.plan.slot(round)] = driver.machine().outcome_at(round);
+        }
         drop(driver);
         self.taken = *rounds.end();
         self.outstanding = false;

@@ -38,6 +38,10 @@ pub struct AllreduceBuilder<'w, T> {
     element: PhantomData<T>,
 }
 
+/// How long the home of a gathered round, which has arrived, is waited for before others make the round,
+/// in nanoseconds: much longer than it needs where it is in the library.
+const PULL_AFTER: u64 = 1_000_000;
+
 /// Most rounds that may be unreleased.
 const MOST_DEPTH: u32 = 1 << 16;
 
@@ -142,6 +146,9 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         // error of all, with its reason.
         let until = Deadline::from(world.deadline()).instant();
         let choices = match &planned {
+            Ok(plan) if plan.path == Path::Offloaded => {
+                [self.choices(plan), self.plan(false).map_or(Vec::new(), |plan| self.choices(&plan))].concat()
+            }
             Ok(plan) => self.choices(plan),
             Err(error) => vec![("error", error.to_string())],
         };
@@ -248,6 +255,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         }
         let tree = match self.mover {
             _ if offloaded => false,
+            // Asked for with a provider that is not there.
+            Mover::Tree if self.executor == Executor::Provider => topology.hosts() == 1,
             Mover::Tree if topology.hosts() > 1 => {
                 return Err(usage("the tree mover needs all ranks on one host; use the cut mover"));
             }
@@ -286,6 +295,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
             run: parameters.run(),
+            pull_after: PULL_AFTER,
             helpers: self.world.cores().clamp(1, ranks),
             program,
             #[cfg(feature = "faults")]

@@ -122,7 +122,7 @@ impl Driver {
         let (mut staging, mut zeros) = (None, None);
         if plan.topology.hosts() > 1 && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>())?);
-            if plan.path == Path::Segmented {
+            if matches!(plan.path, Path::Segmented | Path::Gathered) {
                 staging = Some(endpoint.register(2 * plan.ranks as usize * plan.staging_row())?);
             }
         }
@@ -248,6 +248,11 @@ impl Driver {
             sync::announce(control.0.cell(record), round);
         }
         Ok(())
+    }
+
+    /// Where a provider runs the program.
+    pub(crate) fn provider(&mut self) -> Option<&mut Provider> {
+        self.provider.as_deref_mut()
     }
 
     /// Where nothing wakes who sleeps, how long to sleep at most.
@@ -392,7 +397,8 @@ impl Driver {
         let (plan, cut) = (machine.plan(), machine.cut(round));
         let (from, len) = plan.segment_span(segment);
         let sources = cut.contributions().enumerate().filter_map(|(row, entry)| {
-            let at = if plan.path.pushes() || plan.host_of(entry.rank) == plan.host() {
+            let pushed = plan.path.pushes() && !machine.is_pulled(round);
+            let at = if pushed || plan.host_of(entry.rank) == plan.host() {
                 Place::Here(plan.contribution(entry.rank, entry.buffer) + from)
             } else {
                 Place::Staged(row * plan.staging_row())
@@ -400,7 +406,7 @@ impl Driver {
             reduction.source(entry, at)
         });
         let divisor = reduction.divisor(plan.ranks, cut);
-        let goal = Goal { at: plan.outcome(round) + from, wide: false };
+        let goal = Goal { at: machine.outcome_at(round) + from, wide: false };
         arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 

@@ -7,12 +7,16 @@
 use super::core::{Cut, Entry, Plan};
 use crate::error::{Error, Result};
 use crate::fabric::Window;
+use crate::fabric::memory::available_memory;
 use crate::fabric::ofi;
 use crate::fabric::ofi::offload::{Card, Introduction, provider_for};
 use crate::trigger::{Deposit, Gate, Request, Schedule};
 
 /// Bytes of a header: a line.
 const HEADER: usize = 64;
+
+/// Rows of a contribution.
+const ROWS: u32 = 2;
 
 /// A rank's provider at work for one collective.
 #[derive(Debug)]
@@ -31,11 +35,18 @@ impl Provider {
     /// No libfabric, no provider that can, more than it can queue, what it says.
     pub(crate) fn open(plan: &Plan, world: Option<&str>) -> Result<(Self, Introduction)> {
         let row = plan.bytes.next_multiple_of(HEADER);
+        let (available, limit) = available_memory();
+        let blocks = (u64::from(plan.ranks) + 1) * plan.slots();
+        let need = (HEADER as u64 + u64::from(ROWS) * row as u64).saturating_mul(blocks);
+        let need = need.saturating_add(plan.data_bytes() as u64);
+        if need > available {
+            return Err(Error::Memory { rank: plan.me, operation: "allreduce.build", need, available, limit });
+        }
         let request = Request {
             ranks: plan.ranks,
             start: plan.fire.start(plan.grace, plan.ranks),
             schedule: Schedule::Gather,
-            bytes: (HEADER + 2 * row) as u64,
+            bytes: (HEADER + ROWS as usize * row) as u64,
             chunk: 0,
             slots: plan.slots(),
         };
@@ -107,6 +118,16 @@ impl Provider {
         (word(gate), word(weights))
     }
 
+    /// Sets off what is still queued, for rounds that nobody wants any more.
+    pub(crate) fn set_off(&mut self) {
+        self.card.set_off();
+    }
+
+    /// Whether everything that was queued has run.
+    pub(crate) fn has_run(&mut self) -> Result<bool> {
+        self.card.has_run()
+    }
+
     /// Whether everything of the round has run.
     pub(crate) fn is_over(&mut self, round: u64) -> Result<bool> {
         self.card.is_over(self.slot(round))
@@ -122,6 +143,12 @@ impl Provider {
         for rank in 0..self.ranks {
             let (gate, weights) = self.header_of(round, rank);
             let deposit = Gate(gate).at(round).deposit();
+            if deposit.fresh.into_iter().chain(deposit.carried.map(|(row, _)| row)).any(|row| row >= ROWS) {
+                return Err(Error::join(
+                    self.card.own(),
+                    format!("rank {rank} sent a contribution that makes no sense"),
+                ));
+            }
             cut.add_gate(rank, deposit, |row| (weights >> (u16::BITS * row)) as u16);
         }
         Ok(true)

@@ -142,6 +142,9 @@ impl Debug for Waker {
 /// Most bytes that a rank gives to an exchange.
 pub const MOST_EXCHANGED: usize = 1000;
 
+/// The same where it takes several exchanges.
+const MOST_EXCHANGED_LONG: usize = 1 << 20;
+
 /// What a world is made of: processes that can reach each other's memory.
 pub trait Fabric: Send + Sync + Debug {
     /// `shm`, `sim`, …
@@ -187,6 +190,10 @@ pub trait Fabric: Send + Sync + Debug {
         let lengths = self.exchange(operation, &(mine.len() as u64).to_le_bytes(), deadline)?;
         let length = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes) as usize;
         let longest = lengths.iter().map(length).max().unwrap_or(0);
+        if let Some(rank) = lengths.iter().position(|bytes| length(bytes) > MOST_EXCHANGED_LONG) {
+            let cause = format!("rank {rank} wants to tell more than {MOST_EXCHANGED_LONG} bytes in {operation}");
+            return Err(crate::Error::join(self.rank(), cause));
+        }
         let mut all = vec![Vec::new(); lengths.len()];
         for from in (0..longest).step_by(MOST_EXCHANGED) {
             let part = mine.get(from..mine.len().min(from + MOST_EXCHANGED)).unwrap_or_default();

@@ -22,6 +22,8 @@ const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 pub struct Parameters {
     #[serde(deserialize_with = "size")]
     replicate_total: u64,
+    #[serde(deserialize_with = "size", default)]
+    gather_total: u64,
     #[serde(deserialize_with = "size")]
     eager_total: u64,
     #[serde(deserialize_with = "size")]
@@ -42,8 +44,9 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "replicate_total",
+    "gather_total",
     "eager_total",
     "segment",
     "piece",
@@ -147,6 +150,8 @@ impl Parameters {
     pub(crate) fn path(&self, fire: Fire, ranks: u32, bytes: u64) -> Path {
         let total = bytes.saturating_mul(u64::from(ranks));
         match fire {
+            // Two ranks tell each other everything in two messages.
+            fire if fire.is_synchronous() && ranks > 2 && total <= self.gather_total => Path::Gathered,
             fire if fire.is_synchronous() && total <= self.replicate_total => Path::Replicated,
             fire if fire.is_synchronous() => Path::Segmented,
             _ if total <= self.eager_total => Path::Eager,

@@ -272,8 +272,8 @@ impl Actor {
     }
 
     fn outcome(&self, round: u64) -> &[u8] {
-        let plan = self.driver.machine().plan();
-        self.memory.outcome(plan.outcome(round), plan.bytes)
+        let machine = self.driver.machine();
+        self.memory.outcome(machine.outcome_at(round), machine.plan().bytes)
     }
 
     fn rank(&self) -> u32 {

@@ -86,6 +86,8 @@ coverage! {
     segments,
     /// Segments that somebody was still filling.
     awaited,
+    /// Rounds that a rank made for itself, because their home took too long.
+    pulled,
     /// Operations of programs run.
     operations,
     /// Messages that said that a round had fired.
@@ -124,6 +126,7 @@ impl Coverage {
         self.closed_for_others += stats.closed_for_others;
         self.segments += stats.segments;
         self.awaited += stats.awaited;
+        self.pulled += stats.pulled;
         self.operations += stats.operations;
         self.activations += stats.activations;
         self.inherited += stats.inherited;

@@ -102,6 +102,8 @@ pub(super) struct Scenario {
     pub(super) segment: usize,
     /// Segments of a piece.
     run: u64,
+    /// How long the home of a gathered round is waited for.
+    pull_after: u64,
     /// On the path that has a program.
     pub(super) schedule: Option<Schedule>,
     program: Option<Arc<Layout>>,
@@ -223,6 +225,8 @@ impl Scenario {
             (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
         let weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
+        let several = hosts.iter().any(|&host| host != 0);
+        let path = if path == Path::Replicated && several && rng.random_bool(0.6) { Path::Gathered } else { path };
         let mut scenario = Scenario {
             hosts,
             fire,
@@ -232,6 +236,7 @@ impl Scenario {
             elements,
             segment,
             run: 1,
+            pull_after: 10u64.pow(rng.random_range(2..7)),
             schedule,
             program: None,
             death,
@@ -299,6 +304,7 @@ impl Scenario {
             elements,
             segment,
             run: 1,
+            pull_after: 1,
             schedule,
             program,
             reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
@@ -326,6 +332,7 @@ impl Scenario {
             segment: self.segment,
             run: self.run,
             helpers: 2,
+            pull_after: self.pull_after,
             program: self.program.clone(),
             fault: self.fault,
         }

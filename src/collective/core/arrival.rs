@@ -3,7 +3,7 @@
 use super::Time;
 use super::cut::Part;
 use super::machine::{Cells, FOREVER, Machine};
-use super::op::{Op, Token};
+use super::op::{Interest, Op, Token};
 use super::plan::Path;
 use super::tag::Tag;
 use super::tree::Effort;
@@ -241,6 +241,13 @@ impl Machine {
             self.push(Op::Fence);
         }
         self.arriving = true;
+        if self.plan.path == Path::Gathered {
+            self.pull.wait(now, self.plan.pull_after);
+            let home = self.plan.gathering_home(&self.active);
+            if home != self.plan.me && self.plan.host_of(home) == self.plan.host() {
+                self.wake(u32::MAX, Interest::Outcome);
+            }
+        }
         if by_tags {
             self.enter(Stage::Tagged);
         } else if late {
@@ -272,7 +279,11 @@ impl Machine {
             (at, at, self.plan.bytes)
         });
         self.push(Op::Store { cell, value });
+        let home = self.plan.host_of(self.plan.gathering_home(&self.active));
         self.for_receivers_elsewhere(|machine, host| {
+            if machine.plan.path == Path::Gathered && host != home {
+                return;
+            }
             machine.tags_under_way[buffer as usize] += 1;
             machine.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
         });
@@ -459,7 +470,7 @@ impl Machine {
     pub(crate) fn next_timer(&self) -> Option<Time> {
         match self.arrival.as_ref()?.stage {
             Stage::Open { close_at, probe_at, .. } => Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX),
-            _ => None,
+            _ => self.next_pull(),
         }
     }
 }

@@ -15,6 +15,10 @@ impl Machine {
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let mut missing = RankSet::empty(self.plan.ranks);
         let Some(arrival) = &self.arrival else { return missing };
+        if let Some(served) = self.served() {
+            missing.clone_from(served);
+            return missing;
+        }
         let released = |rank| cells.load(self.plan.released(rank));
         if let Some((round, piece)) = self.awaited() {
             self.lacking(round, piece, cells).for_each(|rank| missing.insert(rank));
@@ -32,6 +36,7 @@ impl Machine {
             let words_are_here = !self.plan.by_tags() && self.home_host(arrival.target) == self.plan.host();
             let here = |rank: u32| match self.plan.path {
                 Path::Program => self.has_deposited(rank, arrival.target, cells),
+                Path::Gathered if !self.is_home() => !self.pull_waits_for(rank),
                 _ if words_are_here => {
                     let known = cells.load(self.plan.word(arrival.target, rank / word::RANKS_PER_WORD));
                     word::is_present(known, rank % word::RANKS_PER_WORD, self.condition())
@@ -71,7 +76,8 @@ impl Machine {
             released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
         } = self;
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
-        (self.pending, self.notices, self.release_later, &self.offloaded).hash(state);
+        self.outcomes_under_way.hash(state);
+        (self.pending, self.notices, self.release_later, &self.pull, &self.offloaded).hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
             (self.passed_on > self.fired).hash(state);

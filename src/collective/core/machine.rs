@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::Time;
 use super::arrival::Arrival;
 use super::cut::{Cut, Part};
+use super::gathering::Pull;
 use super::late::Pending;
 use super::moving::Mover;
 use super::offloaded::Offloaded;
@@ -15,9 +16,7 @@ use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::rank_set::RankSet;
 use super::stats::Stats;
-use super::tag::Tag;
 use super::tree::Effort;
-use crate::collective::rule::When;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 use crate::trigger::{Layout, Start, Worker};
@@ -52,6 +51,8 @@ pub(crate) struct Machine {
     pub(super) mover: Mover,
     /// On the path that has a program.
     pub(super) worker: Option<Worker>,
+    /// Where the home of a round reduces: how far this rank is with doing so itself.
+    pub(super) pull: Pull,
     /// Where a provider runs it.
     pub(super) offloaded: Offloaded,
     /// Ranks that died.
@@ -76,6 +77,8 @@ pub(crate) struct Machine {
     /// Outcomes and cuts that were written to other hosts, and are not known to have landed for the
     /// last time: until then they are read here and may be written there, whoever has seen them.
     pub(super) pushes: u32,
+    /// By slot, what the home of gathered rounds has pushed and is not known to have landed.
+    pub(super) outcomes_under_way: [u32; 2],
     /// Notices of releases that have not completed.
     pub(super) notices: u32,
     /// A release that waits for pushes.
@@ -108,6 +111,7 @@ impl Machine {
             buffer: 0,
             mover: Mover::default(),
             worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
+            pull: Pull::new(plan.ranks),
             offloaded: Offloaded::new(plan.slots()),
             dead: RankSet::empty(plan.ranks),
             passed_on: 0,
@@ -120,6 +124,7 @@ impl Machine {
             arriving: false,
             unmeasured: None,
             pushes: 0,
+            outcomes_under_way: [0; 2],
             notices: 0,
             release_later: 0,
             tags_under_way: [0; BUFFERS as usize],
@@ -135,7 +140,8 @@ impl Machine {
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
         let synchronous = |program: &Arc<Layout>| program.start == Start::Everybody;
-        !self.plan.by_tags() && !self.plan.program.as_ref().is_some_and(synchronous)
+        let waits = !self.plan.by_tags() || self.plan.path == Path::Gathered;
+        waits && !self.plan.program.as_ref().is_some_and(synchronous)
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -219,6 +225,7 @@ impl Machine {
                 match self.plan.path {
                     Path::Segmented => self.step_mover(cells),
                     Path::Program => self.step_worker(effort, cells),
+                    Path::Gathered => self.step_gathered(now),
                     Path::Replicated | Path::Eager | Path::Offloaded => {}
                 }
             }
@@ -250,119 +257,6 @@ impl Machine {
         }
     }
 
-    /// Learns cuts and landings from the cells of this host.
-    fn learn(&mut self, cells: &impl Cells) {
-        if self.plan.by_tags() {
-            self.learn_tags(cells);
-        } else if self.plan.path == Path::Program {
-            while self.learn_outcome(cells) {}
-        } else if self.plan.path == Path::Offloaded {
-            while self.learn_offloaded(cells) {}
-        } else {
-            while self.learn_record(cells) {}
-        }
-        while self.landed < self.fired {
-            let round = self.landed + 1;
-            let landed = match self.plan.path {
-                // What this rank reduces for itself was done by the operation before this poll.
-                Path::Replicated => self.ops.is_empty(),
-                Path::Eager | Path::Segmented => {
-                    cells.load(self.plan.done(round)) >= self.plan.uses(round) * self.plan.segments()
-                }
-                Path::Program | Path::Offloaded => true,
-            };
-            if !landed {
-                break;
-            }
-            self.land(round);
-        }
-    }
-
-    fn land(&mut self, round: u64) {
-        debug_assert_eq!(round, self.landed + 1);
-        self.landed = round;
-        self.transitions += 1;
-        if self.plan.fault(Fault::ReleaseOnLanding) {
-            self.release(round);
-        }
-    }
-
-    fn learn_record(&mut self, cells: &impl Cells) -> bool {
-        let round = self.fired + 1;
-        if self.left || round - self.taken > self.plan.depth {
-            return false;
-        }
-        let record = self.plan.record(round);
-        if cells.load(record) != round {
-            return false;
-        }
-        let slot = self.plan.slot(round);
-        self.cuts[slot].decode(round, |index| cells.load(record + 1 + index));
-        self.fire(round);
-        true
-    }
-
-    /// By tags: the round has fired when every active rank has shown its tag.
-    fn learn_tags(&mut self, cells: &impl Cells) {
-        let round = self.fired + 1;
-        // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
-        if self.left || !self.arrival.as_ref().is_some_and(|arrival| arrival.is_tagged(round)) {
-            return;
-        }
-        let buffer = ((round - 1) % u64::from(BUFFERS)) as u32;
-        while let Some(rank) = self.active.next(self.missing) {
-            if Tag::from_cell(cells.load(self.plan.tag(rank, buffer))).target != round {
-                return;
-            }
-            self.missing = rank + 1;
-        }
-        let slot = self.plan.slot(round);
-        let cut = &mut self.cuts[slot];
-        (cut.round, cut.initiator) = (round, None);
-        cut.entries.clear();
-        for rank in self.active.iter() {
-            let tag = Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
-            let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-            cut.entries.push(super::Entry { rank, part, age: 0, weight: tag.weight, buffer });
-        }
-        self.missing = 0;
-        self.fire(round);
-        match self.plan.path {
-            Path::Replicated => {
-                self.push(Op::Combine { round, segment: 0 });
-                self.wake_after_firing(u32::MAX);
-            }
-            Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => {
-                self.wake_after_firing(self.plan.helpers);
-            }
-        }
-    }
-
-    /// Only the last arrivals wake: whoever parked earlier was seen by one of them.
-    fn wake_after_firing(&mut self, most: u32) {
-        if self.arriving {
-            self.wake(most, Interest::Outcome);
-        }
-    }
-
-    pub(super) fn fire(&mut self, round: u64) {
-        debug_assert_eq!(round, self.fired + 1);
-        if matches!(self.plan.fire.when(), When::Majority(_)) && !self.plan.fire.is_full(round) {
-            let arrived = self.cut(round).entries.iter().filter(|entry| entry.part != Part::Carried).count();
-            self.pace.saw(arrived as u32 >= self.active.len());
-        }
-        self.fired = round;
-        let cut = &self.cuts[self.plan.slot(round)];
-        self.leavers.clear();
-        for entry in cut.entries.iter().filter(|entry| entry.part == Part::Leaving) {
-            if !self.plan.fault(Fault::ForgetLeavers) {
-                self.active.remove(entry.rank);
-            }
-            self.leavers.insert(entry.rank);
-        }
-        self.transitions += 1;
-    }
-
     /// Whether the slot of `target` is free: nobody reads what it held before.
     pub(super) fn has_room(&mut self, target: u64, cells: &impl Cells) -> bool {
         if self.plan.path == Path::Offloaded {
@@ -371,7 +265,9 @@ impl Machine {
             // All others show by their own arrival that they are done with the round before; those
             // who left with it will not arrive again.
             // And what it moved itself has landed for the last time.
-            let settled = self.pushes == 0 || self.plan.topology.hosts() == 1;
+            let outcomes =
+                if self.plan.path == Path::Gathered { self.outcomes_under_way[self.plan.slot(target)] } else { 0 };
+            let settled = self.pushes + outcomes == 0 || self.plan.topology.hosts() == 1;
             settled && self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
         } else {
             target <= self.fired || self.is_released(target.saturating_sub(self.plan.depth), cells)
@@ -416,8 +312,10 @@ impl Machine {
     }
 
     fn is_quiet(&self) -> bool {
-        let written = self.pushes + self.notices == 0 && self.tags_under_way == [0; BUFFERS as usize];
-        written && self.ops.is_empty()
+        let written = self.pushes + self.notices == 0
+            && self.outcomes_under_way == [0; 2]
+            && self.tags_under_way == [0; BUFFERS as usize];
+        written && self.ops.is_empty() && self.pull.is_idle()
     }
 
     /// Whether nobody waits for something that this rank has claimed.
@@ -503,8 +401,10 @@ impl Machine {
                     self.release(round);
                 }
             }
+            Token::Outcome { slot } => self.outcomes_under_way[slot as usize] -= 1,
             Token::Notice => self.notices -= 1,
             Token::Tag { buffer } => self.tags_under_way[buffer as usize] -= 1,
+            Token::Probe | Token::Read if self.plan.path == Path::Gathered => self.pull_answered(value, now),
             Token::Arrive | Token::Ticket | Token::Probe | Token::Close | Token::Place | Token::Clear | Token::Land => {
                 self.complete_arrival(token, value, now);
             }

@@ -7,13 +7,15 @@
 //! is armed than may be under way, so what is late always finds an open gate.
 //!
 //! The tables go over all ranks, so one that leaves goes on arming slots until all have left, and
-//! arrives for rounds that could not fire without it.
+//! arrives for rounds that could not fire without it. What is still queued then is set off when
+//! all know that all have left (`Allreduce::part`), because it writes to memory that a slower one looks at.
 
 use super::arrival::Stage;
 use super::cut::Part;
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Op, Token};
 use super::plan::Path;
+use super::rank_set::RankSet;
 use crate::trigger::{Deposit, Gate, Start};
 
 /// How far the slots have come. Rounds go through everything in order.
@@ -138,6 +140,11 @@ impl Machine {
 
     fn has_everybody_left(&self) -> bool {
         self.left && self.active.is_empty()
+    }
+
+    /// Who has not left yet, where this rank has, and goes on for them.
+    pub(super) fn served(&self) -> Option<&RankSet> {
+        (self.plan.path == Path::Offloaded && self.left && !self.has_served()).then_some(&self.active)
     }
 
     /// Whether nobody needs this rank's provider any more.

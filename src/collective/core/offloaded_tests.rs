@@ -60,6 +60,7 @@ impl World {
             segment: 8,
             run: 1,
             helpers: 1,
+            pull_after: 1,
             program: None,
             fault: None,
         };
@@ -181,8 +182,8 @@ impl World {
         if rank.leaving {
             if rank.machine.is_finished() {
                 rank.machine.release(FOREVER);
-                rank.gone = true;
             }
+            rank.gone = rank.machine.has_gone();
         } else if rank.released < rank.taken {
             rank.released = rank.taken;
             rank.machine.release(rank.taken);

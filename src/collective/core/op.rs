@@ -4,13 +4,15 @@ use crate::fabric::{Atomic, Change};
 use crate::trigger::Task;
 
 /// Names an operation to the machine when it completes. At most one operation of a kind is under
-/// way, except for those that are only counted: pushes, notices, tags and reads.
+/// way, except for those that are only counted: pushes, outcomes, notices, tags and reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Token {
     /// An outcome or a cut, to another host.
     Push,
     /// A release, to another host.
     Notice,
+    /// The outcome of a gathered round, from a slot, to another host.
+    Outcome { slot: u32 },
     /// The tag (and data) of the contribution in a buffer, to another host.
     Tag { buffer: u32 },
     /// The arrived bit.
@@ -57,7 +59,8 @@ impl Token {
             Token::Deposit => 11,
             Token::Swap => 12,
             Token::Notice => 13,
-            Token::Tag { buffer } => 14 + u64::from(buffer),
+            Token::Outcome { slot } => 14 + u64::from(slot),
+            Token::Tag { buffer } => 16 + u64::from(buffer),
         }
     }
 
@@ -78,7 +81,8 @@ impl Token {
             11 => Token::Deposit,
             12 => Token::Swap,
             13 => Token::Notice,
-            buffer => Token::Tag { buffer: (buffer - 14) as u32 },
+            14 | 15 => Token::Outcome { slot: (code - 14) as u32 },
+            buffer => Token::Tag { buffer: (buffer - 16) as u32 },
         }
     }
 }
@@ -140,6 +144,6 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_fabric() {
-        (0..17).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+        (0..19).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
     }
 }

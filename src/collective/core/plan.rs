@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::Time;
 use super::cut::Cut;
 use super::machine::Cells;
 use super::rank_set::RankSet;
@@ -18,6 +19,11 @@ use crate::trigger::{Layout, Request, Schedule, span};
 /// Buffers between which a rank rotates: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
 
+/// The buffer of contributions to a synchronous round: nobody is late, so ranks rotate together.
+pub(super) fn buffer_of(round: u64) -> u32 {
+    ((round - 1) % u64::from(BUFFERS)) as u32
+}
+
 /// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
 const LINE: usize = 16;
 
@@ -29,6 +35,9 @@ const MAX_SHARES: u64 = 32;
 pub(crate) enum Path {
     /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
     Replicated,
+    /// Arrivals push their data to the round's home, which reduces and pushes the outcome. Synchronous
+    /// rule only.
+    Gathered,
     /// Arrivals push their data to every host; the initiator reduces and hands out the outcome.
     Eager,
     /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
@@ -43,6 +52,7 @@ impl Path {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Path::Replicated => "replicated",
+            Path::Gathered => "gathered",
             Path::Eager => "eager",
             Path::Segmented => "segmented",
             Path::Program => "tree",
@@ -52,7 +62,7 @@ impl Path {
 
     /// Whether arrivals push their data into slot tables.
     pub(crate) fn pushes(self) -> bool {
-        matches!(self, Path::Replicated | Path::Eager)
+        matches!(self, Path::Replicated | Path::Gathered | Path::Eager)
     }
 }
 
@@ -83,6 +93,11 @@ impl Topology {
 
     pub(crate) fn hosts(&self) -> u32 {
         self.hosts
+    }
+
+    /// Whether several ranks are on a host.
+    pub(crate) fn is_shared(&self, host: u32) -> bool {
+        self.host_of.iter().filter(|&&other| other == host).nth(1).is_some()
     }
 
     pub(crate) fn hosts_but(&self, own: u32) -> impl Iterator<Item = u32> + use<> {
@@ -138,6 +153,8 @@ pub(crate) struct Plan {
     pub(crate) run: u64,
     /// Ranks worth waking to move a round.
     pub(crate) helpers: u32,
+    /// How long the home of a gathered round is waited for at first.
+    pub(crate) pull_after: Time,
     /// The tables, on the path that has some.
     pub(crate) program: Option<Arc<Layout>>,
     pub(crate) fault: Option<Fault>,
@@ -181,7 +198,7 @@ impl Plan {
     pub(crate) fn segments(&self) -> u64 {
         match self.path {
             Path::Segmented => (self.bytes as u64).div_ceil(self.segment as u64).max(1),
-            Path::Replicated | Path::Eager | Path::Program | Path::Offloaded => 1,
+            Path::Replicated | Path::Gathered | Path::Eager | Path::Program | Path::Offloaded => 1,
         }
     }
 
@@ -192,7 +209,7 @@ impl Plan {
                 let from = index as usize * self.segment;
                 (from, self.segment.min(self.bytes - from))
             }
-            Path::Replicated | Path::Eager | Path::Program | Path::Offloaded => (0, self.bytes),
+            Path::Replicated | Path::Gathered | Path::Eager | Path::Program | Path::Offloaded => (0, self.bytes),
         }
     }
 
@@ -204,7 +221,7 @@ impl Plan {
 
     /// Bytes between the pieces of a segment that are read from other hosts.
     pub(crate) fn staging_row(&self) -> usize {
-        self.segment.min(self.bytes)
+        if self.path == Path::Gathered { self.bytes } else { self.segment.min(self.bytes) }
     }
 
     pub(crate) fn shares(&self) -> u64 {
@@ -222,6 +239,12 @@ impl Plan {
     pub(crate) fn home(&self, round: u64, active: &RankSet) -> u32 {
         let start = (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
         active.next(start as u32).or_else(|| active.next(0)).unwrap_or(self.me)
+    }
+
+    /// The home of gathered rounds, whose processor reduces them: the same in all, so that what ranks
+    /// send it for the next round says that they have the outcome of the last one.
+    pub(super) fn gathering_home(&self, active: &RankSet) -> u32 {
+        active.next(0).unwrap_or(self.me)
     }
 
     // Control cells, the same on every host.
@@ -318,6 +341,8 @@ impl Plan {
     fn outcome_slots(&self) -> u64 {
         match self.path {
             Path::Replicated => u64::from(self.topology.widest),
+            // The home's, and one for each rank that makes a round for itself.
+            Path::Gathered => self.slots() + u64::from(self.topology.widest),
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => self.depth,
         }
     }
@@ -338,9 +363,16 @@ impl Plan {
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.path {
             Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
+            Path::Gathered => self.slot(round) as u64,
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Where an outcome lies that this rank made for itself.
+    pub(crate) fn pulled_outcome(&self) -> usize {
+        let slot = self.slots() as u32 + self.topology.index_on_host[self.me as usize];
+        (self.contribution_rows() * BUFFERS + slot) as usize * self.stride()
     }
 
     /// Bytes of a data region. More than can be addressed was refused when the plan was made.

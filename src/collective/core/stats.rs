@@ -36,6 +36,8 @@ pub struct Stats {
     /// Messages to other ranks that this rank sent, for itself or for others, to say that a round
     /// has fired.
     pub activations: u64,
+    /// Rounds that this rank made for itself, because their home took too long.
+    pub pulled: u64,
     /// Operations of programs that this rank ran.
     pub operations: u64,
     /// Of those, the ones that it took over from a dead rank.

@@ -39,7 +39,7 @@ impl Engine {
             self.tell();
         }
         self.tell_if_due();
-        if self.suspect.is_some() {
+        if !self.suspects.is_empty() {
             self.judge();
         }
         any

@@ -150,8 +150,8 @@ pub(super) struct Engine {
     turn: u64,
     /// What ranks gave to an exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
-    /// A peer that was lost, how, and until when that may be somebody else's fault.
-    suspect: Option<(u32, String, Instant)>,
+    /// Peers that were lost, how, and until when that may be somebody else's fault.
+    suspects: Vec<(u32, String, Instant)>,
     failure: Option<Failure>,
     failed: Arc<AtomicBool>,
 }
@@ -182,7 +182,7 @@ impl Engine {
             keys: 1,
             turn: 0,
             gathered: BTreeMap::new(),
-            suspect: None,
+            suspects: Vec::new(),
             failure: None,
             failed,
         }

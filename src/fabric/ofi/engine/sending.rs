@@ -59,8 +59,8 @@ impl Engine {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {
+                    // What waits is done when the peer has gone in good order.
                     let text = wire.text(code);
-                    to.outbox.clear();
                     self.lost(peer, &text);
                     return true;
                 }

@@ -44,16 +44,18 @@ impl Engine {
     /// Something that was to reach a peer did not. It may have ended because of another's failure, and
     /// the word of that may still be on its way.
     pub(super) fn lost(&mut self, peer: u32, how: &str) {
-        if self.suspect.is_none() && !self.peers[peer as usize].left {
-            self.suspect = Some((peer, format!("libfabric: {how}"), Instant::now() + BENEFIT_OF_DOUBT));
+        let known = self.suspects.iter().any(|(suspect, ..)| *suspect == peer);
+        if !known && !self.peers[peer as usize].left {
+            self.suspects.push((peer, format!("libfabric: {how}"), Instant::now() + BENEFIT_OF_DOUBT));
         }
     }
 
     /// Fails the world if a peer was lost and nobody has said why.
     pub(in crate::fabric::ofi) fn judge(&mut self) {
-        if let Some((peer, how, _)) = self.suspect.take_if(|(.., until)| Instant::now() >= *until)
-            && !self.peers[peer as usize].left
-        {
+        let Engine { suspects, peers, .. } = self;
+        suspects.retain(|(peer, ..)| !peers[*peer as usize].left);
+        if suspects.first().is_some_and(|(.., until)| Instant::now() >= *until) {
+            let (peer, how, _) = suspects.remove(0);
             self.fail(Failure::Died { peer, how });
         }
     }

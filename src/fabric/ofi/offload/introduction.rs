@@ -49,7 +49,8 @@ impl Introduction {
         let (len, rest) = bytes.split_first_chunk()?;
         let (address, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        let keys: Vec<Key> = rest.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect();
+        let key = |pair: &[u8]| (word(&pair[..8]), word(&pair[8..]));
+        let keys: Vec<Key> = rest.chunks_exact(16).map(key).collect();
         if !rest.len().is_multiple_of(16 * (1 + TOLD.len())) {
             return None;
         }

@@ -257,20 +257,24 @@ impl Card {
     pub fn ready(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         for peer in (0..self.peers.len() as u32).filter(|&peer| peer != self.rank) {
-            let to = self.cell(slot, Signal { rank: peer, counter: Role::Start, input: 1 + self.rank });
-            loop {
-                // SAFETY: the source never changes, and lives as long as the card.
-                let written = unsafe { self.endpoint.write(self.one(), to, (0, 0), std::ptr::null_mut()) };
-                // Completions are not needed, but they have to go somewhere.
-                let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
-                match written {
-                    Ok(()) => break,
-                    Err(Code::AGAIN) => std::thread::yield_now(),
-                    Err(code) => return Err(self.refused(code)),
-                }
-            }
+            self.tell(self.cell(slot, Signal { rank: peer, counter: Role::Start, input: 1 + self.rank }))?;
         }
         self.add(slot, Role::Start)
+    }
+
+    /// Writes a token.
+    fn tell(&self, to: Remote) -> Result<()> {
+        loop {
+            // SAFETY: the source never changes, and lives as long as the card.
+            let written = unsafe { self.endpoint.write(self.one(), to, (0, 0), std::ptr::null_mut()) };
+            // Completions are not needed, but they have to go somewhere.
+            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
+            match written {
+                Ok(()) => return Ok(()),
+                Err(Code::AGAIN) => std::thread::yield_now(),
+                Err(code) => return Err(self.refused(code)),
+            }
+        }
     }
 
     /// This rank has arrived for the slot's round, or has nothing to say in it.
@@ -397,11 +401,15 @@ impl Card {
 }
 
 impl Card {
+    fn armed(&self) -> impl Iterator<Item = usize> + use<> {
+        let armed: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].uses > 0).collect();
+        armed.into_iter()
+    }
+
     /// Sets off everything that is still queued, whatever it waits for: work cannot be withdrawn. Of no
     /// use to a round any more.
-    fn drain(&mut self) {
-        let armed: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].uses > 0).collect();
-        for &slot in &armed {
+    pub fn set_off(&mut self) {
+        for slot in self.armed() {
             for counter in &self.program.counters {
                 // Completions of transfers come by themselves, if they come.
                 if matches!(counter.role, Role::Sent | Role::Done) {
@@ -411,29 +419,41 @@ impl Card {
                 let whole = uses * u64::from(counter.inputs);
                 let lacks = whole.saturating_sub(self.value(slot, counter.role).unwrap_or(whole));
                 if lacks > 0 {
-                    // What the provider refuses now stays queued, and is looked for below.
+                    // What the provider refuses now stays queued, and is looked for in the end.
                     let _ = self.slots[slot].counters[&counter.role].add(lacks);
                 }
             }
         }
-        let since = Instant::now();
-        while since.elapsed() < LAST_PATIENCE && !armed.iter().all(|&slot| self.is_over(slot).unwrap_or(true)) {
-            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
-            std::thread::sleep(Duration::from_micros(100));
+    }
+
+    /// Whether everything that was queued has run.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn has_run(&mut self) -> Result<bool> {
+        for slot in self.armed() {
+            if !self.is_over(slot)? {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
 }
 
 impl Drop for Card {
     fn drop(&mut self) {
-        self.drain();
-        for slot in 0..self.slots.len() {
-            if self.slots[slot].uses > 0 && !self.is_over(slot).unwrap_or(false) {
-                // A peer is gone to which something was to be written. The provider may still follow
-                // that work, and read what it is to write.
-                let left = std::mem::take(&mut self.slots[slot].work);
-                std::mem::forget((left, self.window.clone(), self.one.window().clone()));
-            }
+        // Nothing is left after `set_off` and `has_run`. Without them the others have failed, too.
+        self.set_off();
+        let since = Instant::now();
+        while since.elapsed() < LAST_PATIENCE && !self.has_run().unwrap_or(true) {
+            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if !self.has_run().unwrap_or(false) {
+            // A peer is gone to which something was to be written. The provider may still follow that work,
+            // and read what it is to write.
+            let left: Vec<_> = self.slots.iter_mut().map(|slot| std::mem::take(&mut slot.work)).collect();
+            std::mem::forget((left, self.window.clone(), self.one.window().clone()));
         }
     }
 }
