@@ -11,7 +11,7 @@ use super::Time;
 use super::cut::{Cut, Entry, Part};
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
-use super::plan::{Path, buffer_of};
+use super::plan::{Path, Plan, buffer_of};
 use super::tag::Tag;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
@@ -50,8 +50,9 @@ enum Stage {
 }
 
 impl Pull {
-    pub(super) fn new(ranks: u32) -> Self {
-        let cut = Cut::with_room_for(ranks);
+    pub(super) fn new(plan: &Plan) -> Self {
+        // Where it is of no use it takes no memory: explorers clone machines by the million.
+        let cut = if plan.path == Path::Gathered { Cut::with_room_for(plan.ranks) } else { Cut::default() };
         Pull { stage: Stage::Idle, next_at: Time::MAX, pause: 0, cut, lacking: None, pulled: 0 }
     }
 

@@ -14,7 +14,7 @@ use super::arrival::Stage;
 use super::cut::Part;
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Op, Token};
-use super::plan::Path;
+use super::plan::{Path, Plan};
 use super::rank_set::RankSet;
 use crate::trigger::{Deposit, Gate, Start};
 
@@ -38,7 +38,8 @@ const FRESH: u32 = 0;
 const CARRIED: u32 = 1;
 
 impl Offloaded {
-    pub(super) fn new(slots: u64) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let slots = if plan.path == Path::Offloaded { plan.slots() } else { 0 };
         Offloaded { armed: 0, ready: 0, given: 0, over: 0, gates: vec![0; slots as usize] }
     }
 
