@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::{Endpoint, Key, MOST_EXCHANGED, Region};
 use crate::reduce::{Element, Reduce};
-use crate::trigger::Schedule;
 use crate::world::{Deadline, World};
 
 /// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
@@ -146,9 +145,6 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         // error of all, with its reason.
         let until = Deadline::from(world.deadline()).instant();
         let choices = match &planned {
-            Ok(plan) if plan.path == Path::Offloaded => {
-                [self.choices(plan), self.plan(false).map_or(Vec::new(), |plan| self.choices(&plan))].concat()
-            }
             Ok(plan) => self.choices(plan),
             Err(error) => vec![("error", error.to_string())],
         };
@@ -340,7 +336,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
 
     /// Everything that must be the same everywhere.
     fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
-        let schedule = plan.program.as_ref().map(|program| program.schedule);
+        let schedule = |plan: &Plan| plan.program.as_ref().map_or("none", |program| program.schedule.name());
+        // Whether there is a provider comes out later.
+        let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
+        let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));
         let total: usize = self.lengths.iter().sum();
         vec![
             ("the length", total.to_string()),
@@ -356,7 +355,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("the path (by hw-config)", plan.path.name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
             ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),
-            ("the schedule (by hw-config)", schedule.map_or("none", Schedule::name).to_owned()),
+            ("the schedule (by hw-config)", schedule(plan).to_owned()),
+            ("the path without a provider (by hw-config)", otherwise.unwrap_or_default()),
         ]
     }
 }

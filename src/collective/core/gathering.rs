@@ -119,10 +119,7 @@ impl Machine {
             cut.entries.clear();
             let entry = |rank| Entry { rank, part: Part::Fresh, age: 0, weight: 1, buffer };
             cut.entries.extend(self.active.iter().map(entry));
-        } else if told == word(round, false) && cells.load(self.plan.record(round)) == round {
-            let record = self.plan.record(round);
-            self.cuts[slot].decode(round, |index| cells.load(record + 1 + index));
-        } else {
+        } else if told != word(round, false) || !self.read_record(round, cells) {
             return;
         }
         self.fire(round);

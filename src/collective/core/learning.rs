@@ -53,14 +53,22 @@ impl Machine {
         if self.left || round - self.taken > self.plan.depth {
             return false;
         }
-        let record = self.plan.record(round);
-        if cells.load(record) != round {
-            return false;
+        let known = self.read_record(round, cells);
+        if known {
+            self.fire(round);
         }
-        let slot = self.plan.slot(round);
-        self.cuts[slot].decode(round, |index| cells.load(record + 1 + index));
-        self.fire(round);
-        true
+        known
+    }
+
+    /// The cut of a round as its record has it, if there is one.
+    pub(super) fn read_record(&mut self, round: u64, cells: &impl Cells) -> bool {
+        let record = self.plan.record(round);
+        let known = cells.load(record) == round;
+        if known {
+            let slot = self.plan.slot(round);
+            self.cuts[slot].decode(round, |index| cells.load(record + 1 + index));
+        }
+        known
     }
 
     /// By tags: the round has fired when every active rank has shown its tag.

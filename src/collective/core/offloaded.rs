@@ -71,12 +71,9 @@ impl Machine {
     /// The outcome of the next round, as its record says.
     pub(super) fn learn_offloaded(&mut self, cells: &impl Cells) -> bool {
         let Some((round, wanted)) = self.expected() else { return false };
-        let record = self.plan.record(round);
-        if cells.load(record) != round {
+        if !self.read_record(round, cells) {
             return false;
         }
-        let slot = self.plan.slot(round);
-        self.cuts[slot].decode(round, |index| cells.load(record + 1 + index));
         self.fire(round);
         // Whoever took no part in firing it gives its arrival now: every input comes once.
         self.give(round);
