@@ -268,7 +268,8 @@ impl Machine {
         (self.plan.tag(self.plan.me, arrival.buffer), tag.cell())
     }
 
-    /// Shows what a buffer holds to every host: the data, if it is pushed, lands before its tag.
+    /// Shows what a buffer holds to every host, of a gathered round to its home: the data, if it is pushed,
+    /// lands before its tag.
     fn show_tag(&mut self) {
         let Some(arrival) = &self.arrival else { return };
         let (me, part, buffer) = (self.plan.me, arrival.part, arrival.buffer);
@@ -279,9 +280,10 @@ impl Machine {
             (at, at, self.plan.bytes)
         });
         self.push(Op::Store { cell, value });
-        let home = self.plan.host_of(self.plan.gathering_home(&self.active));
+        let gathers = self.plan.path == Path::Gathered;
+        let only = gathers.then(|| self.plan.host_of(self.plan.gathering_home(&self.active)));
         self.for_receivers_elsewhere(|machine, host| {
-            if machine.plan.path == Path::Gathered && host != home {
+            if only.is_some_and(|home| host != home) {
                 return;
             }
             machine.tags_under_way[buffer as usize] += 1;

@@ -301,7 +301,7 @@ impl Card {
         Ok(!self.is_sealed(slot)?)
     }
 
-    /// The one counter that is ever reset, and only to 0, which cards do at once.
+    /// The one counter that is ever reset, and only to 0, which cards are said to do at once.
     fn reset_gate(&self, slot: usize) -> Result<()> {
         self.slots[slot].counters[&Role::Gate].set(0).map_err(|code| self.refused(code))
     }
