@@ -69,6 +69,8 @@ pub enum Fault {
     ForgetWakeForPieces,
     /// Makes a round for itself from contributions that may not have been handed in.
     PullUnasked,
+    /// Takes a round of which a share has not come.
+    TakeIncomplete,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -121,7 +123,7 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 32] = [
+    pub const EVERY: [Fault; 33] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
@@ -154,6 +156,7 @@ impl Fault {
         Fault::ReadUnfilled,
         Fault::ForgetWakeForPieces,
         Fault::PullUnasked,
+        Fault::TakeIncomplete,
     ];
 
     /// The mover that can make it; nothing if both can.

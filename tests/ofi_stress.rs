@@ -15,6 +15,7 @@ fn rank() {
     match common::role().as_deref() {
         Some("leaver") => leave_early(),
         Some("fallback") => fall_back(),
+        Some("busy") => compute_while_others_wait(),
         Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -40,6 +41,35 @@ fn leave_early() {
     sums.iter_mut().for_each(|sum| sum.finish(patience).unwrap());
 }
 
+/// Rank 0, a home, arrives and computes: the others make the round for themselves.
+fn compute_while_others_wait() {
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    for (length, path) in [(1000, "gathered"), (100_000, "scattered")] {
+        let mut sum = world.allreduce::<f32>(&[3 * length]).build().unwrap();
+        assert_eq!(sum.path(), path);
+        for round in 1..=4 {
+            let (computes, pulled) = (round % 2 == 0, sum.stats().pulled);
+            if computes && world.rank() > 0 {
+                // A home that arrives last reduces at once.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let value = (world.rank() + round) as f32 / 7.0;
+            sum.contribution().unwrap().fill(value);
+            sum.arrive().unwrap();
+            if computes && world.rank() == 0 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            let expected = (0..world.size()).map(|rank| (rank + round) as f32 / 7.0).reduce(|sum, value| sum + value);
+            for outcome in sum.wait(Duration::from_secs(20)).unwrap() {
+                assert!(outcome.data().iter().all(|&value| Some(value) == expected), "round {round}");
+            }
+            let alone = sum.stats().pulled > pulled;
+            assert!(alone || !computes || world.rank() == 0, "{path}: round {round} waited for its home");
+        }
+        sum.finish(Duration::from_secs(20)).unwrap();
+    }
+}
+
 /// Collectives that the provider of the world cannot carry out.
 fn fall_back() {
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -63,6 +93,17 @@ fn fall_back() {
         let error = builder.build().unwrap_err();
         assert!(matches!(error, earlybird::Error::Usage { .. }), "{error}");
         assert!(error.to_string().contains("a provider"), "{error}");
+    }
+}
+
+#[test]
+fn a_home_that_computes_is_not_waited_for() {
+    if libfabric().is_none() {
+        return;
+    }
+    for provider in PROVIDERS {
+        let ends = Job::start(Way::Ofi(provider), 3, "rank", "busy").finish(Duration::from_secs(60));
+        assert!(ends.iter().all(|(status, _)| status.success()), "{provider}: {ends:?}");
     }
 }
 
@@ -99,7 +140,7 @@ fn stress(provider: &'static str, part: u64) {
         common::stress::stress(Way::Ofi(provider), ranks, fire, how, length, (steps / part).max(6));
     };
     for fire in ["all", "solo", "quorum=2", "majority"] {
-        for (ranks, length, steps) in [(2, 24, 200), (5, 24, 60), (3, 3000, 40), (3, 40_000, 10)] {
+        for (ranks, length, steps) in [(2, 24, 200), (5, 24, 60), (3, 3000, 40), (3, 40_000, 10), (3, 70_000, 10)] {
             stress(fire, Executor::Caller, ranks, length, steps);
         }
         stress(fire, Executor::Thread, 3, 3000, 40);

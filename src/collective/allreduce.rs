@@ -356,7 +356,7 @@ impl<T: Element> Allreduce<T> {
         self.seat.take().machine().stats()
     }
 
-    /// The name of the way in which data moves: `replicated`, `gathered`, `eager`, `segmented`, `tree` or
+    /// The name of the way in which data moves: `replicated`, `gathered`, `scattered`, `eager`, `segmented`, `tree` or
     /// `offloaded`.
     #[must_use]
     pub fn path(&self) -> &'static str {

@@ -37,9 +37,12 @@ pub struct AllreduceBuilder<'w, T> {
     element: PhantomData<T>,
 }
 
-/// How long the home of a gathered round, which has arrived, is waited for before others make the round,
-/// in nanoseconds: much longer than it needs where it is in the library.
-const PULL_AFTER: u64 = 1_000_000;
+/// How long homes, which have arrived, are waited for before others make the round, in nanoseconds: much
+/// longer than it takes where the homes are in the library.
+fn pull_after(ranks: u32, bytes: usize) -> u64 {
+    let (at_least, for_a_byte) = (1_000_000u64, 8u64);
+    at_least.saturating_add(for_a_byte.saturating_mul(bytes as u64).saturating_mul(u64::from(ranks)))
+}
 
 /// Most rounds that may be unreleased.
 const MOST_DEPTH: u32 = 1 << 16;
@@ -291,7 +294,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
             run: parameters.run(),
-            pull_after: PULL_AFTER,
+            pull_after: pull_after(ranks, bytes),
             helpers: self.world.cores().clamp(1, ranks),
             program,
             #[cfg(feature = "faults")]

@@ -122,7 +122,7 @@ impl Driver {
         let (mut staging, mut zeros) = (None, None);
         if plan.topology.hosts() > 1 && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>())?);
-            if matches!(plan.path, Path::Segmented | Path::Gathered) {
+            if plan.path == Path::Segmented || plan.path.has_homes() {
                 staging = Some(endpoint.register(2 * plan.ranks as usize * plan.staging_row())?);
             }
         }
@@ -341,7 +341,8 @@ impl Driver {
                     self.posted(posted, token, now);
                 }
             }
-            Op::Combine { round, segment } => self.combine(round, segment),
+            Op::Combine { round, segment } => self.combine(Some(round), self.machine.span(segment)),
+            Op::Pull { part } => self.combine(None, self.machine.plan().part_span(part)),
             Op::Run(task) => self.run(task),
             Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
             Op::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
@@ -392,21 +393,21 @@ impl Driver {
         Ok(())
     }
 
-    fn combine(&mut self, round: u64, segment: u64) {
+    /// Reduces so many bytes of a round's contributions, from an offset on; without a round, of those that
+    /// were read by who makes it for itself.
+    fn combine(&mut self, round: Option<u64>, (from, len): (usize, usize)) {
         let Driver { machine, arena, reduction, .. } = self;
-        let (plan, cut) = (machine.plan(), machine.cut(round));
-        let (from, len) = plan.segment_span(segment);
+        let plan = machine.plan();
+        let (cut, at) = match round {
+            Some(round) => (machine.cut(round), plan.outcome(round)),
+            None => (machine.pulled_cut(), plan.pulled_outcome()),
+        };
         let sources = cut.contributions().enumerate().filter_map(|(row, entry)| {
-            let pushed = plan.path.pushes() && !machine.is_pulled(round);
-            let at = if pushed || plan.host_of(entry.rank) == plan.host() {
-                Place::Here(plan.contribution(entry.rank, entry.buffer) + from)
-            } else {
-                Place::Staged(row * plan.staging_row())
-            };
-            reduction.source(entry, at)
+            let here = if round.is_some() { machine.at_hand(entry, from) } else { machine.in_place(entry, from) };
+            reduction.source(entry, here.map_or(Place::Staged(row * plan.staging_row()), Place::Here))
         });
         let divisor = reduction.divisor(plan.ranks, cut);
-        let goal = Goal { at: machine.outcome_at(round) + from, wide: false };
+        let goal = Goal { at: at + from, wide: false };
         arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 

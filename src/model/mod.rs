@@ -24,6 +24,8 @@ pub struct Parameters {
     replicate_total: u64,
     #[serde(deserialize_with = "size", default)]
     gather_total: u64,
+    #[serde(deserialize_with = "size", default)]
+    scatter_total: u64,
     #[serde(deserialize_with = "size")]
     eager_total: u64,
     #[serde(deserialize_with = "size")]
@@ -44,9 +46,10 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "replicate_total",
     "gather_total",
+    "scatter_total",
     "eager_total",
     "segment",
     "piece",
@@ -149,12 +152,17 @@ impl Parameters {
     /// How the data of a collective moves.
     pub(crate) fn path(&self, fire: Fire, ranks: u32, bytes: u64) -> Path {
         let total = bytes.saturating_mul(u64::from(ranks));
-        match fire {
-            // Two ranks tell each other everything in two messages.
-            fire if fire.is_synchronous() && ranks > 2 && total <= self.gather_total => Path::Gathered,
-            fire if fire.is_synchronous() && total <= self.replicate_total => Path::Replicated,
-            fire if fire.is_synchronous() => Path::Segmented,
-            _ if total <= self.eager_total => Path::Eager,
+        if !fire.is_synchronous() {
+            return if total <= self.eager_total { Path::Eager } else { Path::Segmented };
+        }
+        // Two ranks tell each other everything in two messages.
+        let (small, most) = match ranks > 2 && self.gather_total > 0 {
+            true => (Path::Gathered, self.gather_total),
+            false => (Path::Replicated, self.replicate_total),
+        };
+        match total {
+            total if total <= most => small,
+            total if total <= self.scatter_total => Path::Scattered,
             _ => Path::Segmented,
         }
     }
@@ -198,6 +206,10 @@ mod tests {
         assert_eq!(parameters.path(Fire::ALL, 2, 8), Path::Replicated);
         assert_eq!(parameters.path(Fire::SOLO, 2, 8), Path::Eager);
         assert_eq!(parameters.path(Fire::SOLO, 32, u64::MAX), Path::Segmented);
+        let network = HwConfig::load(None).unwrap().of("ofi").unwrap();
+        let path = |ranks, bytes| network.path(Fire::ALL, ranks, bytes).name();
+        assert_eq!([path(2, 8), path(2, 4 << 20), path(2, 1 << 30)], ["replicated", "scattered", "segmented"]);
+        assert_eq!([path(4, 8), path(4, 1 << 20), path(4, 1 << 30)], ["gathered", "scattered", "segmented"]);
     }
 
     #[test]

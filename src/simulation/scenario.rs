@@ -102,7 +102,7 @@ pub(super) struct Scenario {
     pub(super) segment: usize,
     /// Segments of a piece.
     run: u64,
-    /// How long the home of a gathered round is waited for.
+    /// How long the homes of a round are waited for.
     pull_after: u64,
     /// On the path that has a program.
     pub(super) schedule: Option<Schedule>,
@@ -226,7 +226,10 @@ impl Scenario {
         });
         let weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
         let several = hosts.iter().any(|&host| host != 0);
-        let path = if path == Path::Replicated && several && rng.random_bool(0.6) { Path::Gathered } else { path };
+        let path = match path {
+            Path::Replicated if several => [Path::Replicated, Path::Gathered, Path::Scattered][rng.random_range(0..3)],
+            path => path,
+        };
         let mut scenario = Scenario {
             hosts,
             fire,

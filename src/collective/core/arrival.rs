@@ -231,6 +231,9 @@ impl Machine {
             self.push(Op::Clear { host: self.plan.host(), round: target, token: Token::Push });
             self.pushes += 1;
         }
+        if self.plan.path.has_homes() {
+            self.settle_homes(target);
+        }
         // What comes late to a full round has shown its tag before.
         if part != Part::Carried {
             self.show_tag();
@@ -241,12 +244,8 @@ impl Machine {
             self.push(Op::Fence);
         }
         self.arriving = true;
-        if self.plan.path == Path::Gathered {
-            self.pull.wait(now, self.plan.pull_after);
-            let home = self.plan.gathering_home(&self.active);
-            if home != self.plan.me && self.plan.host_of(home) == self.plan.host() {
-                self.wake(u32::MAX, Interest::Outcome);
-            }
+        if self.plan.path == Path::Gathered && self.has_home_beside() {
+            self.wake(u32::MAX, Interest::Outcome);
         }
         if by_tags {
             self.enter(Stage::Tagged);
@@ -268,24 +267,22 @@ impl Machine {
         (self.plan.tag(self.plan.me, arrival.buffer), tag.cell())
     }
 
-    /// Shows what a buffer holds to every host, of a gathered round to its home: the data, if it is pushed,
-    /// lands before its tag.
+    /// Shows what a buffer holds to every host, or to the homes where there are some: the data, if it is
+    /// pushed, lands before its tag.
     fn show_tag(&mut self) {
         let Some(arrival) = &self.arrival else { return };
         let (me, part, buffer) = (self.plan.me, arrival.part, arrival.buffer);
         let (cell, value) = self.own_tag();
-        let pushes = self.plan.path.pushes() && part != Part::Leaving && self.plan.bytes > 0;
-        let data = pushes.then(|| {
+        let has_data = part != Part::Leaving && self.plan.bytes > 0;
+        let data = (self.plan.path.pushes() && has_data).then(|| {
             let at = self.plan.contribution(me, buffer);
             (at, at, self.plan.bytes)
         });
         self.push(Op::Store { cell, value });
-        let gathers = self.plan.path == Path::Gathered;
-        let only = gathers.then(|| self.plan.host_of(self.plan.gathering_home(&self.active)));
+        if self.plan.path.has_homes() {
+            return self.show_to_homes(cell, value, (buffer, has_data));
+        }
         self.for_receivers_elsewhere(|machine, host| {
-            if only.is_some_and(|home| host != home) {
-                return;
-            }
             machine.tags_under_way[buffer as usize] += 1;
             machine.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
         });

@@ -48,6 +48,10 @@ impl Machine {
                 .filter(|&rank| rank != self.plan.me && !here(rank))
                 .for_each(|rank| missing.insert(rank));
         }
+        if self.plan.path == Path::Scattered && self.fired > self.landed {
+            let me = self.plan.me;
+            self.silent_homes(self.fired, cells).filter(|&home| home != me).for_each(|home| missing.insert(home));
+        }
         if missing.is_empty() && arrival.target > self.landed {
             self.may_be_working().for_each(|rank| missing.insert(rank));
         }
@@ -77,7 +81,7 @@ impl Machine {
         } = self;
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
         self.outcomes_under_way.hash(state);
-        (self.pending, self.notices, self.release_later, &self.pull, &self.offloaded).hash(state);
+        (self.pending, self.notices, self.release_later, self.homes.handed, &self.pull, &self.offloaded).hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
             (self.passed_on > self.fired).hash(state);

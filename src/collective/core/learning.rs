@@ -27,6 +27,7 @@ impl Machine {
             let landed = match self.plan.path {
                 // What this rank reduces for itself was done by the operation before this poll.
                 Path::Replicated | Path::Gathered => self.ops.is_empty(),
+                Path::Scattered => self.ops.is_empty() && (self.is_pulled(round) || self.has_every_share(round, cells)),
                 Path::Eager | Path::Segmented => {
                     cells.load(self.plan.done(round)) >= self.plan.uses(round) * self.plan.segments()
                 }
@@ -84,10 +85,9 @@ impl Machine {
         self.fire(round);
         if self.plan.path == Path::Replicated {
             self.push(Op::Combine { round, segment: 0 });
-            self.wake_after_firing(u32::MAX);
-        } else {
-            self.wake_after_firing(self.plan.helpers);
         }
+        let most = if self.plan.path == Path::Segmented { self.plan.helpers } else { u32::MAX };
+        self.wake_after_firing(most);
     }
 
     /// The cut of a round that fires when every active rank has shown its tag; whether all have.

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use super::Time;
 use super::arrival::Arrival;
 use super::cut::{Cut, Part};
-use super::gathering::Pull;
+use super::homes::Homes;
 use super::late::Pending;
 use super::moving::Mover;
 use super::offloaded::Offloaded;
 use super::op::{Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
+use super::pulling::Pull;
 use super::rank_set::RankSet;
 use super::stats::Stats;
 use super::tree::Effort;
@@ -51,7 +52,9 @@ pub(crate) struct Machine {
     pub(super) mover: Mover,
     /// On the path that has a program.
     pub(super) worker: Option<Worker>,
-    /// Where the home of a round reduces: how far this rank is with doing so itself.
+    /// Who they are, where homes reduce.
+    pub(super) homes: Homes,
+    /// How far this rank is with doing so itself.
     pub(super) pull: Pull,
     /// Where a provider runs it.
     pub(super) offloaded: Offloaded,
@@ -77,7 +80,7 @@ pub(crate) struct Machine {
     /// Outcomes and cuts that were written to other hosts, and are not known to have landed for the
     /// last time: until then they are read here and may be written there, whoever has seen them.
     pub(super) pushes: u32,
-    /// By slot, what the home of gathered rounds has pushed and is not known to have landed.
+    /// By slot, what this rank has pushed as a home and is not known to have landed.
     pub(super) outcomes_under_way: [u32; 2],
     /// Notices of releases that have not completed.
     pub(super) notices: u32,
@@ -111,6 +114,7 @@ impl Machine {
             buffer: 0,
             mover: Mover::default(),
             worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
+            homes: Homes::new(&plan),
             pull: Pull::new(&plan),
             offloaded: Offloaded::new(&plan),
             dead: RankSet::empty(plan.ranks),
@@ -140,7 +144,7 @@ impl Machine {
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
         let synchronous = |program: &Arc<Layout>| program.start == Start::Everybody;
-        let waits = !self.plan.by_tags() || self.plan.path == Path::Gathered;
+        let waits = !self.plan.by_tags() || self.plan.path.has_homes();
         waits && !self.plan.program.as_ref().is_some_and(synchronous)
     }
 
@@ -225,7 +229,10 @@ impl Machine {
                 match self.plan.path {
                     Path::Segmented => self.step_mover(cells),
                     Path::Program => self.step_worker(effort, cells),
-                    Path::Gathered => self.step_gathered(now),
+                    Path::Gathered | Path::Scattered => {
+                        self.step_home();
+                        self.step_pull(now);
+                    }
                     Path::Replicated | Path::Eager | Path::Offloaded => {}
                 }
             }
@@ -265,9 +272,8 @@ impl Machine {
             // All others show by their own arrival that they are done with the round before; those
             // who left with it will not arrive again.
             // And what it moved itself has landed for the last time.
-            let outcomes =
-                if self.plan.path == Path::Gathered { self.outcomes_under_way[self.plan.slot(target)] } else { 0 };
-            let settled = self.pushes + outcomes == 0 || self.plan.topology.hosts() == 1;
+            let settled = self.pushes == 0 || self.plan.topology.hosts() == 1;
+            let settled = settled && (!self.plan.path.has_homes() || self.may_move_home(target));
             settled && self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
         } else {
             target <= self.fired || self.is_released(target.saturating_sub(self.plan.depth), cells)
@@ -404,7 +410,7 @@ impl Machine {
             Token::Outcome { slot } => self.outcomes_under_way[slot as usize] -= 1,
             Token::Notice => self.notices -= 1,
             Token::Tag { buffer } => self.tags_under_way[buffer as usize] -= 1,
-            Token::Probe | Token::Read if self.plan.path == Path::Gathered => self.pull_answered(value, now),
+            Token::Probe | Token::Read if self.plan.path.has_homes() => self.pull_answered(value, now),
             Token::Arrive | Token::Ticket | Token::Probe | Token::Close | Token::Place | Token::Clear | Token::Land => {
                 self.complete_arrival(token, value, now);
             }

@@ -14,6 +14,9 @@ impl Plan {
             if self.released(rank) == cell {
                 return format!("released by rank {rank}");
             }
+            if self.path.has_homes() && (1..=self.slots()).any(|slot| self.told(rank, slot) == cell) {
+                return format!("told by home {rank}");
+            }
         }
         for slot in 1..=self.slots() {
             let base = self.program_cell(slot, 0);
@@ -66,6 +69,7 @@ impl Plan {
             }
             Op::Read { host, len, row, .. } => format!("reads {len} bytes from host {host} into row {row}"),
             Op::Combine { round, segment } => format!("reduces segment {segment} of round {round}"),
+            Op::Pull { part } => format!("reduces part {part} of what it read"),
             Op::Run(task) => format!("runs {task:?}"),
             Op::Publish { host, round, .. } => format!("writes the record of round {round} on host {host}"),
             Op::Arm { round } => format!("arms round {round}"),

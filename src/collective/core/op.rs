@@ -11,7 +11,7 @@ pub(crate) enum Token {
     Push,
     /// A release, to another host.
     Notice,
-    /// The outcome of a gathered round, from a slot, to another host.
+    /// A home's share of an outcome, from a slot, to another host.
     Outcome { slot: u32 },
     /// The tag (and data) of the contribution in a buffer, to another host.
     Tag { buffer: u32 },
@@ -118,8 +118,10 @@ pub(crate) enum Op {
     Atomic { host: u32, cell: usize, atomic: Atomic, token: Token },
     /// Reads a piece of a contribution into staging row `row`.
     Read { host: u32, from: usize, len: usize, row: usize, token: Token },
-    /// Reduces one segment of the round whose cut is given to [`super::Machine::cut`].
+    /// Reduces one segment of the round, or the share of the own host, by [`super::Machine::cut`].
     Combine { round: u64, segment: u64 },
+    /// Reduces what was read, a part of all contributions to the round that this rank makes for itself.
+    Pull { part: usize },
     /// Carries out a reduction of a program.
     Run(Task),
     /// Writes the record of the round's cut on a host, its round last.

@@ -38,6 +38,8 @@ pub(crate) enum Path {
     /// Arrivals push their data to the round's home, which reduces and pushes the outcome. Synchronous
     /// rule only.
     Gathered,
+    /// The same with a home on every host, each for a share of the data.
+    Scattered,
     /// Arrivals push their data to every host; the initiator reduces and hands out the outcome.
     Eager,
     /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
@@ -53,6 +55,7 @@ impl Path {
         match self {
             Path::Replicated => "replicated",
             Path::Gathered => "gathered",
+            Path::Scattered => "scattered",
             Path::Eager => "eager",
             Path::Segmented => "segmented",
             Path::Program => "tree",
@@ -60,7 +63,12 @@ impl Path {
         }
     }
 
-    /// Whether arrivals push their data into slot tables.
+    /// Whether homes reduce.
+    pub(crate) fn has_homes(self) -> bool {
+        matches!(self, Path::Gathered | Path::Scattered)
+    }
+
+    /// Whether arrivals push all of their data into slot tables.
     pub(crate) fn pushes(self) -> bool {
         matches!(self, Path::Replicated | Path::Gathered | Path::Eager)
     }
@@ -153,7 +161,7 @@ pub(crate) struct Plan {
     pub(crate) run: u64,
     /// Ranks worth waking to move a round.
     pub(crate) helpers: u32,
-    /// How long the home of a gathered round is waited for at first.
+    /// How long the homes of a round are waited for at first.
     pub(crate) pull_after: Time,
     /// The tables, on the path that has some.
     pub(crate) program: Option<Arc<Layout>>,
@@ -197,20 +205,42 @@ impl Plan {
 
     pub(crate) fn segments(&self) -> u64 {
         match self.path {
-            Path::Segmented => (self.bytes as u64).div_ceil(self.segment as u64).max(1),
-            Path::Replicated | Path::Gathered | Path::Eager | Path::Program | Path::Offloaded => 1,
+            Path::Segmented => self.bytes.div_ceil(self.segment).max(1) as u64,
+            _ => 1,
         }
     }
 
     /// Bytes of a contribution that segment `index` covers: offset and length.
     pub(crate) fn segment_span(&self, index: u64) -> (usize, usize) {
         match self.path {
-            Path::Segmented => {
-                let from = index as usize * self.segment;
-                (from, self.segment.min(self.bytes - from))
-            }
-            Path::Replicated | Path::Gathered | Path::Eager | Path::Program | Path::Offloaded => (0, self.bytes),
+            Path::Segmented => self.part_span(index as usize),
+            _ => (0, self.bytes),
         }
+    }
+
+    /// Parts in which a contribution is read by who makes a round for itself.
+    pub(super) fn parts(&self) -> usize {
+        self.bytes.div_ceil(self.segment)
+    }
+
+    /// Bytes of a contribution that such a part covers: offset and length.
+    pub(crate) fn part_span(&self, index: usize) -> (usize, usize) {
+        let from = index * self.segment;
+        (from, self.segment.min(self.bytes - from))
+    }
+
+    /// Bytes between the shares of so many homes.
+    fn home_stride(&self, homes: usize) -> usize {
+        const LARGE: usize = 4096;
+        let each = self.bytes.div_ceil(homes.max(1));
+        each.next_multiple_of(if each < LARGE { size_of::<u64>() } else { LINE * size_of::<u64>() })
+    }
+
+    /// Bytes of a contribution that the share of one of so many homes covers: offset and length.
+    pub(crate) fn home_span(&self, home: usize, homes: usize) -> (usize, usize) {
+        let each = self.home_stride(homes);
+        let from = self.bytes.min(home * each);
+        (from, each.min(self.bytes - from))
     }
 
     /// Bytes of a contribution that a chunk of a program covers: offset and length.
@@ -221,7 +251,7 @@ impl Plan {
 
     /// Bytes between the pieces of a segment that are read from other hosts.
     pub(crate) fn staging_row(&self) -> usize {
-        if self.path == Path::Gathered { self.bytes } else { self.segment.min(self.bytes) }
+        self.segment.min(self.bytes)
     }
 
     pub(crate) fn shares(&self) -> u64 {
@@ -241,12 +271,6 @@ impl Plan {
         active.next(start as u32).or_else(|| active.next(0)).unwrap_or(self.me)
     }
 
-    /// The home of gathered rounds, whose processor reduces them: the same in all, so that what ranks
-    /// send it for the next round says that they have the outcome of the last one.
-    pub(super) fn gathering_home(&self, active: &RankSet) -> u32 {
-        active.next(0).unwrap_or(self.me)
-    }
-
     // Control cells, the same on every host.
 
     pub(crate) fn tag(&self, rank: u32, buffer: u32) -> usize {
@@ -255,6 +279,11 @@ impl Plan {
 
     pub(crate) fn released(&self, rank: u32) -> usize {
         rank as usize * LINE + BUFFERS as usize
+    }
+
+    /// The newest round of a slot of which a home has handed its share to this host.
+    pub(super) fn told(&self, home: u32, round: u64) -> usize {
+        self.released(home) + 1 + self.slot(round)
     }
 
     /// How many pieces the contribution in a buffer lacks.
@@ -341,8 +370,8 @@ impl Plan {
     fn outcome_slots(&self) -> u64 {
         match self.path {
             Path::Replicated => u64::from(self.topology.widest),
-            // The home's, and one for each rank that makes a round for itself.
-            Path::Gathered => self.slots() + u64::from(self.topology.widest),
+            // The homes', and one for each rank that makes a round for itself.
+            Path::Gathered | Path::Scattered => self.slots() + u64::from(self.topology.widest),
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => self.depth,
         }
     }
@@ -363,7 +392,7 @@ impl Plan {
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.path {
             Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
-            Path::Gathered => self.slot(round) as u64,
+            Path::Gathered | Path::Scattered => self.slot(round) as u64,
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
@@ -373,6 +402,25 @@ impl Plan {
     pub(crate) fn pulled_outcome(&self) -> usize {
         let slot = self.slots() as u32 + self.topology.index_on_host[self.me as usize];
         (self.contribution_rows() * BUFFERS + slot) as usize * self.stride()
+    }
+
+    /// Bytes for the shares of one buffer of everybody that a home receives, however many homes there
+    /// are; nothing if they cannot be addressed.
+    fn receiving(&self) -> Option<usize> {
+        if self.path != Path::Scattered {
+            return Some(0);
+        }
+        let rounding = self.topology.hosts as usize * LINE * size_of::<u64>();
+        lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest as usize)
+    }
+
+    /// Where a share lies in the data region of its home's host that was received from a rank on the
+    /// host of home `from`, of so many.
+    pub(crate) fn received(&self, rank: u32, buffer: u32, (from, homes): (usize, usize)) -> usize {
+        let row = from * self.topology.widest as usize + self.topology.index_on_host[rank as usize] as usize;
+        let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;
+        let area = before * self.stride() + buffer as usize * self.receiving().unwrap_or(usize::MAX);
+        area + row * self.home_stride(homes)
     }
 
     /// Bytes of a data region. More than can be addressed was refused when the plan was made.
@@ -386,6 +434,7 @@ impl Plan {
         let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
         let partials = self.depth.checked_mul(u64::from(self.partials()))?;
         let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
+        let total = total.checked_add(self.receiving()?.checked_mul(BUFFERS as usize)?)?;
         Some(total).filter(|&total| total <= isize::MAX as usize)
     }
 

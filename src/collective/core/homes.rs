@@ -1,0 +1,245 @@
+//! Synchronous rounds of ranks that do not share memory, reduced at homes: arrivals go there, and the
+//! homes reduce and tell everybody.
+//!
+//! A *gathered* round has one home. That takes 2 (P - 1) messages, where everybody telling everybody takes
+//! P (P - 1): right for small data. A *scattered* round has a home on every host, each for a share of the
+//! data. Nothing is sent or reduced twice: right for larger data.
+//!
+//! A home has arrived like all others, and may be computing now: see [`super::pulling`].
+
+use super::cut::{Entry, Part};
+use super::machine::{Cells, Machine};
+use super::op::{Interest, Op, Token};
+use super::plan::{Path, Plan, buffer_of};
+use super::rank_set::RankSet;
+use crate::fabric::Change;
+use crate::fault::Fault;
+
+/// Who reduces the round that this rank has arrived for, or will arrive for next.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Homes {
+    /// The lowest active rank of each host that has one, by host.
+    leads: Vec<u32>,
+    /// Where this rank's host is among them.
+    own: usize,
+    /// Whether all of them are homes, or the lowest rank alone.
+    all: bool,
+    /// The first round with these.
+    since: u64,
+    /// The newest round that this rank, a home, has reduced.
+    pub(super) handed: u64,
+}
+
+impl Homes {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let all = plan.path == Path::Scattered;
+        // Where they are of no use they take no memory: explorers clone machines by the million.
+        let hosts = if plan.path.has_homes() { plan.topology.hosts() as usize } else { 0 };
+        Homes { leads: Vec::with_capacity(hosts), own: 0, all, since: 1, handed: 0 }
+    }
+
+    fn settle(&mut self, plan: &Plan, active: &RankSet, round: u64) {
+        let before = self.leads.len();
+        self.leads.clear();
+        for host in 0..plan.topology.hosts() {
+            self.leads.extend(active.iter().find(|&rank| plan.host_of(rank) == host));
+        }
+        self.own = self.leads.iter().position(|&lead| plan.host_of(lead) == plan.host()).unwrap_or(0);
+        if self.leads.len() != before {
+            self.since = round;
+        }
+    }
+
+    /// The homes, each with its place among the hosts that have somebody active.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let only = self.leads.iter().copied().min().filter(|_| !self.all);
+        let all = self.leads.iter().copied().enumerate();
+        all.filter(move |&(_, lead)| only.is_none_or(|only| lead == only))
+    }
+
+    pub(super) fn contain(&self, rank: u32) -> bool {
+        self.iter().any(|(_, home)| home == rank)
+    }
+}
+
+/// What a home says when its share of a round's outcome is in place, and whether there is no more to know:
+/// everybody who is active takes part, with weight 1.
+fn word(round: u64, plain: bool) -> u64 {
+    round << 1 | u64::from(plain)
+}
+
+impl Machine {
+    /// Finds out who the homes are of the round that is being entered: the same for everybody, since all
+    /// know who is active.
+    pub(super) fn settle_homes(&mut self, round: u64) {
+        self.homes.settle(&self.plan, &self.active, round);
+    }
+
+    /// Whether nothing that this rank handed out as a home is where, in `round`, another may write. Shares
+    /// stay where they are until a host has nobody left.
+    pub(super) fn may_move_home(&self, round: u64) -> bool {
+        let steady = self.leavers.is_empty() && round >= self.homes.since + self.plan.slots();
+        steady || self.may_hand_out(round)
+    }
+
+    /// Whether what this rank handed out from a slot before has landed for the last time.
+    fn may_hand_out(&self, round: u64) -> bool {
+        self.outcomes_under_way[self.plan.slot(round)] == 0
+    }
+
+    pub(super) fn is_home(&self) -> bool {
+        self.homes.contain(self.plan.me)
+    }
+
+    /// Whether another rank of this host is a home.
+    pub(super) fn has_home_beside(&self) -> bool {
+        self.homes.iter().any(|(place, home)| place == self.homes.own && home != self.plan.me)
+    }
+
+    /// Bytes of a round that a home reduces: offset and length.
+    fn share_of(&self, place: usize) -> (usize, usize) {
+        match self.homes.all {
+            true => self.plan.home_span(place, self.homes.leads.len()),
+            false => (0, self.plan.bytes),
+        }
+    }
+
+    /// Bytes of a contribution that a reduction of `round` covers: offset and length. Of a scattered round
+    /// that is this host's share.
+    pub(crate) fn span(&self, segment: u64) -> (usize, usize) {
+        if self.plan.path == Path::Scattered { self.share_of(self.homes.own) } else { self.plan.segment_span(segment) }
+    }
+
+    /// Where a contribution lies, from byte `from` on, if its rank wrote it on this host.
+    pub(crate) fn in_place(&self, entry: &Entry, from: usize) -> Option<usize> {
+        let near = self.plan.host_of(entry.rank) == self.plan.host();
+        near.then(|| self.plan.contribution(entry.rank, entry.buffer) + from)
+    }
+
+    /// Where on this rank's host the part of a contribution lies that begins at byte `from`; nothing if it
+    /// has to be read first.
+    pub(crate) fn at_hand(&self, entry: &Entry, from: usize) -> Option<usize> {
+        let host = self.plan.host_of(entry.rank);
+        if host == self.plan.host() || self.plan.path.pushes() {
+            return Some(self.plan.contribution(entry.rank, entry.buffer) + from);
+        }
+        let leads = &self.homes.leads;
+        let sender = self.homes.all.then(|| leads.iter().position(|&lead| self.plan.host_of(lead) == host));
+        sender.flatten().map(|place| self.plan.received(entry.rank, entry.buffer, (place, leads.len())))
+    }
+
+    /// Hands a contribution to the homes, each its part, and its tag after it.
+    pub(super) fn show_to_homes(&mut self, cell: usize, value: u64, (buffer, has_data): (u32, bool)) {
+        let homes = std::mem::take(&mut self.homes);
+        for (place, home) in homes.iter().filter(|&(place, _)| place != homes.own) {
+            let (from, len) =
+                if homes.all { self.plan.home_span(place, homes.leads.len()) } else { (0, self.plan.bytes) };
+            let me = self.plan.me;
+            let at = self.plan.contribution(me, buffer) + from;
+            let to = match homes.all {
+                true => self.plan.received(me, buffer, (homes.own, homes.leads.len())),
+                false => at,
+            };
+            let (host, data) = (self.plan.host_of(home), (has_data && len > 0).then_some((at, to, len)));
+            self.tags_under_way[buffer as usize] += 1;
+            self.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
+        }
+        self.homes = homes;
+    }
+
+    /// The home of a gathered round: the round has fired when every tag is here. The others: when the home
+    /// says so.
+    pub(super) fn learn_gathered(&mut self, cells: &impl Cells) {
+        let round = self.fired + 1;
+        if !self.is_open() {
+            return;
+        }
+        if self.is_home() {
+            if self.may_hand_out(round) && self.cut_by_tags(round, cells) {
+                self.hand_out(round);
+                self.fire(round);
+            }
+            return;
+        }
+        let Some((_, home)) = self.homes.iter().next() else { return };
+        let told = cells.load(self.plan.told(home, round));
+        let slot = self.plan.slot(round);
+        if told == word(round, true) {
+            let (cut, buffer) = (&mut self.cuts[slot], buffer_of(round));
+            (cut.round, cut.initiator) = (round, None);
+            cut.entries.clear();
+            let entry = |rank| Entry { rank, part: Part::Fresh, age: 0, weight: 1, buffer };
+            cut.entries.extend(self.active.iter().map(entry));
+        } else if told != word(round, false) || !self.read_record(round, cells) {
+            return;
+        }
+        self.fire(round);
+    }
+
+    /// Whether this rank has arrived for the next round, which has not fired as far as it knows.
+    pub(super) fn is_open(&self) -> bool {
+        let round = self.fired + 1;
+        !self.left && self.arrival.as_ref().is_some_and(|arrival| arrival.is_tagged(round))
+    }
+
+    /// Homes whose share of a scattered round that has fired is not here.
+    pub(super) fn silent_homes(&self, round: u64, cells: &impl Cells) -> impl Iterator<Item = u32> {
+        let silent = move |&(place, home): &(usize, u32)| {
+            self.share_of(place).1 > 0 && cells.load(self.plan.told(home, round)) != word(round, true)
+        };
+        self.homes.iter().filter(silent).map(|(_, home)| home)
+    }
+
+    /// Whether all of a scattered round's outcome is here.
+    pub(super) fn has_every_share(&self, round: u64, cells: &impl Cells) -> bool {
+        let mut silent = self.silent_homes(round, cells);
+        let early = self.plan.fault(Fault::TakeIncomplete);
+        silent.next().is_none_or(|_| early && silent.next().is_none())
+    }
+
+    /// Does what a home of scattered rounds owes the others, when this rank is one.
+    pub(super) fn step_home(&mut self) {
+        let fired = self.fired;
+        let owes = self.landed < fired && self.homes.handed < fired;
+        if self.plan.path == Path::Scattered && owes && self.is_home() && self.may_hand_out(fired) {
+            self.hand_out(fired);
+        }
+    }
+
+    /// Reduces, and tells everybody who takes part.
+    fn hand_out(&mut self, round: u64) {
+        self.homes.handed = round;
+        let (from, len) = self.share_of(self.homes.own);
+        if len == 0 && self.homes.all {
+            return;
+        }
+        let plain = |entry: &Entry| entry.part == Part::Fresh && entry.weight == 1;
+        // Of a scattered round everybody has all tags.
+        let plain = self.homes.all || self.cut(round).entries.iter().all(plain);
+        let (at, cell) = (self.plan.outcome(round) + from, self.plan.told(self.plan.me, round));
+        let data = (len > 0).then_some((at, at, len));
+        let (host, value) = (self.plan.host(), word(round, plain));
+        let slot = self.plan.slot(round) as u32;
+        let token = Token::Outcome { slot };
+        self.push(Op::Combine { round, segment: 0 });
+        if !plain {
+            self.outcomes_under_way[slot as usize] += 1;
+            self.push(Op::Publish { host, round, token });
+        }
+        self.push(Op::Store { cell, value });
+        let homes = std::mem::take(&mut self.homes);
+        for (_, &lead) in homes.leads.iter().enumerate().filter(|&(place, _)| place != homes.own) {
+            let host = self.plan.host_of(lead);
+            self.outcomes_under_way[slot as usize] += 1 + u32::from(!plain);
+            self.stats.activations += 1;
+            if !plain {
+                self.push(Op::Publish { host, round, token });
+            }
+            self.push(Op::Signal { host, data, cell, change: Change::Set(value), token });
+        }
+        self.homes = homes;
+        if self.plan.topology.is_shared(host) {
+            self.wake(u32::MAX, Interest::Outcome);
+        }
+    }
+}
