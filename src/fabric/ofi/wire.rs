@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, sys};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::message::{Header, MOST_COPIED, MOST_DATA, MOST_HEADER};
 use crate::fabric::Window;
@@ -91,8 +91,19 @@ pub(super) struct Registered {
 /// Makes zeroed memory of whole pages, which are there: some devices want that.
 pub(super) fn allocate(bytes: usize) -> Result<Window, Failed> {
     const PAGE: usize = 4096;
+    const LARGE_PAGE: usize = 2 << 20;
     let len = bytes.max(1).next_multiple_of(PAGE);
-    let map = MmapRaw::from(MmapOptions::new().len(len).populate().map_anon().map_err(Failed::Memory)?);
+    let mut options = MmapOptions::new();
+    options.len(len);
+    // Every byte of it goes through copies or devices, which look up fewer pages if they are large. Neither
+    // advice matters where the system does not take it.
+    let map = if len < LARGE_PAGE {
+        MmapRaw::from(options.populate().map_anon().map_err(Failed::Memory)?)
+    } else {
+        let map = MmapRaw::from(options.map_anon().map_err(Failed::Memory)?);
+        let _ = map.advise(Advice::HugePage).and_then(|()| map.advise(Advice::PopulateWrite));
+        map
+    };
     let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
     // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
     Ok(unsafe { Window::new(base, len, Arc::new(map)) })

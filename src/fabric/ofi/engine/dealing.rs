@@ -238,8 +238,6 @@ impl Engine {
             return self.nonsense(from);
         }
         own.wake();
-        // Whoever moves much waits for the end of it.
-        self.tell_soon(from);
     }
 
     pub(super) fn nonsense(&mut self, from: u32) {
