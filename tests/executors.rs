@@ -8,7 +8,9 @@ use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use common::{Job, Way, role, said, shared_memory_files};
+#[cfg(feature = "faults")]
+use common::shared_memory_files;
+use common::{Job, Way, role, said};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
