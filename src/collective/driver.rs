@@ -50,6 +50,9 @@ pub(crate) struct Driver {
     /// Parts of what a program's reduction makes.
     scratch: Cut,
     sources: Vec<Source>,
+    /// With so much effort the machine had nothing to do when it was last polled, and this rank has not
+    /// changed anything since.
+    settled: Option<Effort>,
     fuse: Option<Fuse>,
 }
 
@@ -143,6 +146,7 @@ impl Driver {
             provider,
             scratch,
             sources,
+            settled: None,
             fuse: None,
         })
     }
@@ -152,6 +156,7 @@ impl Driver {
     }
 
     pub(crate) fn machine_mut(&mut self) -> &mut Machine {
+        self.settled = None;
         &mut self.machine
     }
 
@@ -195,15 +200,20 @@ impl Driver {
     /// as everything else: whoever has just sent something need not look for the answer.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if let Some(op) = self.machine.next_op() {
+            self.settled = None;
             self.execute(op, now)?;
             return Ok(true);
         }
-        if let Some(completion) = self.endpoint.completion()? {
+        if effort == Effort::Nothing
+            && let Some(completion) = self.endpoint.completion()?
+        {
             self.complete(completion, now);
             return Ok(true);
         }
         self.look_at_provider(effort)?;
-        if self.machine.poll(now, effort, &self.control) {
+        // On a network it is polled after each look, too.
+        let elsewhere = self.machine.plan().topology.hosts() > 1;
+        if !(elsewhere && self.settled >= Some(effort)) && self.poll(now, effort) {
             return Ok(true);
         }
         if effort == Effort::Nothing {
@@ -211,8 +221,13 @@ impl Driver {
         }
         let completed = self.look(now)?;
         // What the look has brought may have been written to the cells only.
-        let elsewhere = self.machine.plan().topology.hosts() > 1;
-        Ok(completed || (elsewhere && self.machine.poll(now, effort, &self.control)))
+        Ok(completed || (elsewhere && self.poll(now, effort)))
+    }
+
+    fn poll(&mut self, now: Time, effort: Effort) -> bool {
+        let progress = self.machine.poll(now, effort, &self.control);
+        self.settled = (!progress).then_some(effort);
+        progress
     }
 
     /// Looks at the network; whether there was a completion.
@@ -261,6 +276,7 @@ impl Driver {
     }
 
     fn complete(&mut self, completion: Completion, now: Time) {
+        self.settled = None;
         self.machine.complete(Token::from_code(completion.token), completion.value, now);
     }
 

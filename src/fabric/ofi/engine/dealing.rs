@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, Landing, Message, Novelty, Outgoing, PATIENCE, Peer,
-    Place, Then, Transfer, WINDOW,
+    Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, Message, Novelty, Outgoing,
+    PATIENCE, Peer, Place, Then, Transfer, WINDOW,
 };
 
 impl Engine {
@@ -38,7 +38,11 @@ impl Engine {
         if self.idle == PATIENCE {
             self.tell();
         }
-        self.tell_if_due();
+        // Reading the clock takes a tenth of a look.
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+            self.tell_if_due();
+        }
         if !self.suspects.is_empty() {
             self.judge();
         }

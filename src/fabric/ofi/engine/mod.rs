@@ -28,6 +28,9 @@ const PATIENCE: u32 = 256;
 /// How long they may have to wait for that, however much else happens.
 const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
+/// How often the time is looked at for that.
+const LOOKS_PER_CLOCK: u32 = 16;
+
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
 struct Peer {
@@ -139,6 +142,7 @@ pub(super) struct Engine {
     /// Those of them who wait for the word.
     waiting_for_word: Vec<u32>,
     idle: u32,
+    looks: u32,
     asked: Vec<Asked>,
     asked_so_far: u32,
     transfers: Vec<Transfer>,
@@ -171,6 +175,7 @@ impl Engine {
             owed_since: None,
             waiting_for_word: Vec::new(),
             idle: 0,
+            looks: 0,
             asked: Vec::new(),
             asked_so_far: 0,
             transfers: Vec::new(),
