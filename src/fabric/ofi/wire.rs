@@ -31,11 +31,15 @@ const MOVING: usize = 64;
 const RXM_HEADER: usize = 256;
 
 /// Up to so many bytes, a provider sends a message without asking the receiver first; 0 if that is not known.
-/// No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default.
+/// No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default; `tcp` by itself never asks.
 fn copied(provider: &str) -> usize {
     const USUAL: usize = 16 * 1024;
     let chosen = || std::env::var("FI_OFI_RXM_BUFFER_SIZE").ok()?.parse().ok();
-    if provider.ends_with("ofi_rxm") { chosen().unwrap_or(USUAL) } else { 0 }
+    match provider {
+        "tcp" => MOST_COPIED + RXM_HEADER,
+        layered if layered.ends_with("ofi_rxm") => chosen().unwrap_or(USUAL),
+        _ => 0,
+    }
 }
 
 /// What a context that libfabric hands back belonged to.
