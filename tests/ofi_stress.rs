@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Job, PROVIDERS, Way, libfabric};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
@@ -41,32 +41,45 @@ fn leave_early() {
     sums.iter_mut().for_each(|sum| sum.finish(patience).unwrap());
 }
 
-/// Rank 0, a home, arrives and computes: the others make the round for themselves.
+/// Rank 0, a home, arrives and computes until the others have the round, which they make for themselves.
 fn compute_while_others_wait() {
+    let patience = Duration::from_secs(20);
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
-    for (length, path) in [(1000, "gathered"), (100_000, "scattered")] {
-        let mut sum = world.allreduce::<f32>(&[3 * length]).build().unwrap();
+    let value = |rank: u32, round: usize, index: usize| (rank as usize * 7 + round * 3 + index % 1009) as f32 / 7.0;
+    for (length, path) in [(3001, "gathered"), (300_003, "scattered")] {
+        let mut sum = world.allreduce::<f32>(&[length]).build().unwrap();
         assert_eq!(sum.path(), path);
         for round in 1..=4 {
             let (computes, pulled) = (round % 2 == 0, sum.stats().pulled);
+            let all_here = || world.barrier(patience).unwrap();
             if computes && world.rank() > 0 {
-                // A home that arrives last reduces at once.
-                std::thread::sleep(Duration::from_millis(100));
+                // Rank 0 has arrived: a home that arrives last reduces at once.
+                all_here();
             }
-            let value = (world.rank() + round) as f32 / 7.0;
-            sum.contribution().unwrap().fill(value);
+            for (index, mine) in sum.contribution().unwrap().iter_mut().enumerate() {
+                *mine = value(world.rank(), round, index);
+            }
             sum.arrive().unwrap();
             if computes && world.rank() == 0 {
-                std::thread::sleep(Duration::from_millis(500));
+                all_here();
+                all_here();
             }
-            let expected = (0..world.size()).map(|rank| (rank + round) as f32 / 7.0).reduce(|sum, value| sum + value);
-            for outcome in sum.wait(Duration::from_secs(20)).unwrap() {
-                assert!(outcome.data().iter().all(|&value| Some(value) == expected), "round {round}");
+            let until = Instant::now() + patience;
+            while !computes && world.rank() == 2 && !sum.is_complete().unwrap() {
+                assert!(Instant::now() < until, "{path}, round {round}: looking is not enough");
             }
-            let alone = sum.stats().pulled > pulled;
-            assert!(alone || !computes || world.rank() == 0, "{path}: round {round} waited for its home");
+            for outcome in sum.wait(patience).unwrap() {
+                for (index, &found) in outcome.data().iter().enumerate() {
+                    let expected = (0..world.size()).map(|rank| value(rank, round, index)).reduce(|sum, one| sum + one);
+                    assert_eq!(Some(found), expected, "{path}, round {round}, element {index}");
+                }
+            }
+            if computes && world.rank() > 0 {
+                assert!(sum.stats().pulled > pulled, "{path}: round {round} came from its home");
+                all_here();
+            }
         }
-        sum.finish(Duration::from_secs(20)).unwrap();
+        sum.finish(patience).unwrap();
     }
 }
 
@@ -140,10 +153,13 @@ fn stress(provider: &'static str, part: u64) {
         common::stress::stress(Way::Ofi(provider), ranks, fire, how, length, (steps / part).max(6));
     };
     for fire in ["all", "solo", "quorum=2", "majority"] {
-        for (ranks, length, steps) in [(2, 24, 200), (5, 24, 60), (3, 3000, 40), (3, 40_000, 10), (3, 70_000, 10)] {
+        for (ranks, length, steps) in
+            [(2, 24, 200), (5, 24, 60), (3, 3000, 40), (3, 40_000, 10), (3, 100_000, 10), (2, 150_000, 10)]
+        {
             stress(fire, Executor::Caller, ranks, length, steps);
         }
         stress(fire, Executor::Thread, 3, 3000, 40);
+        stress(fire, Executor::Thread, 3, 100_000, 6);
     }
 }
 

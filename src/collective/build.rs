@@ -38,10 +38,10 @@ pub struct AllreduceBuilder<'w, T> {
 }
 
 /// How long homes, which have arrived, are waited for before others make the round, in nanoseconds: much
-/// longer than it takes where the homes are in the library.
-fn pull_after(ranks: u32, bytes: usize) -> u64 {
+/// longer than it takes where the homes are in the library. A rank sends and receives the data about twice.
+fn pull_after(bytes: usize) -> u64 {
     let (at_least, for_a_byte) = (1_000_000u64, 8u64);
-    at_least.saturating_add(for_a_byte.saturating_mul(bytes as u64).saturating_mul(u64::from(ranks)))
+    at_least.saturating_add(for_a_byte.saturating_mul(bytes as u64))
 }
 
 /// Most rounds that may be unreleased.
@@ -294,7 +294,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
             run: parameters.run(),
-            pull_after: pull_after(ranks, bytes),
+            pull_after: pull_after(bytes),
             helpers: self.world.cores().clamp(1, ranks),
             program,
             #[cfg(feature = "faults")]

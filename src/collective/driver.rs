@@ -1,9 +1,11 @@
 //! Carries out the machine's operations on an endpoint, one at a time.
 #![forbid(unsafe_code)]
 
+mod reducing;
+
 use std::time::Duration;
 
-use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Part, Path, Plan, RankSet, Time, Token};
+use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Path, Plan, RankSet, Time, Token};
 use super::provider::Provider;
 use super::rule::{Absent, Scale};
 use crate::error::Result;
@@ -12,7 +14,7 @@ use crate::fabric::{Arena, At, Change, Completion, Endpoint, Lender, Posted, Reg
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Dtype, Reduce};
 use crate::sync::{self, Ordering};
-use crate::trigger::{Gate, Input, Target, Task, Work};
+use crate::trigger::Task;
 
 /// How long a sleep lasts where a provider's work is waited for, which wakes nobody.
 const DOZE: Duration = Duration::from_micros(50);
@@ -211,9 +213,10 @@ impl Driver {
             return Ok(true);
         }
         self.look_at_provider(effort)?;
-        // On a network it is polled after each look, too.
         let elsewhere = self.machine.plan().topology.hosts() > 1;
-        if !(elsewhere && self.settled >= Some(effort)) && self.poll(now, effort) {
+        // Where a look at the network follows, so does another poll.
+        let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
+        if !settled && self.poll(now, effort) {
             return Ok(true);
         }
         if effort == Effort::Nothing {
@@ -407,86 +410,6 @@ impl Driver {
         };
         self.posted(posted, token, now);
         Ok(())
-    }
-
-    /// Reduces so many bytes of a round's contributions, from an offset on; without a round, of those that
-    /// were read by who makes it for itself.
-    fn combine(&mut self, round: Option<u64>, (from, len): (usize, usize)) {
-        let Driver { machine, arena, reduction, .. } = self;
-        let plan = machine.plan();
-        let (cut, at) = match round {
-            Some(round) => (machine.cut(round), plan.outcome(round)),
-            None => (machine.pulled_cut(), plan.pulled_outcome()),
-        };
-        let sources = cut.contributions().enumerate().filter_map(|(row, entry)| {
-            let here = if round.is_some() { machine.at_hand(entry, from) } else { machine.in_place(entry, from) };
-            reduction.source(entry, here.map_or(Place::Staged(row * plan.staging_row()), Place::Here))
-        });
-        let divisor = reduction.divisor(plan.ranks, cut);
-        let goal = Goal { at: at + from, wide: false };
-        arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
-    }
-
-    /// A reduction of a program: the set of parts and the data.
-    fn run(&mut self, task: Task) {
-        Fuse::pass(&mut self.fuse, Crash::AfterClaim);
-        let dies = Fuse::is_due(self.fuse, Crash::InsideOperation);
-        let Driver { machine, control, arena, reduction, scratch, sources, fuse, .. } = self;
-        let plan = machine.plan();
-        let Some(layout) = plan.program.as_deref() else { return };
-        let Work::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
-        let round = task.round;
-        let load = |cell| control.load(plan.program_cell(round, cell));
-        (scratch.round, scratch.initiator) = (round, None);
-        scratch.entries.clear();
-        sources.clear();
-        let (skip, len) = plan.chunk_span(*chunk);
-        let len = if dies { len / 2 / size_of::<u64>() * size_of::<u64>() } else { len };
-        let elements = len / reduction.dtype.size();
-        // Partial sums are kept in the width in which they are made.
-        let wide_skip = skip / reduction.dtype.size() * reduction.dtype.wide_size();
-        for input in from {
-            let first = scratch.entries.len();
-            match *input {
-                Input::Gate(rank) => {
-                    let deposit = Gate(load(layout.gate(rank))).at(round).deposit();
-                    scratch.add_gate(rank, deposit, |buffer| plan.weight(rank, buffer, &*control));
-                }
-                Input::Partial(number) => scratch.add(|index| load(layout.header(number) + index)),
-            }
-            let added = scratch.entries[first..].iter().filter(|entry| entry.part != Part::Leaving);
-            let contribution = |entry: &Entry| {
-                let at = Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
-                reduction.source(entry, at)
-            };
-            match input {
-                // One contribution is not copied: its sum is itself.
-                Input::Partial(number) if added.clone().count() > 1 => {
-                    let at = Place::Here(plan.partial(round, *number) + wide_skip);
-                    sources.push(Source { at, wide: true, factor: 1.0 });
-                }
-                _ => sources.extend(added.filter_map(contribution)),
-            }
-        }
-        match *to {
-            Target::Partial(number) => {
-                let header = plan.program_cell(round, layout.header(number));
-                control.store_all(header, scratch.encode());
-                if scratch.contributions().count() > 1 {
-                    let goal = Goal { at: plan.partial(round, number) + wide_skip, wide: true };
-                    arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, None);
-                }
-            }
-            Target::Outcome => {
-                if chunk.0 == 0 {
-                    control.store_all(plan.program_cell(round, layout.record()), scratch.encode());
-                }
-                let divisor = reduction.divisor(plan.ranks, scratch);
-                let goal = Goal { at: plan.outcome(round) + skip, wide: false };
-                arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
-            }
-        }
-        Fuse::pass(fuse, Crash::InsideOperation);
     }
 
     /// Writes the record: on the own host with its round last, and from there to another.

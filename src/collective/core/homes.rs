@@ -15,50 +15,63 @@ use super::rank_set::RankSet;
 use crate::fabric::Change;
 use crate::fault::Fault;
 
-/// Who reduces the round that this rank has arrived for, or will arrive for next.
+/// Who reduces the round that this rank arrived for last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Homes {
     /// The lowest active rank of each host that has one, by host.
     leads: Vec<u32>,
     /// Where this rank's host is among them.
     own: usize,
-    /// Whether all of them are homes, or the lowest rank alone.
-    all: bool,
-    /// The first round with these.
-    since: u64,
+    /// Where the one home is; none where all of them are homes.
+    only: Option<usize>,
+    /// The first round with so many of them, and so with the same shares.
+    pub(super) since: u64,
     /// The newest round that this rank, a home, has reduced.
     pub(super) handed: u64,
 }
 
 impl Homes {
     pub(super) fn new(plan: &Plan) -> Self {
-        let all = plan.path == Path::Scattered;
+        debug_assert!(!plan.path.has_homes() || plan.slots() == 2, "outcomes under way are counted by two slots");
         // Where they are of no use they take no memory: explorers clone machines by the million.
         let hosts = if plan.path.has_homes() { plan.topology.hosts() as usize } else { 0 };
-        Homes { leads: Vec::with_capacity(hosts), own: 0, all, since: 1, handed: 0 }
+        Homes { leads: Vec::with_capacity(hosts), own: 0, only: None, since: 1, handed: 0 }
     }
 
     fn settle(&mut self, plan: &Plan, active: &RankSet, round: u64) {
         let before = self.leads.len();
         self.leads.clear();
-        for host in 0..plan.topology.hosts() {
-            self.leads.extend(active.iter().find(|&rank| plan.host_of(rank) == host));
+        for rank in active.iter() {
+            if let Err(place) = self.place_of(plan, plan.host_of(rank)) {
+                self.leads.insert(place, rank);
+            }
         }
-        self.own = self.leads.iter().position(|&lead| plan.host_of(lead) == plan.host()).unwrap_or(0);
+        self.own = self.place_of(plan, plan.host()).unwrap_or(0);
+        let lowest = || self.leads.iter().enumerate().min_by_key(|&(_, &lead)| lead).map(|(place, _)| place);
+        self.only = if plan.path == Path::Gathered { lowest() } else { None };
         if self.leads.len() != before {
             self.since = round;
         }
     }
 
+    /// Where a host is among those that have somebody active, or would be.
+    fn place_of(&self, plan: &Plan, host: u32) -> Result<usize, usize> {
+        self.leads.binary_search_by_key(&host, |&lead| plan.host_of(lead))
+    }
+
     /// The homes, each with its place among the hosts that have somebody active.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
-        let only = self.leads.iter().copied().min().filter(|_| !self.all);
         let all = self.leads.iter().copied().enumerate();
-        all.filter(move |&(_, lead)| only.is_none_or(|only| lead == only))
+        all.filter(|&(place, _)| self.only.is_none_or(|only| place == only))
     }
 
     pub(super) fn contain(&self, rank: u32) -> bool {
         self.iter().any(|(_, home)| home == rank)
+    }
+
+    /// Bytes of a round that the home at a place reduces: offset and length.
+    fn share(&self, plan: &Plan, place: usize) -> (usize, usize) {
+        if self.only.is_some() { (0, plan.bytes) } else { plan.home_span(place, self.leads.len()) }
     }
 }
 
@@ -72,12 +85,14 @@ impl Machine {
     /// Finds out who the homes are of the round that is being entered: the same for everybody, since all
     /// know who is active.
     pub(super) fn settle_homes(&mut self, round: u64) {
-        self.homes.settle(&self.plan, &self.active, round);
+        if self.homes.leads.is_empty() || !self.leavers.is_empty() {
+            self.homes.settle(&self.plan, &self.active, round);
+        }
     }
 
-    /// Whether nothing that this rank handed out as a home is where, in `round`, another may write. Shares
-    /// stay where they are until a host has nobody left.
-    pub(super) fn may_move_home(&self, round: u64) -> bool {
+    /// Whether this rank may arrive for `round`: nothing that it handed out as a home may still be written
+    /// where another home would write then. Shares stay where they are until a host has nobody left.
+    pub(super) fn has_settled(&self, round: u64) -> bool {
         let steady = self.leavers.is_empty() && round >= self.homes.since + self.plan.slots();
         steady || self.may_hand_out(round)
     }
@@ -96,18 +111,13 @@ impl Machine {
         self.homes.iter().any(|(place, home)| place == self.homes.own && home != self.plan.me)
     }
 
-    /// Bytes of a round that a home reduces: offset and length.
-    fn share_of(&self, place: usize) -> (usize, usize) {
-        match self.homes.all {
-            true => self.plan.home_span(place, self.homes.leads.len()),
-            false => (0, self.plan.bytes),
-        }
-    }
-
-    /// Bytes of a contribution that a reduction of `round` covers: offset and length. Of a scattered round
-    /// that is this host's share.
+    /// Bytes of a contribution that a reduction covers: offset and length. Of a scattered round that is this
+    /// host's share.
     pub(crate) fn span(&self, segment: u64) -> (usize, usize) {
-        if self.plan.path == Path::Scattered { self.share_of(self.homes.own) } else { self.plan.segment_span(segment) }
+        match self.plan.path {
+            Path::Scattered => self.homes.share(&self.plan, self.homes.own),
+            _ => self.plan.segment_span(segment),
+        }
     }
 
     /// Where a contribution lies, from byte `from` on, if its rank wrote it on this host.
@@ -123,22 +133,19 @@ impl Machine {
         if host == self.plan.host() || self.plan.path.pushes() {
             return Some(self.plan.contribution(entry.rank, entry.buffer) + from);
         }
-        let leads = &self.homes.leads;
-        let sender = self.homes.all.then(|| leads.iter().position(|&lead| self.plan.host_of(lead) == host));
-        sender.flatten().map(|place| self.plan.received(entry.rank, entry.buffer, (place, leads.len())))
+        let sender = self.homes.place_of(&self.plan, host).ok().filter(|_| self.plan.path == Path::Scattered);
+        sender.map(|place| self.plan.received(entry.rank, entry.buffer, (place, self.homes.leads.len())))
     }
 
     /// Hands a contribution to the homes, each its part, and its tag after it.
     pub(super) fn show_to_homes(&mut self, cell: usize, value: u64, (buffer, has_data): (u32, bool)) {
         let homes = std::mem::take(&mut self.homes);
         for (place, home) in homes.iter().filter(|&(place, _)| place != homes.own) {
-            let (from, len) =
-                if homes.all { self.plan.home_span(place, homes.leads.len()) } else { (0, self.plan.bytes) };
-            let me = self.plan.me;
+            let ((from, len), me) = (homes.share(&self.plan, place), self.plan.me);
             let at = self.plan.contribution(me, buffer) + from;
-            let to = match homes.all {
-                true => self.plan.received(me, buffer, (homes.own, homes.leads.len())),
-                false => at,
+            let to = match self.plan.path {
+                Path::Scattered => self.plan.received(me, buffer, (homes.own, homes.leads.len())),
+                _ => at,
             };
             let (host, data) = (self.plan.host_of(home), (has_data && len > 0).then_some((at, to, len)));
             self.tags_under_way[buffer as usize] += 1;
@@ -185,7 +192,7 @@ impl Machine {
     /// Homes whose share of a scattered round that has fired is not here.
     pub(super) fn silent_homes(&self, round: u64, cells: &impl Cells) -> impl Iterator<Item = u32> {
         let silent = move |&(place, home): &(usize, u32)| {
-            self.share_of(place).1 > 0 && cells.load(self.plan.told(home, round)) != word(round, true)
+            self.homes.share(&self.plan, place).1 > 0 && cells.load(self.plan.told(home, round)) != word(round, true)
         };
         self.homes.iter().filter(silent).map(|(_, home)| home)
     }
@@ -197,10 +204,12 @@ impl Machine {
         silent.next().is_none_or(|_| early && silent.next().is_none())
     }
 
-    /// Does what a home of scattered rounds owes the others, when this rank is one.
+    /// Does what a home of scattered rounds owes the others, when this rank is one: with any effort, as nobody
+    /// else does it before long.
     pub(super) fn step_home(&mut self) {
+        // Also of a round that it has made for itself meanwhile: others may not have.
         let fired = self.fired;
-        let owes = self.landed < fired && self.homes.handed < fired;
+        let owes = self.taken < fired && self.homes.handed < fired;
         if self.plan.path == Path::Scattered && owes && self.is_home() && self.may_hand_out(fired) {
             self.hand_out(fired);
         }
@@ -209,13 +218,14 @@ impl Machine {
     /// Reduces, and tells everybody who takes part.
     fn hand_out(&mut self, round: u64) {
         self.homes.handed = round;
-        let (from, len) = self.share_of(self.homes.own);
-        if len == 0 && self.homes.all {
+        let (from, len) = self.homes.share(&self.plan, self.homes.own);
+        let scattered = self.plan.path == Path::Scattered;
+        if len == 0 && scattered {
             return;
         }
         let plain = |entry: &Entry| entry.part == Part::Fresh && entry.weight == 1;
         // Of a scattered round everybody has all tags.
-        let plain = self.homes.all || self.cut(round).entries.iter().all(plain);
+        let plain = scattered || self.cut(round).entries.iter().all(plain);
         let (at, cell) = (self.plan.outcome(round) + from, self.plan.told(self.plan.me, round));
         let data = (len > 0).then_some((at, at, len));
         let (host, value) = (self.plan.host(), word(round, plain));

@@ -81,7 +81,15 @@ impl Machine {
         } = self;
         (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
         self.outcomes_under_way.hash(state);
-        (self.pending, self.notices, self.release_later, self.homes.handed, &self.pull, &self.offloaded).hash(state);
+        (
+            self.pending,
+            self.notices,
+            self.release_later,
+            (self.homes.since, self.homes.handed),
+            &self.pull,
+            &self.offloaded,
+        )
+            .hash(state);
         if let Some(worker) = &self.worker {
             worker.fingerprint(state);
             (self.passed_on > self.fired).hash(state);

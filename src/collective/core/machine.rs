@@ -225,14 +225,12 @@ impl Machine {
             let before = self.transitions;
             self.learn(cells);
             self.step_arrival(now, effort, cells);
+            self.step_home();
             if effort > Effort::Nothing && self.ops.is_empty() {
                 match self.plan.path {
                     Path::Segmented => self.step_mover(cells),
                     Path::Program => self.step_worker(effort, cells),
-                    Path::Gathered | Path::Scattered => {
-                        self.step_home();
-                        self.step_pull(now);
-                    }
+                    Path::Gathered | Path::Scattered => self.step_pull(now),
                     Path::Replicated | Path::Eager | Path::Offloaded => {}
                 }
             }
@@ -271,9 +269,9 @@ impl Machine {
         } else if self.plan.by_tags() {
             // All others show by their own arrival that they are done with the round before; those
             // who left with it will not arrive again.
-            // And what it moved itself has landed for the last time.
+            // And what it moved itself has landed for the last time, or is where nobody else writes.
             let settled = self.pushes == 0 || self.plan.topology.hosts() == 1;
-            let settled = settled && (!self.plan.path.has_homes() || self.may_move_home(target));
+            let settled = settled && (!self.plan.path.has_homes() || self.has_settled(target));
             settled && self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
         } else {
             target <= self.fired || self.is_released(target.saturating_sub(self.plan.depth), cells)

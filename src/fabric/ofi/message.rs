@@ -32,7 +32,7 @@ pub(crate) enum Content {
     /// somebody waits for the word that it is done.
     Put { to: Place, signal: Option<(Place, Change)>, prompt: bool },
     /// Change a cell when so many writes with this mark, which travel on their own, have landed.
-    Landing { mark: u16, parts: u32, signal: (Place, Change) },
+    Landing { mark: u16, parts: u32, signal: (Place, Change), prompt: bool },
     /// Change a cell, and say what it held. `id` goes into the answer.
     Atomic { at: Place, atomic: Atomic, id: u32 },
     /// What a cell held.
@@ -152,9 +152,10 @@ impl Message {
                 change.into_iter().for_each(|change| signal(&mut fields, change));
                 fields.change |= if prompt { PROMPT } else { 0 };
             }
-            Content::Landing { mark, parts, signal: change } => {
+            Content::Landing { mark, parts, signal: change, prompt } => {
                 (fields.kind, fields.first) = (LANDING, Place { region: mark, offset: u64::from(parts) });
                 signal(&mut fields, change);
+                fields.change |= if prompt { PROMPT } else { 0 };
             }
             Content::Atomic { at, atomic, id } => {
                 (fields.kind, fields.first, fields.id) = (ATOMIC, at, id);
@@ -215,8 +216,8 @@ impl Message {
                 match header[0] {
                     PUT => Content::Put { to: first, signal, prompt: change & PROMPT != 0 },
                     _ => {
-                        let parts = u32::try_from(first.offset).ok().filter(|_| change & PROMPT == 0)?;
-                        Content::Landing { mark: first.region, parts, signal: signal? }
+                        let parts = u32::try_from(first.offset).ok()?;
+                        Content::Landing { mark: first.region, parts, signal: signal?, prompt: change & PROMPT != 0 }
                     }
                 }
             }
@@ -263,7 +264,8 @@ mod tests {
             Content::Put { to: place(3), signal: Some((place(4), Change::Add(u64::MAX))), prompt: false },
             Content::Put { to: place(3), signal: Some((place(4), Change::Set(7))), prompt: true },
             Content::Put { to: place(u16::MAX), signal: None, prompt: true },
-            Content::Landing { mark: 7, parts: 3, signal: (place(4), Change::Set(7)) },
+            Content::Landing { mark: 7, parts: 3, signal: (place(4), Change::Set(7)), prompt: false },
+            Content::Landing { mark: 7, parts: 3, signal: (place(4), Change::Add(7)), prompt: true },
             Content::Atomic { at: place(1), atomic: Atomic::FetchAdd(5), id: 9 },
             Content::Atomic { at: place(1), atomic: Atomic::CompareSwap { expect: 1, new: 2 }, id: u32::MAX },
             Content::Value { id: 4, value: 5 },

@@ -30,14 +30,15 @@ const MOVING: usize = 64;
 /// More than what `ofi_rxm` and this fabric put in front of a message's data.
 const RXM_HEADER: usize = 256;
 
-/// Up to so many bytes, a provider sends a message without asking the receiver first; 0 if that is not known.
+/// Up to so many bytes of data, a provider sends a message without asking the receiver first; 0 if that is not
+/// known.
 /// No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default; `tcp` by itself never asks.
 fn copied(provider: &str) -> usize {
     const USUAL: usize = 16 * 1024;
     let chosen = || std::env::var("FI_OFI_RXM_BUFFER_SIZE").ok()?.parse().ok();
     match provider {
-        "tcp" => MOST_COPIED + RXM_HEADER,
-        layered if layered.ends_with("ofi_rxm") => chosen().unwrap_or(USUAL),
+        "tcp" => MOST_COPIED,
+        layered if layered.ends_with("ofi_rxm") => chosen().unwrap_or(USUAL).saturating_sub(RXM_HEADER),
         _ => 0,
     }
 }
@@ -99,14 +100,13 @@ pub(super) fn allocate(bytes: usize) -> Result<Window, Failed> {
     let len = bytes.max(1).next_multiple_of(PAGE);
     let mut options = MmapOptions::new();
     options.len(len);
-    // Every byte of it goes through copies or devices, which look up fewer pages if they are large. Neither
-    // advice matters where the system does not take it.
-    let map = if len < LARGE_PAGE {
-        MmapRaw::from(options.populate().map_anon().map_err(Failed::Memory)?)
-    } else {
-        let map = MmapRaw::from(options.map_anon().map_err(Failed::Memory)?);
-        let _ = map.advise(Advice::HugePage).and_then(|()| map.advise(Advice::PopulateWrite));
-        map
+    // Every byte of it goes through copies or devices, which look up fewer pages if they are large.
+    let large =
+        (len >= LARGE_PAGE).then(|| options.map_anon().map(MmapRaw::from)).transpose().map_err(Failed::Memory)?;
+    let large = large.filter(|map| map.advise(Advice::HugePage).is_ok() && map.advise(Advice::PopulateWrite).is_ok());
+    let map = match large {
+        Some(map) => map,
+        None => MmapRaw::from(options.populate().map_anon().map_err(Failed::Memory)?),
     };
     let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
     // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
@@ -207,7 +207,7 @@ fn posted(result: Result<(), Code>) -> Posted {
 impl Wire {
     pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>) -> Result<Self, Failed> {
         let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
-        let most_data = copied(info.provider()).saturating_sub(RXM_HEADER).clamp(MOST_DATA, MOST_COPIED);
+        let most_data = copied(info.provider()).clamp(MOST_DATA, MOST_COPIED);
         let room = (MOST_HEADER + most_data).next_multiple_of(64);
         let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room, 0)?;
         let contexts = RECEIVING + SENDING + MOVING;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, Message, Novelty, Outgoing,
-    PATIENCE, Peer, Place, Then, Transfer, WINDOW,
+    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, Message, Novelty,
+    Outgoing, PATIENCE, Peer, Place, Then, Transfer, WINDOW,
 };
 
 impl Engine {
@@ -40,7 +40,7 @@ impl Engine {
         }
         // Reading the clock takes a tenth of a look.
         self.looks = self.looks.wrapping_add(1);
-        if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+        if any || self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
             self.tell_if_due();
         }
         if !self.suspects.is_empty() {
@@ -97,9 +97,8 @@ impl Engine {
                 self.free_transfers.push(index);
                 match then {
                     Then::Done => self.channel(channel).complete(token, 0),
-                    Then::Signal(cell, change) => {
-                        // Whoever moves much waits for the end of it.
-                        let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt: true };
+                    Then::Signal(cell, change, prompt) => {
+                        let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
                         self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                     }
                     Then::Nothing => {}
@@ -134,9 +133,10 @@ impl Engine {
                 (None, _) => {}
             }
         }
-        if let Content::Landing { mark, parts, signal } = content {
+        if let Content::Landing { mark, parts, signal, prompt } = content {
             // It is dealt with when its data is there.
-            self.landing(from, mark).announced = Some((message.number, channel, parts, signal));
+            let number = message.number;
+            self.landing(from, mark).announced = Some(Announced { number, channel, parts, signal, prompt });
             return self.settle_landing(from, mark);
         }
         if content.is_counted() {
@@ -146,7 +146,7 @@ impl Engine {
                 Novelty::Nonsense => return self.nonsense(from),
             }
         }
-        let mut prompt = self.peers[from as usize].received.owed() >= WINDOW / 2;
+        let mut prompt = self.owes_much(from);
         match content {
             Content::Landing { .. } => {}
             Content::Put { to, signal, prompt: awaited } => {
@@ -224,13 +224,11 @@ impl Engine {
 
     /// Gives the signal if all is there that it waits for.
     fn settle_landing(&mut self, from: u32, mark: u16) {
-        let complete = |landing: &Landing| match landing.announced {
-            Some((_, _, parts, _)) => landing.landed >= parts,
-            None => false,
-        };
+        let complete = |landing: &Landing| landing.announced.is_some_and(|said| landing.landed >= said.parts);
         let is_it = |landing: &Landing| (landing.from, landing.mark) == (from, mark) && complete(landing);
         let Some(index) = self.landings.iter().position(is_it) else { return };
-        let Some((number, channel, _, (cell, change))) = self.landings.swap_remove(index).announced else { return };
+        let Some(announced) = self.landings.swap_remove(index).announced else { return };
+        let Announced { number, channel, signal: (cell, change), prompt, .. } = announced;
         // The message was from a rank of this world.
         match count(&mut self.peers, (&mut self.debtors, &mut self.owed_since), from, number) {
             Novelty::New => {}
@@ -242,6 +240,14 @@ impl Engine {
             return self.nonsense(from);
         }
         own.wake();
+        if prompt || self.owes_much(from) {
+            self.tell_soon(from);
+        }
+    }
+
+    /// Whether a peer would soon have to wait for a word before it can send more.
+    fn owes_much(&self, peer: u32) -> bool {
+        self.peers[peer as usize].received.owed() >= WINDOW / 2
     }
 
     pub(super) fn nonsense(&mut self, from: u32) {

@@ -28,6 +28,10 @@ const PATIENCE: u32 = 256;
 /// How long they may have to wait for that, however much else happens.
 const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
+/// From so many bytes on, whoever writes them is told at once that they were dealt with: it may wait for the
+/// end of that, and a word costs little beside it.
+const LARGE: usize = 256 << 10;
+
 /// How often the time is looked at for that.
 const LOOKS_PER_CLOCK: u32 = 16;
 
@@ -98,7 +102,7 @@ enum Then {
     /// The operation has.
     Done,
     /// A message with its signal.
-    Signal(Place, Change),
+    Signal(Place, Change, bool),
     /// Nothing: the peer says when it has dealt with the message that announced it.
     Nothing,
 }
@@ -110,8 +114,18 @@ struct Landing {
     mark: u16,
     /// Parts that have landed.
     landed: u32,
-    /// The message's number, its channel, how many parts there are, and the signal.
-    announced: Option<(u32, u16, u32, (Place, Change))>,
+    announced: Option<Announced>,
+}
+
+/// What is said of marked writes.
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    /// The message's.
+    number: u32,
+    channel: u16,
+    parts: u32,
+    signal: (Place, Change),
+    prompt: bool,
 }
 
 /// A part of a transfer that waits for room.
@@ -356,11 +370,12 @@ impl Engine {
             if self.wire.marks && self.ranks() <= 1 << 16 {
                 self.marks = self.marks.wrapping_add(1);
                 let parts = len.div_ceil(self.wire.most) as u32;
-                let content = Content::Landing { mark: self.marks, parts, signal: (cell, change) };
+                let content =
+                    Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt: len >= LARGE };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 (way, then) = (Way::Marked(u64::from(self.rank) << 16 | u64::from(self.marks)), Then::Nothing);
             } else {
-                then = Then::Signal(cell, change);
+                then = Then::Signal(cell, change, len >= LARGE);
             }
         }
         self.transfer(Transfer { channel, token, peer, parts: 0, then }, from, to, len, way);
