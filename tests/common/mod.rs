@@ -137,8 +137,9 @@ pub fn shared_memory_files() -> Vec<String> {
 /// provider for shared memory, and begin with the process; other tests may be making some.
 pub fn left_behind(before: &[String], pids: &[u32]) -> Vec<String> {
     let by_them = |name: &String| pids.iter().any(|pid| name.starts_with(&format!("{pid}:")));
-    let new = |name: &String| !name.contains(':') && !before.contains(name);
-    shared_memory_files().into_iter().filter(|name| by_them(name) || new(name)).collect()
+    // What was there before may be of a process that had the same number.
+    let new = |name: &String| !before.contains(name);
+    shared_memory_files().into_iter().filter(|name| new(name) && (by_them(name) || !name.contains(':'))).collect()
 }
 
 /// The lines that begin with `key`, without it.
