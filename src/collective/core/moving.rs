@@ -1,6 +1,7 @@
 //! Movers: whoever waits claims segments of the oldest round that has not landed, reduces them
 //! and writes them where they are wanted.
 
+use super::cut::Cut;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use crate::fabric::Atomic;
@@ -181,6 +182,14 @@ impl Machine {
         }
         let slot = self.plan.slot(self.mover.round);
         let cut = std::mem::take(&mut self.cuts[slot]);
+        let missing = self.read_from_elsewhere(&cut, (from, len));
+        self.cuts[slot] = cut;
+        missing
+    }
+
+    /// Starts reading so many bytes, from an offset on, of the contributions that lie on other hosts; says of
+    /// how many.
+    pub(super) fn read_from_elsewhere(&mut self, cut: &Cut, (from, len): (usize, usize)) -> u32 {
         let mut missing = 0;
         for (row, entry) in cut.contributions().enumerate() {
             let host = self.plan.host_of(entry.rank);
@@ -190,7 +199,6 @@ impl Machine {
                 missing += 1;
             }
         }
-        self.cuts[slot] = cut;
         missing
     }
 

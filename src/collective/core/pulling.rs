@@ -166,17 +166,8 @@ impl Machine {
     /// Reads a part of all contributions; behind the last one the round is made.
     fn read_part(&mut self, round: u64, first: usize) {
         for part in first..self.plan.parts() {
-            let (from, len) = self.plan.part_span(part);
             let cut = std::mem::take(&mut self.pull.cut);
-            let mut missing = 0;
-            for (row, entry) in cut.contributions().enumerate() {
-                let host = self.plan.host_of(entry.rank);
-                if host != self.plan.host() {
-                    let from = self.plan.contribution(entry.rank, entry.buffer) + from;
-                    self.push(Op::Read { host, from, len, row, token: Token::Read });
-                    missing += 1;
-                }
-            }
+            let missing = self.read_from_elsewhere(&cut, self.plan.part_span(part));
             self.pull.cut = cut;
             if missing > 0 {
                 self.pull.stage = Stage::Reading { round, part, missing };
