@@ -274,14 +274,14 @@ impl Machine {
         let (me, part, buffer) = (self.plan.me, arrival.part, arrival.buffer);
         let (cell, value) = self.own_tag();
         let has_data = part != Part::Leaving && self.plan.bytes > 0;
-        let data = (self.plan.path.pushes() && has_data).then(|| {
-            let at = self.plan.contribution(me, buffer);
-            (at, at, self.plan.bytes)
-        });
         self.push(Op::Store { cell, value });
         if self.plan.path.has_homes() {
             return self.show_to_homes(cell, value, (buffer, has_data));
         }
+        let data = (self.plan.path.pushes() && has_data).then(|| {
+            let at = self.plan.contribution(me, buffer);
+            (at, at, self.plan.bytes)
+        });
         self.for_receivers_elsewhere(|machine, host| {
             machine.tags_under_way[buffer as usize] += 1;
             machine.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });

@@ -205,7 +205,7 @@ impl Plan {
 
     pub(crate) fn segments(&self) -> u64 {
         match self.path {
-            Path::Segmented => self.bytes.div_ceil(self.segment).max(1) as u64,
+            Path::Segmented => self.parts().max(1) as u64,
             _ => 1,
         }
     }
@@ -218,7 +218,7 @@ impl Plan {
         }
     }
 
-    /// Parts in which a contribution is read by who makes a round for itself.
+    /// Parts of a segment's size, in which a contribution is read by who makes a round for itself.
     pub(super) fn parts(&self) -> usize {
         self.bytes.div_ceil(self.segment)
     }

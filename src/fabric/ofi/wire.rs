@@ -31,8 +31,7 @@ const MOVING: usize = 64;
 const RXM_HEADER: usize = 256;
 
 /// Up to so many bytes of data, a provider sends a message without asking the receiver first; 0 if that is not
-/// known.
-/// No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default; `tcp` by itself never asks.
+/// known. No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default; `tcp` by itself never asks.
 fn copied(provider: &str) -> usize {
     const USUAL: usize = 16 * 1024;
     let chosen = || std::env::var("FI_OFI_RXM_BUFFER_SIZE").ok()?.parse().ok();

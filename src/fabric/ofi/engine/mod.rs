@@ -28,12 +28,12 @@ const PATIENCE: u32 = 256;
 /// How long they may have to wait for that, however much else happens.
 const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
+/// Of polls without a message, how many there are for each look at the time.
+const POLLS_PER_CLOCK: u32 = 16;
+
 /// From so many bytes on, whoever writes them is told at once that they were dealt with: it may wait for the
 /// end of that, and a word costs little beside it.
 const LARGE: usize = 256 << 10;
-
-/// How often the time is looked at for that.
-const LOOKS_PER_CLOCK: u32 = 16;
 
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
@@ -156,7 +156,6 @@ pub(super) struct Engine {
     /// Those of them who wait for the word.
     waiting_for_word: Vec<u32>,
     idle: u32,
-    looks: u32,
     asked: Vec<Asked>,
     asked_so_far: u32,
     transfers: Vec<Transfer>,
@@ -189,7 +188,6 @@ impl Engine {
             owed_since: None,
             waiting_for_word: Vec::new(),
             idle: 0,
-            looks: 0,
             asked: Vec::new(),
             asked_so_far: 0,
             transfers: Vec::new(),
