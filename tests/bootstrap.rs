@@ -108,12 +108,17 @@ fn stores() -> Vec<Way> {
 
 /// Starts one process for each pair of rank and world size, and returns what each said.
 fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
+    let mut strangers = Vec::new();
     let children: Vec<_> = ranks
         .iter()
         .enumerate()
         .map(|(index, (rank, size))| {
             if role == "last comes late" && index + 1 == ranks.len() {
                 std::thread::sleep(Duration::from_millis(300));
+            }
+            if role == "strangers" && index == 1 {
+                // Rank 0 waits for rank 1 until then, however busy the machine is.
+                strangers = visit_as_strangers(way);
             }
             let differs = way.differs.iter().filter(|(differs, ..)| differs == rank);
             std::process::Command::new(std::env::current_exe().unwrap())
@@ -129,13 +134,11 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
                 .unwrap()
         })
         .collect();
-    if role == "strangers" {
-        visit_as_a_stranger(way);
-    }
     let texts = children
         .into_iter()
         .map(|child| String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap())
         .collect();
+    drop(strangers);
     if let Some(folder) = way.store.strip_prefix("file:") {
         let left = std::fs::read_dir(folder).map_or(0, Iterator::count);
         assert_eq!(left, usize::from(role == "strangers"), "something was left behind in {folder}");
@@ -144,8 +147,8 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
     texts
 }
 
-/// Says something else, says nothing at all, and stays.
-fn visit_as_a_stranger(way: &Way) {
+/// One says something else, one nothing at all; both stay for as long as what is returned lives.
+fn visit_as_strangers(way: &Way) -> Vec<Box<dyn Write>> {
     let (kind, place) = way.store.split_once(':').unwrap();
     let until = Instant::now() + DEADLINE;
     let user = rustix::process::getuid().as_raw();
@@ -161,13 +164,14 @@ fn visit_as_a_stranger(way: &Way) {
             _ => {
                 std::fs::create_dir_all(place).unwrap();
                 std::fs::write(format!("{place}/note-to-self"), "milk").unwrap();
-                return;
+                return visitors;
             }
         }
     }
+    assert_eq!(visitors.len(), 2, "nobody listened at {} within {DEADLINE:?}", way.store);
     // Its answer is more than a greeting, and none.
     let _ = visitors[0].write_all(&b"GET / HTTP/1.1\r\n".repeat(9));
-    std::thread::sleep(Duration::from_millis(200));
+    visitors
 }
 
 fn all_say(texts: &[String], named: &[&str]) {
