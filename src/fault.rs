@@ -71,6 +71,10 @@ pub enum Fault {
     PullUnasked,
     /// Takes a round of which a share has not come.
     TakeIncomplete,
+    /// Writes a contribution where others may still read the one before.
+    WriteWhatIsRead,
+    /// Writes a contribution where the one before may not have been sent.
+    WriteWhatIsSent,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -123,7 +127,7 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 33] = [
+    pub const EVERY: [Fault; 35] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
@@ -157,6 +161,8 @@ impl Fault {
         Fault::ForgetWakeForPieces,
         Fault::PullUnasked,
         Fault::TakeIncomplete,
+        Fault::WriteWhatIsRead,
+        Fault::WriteWhatIsSent,
     ];
 
     /// The mover that can make it; nothing if both can.

@@ -39,6 +39,8 @@ pub struct Allreduce<T> {
     taken: u64,
     /// The buffer of the next contribution.
     buffer: u32,
+    /// The caller may have begun to write it.
+    begun: bool,
     /// The weight of the next contribution.
     weight: u16,
     /// An arrival whose outcome was not taken.
@@ -83,6 +85,7 @@ impl<T: Element> Allreduce<T> {
             places: vec![0; plan.slots() as usize],
             taken: 0,
             buffer: 0,
+            begun: false,
             weight: 1,
             outstanding: false,
             held: Cell::new(0),
@@ -111,6 +114,7 @@ impl<T: Element> Allreduce<T> {
     pub fn contribution(&mut self) -> Result<&mut [T]> {
         self.settle();
         self.check("contribution", !self.leaving, "this rank has finished")?;
+        self.begun = true;
         Ok(self.memory.contribution(self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes))
     }
 
@@ -236,7 +240,7 @@ impl<T: Element> Allreduce<T> {
         driver.machine_mut().measured(None);
         start(driver.machine_mut(), now, std::mem::replace(&mut self.weight, 1));
         self.outstanding = true;
-        self.buffer = driver.machine().buffer();
+        (self.buffer, self.begun) = (driver.machine().buffer(), false);
         Ok(now)
     }
 
@@ -406,6 +410,10 @@ impl<T: Element> Allreduce<T> {
         driver.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
         for round in rounds.clone() {
             self.places[self.plan.slot(round)] = driver.machine().outcome_at(round);
+        }
+        if !self.begun {
+            driver.machine_mut().choose_buffer();
+            self.buffer = driver.machine().buffer();
         }
         drop(driver);
         self.taken = *rounds.end();

@@ -337,7 +337,7 @@ impl Driver {
             }
             Op::Fence => sync::full_fence(),
             Op::Signal { host, data, cell, change, token } => {
-                let signal = Signal { at: self.control_at(host, cell), change };
+                let signal = Signal { at: self.control_at(host, cell), change, awaited: token.is_awaited() };
                 let posted = match data {
                     None => self.endpoint.signal(signal, token.code())?,
                     Some((from, to, len)) => {
@@ -426,7 +426,8 @@ impl Driver {
         }
         let bytes = (1 + cut.entries().len()) * size_of::<u64>();
         let (from, to) = (self.control_at(plan.host(), record + 1), self.control_at(host, record + 1));
-        let signal = Signal { at: self.control_at(host, record), change: Change::Set(round) };
+        let signal =
+            Signal { at: self.control_at(host, record), change: Change::Set(round), awaited: token.is_awaited() };
         let posted = self.endpoint.put(from, to, bytes, Some(signal), token.code())?;
         self.posted(posted, token, now);
         Ok(())

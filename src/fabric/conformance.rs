@@ -139,7 +139,8 @@ fn put_lands_before_its_signal(make: MakeWorld<'_>, ranks: u32) {
     for round in 1..20u64 {
         let fill = round.wrapping_mul(0x0101_0101_0101_0101);
         (0..=len / 8).for_each(|cell| world.own(from).cell(cell).store(fill, Ordering::Relaxed));
-        let signal = Signal { at: at(world.regions[from][to], SIZE - 8), change: Change::Set(round) };
+        let signal =
+            Signal { at: at(world.regions[from][to], SIZE - 8), change: Change::Set(round), awaited: round % 2 == 0 };
         let (source, target) = (at(world.regions[from][from], 0), at(world.regions[from][to], 32 * 1024));
         let posted = world.ends[from].put(source, target, len, Some(signal), round).expect("put");
         let start = Instant::now();
@@ -163,7 +164,8 @@ fn signals_add_up(make: MakeWorld<'_>, ranks: u32) {
     let mut world = world(make, ranks);
     for round in 0..10 {
         for from in 0..ranks as usize {
-            let signal = Signal { at: at(world.regions[from][0], 64), change: Change::Add(from as u64 + 1) };
+            let signal =
+                Signal { at: at(world.regions[from][0], 64), change: Change::Add(from as u64 + 1), awaited: false };
             let posted = world.ends[from].signal(signal, round).expect("signal");
             world.finish(from, posted, round);
         }
@@ -220,7 +222,7 @@ fn bad_places_are_refused(make: MakeWorld<'_>) {
     assert!(end.read(at(peer, size - 1), at(own, 0), 2, 0).is_err());
     assert!(end.atomic(at(peer, size - 4), Atomic::FetchAdd(1), 0).is_err());
     assert!(end.atomic(at(peer, 4), Atomic::FetchAdd(1), 0).is_err());
-    assert!(end.signal(Signal { at: at(peer, size), change: Change::Set(1) }, 0).is_err());
+    assert!(end.signal(Signal { at: at(peer, size), change: Change::Set(1), awaited: true }, 0).is_err());
 }
 
 fn bad_keys_are_refused(make: MakeWorld<'_>) {
@@ -237,7 +239,7 @@ fn a_signal_ends_a_wait(make: MakeWorld<'_>) {
     let [one, two] = &mut ends[..] else { panic!("two ends") };
     let window = two.window(regions[1][1]).expect("own");
     two.prepare_wait(1);
-    let signal = Signal { at: at(regions[0][1], 8), change: Change::Set(9) };
+    let signal = Signal { at: at(regions[0][1], 8), change: Change::Set(9), awaited: true };
     // Posted before the wait begins and after it was announced: it must not be missed.
     let posted = one.signal(signal, 1).expect("signal");
     let start = Instant::now();

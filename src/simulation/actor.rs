@@ -70,6 +70,8 @@ pub(super) struct Actor {
     memory: Lender,
     habits: Habits,
     doing: Doing,
+    /// It has begun to write its next contribution.
+    begun: bool,
     made: u32,
     /// Newest round that the oracle has judged through this rank's eyes.
     judged: u64,
@@ -91,6 +93,7 @@ pub(super) struct Actor {
 pub(super) struct Saved {
     machine: Machine,
     doing: Doing,
+    begun: bool,
     made: u32,
     judged: u64,
     dropped: u64,
@@ -100,24 +103,24 @@ pub(super) struct Saved {
 
 impl Hash for Saved {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Saved { machine, doing, made, judged, dropped, finishing, heard } = self;
+        let Saved { machine, doing, begun, made, judged, dropped, finishing, heard } = self;
         machine.fingerprint(state);
-        (doing, made, judged, dropped, finishing, heard).hash(state);
+        (doing, begun, made, judged, dropped, finishing, heard).hash(state);
     }
 }
 
 impl Actor {
     pub(super) fn save(&self) -> Saved {
-        let Actor { driver, doing, made, judged, dropped, finishing, heard, .. } = self;
+        let Actor { driver, doing, begun, made, judged, dropped, finishing, heard, .. } = self;
         let machine = driver.machine().clone();
-        let (doing, made, judged, dropped) = (*doing, *made, *judged, *dropped);
-        Saved { machine, doing, made, judged, dropped, finishing: *finishing, heard: *heard }
+        let (doing, begun, made, judged, dropped) = (*doing, *begun, *made, *judged, *dropped);
+        Saved { machine, doing, begun, made, judged, dropped, finishing: *finishing, heard: *heard }
     }
 
     pub(super) fn restore(&mut self, saved: &Saved) {
         *self.driver.machine_mut() = saved.machine.clone();
         (self.doing, self.made, self.judged) = (saved.doing, saved.made, saved.judged);
-        self.dropped = saved.dropped;
+        (self.begun, self.dropped) = (saved.begun, saved.dropped);
         (self.finishing, self.heard) = (saved.finishing, saved.heard);
     }
 
@@ -156,6 +159,7 @@ impl Actor {
             driver,
             habits,
             doing: Doing::Computing,
+            begun: false,
             made: 0,
             judged: 0,
             dropped: 0,
@@ -248,6 +252,9 @@ impl Actor {
                 }
                 self.doing = Doing::Waiting;
                 if rng.random_range(0..256) < self.habits.overlaps {
+                    if rng.random_bool(0.5) {
+                        self.begin();
+                    }
                     return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
                 }
             }
@@ -258,6 +265,7 @@ impl Actor {
             }
             Doing::Holding { round } => {
                 self.release(round, oracle)?;
+                self.begin();
                 self.doing = Doing::Computing;
                 return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
             }
@@ -290,6 +298,7 @@ impl Actor {
                 true => contribution.fill(0xA5),
                 false => oracle.fill(rank, self.made, contribution),
             }
+            self.begun = false;
             Rc::make_mut(oracle).arrives(rank, self.made, self.driver.machine().taken() + 1, now)?;
             let weight = oracle.weight(rank, self.made);
             self.made += 1;
@@ -306,6 +315,15 @@ impl Actor {
         }
         self.doing = Doing::Arriving;
         Ok(())
+    }
+
+    /// Begins to write the next contribution, as if it came from a long computation: what it writes is not what
+    /// it hands in, and nobody should ever read it.
+    fn begin(&mut self) {
+        let machine = self.driver.machine();
+        let (plan, buffer) = (machine.plan(), machine.buffer());
+        self.memory.contribution::<u8>(plan.contribution(plan.me, buffer), plan.bytes).fill(0x5A);
+        self.begun = true;
     }
 
     /// Fills a piece of what was handed in last.
@@ -364,6 +382,9 @@ impl Actor {
         } else {
             let rounds = self.driver.machine_mut().take();
             if !rounds.is_empty() {
+                if !self.begun {
+                    self.driver.machine_mut().choose_buffer();
+                }
                 let newest = *rounds.end();
                 let rank = self.rank();
                 rounds.into_iter().try_for_each(|round| Rc::make_mut(oracle).receives(rank, round))?;

@@ -207,7 +207,7 @@ impl Scenario {
         let depth = match fire.is_synchronous() {
             true if tree => 2,
             true => 1,
-            false => rng.random_range(1..=5),
+            false => [1, 1, 2, 3, 5][rng.random_range(0..5)],
         };
         let (elements, segment) = match schedule {
             // Chunks of programs are cache lines at least.
@@ -349,7 +349,7 @@ fn draw_weather(rng: &mut Xoshiro256PlusPlus, hosts: &[u32]) -> Weather {
         return weather;
     }
     if rng.random_bool(0.3) {
-        weather.repeats = rng.random_range(1..64);
+        weather.repeats = rng.random_range(1..=160);
     }
     if rng.random_bool(0.3) {
         weather.not_ready = rng.random_range(1..32);

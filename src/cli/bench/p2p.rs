@@ -88,7 +88,7 @@ impl<'w> Pair<'w> {
     fn write(&mut self, bytes: usize, round: Option<u64>) -> Result<()> {
         let (from, to) = (At { region: self.own, offset: DATA }, At { region: self.theirs, offset: DATA });
         let cell = At { region: self.theirs, offset: 0 };
-        let signal = round.map(|round| Signal { at: cell, change: Change::Set(round) });
+        let signal = round.map(|round| Signal { at: cell, change: Change::Set(round), awaited: true });
         self.open += u64::from(self.endpoint.put(from, to, bytes, signal, 0)? == Posted::Pending);
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::Time;
 use super::cut::Part;
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Interest, Op, Token};
-use super::plan::Path;
+use super::plan::{Path, Plan};
 use super::tag::Tag;
 use super::tree::Effort;
 use super::word::{self, Closing};
@@ -258,29 +258,30 @@ impl Machine {
         }
     }
 
-    /// The tag of the arrival's buffer: its cell and its value.
+    /// The tag of the arrival's contribution: its cell and its value.
     fn own_tag(&self) -> (usize, u64) {
         let Some(arrival) = &self.arrival else { return (self.plan.tag(self.plan.me, 0), 0) };
         let leaving = arrival.part == Part::Leaving;
         let weight = if self.plan.fault(Fault::LoseWeight) { 1 } else { arrival.weight };
-        let tag = Tag { target: arrival.target, weight, leaving };
-        (self.plan.tag(self.plan.me, arrival.buffer), tag.cell())
+        let Arrival { target, buffer, .. } = *arrival;
+        let number = if self.plan.by_tags() { Plan::tag_of(target) } else { buffer };
+        (self.plan.tag(self.plan.me, number), Tag { target, buffer, weight, leaving }.cell())
     }
 
     /// Shows what a buffer holds to every host, or to the homes where there are some: the data, if it is
     /// pushed, lands before its tag.
     fn show_tag(&mut self) {
         let Some(arrival) = &self.arrival else { return };
-        let (me, part, buffer) = (self.plan.me, arrival.part, arrival.buffer);
+        let (me, part, buffer, target) = (self.plan.me, arrival.part, arrival.buffer, arrival.target);
         let (cell, value) = self.own_tag();
         let has_data = part != Part::Leaving && self.plan.bytes > 0;
         self.push(Op::Store { cell, value });
         if self.plan.path.has_homes() {
-            return self.show_to_homes(cell, value, (buffer, has_data));
+            return self.show_to_homes(target, (cell, value), (buffer, has_data));
         }
         let data = (self.plan.path.pushes() && has_data).then(|| {
-            let at = self.plan.contribution(me, buffer);
-            (at, at, self.plan.bytes)
+            let to = self.plan.pushed(me, buffer, target);
+            (self.plan.contribution(me, buffer), to, self.plan.bytes)
         });
         self.for_receivers_elsewhere(|machine, host| {
             machine.tags_under_way[buffer as usize] += 1;

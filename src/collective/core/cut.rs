@@ -1,5 +1,7 @@
 //! The cut of a round: whose contributions it holds, and its form on the wire.
 
+use std::hash::{Hash, Hasher};
+
 use super::rank_set::RankSet;
 use crate::trigger::Deposit;
 
@@ -15,7 +17,7 @@ pub enum Part {
 }
 
 /// One rank's part in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// Whose.
     pub rank: u32,
@@ -25,8 +27,22 @@ pub struct Entry {
     pub age: u64,
     /// What it was given with [`Allreduce::weigh`](crate::Allreduce::weigh); else 1.
     pub weight: u16,
-    /// Which of the rank's rotating buffers holds it.
+    /// Which of the rank's buffers holds it, for who is to read it there; no part of what was agreed.
     pub(crate) buffer: u32,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.agreed() == other.agreed()
+    }
+}
+
+impl Eq for Entry {}
+
+impl Hash for Entry {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.agreed().hash(state);
+    }
 }
 
 const RANK_BITS: u32 = 24;
@@ -37,6 +53,10 @@ const WEIGHT_BITS: u32 = u16::BITS;
 const AGE_SHIFT: u32 = RANK_BITS + BUFFER_BITS + PART_BITS + WEIGHT_BITS;
 
 impl Entry {
+    fn agreed(&self) -> (u32, Part, u64, u16) {
+        (self.rank, self.part, self.age, self.weight)
+    }
+
     fn encode(self) -> u64 {
         let part = match self.part {
             Part::Carried => 0,
@@ -213,6 +233,8 @@ mod tests {
         let mut copy = Cut::with_room_for(4);
         copy.decode(9, |index| cells[index]);
         assert_eq!(copy, cut);
+        let places = |cut: &Cut| cut.entries.iter().map(|entry| entry.buffer).collect::<Vec<_>>();
+        assert_eq!(places(&copy), places(&cut));
         assert_eq!(copy.fresh().iter().collect::<Vec<_>>(), [0, 3]);
         assert_eq!(copy.contributions().count(), 3);
         assert!(copy.leavers().contains(2) && copy.holds(0, Part::Carried));

@@ -39,7 +39,7 @@ impl Machine {
     /// Hands in the contribution in [`Machine::buffer`], of which nothing is there yet. The caller
     /// says [`Machine::filled`] until nothing is missing, whatever happens.
     pub(crate) fn arrive_unfilled(&mut self, now: Time, weight: u16) {
-        let cell = self.plan.unfilled(self.plan.me, self.buffer);
+        let cell = self.plan.unfilled(self.plan.me, self.buffer());
         // Nobody looks at this before it learns of the arrival.
         self.push(Op::Store { cell, value: self.plan.pieces() });
         self.arrive(now, weight);

@@ -10,7 +10,7 @@
 use super::cut::{Entry, Part};
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
-use super::plan::{Path, Plan, buffer_of};
+use super::plan::{Path, Plan};
 use super::rank_set::RankSet;
 use crate::fabric::Change;
 use crate::fault::Fault;
@@ -126,26 +126,29 @@ impl Machine {
         near.then(|| self.plan.contribution(entry.rank, entry.buffer) + from)
     }
 
-    /// Where on this rank's host the part of a contribution lies that begins at byte `from`; nothing if it
+    /// Where on this rank's host the part of a contribution to a round lies that begins at byte `from`; nothing if it
     /// has to be read first.
-    pub(crate) fn at_hand(&self, entry: &Entry, from: usize) -> Option<usize> {
+    pub(crate) fn at_hand(&self, entry: &Entry, round: u64, from: usize) -> Option<usize> {
         let host = self.plan.host_of(entry.rank);
-        if host == self.plan.host() || self.plan.path.pushes() {
-            return Some(self.plan.contribution(entry.rank, entry.buffer) + from);
+        if host == self.plan.host() {
+            return self.in_place(entry, from);
+        }
+        if self.plan.path.pushes() {
+            return Some(self.plan.pushed(entry.rank, entry.buffer, round) + from);
         }
         let sender = self.homes.place_of(&self.plan, host).ok().filter(|_| self.plan.path == Path::Scattered);
-        sender.map(|place| self.plan.received(entry.rank, entry.buffer, (place, self.homes.leads.len())))
+        sender.map(|place| self.plan.received(entry.rank, round, (place, self.homes.leads.len())))
     }
 
     /// Hands a contribution to the homes, each its part, and its tag after it.
-    pub(super) fn show_to_homes(&mut self, cell: usize, value: u64, (buffer, has_data): (u32, bool)) {
+    pub(super) fn show_to_homes(&mut self, round: u64, (cell, value): (usize, u64), (buffer, has_data): (u32, bool)) {
         let homes = std::mem::take(&mut self.homes);
         for (place, home) in homes.iter().filter(|&(place, _)| place != homes.own) {
             let ((from, len), me) = (homes.share(&self.plan, place), self.plan.me);
             let at = self.plan.contribution(me, buffer) + from;
             let to = match self.plan.path {
-                Path::Scattered => self.plan.received(me, buffer, (homes.own, homes.leads.len())),
-                _ => at,
+                Path::Scattered => self.plan.received(me, round, (homes.own, homes.leads.len())),
+                _ => self.plan.pushed(me, buffer, round) + from,
             };
             let (host, data) = (self.plan.host_of(home), (has_data && len > 0).then_some((at, to, len)));
             self.tags_under_way[buffer as usize] += 1;
@@ -172,10 +175,10 @@ impl Machine {
         let told = cells.load(self.plan.told(home, round));
         let slot = self.plan.slot(round);
         if told == word(round, true) {
-            let (cut, buffer) = (&mut self.cuts[slot], buffer_of(round));
+            let cut = &mut self.cuts[slot];
             (cut.round, cut.initiator) = (round, None);
             cut.entries.clear();
-            let entry = |rank| Entry { rank, part: Part::Fresh, age: 0, weight: 1, buffer };
+            let entry = |rank| Entry { rank, part: Part::Fresh, age: 0, weight: 1, buffer: 0 };
             cut.entries.extend(self.active.iter().map(entry));
         } else if told != word(round, false) || !self.read_record(round, cells) {
             return;

@@ -74,8 +74,8 @@ impl Machine {
 
     /// What its next steps depend on, apart from time.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
-        let Machine { taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left, .. } = self;
-        (taken, fired, landed, active, cuts, arrival, buffer, mover, dead, left).hash(state);
+        let Machine { taken, fired, landed, active, cuts, arrival, buffers, mover, dead, left, .. } = self;
+        (taken, fired, landed, active, cuts, arrival, buffers, mover, dead, left).hash(state);
         let Machine {
             released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
         } = self;

@@ -3,7 +3,7 @@
 use super::cut::Part;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op};
-use super::plan::{Path, buffer_of};
+use super::plan::{Path, Plan};
 use super::tag::Tag;
 use crate::collective::rule::When;
 use crate::fault::Fault;
@@ -92,9 +92,9 @@ impl Machine {
 
     /// The cut of a round that fires when every active rank has shown its tag; whether all have.
     pub(super) fn cut_by_tags(&mut self, round: u64, cells: &impl Cells) -> bool {
-        let buffer = buffer_of(round);
+        let number = Plan::tag_of(round);
         while let Some(rank) = self.active.next(self.missing) {
-            if Tag::from_cell(cells.load(self.plan.tag(rank, buffer))).target != round {
+            if Tag::from_cell(cells.load(self.plan.tag(rank, number))).target != round {
                 return false;
             }
             self.missing = rank + 1;
@@ -104,9 +104,9 @@ impl Machine {
         (cut.round, cut.initiator) = (round, None);
         cut.entries.clear();
         for rank in self.active.iter() {
-            let tag = Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
+            let tag = Tag::from_cell(cells.load(self.plan.tag(rank, number)));
             let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-            cut.entries.push(super::Entry { rank, part, age: 0, weight: tag.weight, buffer });
+            cut.entries.push(super::Entry { rank, part, age: 0, weight: tag.weight, buffer: tag.buffer });
         }
         self.missing = 0;
         true

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Time;
 use super::arrival::Arrival;
+use super::buffers::Buffers;
 use super::cut::{Cut, Part};
 use super::homes::Homes;
 use super::late::Pending;
@@ -47,8 +48,7 @@ pub(crate) struct Machine {
     pub(super) arrival: Option<Arrival>,
     /// A late contribution that could not be placed yet.
     pub(super) pending: Option<Pending>,
-    /// Buffer that the next contribution goes to.
-    pub(super) buffer: u32,
+    pub(super) buffers: Buffers,
     pub(super) mover: Mover,
     /// On the path that has a program.
     pub(super) worker: Option<Worker>,
@@ -111,7 +111,7 @@ impl Machine {
             cuts: (0..slots).map(|_| Cut::with_room_for(plan.ranks)).collect(),
             arrival: None,
             pending: None,
-            buffer: 0,
+            buffers: Buffers::new(&plan),
             mover: Mover::default(),
             worker: plan.program.as_deref().map(|layout| Worker::new(plan.me, layout, plan.fault)),
             homes: Homes::new(&plan),
@@ -172,11 +172,6 @@ impl Machine {
         self.landed
     }
 
-    /// The buffer of the contribution that is being written.
-    pub(crate) fn buffer(&self) -> u32 {
-        self.buffer
-    }
-
     /// The cut of a round that has fired and was not handed to its keeper.
     pub(crate) fn cut(&self, round: u64) -> &Cut {
         &self.cuts[self.plan.slot(round)]
@@ -202,7 +197,7 @@ impl Machine {
     pub(crate) fn arrive(&mut self, now: Time, weight: u16) {
         self.pace.arrived(now);
         self.start(Part::Fresh, weight);
-        self.buffer = (self.buffer + 1) % BUFFERS;
+        self.buffers.hand_in(self.taken + 1);
     }
 
     /// Hands in the last, empty arrival.
@@ -212,7 +207,7 @@ impl Machine {
 
     fn start(&mut self, part: Part, weight: u16) {
         debug_assert!(self.arrival.is_none() && !self.left);
-        self.arrival = Some(Arrival::new(self.taken + 1, part, self.buffer, weight));
+        self.arrival = Some(Arrival::new(self.taken + 1, part, self.buffer(), weight));
         self.transitions += 1;
     }
 
@@ -297,7 +292,7 @@ impl Machine {
     /// Whether there is all that the arrival waits for.
     pub(crate) fn is_served(&self) -> bool {
         self.arrival.as_ref().is_some_and(|arrival| {
-            // A buffer is written again two arrivals later: by then its tags have landed.
+            // Whichever is written next: its tags have landed.
             let earlier = (0..BUFFERS).filter(|&buffer| buffer != arrival.buffer);
             arrival.is_over()
                 && self.landed >= arrival.needs()

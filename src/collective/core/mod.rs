@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arrival;
+mod buffers;
 mod cut;
 mod filling;
 mod firing;

@@ -8,8 +8,8 @@ impl Plan {
     /// What a control cell is.
     pub(crate) fn cell_name(&self, cell: usize) -> String {
         for rank in 0..self.ranks {
-            if let Some(buffer) = (0..BUFFERS).find(|&buffer| self.tag(rank, buffer) == cell) {
-                return format!("tag of rank {rank}'s buffer {buffer}");
+            if let Some(number) = (0..BUFFERS).find(|&number| self.tag(rank, number) == cell) {
+                return format!("tag {number} of rank {rank}");
             }
             if self.released(rank) == cell {
                 return format!("released by rank {rank}");

@@ -42,6 +42,12 @@ pub(crate) enum Token {
 }
 
 impl Token {
+    /// Whether its operation's completion is waited for before anything else comes from there. All ranks send
+    /// something in every synchronous round, and that says what became of the round before.
+    pub(crate) fn is_awaited(self) -> bool {
+        !matches!(self, Token::Tag { .. } | Token::Outcome { .. })
+    }
+
     /// As a fabric carries it.
     pub(crate) fn code(self) -> u64 {
         match self {

@@ -16,13 +16,12 @@ use crate::collective::rule::{Absent, Fire, Grace};
 use crate::fault::Fault;
 use crate::trigger::{Layout, Request, Schedule, span};
 
-/// Buffers between which a rank rotates: one being moved, one carried, one being written.
+/// Buffers of a rank: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
 
-/// The buffer of contributions to a synchronous round: nobody is late, so ranks rotate together.
-pub(super) fn buffer_of(round: u64) -> u32 {
-    ((round - 1) % u64::from(BUFFERS)) as u32
-}
+/// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the one that those push
+/// for who are done with it.
+const ROWS: u64 = 2;
 
 /// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
 const LINE: usize = 16;
@@ -273,8 +272,15 @@ impl Plan {
 
     // Control cells, the same on every host.
 
-    pub(crate) fn tag(&self, rank: u32, buffer: u32) -> usize {
-        rank as usize * LINE + buffer as usize
+    /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
+    /// that all know where to look; else one for each buffer.
+    pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
+        rank as usize * LINE + number as usize
+    }
+
+    /// Where rounds are closed by tags: the tags of a round's contributions.
+    pub(super) fn tag_of(round: u64) -> u32 {
+        (round % u64::from(BUFFERS)) as u32
     }
 
     pub(crate) fn released(&self, rank: u32) -> usize {
@@ -356,8 +362,14 @@ impl Plan {
         lines(self.wide_bytes).unwrap_or(usize::MAX)
     }
 
-    /// Where a rank's buffer lies in the data region of any host that has it: of the rank's own
-    /// host, and of all when contributions are pushed.
+    /// Where a rank's contribution to a round lies in the data region of another host than its own, if it was pushed
+    /// there. Of synchronous rounds nobody reads any but the last two: who pushes knows that all have arrived for
+    /// the last, and so have reduced the one before.
+    pub(super) fn pushed(&self, rank: u32, buffer: u32, round: u64) -> usize {
+        self.contribution(rank, if self.by_tags() { (round % ROWS) as u32 } else { buffer })
+    }
+
+    /// Where a rank's buffer lies in the data region of its own host.
     pub(crate) fn contribution(&self, rank: u32, buffer: u32) -> usize {
         let row = if self.path.pushes() { rank } else { self.topology.index_on_host[rank as usize] };
         (row * BUFFERS + buffer) as usize * self.stride()
@@ -404,8 +416,8 @@ impl Plan {
         (self.contribution_rows() * BUFFERS + slot) as usize * self.stride()
     }
 
-    /// Bytes for the shares of one buffer of everybody that a home receives, however many homes there
-    /// are; nothing if they cannot be addressed.
+    /// Bytes for the shares of a round that a home receives, however many homes there are; nothing if they
+    /// cannot be addressed.
     fn receiving(&self) -> Option<usize> {
         if self.path != Path::Scattered {
             return Some(0);
@@ -414,12 +426,12 @@ impl Plan {
         lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest as usize)
     }
 
-    /// Where a share lies in the data region of its home's host that was received from a rank on the
+    /// Where a share of a round lies in the data region of its home's host that was received from a rank on the
     /// host of home `from`, of so many.
-    pub(crate) fn received(&self, rank: u32, buffer: u32, (from, homes): (usize, usize)) -> usize {
+    pub(crate) fn received(&self, rank: u32, round: u64, (from, homes): (usize, usize)) -> usize {
         let row = from * self.topology.widest as usize + self.topology.index_on_host[rank as usize] as usize;
         let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;
-        let area = before * self.stride() + buffer as usize * self.receiving().unwrap_or(usize::MAX);
+        let area = before * self.stride() + (round % ROWS) as usize * self.receiving().unwrap_or(usize::MAX);
         area + row * self.home_stride(homes)
     }
 
@@ -434,7 +446,7 @@ impl Plan {
         let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
         let partials = self.depth.checked_mul(u64::from(self.partials()))?;
         let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
-        let total = total.checked_add(self.receiving()?.checked_mul(BUFFERS as usize)?)?;
+        let total = total.checked_add(self.receiving()?.checked_mul(ROWS as usize)?)?;
         Some(total).filter(|&total| total <= isize::MAX as usize)
     }
 

@@ -10,7 +10,7 @@ use super::Time;
 use super::cut::{Cut, Entry, Part};
 use super::machine::Machine;
 use super::op::{Op, Token};
-use super::plan::{Path, Plan, buffer_of};
+use super::plan::{Path, Plan};
 use super::tag::Tag;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
@@ -131,9 +131,9 @@ impl Machine {
     }
 
     fn ask(&mut self, rank: u32) {
-        let (round, buffer) = (self.fired + 1, buffer_of(self.fired + 1));
+        let round = self.fired + 1;
         self.pull.stage = Stage::Asking { round, rank };
-        let (host, cell) = (self.plan.host_of(rank), self.plan.tag(rank, buffer));
+        let (host, cell) = (self.plan.host_of(rank), self.plan.tag(rank, Plan::tag_of(round)));
         self.atomic(host, cell, Atomic::FetchAdd(0), Token::Probe);
     }
 
@@ -193,8 +193,7 @@ impl Machine {
                     return self.ask_all();
                 }
                 let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-                let buffer = self.arrival.as_ref().map_or(0, |arrival| arrival.buffer);
-                self.pull.cut.entries.push(Entry { rank, part, age: 0, weight: tag.weight, buffer });
+                self.pull.cut.entries.push(Entry { rank, part, age: 0, weight: tag.weight, buffer: tag.buffer });
                 self.ask_from(rank + 1);
             }
             Stage::Reading { round, part, missing } if missing > 1 => {

@@ -17,7 +17,10 @@ impl Driver {
             None => (machine.pulled_cut(), plan.pulled_outcome()),
         };
         let sources = cut.contributions().enumerate().filter_map(|(row, entry)| {
-            let here = if round.is_some() { machine.at_hand(entry, from) } else { machine.in_place(entry, from) };
+            let here = match round {
+                Some(round) => machine.at_hand(entry, round, from),
+                None => machine.in_place(entry, from),
+            };
             reduction.source(entry, here.map_or(Place::Staged(row * plan.staging_row()), Place::Here))
         });
         let divisor = reduction.divisor(plan.ranks, cut);

@@ -31,8 +31,8 @@ const LONGEST_DEBT: Duration = Duration::from_micros(500);
 /// Of polls without a message, how many there are for each look at the time.
 const POLLS_PER_CLOCK: u32 = 16;
 
-/// From so many bytes on, whoever writes them is told at once that they were dealt with: it may wait for the
-/// end of that, and a word costs little beside it.
+/// From so many bytes on, a writer who waits is told at once that they were dealt with: a word costs little
+/// beside it.
 const LARGE: usize = 256 << 10;
 
 /// What this rank knows of a peer.
@@ -319,13 +319,14 @@ impl Engine {
         self.place("put", channel, from, len)?;
         let source = self.own_window("put", channel, from)?;
         let (owner, place) = self.place("put", channel, to, len)?;
-        let mut then = None;
-        if let Some(Signal { at, change }) = signal {
+        let (mut then, mut prompt) = (None, false);
+        if let Some(Signal { at, change, awaited }) = signal {
             let (keeper, cell) = self.cell("put", channel, at)?;
             if keeper != owner {
                 return Err(self.usage("put", "data and signal go to different ranks"));
             }
             then = Some((cell, change));
+            prompt = awaited && len >= LARGE;
         }
         let Some(peer) = owner else {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
@@ -336,7 +337,11 @@ impl Engine {
             return Ok(Posted::Done(0));
         }
         if len > self.wire.most_data() {
-            self.put_by_writing((channel, token, peer), (from, to, len), then);
+            self.put_by_writing(
+                (channel, token, peer),
+                (from, to, len),
+                then.map(|(cell, change)| (cell, change, prompt)),
+            );
             return Ok(Posted::Pending);
         }
         let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
@@ -360,20 +365,19 @@ impl Engine {
         &mut self,
         (channel, token, peer): (u16, u64, u32),
         (from, to, len): (At, At, usize),
-        signal: Option<(Place, Change)>,
+        signal: Option<(Place, Change, bool)>,
     ) {
         let (mut way, mut then) = (Way::Out, Then::Done);
-        if let Some((cell, change)) = signal {
+        if let Some((cell, change, prompt)) = signal {
             // A mark names the writer and one of its writes.
             if self.wire.marks && self.ranks() <= 1 << 16 {
                 self.marks = self.marks.wrapping_add(1);
                 let parts = len.div_ceil(self.wire.most) as u32;
-                let content =
-                    Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt: len >= LARGE };
+                let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 (way, then) = (Way::Marked(u64::from(self.rank) << 16 | u64::from(self.marks)), Then::Nothing);
             } else {
-                then = Then::Signal(cell, change, len >= LARGE);
+                then = Then::Signal(cell, change, prompt);
             }
         }
         self.transfer(Transfer { channel, token, peer, parts: 0, then }, from, to, len, way);
