@@ -18,34 +18,39 @@ use crate::reduce::Element;
 
 /// By when a call must be done.
 #[derive(Clone, Copy, Debug)]
-pub struct Deadline(Instant);
+pub struct Deadline(Until);
+
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    Instant(Instant),
+    /// Counted when it is needed: what is there already is returned without a look at a clock.
+    After(Duration),
+}
 
 impl Deadline {
-    pub(crate) fn has_passed(self) -> bool {
-        Instant::now() >= self.0
-    }
-
-    pub(crate) fn remaining(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
-
+    /// The time that it means; one that is counted from a call on begins now.
     pub(crate) fn instant(self) -> Instant {
-        self.0
+        const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+        match self.0 {
+            Until::Instant(at) => at,
+            Until::After(time) => {
+                let now = Instant::now();
+                now.checked_add(time.min(CENTURY)).unwrap_or(now)
+            }
+        }
     }
 }
 
 impl From<Instant> for Deadline {
     fn from(at: Instant) -> Self {
-        Deadline(at)
+        Deadline(Until::Instant(at))
     }
 }
 
 impl From<Duration> for Deadline {
-    /// So long from now; a century where that cannot be counted.
+    /// So long from the call that it is given to; a century where that cannot be counted.
     fn from(after: Duration) -> Self {
-        const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
-        let now = Instant::now();
-        Deadline(now.checked_add(after.min(CENTURY)).unwrap_or(now))
+        Deadline(Until::After(after))
     }
 }
 

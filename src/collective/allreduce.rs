@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::choice::Executor;
 use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats, Time};
@@ -302,7 +302,7 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// [`Error::Timeout`]: call again to go on; a dead peer or an aborted job.
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
-        let deadline = deadline.into();
+        let deadline = Deadline::from(deadline.into().instant());
         self.settle();
         if self.finished {
             return Ok(());
@@ -332,14 +332,14 @@ impl<T: Element> Allreduce<T> {
             return Ok(());
         }
         let (operation, fabric) = ("finish", self.world.fabric());
-        let until = Deadline::from(self.world.deadline());
-        fabric.exchange(operation, &[], until.instant())?;
+        let until = Deadline::from(self.world.deadline()).instant();
+        fabric.exchange(operation, &[], until)?;
         self.seat.take().provider().into_iter().for_each(Provider::set_off);
-        while !self.seat.take().provider().map_or(Ok(true), Provider::has_run)? && !until.has_passed() {
+        while !self.seat.take().provider().map_or(Ok(true), Provider::has_run)? && Instant::now() < until {
             fabric.look_for_dead(operation)?;
             std::thread::sleep(Duration::from_micros(100));
         }
-        fabric.exchange(operation, &[], until.instant()).map(drop)
+        fabric.exchange(operation, &[], until).map(drop)
     }
 
     /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.

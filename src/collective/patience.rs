@@ -24,6 +24,10 @@ impl Clock {
         self.0.elapsed().as_nanos() as Time
     }
 
+    fn time_of(self, at: Instant) -> Time {
+        at.saturating_duration_since(self.0).as_nanos() as Time
+    }
+
     /// The time if the machine makes use of it: reading the clock costs as much as a hand-over.
     pub(super) fn now_for(self, machine: &Machine) -> Time {
         if machine.needs_time() { self.now() } else { 0 }
@@ -70,8 +74,11 @@ impl Patience {
 
     /// A provider that refuses something usually does so because a peer is gone: who, comes out soon.
     pub(super) fn explain<R>(&self, operation: &'static str, result: Result<R>) -> Result<R> {
+        if !matches!(result, Err(Error::Join { .. })) {
+            return result;
+        }
         let until = Instant::now() + LAST_WORDS;
-        while matches!(result, Err(Error::Join { .. })) && Instant::now() < until {
+        while Instant::now() < until {
             self.fabric.look_for_dead(operation)?;
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -114,6 +121,8 @@ impl Patience {
         if spin_once(driver, now, looks, &over, &leave)? {
             return Ok(());
         }
+        let until = deadline.map(Deadline::instant);
+        let deadline = until.map(|until| self.clock.time_of(until));
         let started = self.clock.now();
         let mut idle_since = started;
         // What this rank closes from here on is timed. What it had closed when it last left the
@@ -142,11 +151,11 @@ impl Patience {
             }
             now = self.clock.now();
             if let Err(error) = self.fabric.health(operation) {
-                return self.outlive(driver, error, deadline, over, leave);
+                return self.outlive(driver, error, until, over, leave);
             }
             // A timer that is nearer than the longest spin is met more exactly by spinning.
             let near = driver.machine().next_timer().is_some_and(|at| at.saturating_sub(now) < self.spin.most);
-            let late = deadline.is_some_and(Deadline::has_passed);
+            let late = deadline.is_some_and(|deadline| now >= deadline);
             if !late && (near || now - idle_since < self.spin.budget) {
                 continue;
             }
@@ -168,14 +177,15 @@ impl Patience {
             }
             let timer = driver.machine().next_timer().map(|at| Duration::from_nanos(at.saturating_sub(now)));
             let at_most = HEARTBEAT.min(timer.unwrap_or(HEARTBEAT));
-            let at_most = deadline.map_or(at_most, |deadline| at_most.min(deadline.remaining()));
+            let remaining = |deadline: Time| Duration::from_nanos(deadline.saturating_sub(now));
+            let at_most = deadline.map_or(at_most, |deadline| at_most.min(remaining(deadline)));
             let at_most = driver.doze().map_or(at_most, |doze| at_most.min(doze));
             let asleep = now;
             driver.endpoint().wait(at_most);
             now = self.clock.now();
             self.spin.slept(now - asleep);
             if let Err(error) = self.look(operation, now) {
-                return self.outlive(driver, error, deadline, over, leave);
+                return self.outlive(driver, error, until, over, leave);
             }
             idle_since = now;
             driver.drive(now, Effort::Search)?;
@@ -192,12 +202,13 @@ impl Patience {
         &self,
         driver: &mut Driver,
         error: Error,
-        deadline: Option<Deadline>,
+        until: Option<Instant>,
         over: impl Fn(&Machine) -> bool,
         leave: impl Fn() -> bool,
     ) -> Result<()> {
         let Error::PeerDied { peer, .. } = error else { return Err(error) };
-        let until = Instant::now() + deadline.map_or(LAST_WORDS, |deadline| deadline.remaining().min(LAST_WORDS));
+        let last_words = Instant::now() + LAST_WORDS;
+        let until = until.map_or(last_words, |until| until.min(last_words));
         loop {
             let others_at_work = driver.inherit(peer, self.clock.now())?;
             if over(driver.machine()) {

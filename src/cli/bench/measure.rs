@@ -154,15 +154,20 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     };
     let mut output = input.clone();
     pattern.fill(&mut input, world.rank(), 0);
+    let mut written = Vec::with_capacity(4);
     let mut cuts = Cuts::default();
     let mut latencies = Vec::with_capacity(case.iters as usize);
     let step = if length <= CHECK_ALL_UP_TO { 1 } else { SPARSE };
     world.barrier(PATIENCE)?;
     for iteration in 0..u64::from(case.warmup) + u64::from(case.iters) {
         let timed = iteration >= u64::from(case.warmup);
-        if iteration < 3 {
-            // The three buffers between which contributions rotate.
-            pattern.fill(sum.contribution()?, world.rank(), 0);
+        if !case.private {
+            // Written once, as what is measured is moving it; a collective has several buffers.
+            let contribution = sum.contribution()?;
+            if !written.contains(&contribution.as_ptr()) {
+                written.push(contribution.as_ptr());
+                pattern.fill(contribution, world.rank(), 0);
+            }
         }
         if !case.skew.is_none() {
             let delays = case.skew.delays(world.size(), iteration, case.seed);

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, Landing, Message, Novelty, Outgoing,
-    PATIENCE, POLLS_PER_CLOCK, Peer, Place, Then, Transfer, WINDOW,
+    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, Message, Novelty,
+    Outgoing, PATIENCE, Peer, Place, Then, Transfer, WINDOW,
 };
 
 impl Engine {
@@ -38,8 +38,8 @@ impl Engine {
         if self.idle == PATIENCE {
             self.tell();
         }
-        // Reading the clock takes a tenth of a poll. With a message this holds, too.
-        if self.idle.is_multiple_of(POLLS_PER_CLOCK) {
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
             self.tell_if_due();
         }
         if !self.suspects.is_empty() {

@@ -28,8 +28,8 @@ const PATIENCE: u32 = 256;
 /// How long they may have to wait for that, however much else happens.
 const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
-/// Of polls without a message, how many there are for each look at the time.
-const POLLS_PER_CLOCK: u32 = 16;
+/// Of looks at the network, how many there are for each look at the time, which costs a tenth as much.
+const LOOKS_PER_CLOCK: u32 = 16;
 
 /// From so many bytes on, a writer who waits is told at once that they were dealt with: a word costs little
 /// beside it.
@@ -156,6 +156,8 @@ pub(super) struct Engine {
     /// Those of them who wait for the word.
     waiting_for_word: Vec<u32>,
     idle: u32,
+    /// Looks at the network, all of them.
+    looks: u32,
     asked: Vec<Asked>,
     asked_so_far: u32,
     transfers: Vec<Transfer>,
@@ -188,6 +190,7 @@ impl Engine {
             owed_since: None,
             waiting_for_word: Vec::new(),
             idle: 0,
+            looks: 0,
             asked: Vec::new(),
             asked_so_far: 0,
             transfers: Vec::new(),
