@@ -49,6 +49,9 @@ pub(super) struct Patience {
     lookout: Lookout,
 }
 
+/// Longest message that comes with one look: of what is longer, libfabric's `tcp` reads the head and then the rest.
+const ONE_LOOK: usize = 8 << 10;
+
 /// Polls between two readings of the clock.
 const SPINS_PER_CLOCK: u32 = 16;
 
@@ -116,8 +119,12 @@ impl Patience {
     ) -> Result<()> {
         let mut now = self.clock.now_for(driver.machine());
         // A look at a network costs as much as a switch to somebody who needs the core.
-        let dear = self.spin.yields && driver.machine().plan().topology.hosts() > 1;
-        let looks = if dear { 1 } else { SPINS_PER_CLOCK };
+        let plan = driver.machine().plan();
+        let looks = match self.spin.yields && plan.topology.hosts() > 1 {
+            true if plan.bytes > ONE_LOOK => 2,
+            true => 1,
+            false => SPINS_PER_CLOCK,
+        };
         if spin_once(driver, now, looks, &over, &leave)? {
             return Ok(());
         }
