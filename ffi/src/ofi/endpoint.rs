@@ -255,33 +255,35 @@ impl Endpoint {
         Code::check(code)
     }
 
-    /// Writes a peer's memory. `flags` say what completion means, such as `FI_DELIVERY_COMPLETE`;
-    /// `data` goes to the peer's queue with `FI_REMOTE_CQ_DATA`.
+    /// Writes a peer's memory, in one or several places. `flags` say what completion means, such as
+    /// `FI_DELIVERY_COMPLETE`; `data` goes to the peer's queue with `FI_REMOTE_CQ_DATA`.
     ///
     /// # Safety
-    /// The source must be registered if the memory mode says local, and stay as it is until the
+    /// The sources must be registered if the memory mode says local, and stay as they are until the
     /// completion of `context`.
     ///
     /// # Errors
     /// As [`Endpoint::send`].
-    pub unsafe fn write(
+    ///
+    /// # Panics
+    /// If there is no place at all.
+    pub unsafe fn write<const N: usize>(
         &self,
-        from: Local,
-        to: Remote,
+        places: [(Local, Remote); N],
         (flags, data): (u64, u64),
         context: *mut c_void,
     ) -> Result<(), Code> {
         let write = self.functions()?.write;
-        let source = iovec { iov_base: from.base.cast(), iov_len: from.len };
-        let target = fi_rma_iov { addr: to.address, len: from.len, key: to.key };
-        let mut descriptor = from.descriptor;
+        let sources = places.map(|(from, _)| iovec { iov_base: from.base.cast(), iov_len: from.len });
+        let targets = places.map(|(from, to)| fi_rma_iov { addr: to.address, len: from.len, key: to.key });
+        let mut descriptors = places.map(|(from, _)| from.descriptor);
         let message = fi_msg_rma {
-            msg_iov: &source,
-            desc: &mut descriptor,
-            iov_count: 1,
-            addr: to.peer,
-            rma_iov: &target,
-            rma_iov_count: 1,
+            msg_iov: sources.as_ptr(),
+            desc: descriptors.as_mut_ptr(),
+            iov_count: N,
+            addr: places[0].1.peer,
+            rma_iov: targets.as_ptr(),
+            rma_iov_count: N,
             context,
             data,
         };

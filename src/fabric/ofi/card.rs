@@ -1,5 +1,10 @@
 //! How a rank introduces itself to the others before libfabric can carry anything.
 
+use super::wire::Notes;
+
+/// What stands for no place.
+const NONE: Notes = Notes { key: u64::MAX, base: u64::MAX };
+
 /// What the others must know of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
@@ -11,18 +16,24 @@ pub(crate) struct Card {
     pub(crate) pid: u32,
     /// Most bytes of data that a message to it may bring.
     pub(crate) most_data: u32,
+    /// Where it wants notes, if it can take them.
+    pub(crate) notes: Option<Notes>,
     /// Drawn at random. That of rank 0 is the job's.
     pub(crate) nonce: u32,
     /// Its address, as libfabric has it.
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C44;
+const MAGIC: u32 = 0x4542_4C45;
 
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for number in [MAGIC, self.pid, self.most_data, self.nonce] {
+            bytes.extend(number.to_le_bytes());
+        }
+        let Notes { key, base } = self.notes.unwrap_or(NONE);
+        for number in [key, base] {
             bytes.extend(number.to_le_bytes());
         }
         for part in [self.provider.as_bytes(), self.host.as_bytes(), &self.address] {
@@ -43,6 +54,8 @@ impl Card {
         };
         let mut next = || number(&mut rest);
         let (magic, pid, most_data, nonce) = (next()?, next()?, next()?, next()?);
+        let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
+        let notes = Some(Notes { key: long()?, base: long()? }).filter(|&notes| notes != NONE);
         let mut part = || -> Option<Vec<u8>> {
             let len = number(&mut rest)? as usize;
             let (part, after) = rest.split_at_checked(len)?;
@@ -51,7 +64,7 @@ impl Card {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, most_data, nonce, address })
+        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, most_data, notes, nonce, address })
     }
 }
 
@@ -77,6 +90,7 @@ mod tests {
             host: host(),
             pid: 7,
             most_data: 9,
+            notes: Some(Notes { key: 1 << 40, base: u64::MAX }),
             nonce: u32::MAX,
             address: vec![0, 255, 3],
         };

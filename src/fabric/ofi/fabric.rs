@@ -100,7 +100,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
     let queue = ofi::Queue::open(domain.clone(), 4096).map_err(refused("no completion queue"))?;
     let endpoint = ofi::Endpoint::open(domain, info, queue, ranks as usize).map_err(refused("no endpoint"))?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
-    let wire = Wire::new(endpoint, info).map_err(|failed| match failed {
+    let wire = Wire::new(endpoint, info, ranks).map_err(|failed| match failed {
         Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;
@@ -109,6 +109,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         host: card::host(),
         pid: std::process::id(),
         most_data: wire.most_data() as u32,
+        notes: wire.notes(),
         nonce: u32::from_le_bytes(draw(rank)?),
         address,
     };
@@ -151,7 +152,7 @@ impl OfiFabric {
             let address = wire.endpoint().insert(&theirs.address).map_err(|code| {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", card.provider, wire.text(code)))
             })?;
-            addresses.push(address);
+            addresses.push((address, theirs.notes));
             wire.limit_data(theirs.most_data as usize);
         }
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);

@@ -12,6 +12,7 @@ use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLE
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::message::{Header, MOST_COPIED, MOST_DATA, MOST_HEADER};
+use super::peer::WINDOW;
 use crate::fabric::Window;
 
 /// Rooms in which messages arrive.
@@ -26,6 +27,9 @@ const MOST_PART: usize = 1 << 20;
 
 /// One-sided operations under way.
 const MOVING: usize = 64;
+
+/// Bytes of a *note*: a message that a write brings along, in a place of its own at the receiver.
+const NOTE: usize = MOST_HEADER;
 
 /// More than what `ofi_rxm` and this fabric put in front of a message's data.
 const RXM_HEADER: usize = 256;
@@ -151,6 +155,26 @@ impl Registered {
     }
 }
 
+/// Where a rank's peers write notes to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Notes {
+    pub(crate) key: u64,
+    /// Where the first lies, by the provider's count.
+    pub(crate) base: u64,
+}
+
+/// The place of the note that a rank's message of this number brings.
+fn slot_of(from: u32, number: u32) -> usize {
+    from as usize * WINDOW as usize + (number % WINDOW) as usize
+}
+
+impl Notes {
+    /// Where the note of this message goes to.
+    pub(super) fn place(self, (peer, from): (u64, u32), number: u32) -> Remote {
+        Remote { peer, address: self.base + (slot_of(from, number) * NOTE) as u64, key: self.key }
+    }
+}
+
 /// Why memory could not be registered.
 #[derive(Debug)]
 pub(super) enum Failed {
@@ -178,6 +202,8 @@ pub(super) struct Wire {
     pub(super) most: usize,
     /// Whether writes can bring a mark of 32 bits.
     pub(super) marks: bool,
+    /// Whether they can also bring a note.
+    notes: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
@@ -204,11 +230,13 @@ fn posted(result: Result<(), Code>) -> Posted {
 }
 
 impl Wire {
-    pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>) -> Result<Self, Failed> {
+    pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>, ranks: u32) -> Result<Self, Failed> {
         let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
         let most_data = copied(info.provider()).clamp(MOST_DATA, MOST_COPIED);
         let room = (MOST_HEADER + most_data).next_multiple_of(64);
-        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room, 0)?;
+        // Behind the rooms the notes that go out, and those that come in: a window of each rank's messages.
+        let notes = (MOVING + ranks as usize * WINDOW as usize) * NOTE;
+        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + notes, 0)?;
         let contexts = RECEIVING + SENDING + MOVING;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
@@ -222,6 +250,7 @@ impl Wire {
             most_data,
             most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).clamp(1, MOST_PART),
             marks: info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()),
+            notes: info.transmit().is_some_and(|transmit| transmit.iov_limit.min(transmit.rma_iov_limit) >= 2),
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
@@ -241,6 +270,24 @@ impl Wire {
     /// Peers have rooms for so much.
     pub(super) fn limit_data(&mut self, most: usize) {
         self.most_data = self.most_data.min(most);
+    }
+
+    /// Where peers write notes to this rank; nothing if writes cannot bring any.
+    pub(super) fn notes(&self) -> Option<Notes> {
+        let (key, origin) = self.rooms.key();
+        let base = origin + self.note_at(MOVING) as u64;
+        (self.marks && self.notes).then_some(Notes { key, base })
+    }
+
+    fn note_at(&self, number: usize) -> usize {
+        (RECEIVING + SENDING) * self.room + number * NOTE
+    }
+
+    /// The note that a rank's message of this number brought.
+    pub(super) fn note(&self, from: u32, number: u32) -> [u8; NOTE] {
+        let mut note = [0; NOTE];
+        self.rooms.window.read(self.note_at(MOVING + slot_of(from, number)), &mut note);
+        note
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -319,12 +366,36 @@ impl Wire {
         // nobody touches the target, until completion.
         let result = unsafe {
             match way {
-                Way::Out => self.endpoint.write(local, remote, (sys::FI_DELIVERY_COMPLETE, 0), context),
-                Way::Marked(mark) => self.endpoint.write(local, remote, (sys::FI_REMOTE_CQ_DATA, mark), context),
+                Way::Out => self.endpoint.write([(local, remote)], (sys::FI_DELIVERY_COMPLETE, 0), context),
+                Way::Marked(mark) => self.endpoint.write([(local, remote)], (sys::FI_REMOTE_CQ_DATA, mark), context),
                 Way::In => self.endpoint.read(local, remote, context),
             }
         };
         let moved = posted(result);
+        if moved != Ok(true) {
+            self.free_moves.push(index);
+        }
+        moved
+    }
+
+    /// Moves all of a transfer to a peer, with a mark, and a note for it in the same operation.
+    pub(super) fn transfer_with_note(
+        &mut self,
+        transfer: u32,
+        peer: u32,
+        own: (&Registered, usize, usize),
+        remote: Remote,
+        (mark, header, note): (u64, &Header, Remote),
+    ) -> Posted {
+        let Some(index) = self.free_moves.pop() else { return Ok(false) };
+        self.uses[index] = Use { peer, transfer };
+        let at = self.note_at(index - RECEIVING - SENDING);
+        self.rooms.window.write(at, header);
+        let places = [(own.0.local(own.1, own.2), remote), (self.rooms.local(at, header.len()), note)];
+        let context = self.context(index);
+        // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion was
+        // read.
+        let moved = posted(unsafe { self.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, mark), context) });
         if moved != Ok(true) {
             self.free_moves.push(index);
         }

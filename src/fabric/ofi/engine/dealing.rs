@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, Message, Novelty,
-    Outgoing, PATIENCE, Peer, Place, Then, Transfer, WINDOW,
+    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER,
+    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Then, Transfer, WINDOW,
 };
 
 impl Engine {
@@ -79,7 +79,7 @@ impl Engine {
     pub(super) fn deal_with(&mut self, event: Event) {
         match event {
             Event::Message(room, len) => {
-                self.deal_with_message(room, len);
+                self.deal_with_message(Source::Room(room, len));
                 if let Err(code) = self.wire.offer(room) {
                     let reason = format!("libfabric takes no room for messages: {}", self.wire.text(code));
                     self.fail(Failure::Aborted { by: self.rank, reason });
@@ -107,6 +107,9 @@ impl Engine {
                 let (from, mark) = ((mark >> 16) as u32, mark as u16);
                 let Some(peer) = self.peers.get_mut(from as usize) else { return };
                 peer.heard = true;
+                if mark & NOTED != 0 {
+                    return self.deal_with_message(Source::Note(self.wire.note(from, u32::from(mark & !NOTED))));
+                }
                 self.landing(from, mark).landed += 1;
                 self.settle_landing(from, mark);
             }
@@ -115,8 +118,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn deal_with_message(&mut self, room: usize, len: usize) {
-        let decoded = Message::decode(self.wire.message(room, len));
+    fn deal_with_message(&mut self, source: Source) {
+        let bytes = match &source {
+            Source::Room(room, len) => self.wire.message(*room, *len),
+            Source::Note(note) => note,
+        };
+        let (len, decoded) = (bytes.len(), Message::decode(bytes));
         let Some((message, data)) = decoded.filter(|(message, _)| message.job == self.job) else {
             return tracing::debug!(rank = self.rank, len, "a message that is not of this world");
         };
@@ -253,6 +260,14 @@ impl Engine {
         let reason = format!("rank {from} sent a message that makes no sense; do all ranks run the same version?");
         self.fail(Failure::Aborted { by: self.rank, reason });
     }
+}
+
+/// Where a message is.
+enum Source {
+    /// In a room, so long.
+    Room(usize, usize),
+    /// A write has brought it.
+    Note([u8; MOST_HEADER]),
 }
 
 /// A counted message is about to be dealt with: whether it is new, and so to be.

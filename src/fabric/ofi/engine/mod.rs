@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::ofi::Endpoint;
 
 use super::channel::{Channel, Entry, Remote};
-use super::message::{Content, MOST_DATA, Message, Place};
+use super::message::{Content, MOST_DATA, MOST_HEADER, Message, Place};
 use super::peer::{Novelty, Received, Sent, WINDOW};
-use super::wire::{Event, Failed, Registered, Way, Wire};
+use super::wire::{Event, Failed, Notes, Registered, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal, Window};
@@ -35,11 +35,16 @@ const LOOKS_PER_CLOCK: u32 = 16;
 /// beside it.
 const LARGE: usize = 256 << 10;
 
+/// What marks of writes with a note have, and others have not: behind it stands the message's number.
+const NOTED: u16 = 1 << 15;
+
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
 struct Peer {
     /// How libfabric names it.
     address: u64,
+    /// Where it wants notes.
+    notes: Option<Notes>,
     sent: Sent<Option<(u16, u64)>>,
     received: Received,
     /// Messages that wait for room.
@@ -176,8 +181,14 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(rank: u32, job: u32, wire: Wire, addresses: Vec<u64>, failed: Arc<AtomicBool>) -> Self {
-        let peers = addresses.into_iter().map(|address| Peer { address, ..Peer::default() }).collect();
+    pub(super) fn new(
+        rank: u32,
+        job: u32,
+        wire: Wire,
+        addresses: Vec<(u64, Option<Notes>)>,
+        failed: Arc<AtomicBool>,
+    ) -> Self {
+        let peers = addresses.into_iter().map(|(address, notes)| Peer { address, notes, ..Peer::default() }).collect();
         Engine {
             rank,
             job,
@@ -362,8 +373,8 @@ impl Engine {
         Ok(Posted::Done(0))
     }
 
-    /// Announces marked writes, if there is a signal and the provider can do that; else writes first
-    /// and signals then.
+    /// Writes, and signals: by a note, if one write is enough and can bring one; by marked writes and a message that
+    /// announces them, if the provider can do that; else by a message after the writes.
     fn put_by_writing(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -374,7 +385,10 @@ impl Engine {
         if let Some((cell, change, prompt)) = signal {
             // A mark names the writer and one of its writes.
             if self.wire.marks && self.ranks() <= 1 << 16 {
-                self.marks = self.marks.wrapping_add(1);
+                if self.put_with_note((channel, token, peer), (from, to, len), (cell, change, prompt)) {
+                    return;
+                }
+                self.marks = (self.marks + 1) % NOTED;
                 let parts = len.div_ceil(self.wire.most) as u32;
                 let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });

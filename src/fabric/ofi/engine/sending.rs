@@ -2,8 +2,22 @@
 
 use earlybird_ffi::ofi;
 
-use super::{Data, Engine, Entry, Message, Outgoing, Part, Transfer, Way, Window};
-use crate::fabric::At;
+use super::{
+    Content, Data, Engine, Entry, Message, NOTED, Outgoing, Part, Place, Registered, Then, Transfer, WINDOW, Way,
+    Window,
+};
+use crate::fabric::{At, Change};
+
+/// The two ends of a transfer, but for whose the far one is; regions outlive the transfers that were checked against
+/// them.
+fn between(entries: &[Entry], own: At, remote: At) -> Option<(&Registered, ofi::Remote)> {
+    match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
+        (Entry::Own(near, _), Entry::Peer(far)) => {
+            Some((near, ofi::Remote { peer: 0, address: far.base + remote.offset as u64, key: far.key }))
+        }
+        _ => None,
+    }
+}
 
 impl Engine {
     /// Sends a message now, or when there is room.
@@ -74,10 +88,49 @@ impl Engine {
         true
     }
 
-    pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
-        let most = self.wire.most;
-        let transfer = Transfer { parts: len.div_ceil(most) as u32, ..transfer };
-        let index = match self.free_transfers.pop() {
+    /// Moves data in one write that brings the message with its signal; whether that was possible.
+    pub(super) fn put_with_note(
+        &mut self,
+        (channel, token, peer): (u16, u64, u32),
+        (own, remote, len): (At, At, usize),
+        (cell, change, prompt): (Place, Change, bool),
+    ) -> bool {
+        let to = &self.peers[peer as usize];
+        // What waits goes first.
+        let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.most;
+        let (Some(notes), true) = (to.notes, may) else { return false };
+        let (number, upto) = (to.sent.next(), to.received.upto());
+        let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
+        let message = Message { job: self.job, from: self.rank, number, upto, channel, len: 0, content };
+        let mark = u64::from(self.rank) << 16 | u64::from(NOTED) | u64::from(number % WINDOW);
+        let note = notes.place((to.address, self.rank), number);
+        let transfer = self.begin(Transfer { channel, token, peer, parts: 1, then: Then::Nothing });
+        let Engine { channels, wire, peers, .. } = self;
+        let Some((near, far)) = between(&channels[usize::from(channel)].entries, own, remote) else { return false };
+        let far = ofi::Remote { peer: peers[peer as usize].address, ..far };
+        let near = (near, own.offset, len);
+        match wire.transfer_with_note(transfer, peer, near, far, (mark, &message.encode(), note)) {
+            Ok(true) => {
+                let to = &mut peers[peer as usize];
+                to.received.told();
+                to.sent.push(Some((channel, token)));
+                true
+            }
+            Ok(false) => {
+                self.free_transfers.push(transfer);
+                false
+            }
+            Err(code) => {
+                let text = wire.text(code);
+                self.lost(peer, &text);
+                true
+            }
+        }
+    }
+
+    /// Takes a transfer down.
+    fn begin(&mut self, transfer: Transfer) -> u32 {
+        match self.free_transfers.pop() {
             Some(index) => {
                 self.transfers[index as usize] = transfer;
                 index
@@ -86,7 +139,12 @@ impl Engine {
                 self.transfers.push(transfer);
                 self.transfers.len() as u32 - 1
             }
-        };
+        }
+    }
+
+    pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
+        let most = self.wire.most;
+        let index = self.begin(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
@@ -99,13 +157,8 @@ impl Engine {
     pub(super) fn move_parts(&mut self) {
         while let Some(&Part { transfer, own, remote, len, way }) = self.parts.front() {
             let Transfer { channel, peer, .. } = self.transfers[transfer as usize];
-            let entries = &self.channels[usize::from(channel)].entries;
-            // Regions outlive the transfers that were checked against them.
-            if let (Some(Entry::Own(near, _)), Some(Entry::Peer(far))) =
-                (entries.get(own.region.0 as usize), entries.get(remote.region.0 as usize))
-            {
-                let (address, key) = (far.base + remote.offset as u64, far.key);
-                let far = ofi::Remote { peer: self.peers[peer as usize].address, address, key };
+            if let Some((near, far)) = between(&self.channels[usize::from(channel)].entries, own, remote) {
+                let far = ofi::Remote { peer: self.peers[peer as usize].address, ..far };
                 match self.wire.transfer(transfer, peer, (near, own.offset, len), far, way) {
                     Ok(true) => {}
                     Ok(false) => return,

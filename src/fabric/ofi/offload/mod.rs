@@ -266,7 +266,7 @@ impl Card {
     fn tell(&self, to: Remote) -> Result<()> {
         loop {
             // SAFETY: the source never changes, and lives as long as the card.
-            let written = unsafe { self.endpoint.write(self.one(), to, (0, 0), std::ptr::null_mut()) };
+            let written = unsafe { self.endpoint.write([(self.one(), to)], (0, 0), std::ptr::null_mut()) };
             // Completions are not needed, but they have to go somewhere.
             let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
             match written {
