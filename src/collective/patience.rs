@@ -49,7 +49,8 @@ pub(super) struct Patience {
     lookout: Lookout,
 }
 
-/// Longest message that comes with one look: of what is longer, libfabric's `tcp` reads the head and then the rest.
+/// Contributions whose messages come with one look: of a longer one libfabric's `tcp` reads the head and then the
+/// rest. Elsewhere a second look costs little beside so much data.
 const ONE_LOOK: usize = 8 << 10;
 
 /// Polls between two readings of the clock.

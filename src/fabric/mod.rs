@@ -90,8 +90,8 @@ pub struct Signal {
     pub at: At,
     /// How it changes.
     pub change: Change,
-    /// Whether the writer waits for the completion. One that does not learns of it, at the latest, with the next
-    /// message from that peer, or when the peer is idle: that saves the peer a message of its own.
+    /// Whether the writer waits for the completion: a hint, heeded where the data is large. Else it learns of it with
+    /// the next message from that peer, or when the peer is idle, which saves the peer a message of its own.
     pub awaited: bool,
 }
 

@@ -32,7 +32,7 @@ impl Machine {
         } else if arrival.target > self.fired && self.has_fired(cells) {
             return self.holders(cells);
         } else if arrival.target > self.fired {
-            let tag = |rank, buffer| Tag::from_cell(cells.load(self.plan.tag(rank, buffer)));
+            let tag = |rank, number| Tag::from_cell(cells.load(self.plan.tag(rank, number)));
             let words_are_here = !self.plan.by_tags() && self.home_host(arrival.target) == self.plan.host();
             let here = |rank: u32| match self.plan.path {
                 Path::Program => self.has_deposited(rank, arrival.target, cells),
@@ -41,7 +41,7 @@ impl Machine {
                     let known = cells.load(self.plan.word(arrival.target, rank / word::RANKS_PER_WORD));
                     word::is_present(known, rank % word::RANKS_PER_WORD, self.condition())
                 }
-                _ => (0..BUFFERS).any(|buffer| tag(rank, buffer).target >= arrival.target),
+                _ => (0..BUFFERS).any(|number| tag(rank, number).target >= arrival.target),
             };
             self.active
                 .iter()
@@ -75,7 +75,12 @@ impl Machine {
     /// What its next steps depend on, apart from time.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
         let Machine { taken, fired, landed, active, cuts, arrival, buffers, mover, dead, left, .. } = self;
-        (taken, fired, landed, active, cuts, arrival, buffers, mover, dead, left).hash(state);
+        for cut in cuts {
+            // With where contributions lie, which is no part of what was agreed.
+            cut.round.hash(state);
+            cut.encode().for_each(|cell| cell.hash(state));
+        }
+        (taken, fired, landed, active, arrival, buffers, mover, dead, left).hash(state);
         let Machine {
             released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
         } = self;

@@ -42,8 +42,9 @@ pub(crate) enum Token {
 }
 
 impl Token {
-    /// Whether its operation's completion is waited for before anything else comes from there. All ranks send
-    /// something in every synchronous round, and that says what became of the round before.
+    /// Whether its operation's completion is waited for before anything else comes from there, if it carries large
+    /// data. Large contributions and shares are sent in synchronous rounds only; there all send something in every
+    /// round, and that says what became of the round before.
     pub(crate) fn is_awaited(self) -> bool {
         !matches!(self, Token::Tag { .. } | Token::Outcome { .. })
     }

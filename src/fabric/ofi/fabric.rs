@@ -152,7 +152,8 @@ impl OfiFabric {
             let address = wire.endpoint().insert(&theirs.address).map_err(|code| {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", card.provider, wire.text(code)))
             })?;
-            addresses.push((address, theirs.notes));
+            // Both must be able to: the one who writes has a limit of its own.
+            addresses.push((address, theirs.notes.filter(|_| card.notes.is_some())));
             wire.limit_data(theirs.most_data as usize);
         }
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);

@@ -171,7 +171,8 @@ fn slot_of(from: u32, number: u32) -> usize {
 impl Notes {
     /// Where the note of this message goes to.
     pub(super) fn place(self, (peer, from): (u64, u32), number: u32) -> Remote {
-        Remote { peer, address: self.base + (slot_of(from, number) * NOTE) as u64, key: self.key }
+        let offset = (slot_of(from, number) * NOTE) as u64;
+        Remote { peer, address: self.base.wrapping_add(offset), key: self.key }
     }
 }
 
@@ -186,6 +187,8 @@ pub(super) enum Failed {
 pub(super) struct Wire {
     endpoint: Arc<Endpoint>,
     rooms: Registered,
+    /// Where peers write notes; none if writes cannot bring any. Apart from the rooms, which nobody else may write.
+    notes: Option<Registered>,
     /// By use: receiving rooms first, then sending ones, then operations. libfabric holds their
     /// addresses, so they stay where they are.
     contexts: Box<[Context]>,
@@ -200,10 +203,10 @@ pub(super) struct Wire {
     most_data: usize,
     /// Longest part of a transfer.
     pub(super) most: usize,
+    /// Longest transfer beside a note.
+    pub(super) most_noted: usize,
     /// Whether writes can bring a mark of 32 bits.
     pub(super) marks: bool,
-    /// Whether they can also bring a note.
-    notes: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
@@ -234,9 +237,13 @@ impl Wire {
         let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
         let most_data = copied(info.provider()).clamp(MOST_DATA, MOST_COPIED);
         let room = (MOST_HEADER + most_data).next_multiple_of(64);
-        // Behind the rooms the notes that go out, and those that come in: a window of each rank's messages.
-        let notes = (MOVING + ranks as usize * WINDOW as usize) * NOTE;
-        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + notes, 0)?;
+        // Behind the rooms the notes that go out.
+        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + MOVING * NOTE, 0)?;
+        let marks = info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>());
+        let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
+        // A window of each rank's messages.
+        let notes = (marks && places >= 2).then(|| Registered::new(&endpoint, slot_of(ranks, 0) * NOTE, 1));
+        let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
         let contexts = RECEIVING + SENDING + MOVING;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
@@ -248,9 +255,10 @@ impl Wire {
             inject,
             room,
             most_data,
-            most: info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size).clamp(1, MOST_PART),
-            marks: info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()),
-            notes: info.transmit().is_some_and(|transmit| transmit.iov_limit.min(transmit.rma_iov_limit) >= 2),
+            most: longest.clamp(1, MOST_PART),
+            most_noted: longest.saturating_sub(NOTE).min(MOST_PART),
+            marks,
+            notes: notes.transpose()?,
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
@@ -272,22 +280,22 @@ impl Wire {
         self.most_data = self.most_data.min(most);
     }
 
+    /// Memory that libfabric may write until the endpoint ends.
+    pub(super) fn windows(&self) -> impl Iterator<Item = &Window> {
+        [&self.rooms].into_iter().chain(&self.notes).map(Registered::window)
+    }
+
     /// Where peers write notes to this rank; nothing if writes cannot bring any.
     pub(super) fn notes(&self) -> Option<Notes> {
-        let (key, origin) = self.rooms.key();
-        let base = origin + self.note_at(MOVING) as u64;
-        (self.marks && self.notes).then_some(Notes { key, base })
+        let (key, base) = self.notes.as_ref()?.key();
+        Some(Notes { key, base })
     }
 
-    fn note_at(&self, number: usize) -> usize {
-        (RECEIVING + SENDING) * self.room + number * NOTE
-    }
-
-    /// The note that a rank's message of this number brought.
-    pub(super) fn note(&self, from: u32, number: u32) -> [u8; NOTE] {
+    /// The note that a rank's message of this number brought, copied: the rank may write there again.
+    pub(super) fn note(&self, from: u32, number: u32) -> Option<[u8; NOTE]> {
         let mut note = [0; NOTE];
-        self.rooms.window.read(self.note_at(MOVING + slot_of(from, number)), &mut note);
-        note
+        self.notes.as_ref()?.window.read(slot_of(from, number) * NOTE, &mut note);
+        Some(note)
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -389,7 +397,8 @@ impl Wire {
     ) -> Posted {
         let Some(index) = self.free_moves.pop() else { return Ok(false) };
         self.uses[index] = Use { peer, transfer };
-        let at = self.note_at(index - RECEIVING - SENDING);
+        let number = index - RECEIVING - SENDING;
+        let at = (RECEIVING + SENDING) * self.room + number * NOTE;
         self.rooms.window.write(at, header);
         let places = [(own.0.local(own.1, own.2), remote), (self.rooms.local(at, header.len()), note)];
         let context = self.context(index);

@@ -108,7 +108,8 @@ impl Engine {
                 let Some(peer) = self.peers.get_mut(from as usize) else { return };
                 peer.heard = true;
                 if mark & NOTED != 0 {
-                    return self.deal_with_message(Source::Note(self.wire.note(from, u32::from(mark & !NOTED))));
+                    let Some(note) = self.wire.note(from, u32::from(mark & !NOTED)) else { return };
+                    return self.deal_with_message(Source::Note(from, note));
                 }
                 self.landing(from, mark).landed += 1;
                 self.settle_landing(from, mark);
@@ -121,13 +122,16 @@ impl Engine {
     fn deal_with_message(&mut self, source: Source) {
         let bytes = match &source {
             Source::Room(room, len) => self.wire.message(*room, *len),
-            Source::Note(note) => note,
+            Source::Note(_, note) => note,
         };
         let (len, decoded) = (bytes.len(), Message::decode(bytes));
         let Some((message, data)) = decoded.filter(|(message, _)| message.job == self.job) else {
             return tracing::debug!(rank = self.rank, len, "a message that is not of this world");
         };
         let Message { from, channel, content, .. } = message;
+        if matches!(source, Source::Note(writer, _) if writer != from) {
+            return self.nonsense(from);
+        }
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
         while let Some(sent) = peer.sent.settle(message.upto) {
@@ -266,8 +270,8 @@ impl Engine {
 enum Source {
     /// In a room, so long.
     Room(usize, usize),
-    /// A write has brought it.
-    Note([u8; MOST_HEADER]),
+    /// A write of this rank's has brought it.
+    Note(u32, [u8; MOST_HEADER]),
 }
 
 /// A counted message is about to be dealt with: whether it is new, and so to be.

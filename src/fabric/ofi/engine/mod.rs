@@ -486,5 +486,6 @@ impl Drop for Engine {
             Entry::Own(registered, _) => Some(registered.window().clone()),
             Entry::Peer(_) => None,
         }));
+        self.kept.extend(self.wire.windows().cloned());
     }
 }

@@ -13,7 +13,7 @@ use crate::fabric::{At, Change};
 fn between(entries: &[Entry], own: At, remote: At) -> Option<(&Registered, ofi::Remote)> {
     match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
         (Entry::Own(near, _), Entry::Peer(far)) => {
-            Some((near, ofi::Remote { peer: 0, address: far.base + remote.offset as u64, key: far.key }))
+            Some((near, ofi::Remote { peer: 0, address: far.base.wrapping_add(remote.offset as u64), key: far.key }))
         }
         _ => None,
     }
@@ -97,39 +97,40 @@ impl Engine {
     ) -> bool {
         let to = &self.peers[peer as usize];
         // What waits goes first.
-        let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.most;
+        let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.most_noted;
         let (Some(notes), true) = (to.notes, may) else { return false };
         let (number, upto) = (to.sent.next(), to.received.upto());
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
         let message = Message { job: self.job, from: self.rank, number, upto, channel, len: 0, content };
         let mark = u64::from(self.rank) << 16 | u64::from(NOTED) | u64::from(number % WINDOW);
         let note = notes.place((to.address, self.rank), number);
-        let transfer = self.begin(Transfer { channel, token, peer, parts: 1, then: Then::Nothing });
+        let transfer = self.note_down(Transfer { channel, token, peer, parts: 1, then: Then::Nothing });
         let Engine { channels, wire, peers, .. } = self;
-        let Some((near, far)) = between(&channels[usize::from(channel)].entries, own, remote) else { return false };
-        let far = ofi::Remote { peer: peers[peer as usize].address, ..far };
-        let near = (near, own.offset, len);
-        match wire.transfer_with_note(transfer, peer, near, far, (mark, &message.encode(), note)) {
-            Ok(true) => {
-                let to = &mut peers[peer as usize];
-                to.received.told();
-                to.sent.push(Some((channel, token)));
-                true
+        let to = &mut peers[peer as usize];
+        let moved = match between(&channels[usize::from(channel)].entries, own, remote) {
+            None => Ok(false),
+            Some((near, far)) => {
+                let far = ofi::Remote { peer: to.address, ..far };
+                wire.transfer_with_note(transfer, peer, (near, own.offset, len), far, (mark, &message.encode(), note))
             }
-            Ok(false) => {
-                self.free_transfers.push(transfer);
-                false
-            }
-            Err(code) => {
-                let text = wire.text(code);
-                self.lost(peer, &text);
-                true
-            }
+        };
+        if moved != Ok(false) {
+            // Also of what was refused, the end comes when the peer has gone in good order.
+            to.received.told();
+            to.sent.push(Some((channel, token)));
         }
+        if moved != Ok(true) {
+            self.transfers[transfer as usize].parts = 0;
+            self.free_transfers.push(transfer);
+        }
+        if let Err(code) = moved {
+            let text = self.wire.text(code);
+            self.lost(peer, &text);
+        }
+        moved != Ok(false)
     }
 
-    /// Takes a transfer down.
-    fn begin(&mut self, transfer: Transfer) -> u32 {
+    fn note_down(&mut self, transfer: Transfer) -> u32 {
         match self.free_transfers.pop() {
             Some(index) => {
                 self.transfers[index as usize] = transfer;
@@ -144,7 +145,7 @@ impl Engine {
 
     pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
         let most = self.wire.most;
-        let index = self.begin(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
+        let index = self.note_down(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
