@@ -56,8 +56,8 @@ int main(int count, char **arguments) {
   int queue = epoll_create1(0);
   struct epoll_event event = {.events = EPOLLIN};
   check(epoll_ctl(queue, EPOLL_CTL_ADD, peer, &event) == 0, "epoll_ctl");
-  float *mine = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), *theirs = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  float *sum = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  size_t pages = (bytes + 4095) / 4096 * 4096;
+  float *mine = aligned_alloc(4096, pages), *theirs = aligned_alloc(4096, pages), *sum = aligned_alloc(4096, pages);
   double *times = calloc(iterations, sizeof *times);
   check(mine && theirs && sum && times, "allocate");
   for (size_t i = 0; i < bytes / 4; i++) mine[i] = i % 64 + rank, theirs[i] = sum[i] = 0;

@@ -406,15 +406,12 @@ impl<T: Element> Allreduce<T> {
 
     fn take(&mut self) -> Outcomes<'_, T> {
         let mut driver = self.seat.take();
-        let rounds: RangeInclusive<u64> = driver.machine_mut().take();
+        let rounds: RangeInclusive<u64> = driver.machine_mut().take(self.begun);
         driver.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
         for round in rounds.clone() {
             self.places[self.plan.slot(round)] = driver.machine().outcome_at(round);
         }
-        if !self.begun {
-            driver.machine_mut().choose_buffer();
-            self.buffer = driver.machine().buffer();
-        }
+        self.buffer = driver.machine().buffer();
         drop(driver);
         self.taken = *rounds.end();
         self.outstanding = false;

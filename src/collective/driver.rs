@@ -321,6 +321,10 @@ impl Driver {
         At { region: self.regions.control[host as usize], offset: cell * size_of::<u64>() }
     }
 
+    fn signal(&self, host: u32, cell: usize, change: Change, token: Token) -> Signal {
+        Signal { at: self.control_at(host, cell), change, awaited: token.is_awaited() }
+    }
+
     fn data_at(&self, host: u32, offset: usize) -> At {
         At { region: self.regions.data[host as usize], offset }
     }
@@ -337,7 +341,7 @@ impl Driver {
             }
             Op::Fence => sync::full_fence(),
             Op::Signal { host, data, cell, change, token } => {
-                let signal = Signal { at: self.control_at(host, cell), change, awaited: token.is_awaited() };
+                let signal = self.signal(host, cell, change, token);
                 let posted = match data {
                     None => self.endpoint.signal(signal, token.code())?,
                     Some((from, to, len)) => {
@@ -426,8 +430,7 @@ impl Driver {
         }
         let bytes = (1 + cut.entries().len()) * size_of::<u64>();
         let (from, to) = (self.control_at(plan.host(), record + 1), self.control_at(host, record + 1));
-        let signal =
-            Signal { at: self.control_at(host, record), change: Change::Set(round), awaited: token.is_awaited() };
+        let signal = self.signal(host, record, Change::Set(round), token);
         let posted = self.endpoint.put(from, to, bytes, Some(signal), token.code())?;
         self.posted(posted, token, now);
         Ok(())

@@ -129,8 +129,7 @@ impl Patience {
         if spin_once(driver, now, looks, &over, &leave)? {
             return Ok(());
         }
-        let until = deadline.map(Deadline::instant);
-        let deadline = until.map(|until| self.clock.time_of(until));
+        let deadline = deadline.map(|deadline| self.clock.time_of(deadline.instant()));
         let started = self.clock.now();
         let mut idle_since = started;
         // What this rank closes from here on is timed. What it had closed when it last left the
@@ -159,7 +158,7 @@ impl Patience {
             }
             now = self.clock.now();
             if let Err(error) = self.fabric.health(operation) {
-                return self.outlive(driver, error, until, over, leave);
+                return self.outlive(driver, error, deadline, over, leave);
             }
             // A timer that is nearer than the longest spin is met more exactly by spinning.
             let near = driver.machine().next_timer().is_some_and(|at| at.saturating_sub(now) < self.spin.most);
@@ -193,7 +192,7 @@ impl Patience {
             now = self.clock.now();
             self.spin.slept(now - asleep);
             if let Err(error) = self.look(operation, now) {
-                return self.outlive(driver, error, until, over, leave);
+                return self.outlive(driver, error, deadline, over, leave);
             }
             idle_since = now;
             driver.drive(now, Effort::Search)?;
@@ -210,19 +209,19 @@ impl Patience {
         &self,
         driver: &mut Driver,
         error: Error,
-        until: Option<Instant>,
+        deadline: Option<Time>,
         over: impl Fn(&Machine) -> bool,
         leave: impl Fn() -> bool,
     ) -> Result<()> {
         let Error::PeerDied { peer, .. } = error else { return Err(error) };
-        let last_words = Instant::now() + LAST_WORDS;
-        let until = until.map_or(last_words, |until| until.min(last_words));
+        let last_words = self.clock.now() + LAST_WORDS.as_nanos() as Time;
+        let until = deadline.map_or(last_words, |deadline| deadline.min(last_words));
         loop {
             let others_at_work = driver.inherit(peer, self.clock.now())?;
             if over(driver.machine()) {
                 return Ok(());
             }
-            if !others_at_work || Instant::now() >= until || leave() {
+            if !others_at_work || self.clock.now() >= until || leave() {
                 return Err(error);
             }
             rustix::thread::sched_yield();

@@ -380,11 +380,8 @@ impl Actor {
                 return Ok(self.pause(rng));
             }
         } else {
-            let rounds = self.driver.machine_mut().take();
+            let rounds = self.driver.machine_mut().take(self.begun);
             if !rounds.is_empty() {
-                if !self.begun {
-                    self.driver.machine_mut().choose_buffer();
-                }
                 let newest = *rounds.end();
                 let rank = self.rank();
                 rounds.into_iter().try_for_each(|round| Rc::make_mut(oracle).receives(rank, round))?;

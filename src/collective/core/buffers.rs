@@ -40,7 +40,7 @@ impl Machine {
     }
 
     /// Nothing was written into [`Machine::buffer`] yet: another one may be better.
-    pub(crate) fn choose_buffer(&mut self) {
+    pub(super) fn choose_buffer(&mut self) {
         if !self.plan.by_tags() {
             // A contribution may be carried, and stays where it is for long.
             return;

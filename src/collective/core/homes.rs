@@ -129,13 +129,13 @@ impl Machine {
     /// Where on this rank's host the part of a contribution to a round lies that begins at byte `from`; nothing if it
     /// has to be read first.
     pub(crate) fn at_hand(&self, entry: &Entry, round: u64, from: usize) -> Option<usize> {
-        let host = self.plan.host_of(entry.rank);
-        if host == self.plan.host() {
-            return self.in_place(entry, from);
+        if let Some(here) = self.in_place(entry, from) {
+            return Some(here);
         }
         if self.plan.path.pushes() {
             return Some(self.plan.pushed(entry.rank, entry.buffer, round) + from);
         }
+        let host = self.plan.host_of(entry.rank);
         let sender = self.homes.place_of(&self.plan, host).ok().filter(|_| self.plan.path == Path::Scattered);
         sender.map(|place| self.plan.received(entry.rank, round, (place, self.homes.leads.len())))
     }

@@ -322,13 +322,17 @@ impl Machine {
         self.mover.owes_nothing() && self.worker.as_ref().is_none_or(Worker::owes_nothing)
     }
 
-    /// Takes what is ready: the arrival is over, and the rounds are the caller's until released.
-    pub(crate) fn take(&mut self) -> RangeInclusive<u64> {
+    /// Takes what is ready: the arrival is over, and the rounds are the caller's until released. `begun`: the
+    /// caller may have begun to write into [`Machine::buffer`]; if not, that may be another one from now on.
+    pub(crate) fn take(&mut self, begun: bool) -> RangeInclusive<u64> {
         let rounds = self.ready();
         if !rounds.is_empty() {
             self.taken = self.landed;
             self.arrival = None;
             self.transitions += 1;
+            if !begun {
+                self.choose_buffer();
+            }
         }
         rounds
     }

@@ -196,7 +196,7 @@ impl World {
             rank.made.push(rank.taken + 1);
             rank.machine.arrive(0, 1);
         } else {
-            for round in rank.machine.take() {
+            for round in rank.machine.take(false) {
                 rank.taken = round;
                 assert_eq!(*rank.machine.cut(round), self.cuts[&round]);
             }

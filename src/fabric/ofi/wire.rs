@@ -368,24 +368,17 @@ impl Wire {
         remote: Remote,
         way: Way,
     ) -> Posted {
-        let Some(index) = self.free_moves.pop() else { return Ok(false) };
-        self.uses[index] = Use { peer, transfer };
-        let (local, context) = (own.0.local(own.1, own.2), self.context(index));
+        let local = own.0.local(own.1, own.2);
         // SAFETY: registered memory of an endpoint that is kept until its channel is closed
         // everywhere. The contract of `put` and `read` is that the source stays as it is, and that
         // nobody touches the target, until completion.
-        let result = unsafe {
+        self.start(transfer, peer, |wire, _, context| unsafe {
             match way {
-                Way::Out => self.endpoint.write([(local, remote)], (sys::FI_DELIVERY_COMPLETE, 0), context),
-                Way::Marked(mark) => self.endpoint.write([(local, remote)], (sys::FI_REMOTE_CQ_DATA, mark), context),
-                Way::In => self.endpoint.read(local, remote, context),
+                Way::Out => wire.endpoint.write([(local, remote)], (sys::FI_DELIVERY_COMPLETE, 0), context),
+                Way::Marked(mark) => wire.endpoint.write([(local, remote)], (sys::FI_REMOTE_CQ_DATA, mark), context),
+                Way::In => wire.endpoint.read(local, remote, context),
             }
-        };
-        let moved = posted(result);
-        if moved != Ok(true) {
-            self.free_moves.push(index);
-        }
-        moved
+        })
     }
 
     /// Moves all of a transfer to a peer, with a mark, and a note for it in the same operation.
@@ -397,16 +390,28 @@ impl Wire {
         remote: Remote,
         (mark, header, note): (u64, &Header, Remote),
     ) -> Posted {
+        let local = own.0.local(own.1, own.2);
+        self.start(transfer, peer, |wire, number, context| {
+            let at = (RECEIVING + SENDING) * wire.room + number * NOTE;
+            wire.rooms.window.write(at, header);
+            let places = [(local, remote), (wire.rooms.local(at, header.len()), note)];
+            // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion
+            // was read.
+            unsafe { wire.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, mark), context) }
+        })
+    }
+
+    /// Starts a one-sided operation, which `post` posts with a context, the one of this number among theirs.
+    fn start(
+        &mut self,
+        transfer: u32,
+        peer: u32,
+        post: impl FnOnce(&Self, usize, *mut c_void) -> Result<(), Code>,
+    ) -> Posted {
         let Some(index) = self.free_moves.pop() else { return Ok(false) };
         self.uses[index] = Use { peer, transfer };
-        let number = index - RECEIVING - SENDING;
-        let at = (RECEIVING + SENDING) * self.room + number * NOTE;
-        self.rooms.window.write(at, header);
-        let places = [(own.0.local(own.1, own.2), remote), (self.rooms.local(at, header.len()), note)];
         let context = self.context(index);
-        // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion was
-        // read.
-        let moved = posted(unsafe { self.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, mark), context) });
+        let moved = posted(post(self, index - RECEIVING - SENDING, context));
         if moved != Ok(true) {
             self.free_moves.push(index);
         }
