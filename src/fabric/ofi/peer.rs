@@ -67,6 +67,8 @@ pub(crate) struct Received {
     ahead: u64,
     /// What the peer was last told.
     told: u32,
+    /// All up to this one were, when somebody last asked whether the peer is to be told.
+    noticed: u32,
 }
 
 /// Whether a message is to be dealt with.
@@ -110,6 +112,13 @@ impl Received {
         self.upto.wrapping_sub(self.told)
     }
 
+    /// Whether the peer was not told of something that was there when this was last asked.
+    pub(crate) fn is_overdue(&mut self) -> bool {
+        let noticed = std::mem::replace(&mut self.noticed, self.upto);
+        // In a circle: what it was told comes before.
+        noticed.wrapping_sub(self.told).cast_signed() > 0
+    }
+
     /// What the peer is to be told.
     pub(crate) fn upto(&self) -> u32 {
         self.upto
@@ -133,7 +142,7 @@ mod tests {
         #[test]
         fn each_is_new_once(order in proptest::collection::vec(0..WINDOW as usize, 1..600), start in any::<u32>()) {
             let mut sent = Sent { upto: start, open: VecDeque::new() };
-            let mut received = Received { upto: start, ahead: 0, told: start };
+            let mut received = Received { upto: start, ahead: 0, told: start, noticed: start };
             let mut under_way: Vec<u32> = Vec::new();
             let (mut posted, mut dealt_with, mut settled) = (0, 0, 0);
             for pick in order {
@@ -164,6 +173,22 @@ mod tests {
             prop_assert_eq!((settled, received.owed()), (posted, 0));
             prop_assert!(sent.is_empty());
         }
+    }
+
+    #[test]
+    fn what_was_told_meanwhile_is_not_overdue() {
+        let mut received = Received::default();
+        let mut is_overdue = |number: u32, told: bool| {
+            assert_eq!(received.take(number), Novelty::New);
+            if told {
+                received.told();
+            }
+            received.is_overdue()
+        };
+        assert_eq!(
+            [(1, false), (2, true), (3, false), (4, false), (5, true)].map(|(n, told)| is_overdue(n, told)),
+            [false, false, false, true, false]
+        );
     }
 
     #[test]

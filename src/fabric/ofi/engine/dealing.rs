@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{
     Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER,
-    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Then, Transfer, WINDOW,
+    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Received, Then, Transfer, WINDOW,
 };
 
 impl Engine {
@@ -50,21 +50,32 @@ impl Engine {
 
     /// Tells peers what was dealt with, if one has waited long enough for another message to say it.
     pub(in crate::fabric::ofi) fn tell_if_due(&mut self) {
-        if self.owed_since.is_some_and(|since| since.elapsed() > LONGEST_DEBT) {
-            self.tell();
+        // What is owed at one such time is overdue at the next.
+        if self.owed_since.is_some_and(|since| since.elapsed() > LONGEST_DEBT / 2) {
+            self.pay(Received::is_overdue);
         }
     }
 
     /// Tells peers what was dealt with, those who were not told by other messages.
     pub(in crate::fabric::ofi) fn tell(&mut self) {
-        self.owed_since = None;
-        for _ in 0..self.debtors.len() {
-            let Some(peer) = self.debtors.pop() else { break };
-            self.peers[peer as usize].owed = false;
-            if self.peers[peer as usize].received.owed() > 0 {
-                self.tell_peer(peer);
+        self.pay(|received| received.owed() > 0);
+    }
+
+    /// Tells those debtors that are due what was dealt with; who was told by other messages is none any more.
+    fn pay(&mut self, is_due: impl Fn(&mut Received) -> bool) {
+        for index in (0..self.debtors.len()).rev() {
+            let number = self.debtors[index];
+            let peer = &mut self.peers[number as usize];
+            let due = is_due(&mut peer.received);
+            if due || peer.received.owed() == 0 {
+                peer.owed = false;
+                self.debtors.swap_remove(index);
+            }
+            if due {
+                self.tell_peer(number);
             }
         }
+        self.owed_since = if self.debtors.is_empty() { None } else { Some(Instant::now()) };
     }
 
     /// Whether there is somebody to tell.
