@@ -19,6 +19,7 @@ type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void,
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, fi_addr_t) -> isize;
 type Read =
     unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, fi_addr_t, u64, u64, *mut c_void) -> isize;
+type InjectWrite = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, u64, fi_addr_t, u64, u64) -> isize;
 type WriteMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
 
 /// A reliable endpoint without connections, enabled, with its queue and address book.
@@ -42,6 +43,7 @@ struct Functions {
     inject: Inject,
     read: Read,
     write: WriteMessage,
+    inject_write: InjectWrite,
 }
 
 // SAFETY: of a domain that is safe for threads.
@@ -116,6 +118,7 @@ impl Endpoint {
                 inject: slot!(messages, fi_ops_msg, inject)?,
                 read: slot!(rma, fi_ops_rma, read)?,
                 write: slot!(rma, fi_ops_rma, writemsg)?,
+                inject_write: slot!(rma, fi_ops_rma, injectdata)?,
             });
         }
         Ok(Arc::new(made))
@@ -290,6 +293,21 @@ impl Endpoint {
         // SAFETY: a live endpoint; the description is copied before the call returns; the rest is
         // as the caller says.
         Code::check(unsafe { write(self.endpoint.as_ptr(), &message, flags) })
+    }
+
+    /// Writes a few bytes, which may be changed as soon as this returns, to a peer's memory; `data` goes to the
+    /// peer's queue. There is no completion.
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject`].
+    #[inline]
+    pub fn inject_write(&self, bytes: &[u8], to: Remote, data: u64) -> Result<(), Code> {
+        let inject = self.functions()?.inject_write;
+        let Remote { peer, address, key } = to;
+        // SAFETY: a live endpoint; the bytes are copied before the call returns.
+        let code =
+            unsafe { inject(self.endpoint.as_ptr(), bytes.as_ptr().cast(), bytes.len(), data, peer, address, key) };
+        Code::check(code)
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a rank introduces itself to the others before libfabric can carry anything.
 
-use super::wire::Notes;
+use super::notes::Notes;
 
 /// What stands for no place.
 const NONE: Notes = Notes { key: u64::MAX, base: u64::MAX };

@@ -9,6 +9,9 @@ pub(crate) const MOST_HEADER: usize = 64;
 /// providers inject it, which is faster than sending: 64 bytes over TCP.
 const SHORT: usize = 48;
 
+/// Most bytes of data behind a short header in the place of a whole one.
+pub(crate) const MOST_INLINE: usize = MOST_HEADER - SHORT;
+
 /// Most bytes of data that a message brings over any provider; what is more is written one-sidedly.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
 

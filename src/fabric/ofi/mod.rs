@@ -7,9 +7,10 @@
 //! of its own.
 //!
 //! # Putting
-//! Small data travels in the message that also names the signal. Large data is written first, with
-//! *delivery complete*, and then signalled by a message; a read or write of more than the
-//! provider's maximum goes in parts.
+//! A word of data or two travels in the message that also names the signal; more is written to its place by
+//! the operation that brings the message, which is a *note* then. Where a provider cannot do that, small data is
+//! received with its message and put in its place, and large data is written first, and signalled when it is known
+//! to be there; so is more than goes into one operation.
 //!
 //! # Atomics
 //! All changes of a cell, the home's own included, are made by the processor of the home under one
@@ -30,6 +31,7 @@ mod endpoint;
 mod engine;
 mod fabric;
 mod message;
+mod notes;
 pub mod offload;
 mod peer;
 mod probe;

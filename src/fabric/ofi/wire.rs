@@ -12,7 +12,7 @@ use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLE
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::message::{Header, MOST_COPIED, MOST_DATA, MOST_HEADER};
-use super::peer::WINDOW;
+use super::notes::{self, NOTE, Notes};
 use crate::fabric::Window;
 
 /// Rooms in which messages arrive.
@@ -27,9 +27,6 @@ const MOST_PART: usize = 1 << 20;
 
 /// One-sided operations under way.
 const MOVING: usize = 64;
-
-/// Bytes of a *note*: a message that a write brings along, in a place of its own at the receiver.
-const NOTE: usize = MOST_HEADER;
 
 /// More than what `ofi_rxm` and this fabric put in front of a message's data.
 const RXM_HEADER: usize = 256;
@@ -155,27 +152,6 @@ impl Registered {
     }
 }
 
-/// Where a rank's peers write notes to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Notes {
-    pub(crate) key: u64,
-    /// Where the first lies, by the provider's count.
-    pub(crate) base: u64,
-}
-
-/// The place of the note that a rank's message of this number brings.
-fn slot_of(from: u32, number: u32) -> usize {
-    from as usize * WINDOW as usize + (number % WINDOW) as usize
-}
-
-impl Notes {
-    /// Where the note of this message goes to.
-    pub(super) fn place(self, (peer, from): (u64, u32), number: u32) -> Remote {
-        let offset = (slot_of(from, number) * NOTE) as u64;
-        Remote { peer, address: self.base.wrapping_add(offset), key: self.key }
-    }
-}
-
 /// Why memory could not be registered.
 #[derive(Debug)]
 pub(super) enum Failed {
@@ -239,12 +215,12 @@ impl Wire {
         let room = (MOST_HEADER + most_data).next_multiple_of(64);
         // Behind the rooms the notes that go out.
         let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + MOVING * NOTE, 0)?;
-        let marks = info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>());
+        // A mark names the writer and one of its writes.
+        let marks = info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()) && ranks <= 1 << 16;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
         // `ofi_rxd` says that it can; a run of two ranks got stuck once, and the cause was not found.
         let reliable = !info.provider().ends_with("ofi_rxd");
-        // A window of each rank's messages.
-        let notes = (marks && places >= 2 && reliable).then(|| Registered::new(&endpoint, slot_of(ranks, 0) * NOTE, 1));
+        let notes = (marks && places >= 2 && reliable).then(|| Registered::new(&endpoint, notes::size(ranks), 1));
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
         let contexts = RECEIVING + SENDING + MOVING;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
@@ -293,10 +269,10 @@ impl Wire {
         Some(Notes { key, base })
     }
 
-    /// The note that a rank's message of this number brought, copied: the rank may write there again.
+    /// A rank's note of this number, copied: the rank may write there again.
     pub(super) fn note(&self, from: u32, number: u32) -> Option<[u8; NOTE]> {
         let mut note = [0; NOTE];
-        self.notes.as_ref()?.window.read(slot_of(from, number) * NOTE, &mut note);
+        self.notes.as_ref()?.window.read(notes::offset(from, number), &mut note);
         Some(note)
     }
 
@@ -329,11 +305,12 @@ impl Wire {
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(self.room)) }
     }
 
-    /// Sends a header and data that `fill` copies behind it, to a place in a window.
+    /// Sends a header and data that `fill` copies behind it, to a place in a window. If it is short enough and `note`
+    /// says where, with which mark, it is written there: that saves the receiver the room, and the layers above.
     pub(super) fn send(
         &mut self,
         (peer, address): (u32, u64),
-        header: &Header,
+        (header, note): (&Header, Option<(u64, Remote)>),
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
@@ -346,7 +323,10 @@ impl Wire {
         if from.len <= self.inject {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
-            return posted(self.endpoint.inject(message, address));
+            return posted(match note.filter(|_| message.len() <= NOTE) {
+                Some((mark, place)) => self.endpoint.inject_write(message, place, mark),
+                None => self.endpoint.inject(message, address),
+            });
         }
         let context = self.context(room);
         // SAFETY: registered; the room is taken until the completion was read.

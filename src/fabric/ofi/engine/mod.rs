@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::ofi::Endpoint;
 
 use super::channel::{Channel, Entry, Remote};
-use super::message::{Content, MOST_DATA, MOST_HEADER, Message, Place};
+use super::message::{Content, MOST_DATA, MOST_HEADER, MOST_INLINE, Message, Place};
+use super::notes::{NOTED, Notes};
 use super::peer::{Novelty, Received, Sent, WINDOW};
-use super::wire::{Event, Failed, Notes, Registered, Way, Wire};
+use super::wire::{Event, Failed, Registered, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal, Window};
@@ -34,9 +35,6 @@ const LOOKS_PER_CLOCK: u32 = 16;
 /// From so many bytes on, a writer who waits is told at once that they were dealt with: a word costs little
 /// beside it.
 const LARGE: usize = 256 << 10;
-
-/// What marks of writes with a note have, and others have not: behind it stands the message's number.
-const NOTED: u16 = 1 << 15;
 
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
@@ -350,12 +348,13 @@ impl Engine {
             // Nobody is there to see it.
             return Ok(Posted::Done(0));
         }
+        let (whose, what) = ((channel, token, peer), (from, to, len));
+        let signal = then.map(|(cell, change)| (cell, change, prompt));
+        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_note(whose, what, signal)) {
+            return Ok(Posted::Pending);
+        }
         if len > self.wire.most_data() {
-            self.put_by_writing(
-                (channel, token, peer),
-                (from, to, len),
-                then.map(|(cell, change)| (cell, change, prompt)),
-            );
+            self.put_by_writing(whose, what, signal);
             return Ok(Posted::Pending);
         }
         let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
@@ -373,8 +372,8 @@ impl Engine {
         Ok(Posted::Done(0))
     }
 
-    /// Writes, and signals: by a note, if one write is enough and can bring one; by marked writes and a message that
-    /// announces them, if the provider can do that; else by a message after the writes.
+    /// Writes, and signals: by marked writes and a message that announces them, if the provider can do that; else by a
+    /// message after the writes.
     fn put_by_writing(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -383,11 +382,7 @@ impl Engine {
     ) {
         let (mut way, mut then) = (Way::Out, Then::Done);
         if let Some((cell, change, prompt)) = signal {
-            // A mark names the writer and one of its writes.
-            if self.wire.marks && self.ranks() <= 1 << 16 {
-                if self.put_with_note((channel, token, peer), (from, to, len), (cell, change, prompt)) {
-                    return;
-                }
+            if self.wire.marks {
                 self.marks = (self.marks + 1) % NOTED;
                 let parts = len.div_ceil(self.wire.most) as u32;
                 let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };

@@ -3,8 +3,7 @@
 use earlybird_ffi::ofi;
 
 use super::{
-    Content, Data, Engine, Entry, Message, NOTED, Outgoing, Part, Place, Registered, Then, Transfer, WINDOW, Way,
-    Window,
+    Content, Data, Engine, Entry, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way, Window,
 };
 use crate::fabric::{At, Change};
 
@@ -16,6 +15,27 @@ fn between(entries: &[Entry], own: At, remote: At) -> Option<(&Registered, ofi::
             Some((near, ofi::Remote { peer: 0, address: far.base.wrapping_add(remote.offset as u64), key: far.key }))
         }
         _ => None,
+    }
+}
+
+impl Peer {
+    /// A message for it, the next one.
+    fn next_message(&self, (from, job): (u32, u32), (channel, len): (u16, usize), content: Content) -> Message {
+        let (number, upto) = (self.sent.next(), self.received.upto());
+        Message { job, from, number, upto, channel, len: len as u32, content }
+    }
+
+    /// Where the next counted message goes to that is written, and the mark that tells of it.
+    fn next_note(&self, from: u32) -> Option<(u64, ofi::Remote)> {
+        self.notes.map(|notes| notes.place(self.address, from, self.sent.next()))
+    }
+
+    /// The next message is on its way, or nobody will ever deal with it.
+    fn was_sent(&mut self, is_counted: bool, what: Option<(u16, u64)>) {
+        self.received.told();
+        if is_counted {
+            self.sent.push(what);
+        }
     }
 }
 
@@ -55,9 +75,9 @@ impl Engine {
                 Data::Region { len, .. } => *len,
                 Data::Bytes(bytes) => bytes.len(),
             };
-            let (number, upto) = (to.sent.next(), to.received.upto());
             let (channel, content) = (*channel, *content);
-            let message = Message { job: *job, from: *rank, number, upto, channel, len: len as u32, content };
+            let header = to.next_message((*rank, *job), (channel, len), content).encode();
+            let note = to.next_note(*rank).filter(|_| content.is_counted());
             let own = &channels.get(usize::from(channel));
             let fill = |room: &Window, at: usize| match data {
                 Data::None => {}
@@ -69,7 +89,7 @@ impl Engine {
                 }
                 Data::Bytes(bytes) => room.write(at, bytes),
             };
-            match wire.send((peer, to.address), &message.encode(), len, fill) {
+            match wire.send((peer, to.address), (&header, note), len, fill) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {
@@ -79,10 +99,8 @@ impl Engine {
                     return true;
                 }
             }
-            to.received.told();
-            if content.is_counted() {
-                to.sent.push(token.map(|token| (channel, token)));
-            }
+            let what = token.map(|token| (channel, token));
+            to.was_sent(content.is_counted(), what);
             to.outbox.pop_front();
         }
         true
@@ -98,12 +116,9 @@ impl Engine {
         let to = &self.peers[peer as usize];
         // What waits goes first.
         let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.most_noted;
-        let (Some(notes), true) = (to.notes, may) else { return false };
-        let (number, upto) = (to.sent.next(), to.received.upto());
+        let (Some((mark, note)), true) = (to.next_note(self.rank), may) else { return false };
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
-        let message = Message { job: self.job, from: self.rank, number, upto, channel, len: 0, content };
-        let mark = u64::from(self.rank) << 16 | u64::from(NOTED) | u64::from(number % WINDOW);
-        let note = notes.place((to.address, self.rank), number);
+        let header = to.next_message((self.rank, self.job), (channel, 0), content).encode();
         let transfer = self.note_down(Transfer { channel, token, peer, parts: 1, then: Then::Nothing });
         let Engine { channels, wire, peers, .. } = self;
         let to = &mut peers[peer as usize];
@@ -111,13 +126,12 @@ impl Engine {
             None => Ok(false),
             Some((near, far)) => {
                 let far = ofi::Remote { peer: to.address, ..far };
-                wire.transfer_with_note(transfer, peer, (near, own.offset, len), far, (mark, &message.encode(), note))
+                wire.transfer_with_note(transfer, peer, (near, own.offset, len), far, (mark, &header, note))
             }
         };
         if moved != Ok(false) {
             // Also of what was refused, the end comes when the peer has gone in good order.
-            to.received.told();
-            to.sent.push(Some((channel, token)));
+            to.was_sent(true, Some((channel, token)));
         }
         if moved != Ok(true) {
             self.transfers[transfer as usize].parts = 0;
