@@ -108,7 +108,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         provider: info.provider().to_owned(),
         host: card::host(),
         pid: std::process::id(),
-        most_data: wire.most_data() as u32,
+        most_data: wire.limits.put as u32,
         notes: wire.notes(),
         nonce: u32::from_le_bytes(draw(rank)?),
         address,
@@ -154,7 +154,7 @@ impl OfiFabric {
             })?;
             // Both must be able to: the one who writes has a limit of its own.
             addresses.push((address, theirs.notes.filter(|_| card.notes.is_some())));
-            wire.limit_data(theirs.most_data as usize);
+            wire.limits.put = wire.limits.put.min(theirs.most_data as usize);
         }
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;

@@ -30,6 +30,7 @@ mod channel;
 mod endpoint;
 mod engine;
 mod fabric;
+mod limits;
 mod message;
 mod notes;
 pub mod offload;

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, sys};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
-use super::message::{Header, MOST_COPIED, MOST_DATA, MOST_HEADER};
+use super::limits::Limits;
+use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::notes::{self, NOTE, Notes};
 use crate::fabric::Window;
 
@@ -20,28 +21,6 @@ const RECEIVING: usize = 128;
 
 /// Rooms from which messages are sent.
 const SENDING: usize = 64;
-
-/// Longest part of a transfer, whatever the provider can do: messages to the same peer, signs of life
-/// among them, wait behind it.
-const MOST_PART: usize = 1 << 20;
-
-/// One-sided operations under way.
-const MOVING: usize = 64;
-
-/// More than what `ofi_rxm` and this fabric put in front of a message's data.
-const RXM_HEADER: usize = 256;
-
-/// Up to so many bytes of data, a provider sends a message without asking the receiver first; 0 if that is not
-/// known. No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default; `tcp` by itself never asks.
-fn copied(provider: &str) -> usize {
-    const USUAL: usize = 16 * 1024;
-    let chosen = || std::env::var("FI_OFI_RXM_BUFFER_SIZE").ok()?.parse().ok();
-    match provider {
-        "tcp" => MOST_COPIED,
-        layered if layered.ends_with("ofi_rxm") => chosen().unwrap_or(USUAL).saturating_sub(RXM_HEADER),
-        _ => 0,
-    }
-}
 
 /// What a context that libfabric hands back belonged to.
 #[derive(Clone, Debug)]
@@ -171,16 +150,9 @@ pub(super) struct Wire {
     uses: Vec<Use>,
     free_rooms: Vec<usize>,
     free_moves: Vec<usize>,
-    /// Longest message that can be injected.
-    inject: usize,
+    pub(super) limits: Limits,
     /// Bytes of a room: a message, to the next line.
     room: usize,
-    /// Most bytes of data that a message brings.
-    most_data: usize,
-    /// Longest part of a transfer.
-    pub(super) most: usize,
-    /// Longest transfer beside a note.
-    pub(super) most_noted: usize,
     /// Whether writes can bring a mark of 32 bits.
     pub(super) marks: bool,
     entries: [sys::fi_cq_data_entry; 16],
@@ -193,7 +165,7 @@ unsafe impl Send for Wire {}
 
 impl std::fmt::Debug for Wire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wire").field("inject", &self.inject).field("most", &self.most).finish_non_exhaustive()
+        f.debug_struct("Wire").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 
@@ -210,19 +182,15 @@ fn posted(result: Result<(), Code>) -> Posted {
 
 impl Wire {
     pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>, ranks: u32) -> Result<Self, Failed> {
-        let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
-        let most_data = copied(info.provider()).clamp(MOST_DATA, MOST_COPIED);
-        let room = (MOST_HEADER + most_data).next_multiple_of(64);
+        let limits = Limits::of(info);
+        let room = (MOST_HEADER + limits.put.max(MOST_DATA)).next_multiple_of(64);
         // Behind the rooms the notes that go out.
-        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + MOVING * NOTE, 0)?;
+        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + limits.moving * NOTE, 0)?;
         // A mark names the writer and one of its writes.
         let marks = info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()) && ranks <= 1 << 16;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
-        // `ofi_rxd` says that it can; a run of two ranks got stuck once, and the cause was not found.
-        let reliable = !info.provider().ends_with("ofi_rxd");
-        let notes = (marks && places >= 2 && reliable).then(|| Registered::new(&endpoint, notes::size(ranks), 1));
-        let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
-        let contexts = RECEIVING + SENDING + MOVING;
+        let notes = (marks && places >= 2).then(|| Registered::new(&endpoint, notes::size(ranks), 1));
+        let contexts = RECEIVING + SENDING + limits.moving;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
             rooms,
@@ -230,11 +198,8 @@ impl Wire {
             uses: vec![Use::default(); contexts],
             free_rooms: (RECEIVING..RECEIVING + SENDING).collect(),
             free_moves: (RECEIVING + SENDING..contexts).collect(),
-            inject,
+            limits,
             room,
-            most_data,
-            most: longest.clamp(1, MOST_PART),
-            most_noted: longest.saturating_sub(NOTE).min(MOST_PART),
             marks,
             notes: notes.transpose()?,
             entries: [NO_COMPLETION; 16],
@@ -246,16 +211,6 @@ impl Wire {
             wire.offer(room).map_err(Failed::Code)?;
         }
         Ok(wire)
-    }
-
-    /// Most bytes of data that a message brings.
-    pub(super) fn most_data(&self) -> usize {
-        self.most_data
-    }
-
-    /// Peers have rooms for so much.
-    pub(super) fn limit_data(&mut self, most: usize) {
-        self.most_data = self.most_data.min(most);
     }
 
     /// Memory that libfabric may write until the endpoint ends.
@@ -314,13 +269,13 @@ impl Wire {
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
-        debug_assert!(len <= self.most_data);
+        debug_assert!(header.len() + len <= self.room);
         let Some(&room) = self.free_rooms.last() else { return Ok(false) };
         let at = room * self.room;
         self.rooms.window.write(at, header);
         fill(&self.rooms.window, at + header.len());
         let from = self.rooms.local(at, header.len() + len);
-        if from.len <= self.inject {
+        if from.len <= self.limits.inject {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
             return posted(match note.filter(|_| message.len() <= NOTE) {

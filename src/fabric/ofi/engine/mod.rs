@@ -353,7 +353,7 @@ impl Engine {
         if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_note(whose, what, signal)) {
             return Ok(Posted::Pending);
         }
-        if len > self.wire.most_data() {
+        if len > self.wire.limits.put {
             self.put_by_writing(whose, what, signal);
             return Ok(Posted::Pending);
         }
@@ -384,7 +384,7 @@ impl Engine {
         if let Some((cell, change, prompt)) = signal {
             if self.wire.marks {
                 self.marks = (self.marks + 1) % NOTED;
-                let parts = len.div_ceil(self.wire.most) as u32;
+                let parts = len.div_ceil(self.wire.limits.part) as u32;
                 let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 (way, then) = (Way::Marked(u64::from(self.rank) << 16 | u64::from(self.marks)), Then::Nothing);

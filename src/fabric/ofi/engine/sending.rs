@@ -115,7 +115,7 @@ impl Engine {
     ) -> bool {
         let to = &self.peers[peer as usize];
         // What waits goes first.
-        let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.most_noted;
+        let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.limits.noted;
         let (Some((mark, note)), true) = (to.next_note(self.rank), may) else { return false };
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
         let header = to.next_message((self.rank, self.job), (channel, 0), content).encode();
@@ -158,7 +158,7 @@ impl Engine {
     }
 
     pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
-        let most = self.wire.most;
+        let most = self.wire.limits.part;
         let index = self.note_down(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
