@@ -12,15 +12,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 /// What libfabric's providers do better with, where nothing else was chosen: `sockets` gets stuck with large
-/// messages now and then with its usual buffers; `tcp` sends messages up to a size without keeping account of
-/// them; `ofi_rxm` sends by one message what fits one, and uses its rooms for messages in turn, so that
-/// fewer of them stay in the cache.
-const PROVIDERS: [(&str, &str); 4] = [
-    ("FI_SOCKETS_MAX_BUF_SZ", "4194304"),
-    ("FI_TCP_MAX_INJECT", "1024"),
-    ("FI_OFI_RXM_BUFFER_SIZE", "16640"),
-    ("FI_OFI_RXM_MSG_RX_SIZE", "32"),
-];
+/// messages now and then with its usual buffers; `ofi_rxm` uses its rooms for messages in turn, so that fewer of
+/// them stay in the cache.
+const PROVIDERS: [(&str, &str); 2] = [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32")];
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

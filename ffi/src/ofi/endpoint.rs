@@ -19,7 +19,6 @@ type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void,
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, fi_addr_t) -> isize;
 type Read =
     unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, fi_addr_t, u64, u64, *mut c_void) -> isize;
-type InjectWrite = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, u64, fi_addr_t, u64, u64) -> isize;
 type WriteMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
 
 /// A reliable endpoint without connections, enabled, with its queue and address book.
@@ -28,6 +27,7 @@ pub struct Endpoint {
     addresses: Option<NonNull<fid_av>>,
     functions: Option<Functions>,
     memory_mode: i32,
+    inject_size: usize,
     queue: Arc<Queue>,
     domain: Arc<Domain>,
 }
@@ -43,7 +43,6 @@ struct Functions {
     inject: Inject,
     read: Read,
     write: WriteMessage,
-    inject_write: InjectWrite,
 }
 
 // SAFETY: of a domain that is safe for threads.
@@ -87,8 +86,9 @@ impl Endpoint {
             }
         })?;
         let memory_mode = info.domain().map_or(0, |domain| domain.mr_mode);
+        let inject_size = info.transmit().map_or(0, |transmit| transmit.inject_size);
         // Made before anything else can fail, so that it is closed.
-        let mut made = Endpoint { endpoint, addresses: None, functions: None, memory_mode, queue, domain };
+        let mut made = Endpoint { endpoint, addresses: None, functions: None, memory_mode, inject_size, queue, domain };
         let mut attributes = super::fid::Padded::new(fi_av_attr {
             type_: info.domain().map_or(FI_AV_UNSPEC, |domain| domain.av_type),
             rx_ctx_bits: 0,
@@ -118,7 +118,6 @@ impl Endpoint {
                 inject: slot!(messages, fi_ops_msg, inject)?,
                 read: slot!(rma, fi_ops_rma, read)?,
                 write: slot!(rma, fi_ops_rma, writemsg)?,
-                inject_write: slot!(rma, fi_ops_rma, injectdata)?,
             });
         }
         Ok(Arc::new(made))
@@ -237,7 +236,11 @@ impl Endpoint {
     #[inline]
     pub fn inject(&self, message: &[u8], peer: fi_addr_t) -> Result<(), Code> {
         let inject = self.functions()?.inject;
-        // SAFETY: a live endpoint; the message is copied before the call returns.
+        if message.len() > self.inject_size {
+            // Providers only assert it.
+            return Err(Code(-libc::EMSGSIZE));
+        }
+        // SAFETY: a live endpoint; the message is short enough, and copied before the call returns.
         Code::check(unsafe { inject(self.endpoint.as_ptr(), message.as_ptr().cast(), message.len(), peer) })
     }
 
@@ -293,21 +296,6 @@ impl Endpoint {
         // SAFETY: a live endpoint; the description is copied before the call returns; the rest is
         // as the caller says.
         Code::check(unsafe { write(self.endpoint.as_ptr(), &message, flags) })
-    }
-
-    /// Writes a few bytes, which may be changed as soon as this returns, to a peer's memory; `data` goes to the
-    /// peer's queue. There is no completion.
-    ///
-    /// # Errors
-    /// As [`Endpoint::inject`].
-    #[inline]
-    pub fn inject_write(&self, bytes: &[u8], to: Remote, data: u64) -> Result<(), Code> {
-        let inject = self.functions()?.inject_write;
-        let Remote { peer, address, key } = to;
-        // SAFETY: a live endpoint; the bytes are copied before the call returns.
-        let code =
-            unsafe { inject(self.endpoint.as_ptr(), bytes.as_ptr().cast(), bytes.len(), data, peer, address, key) };
-        Code::check(code)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use earlybird_ffi::ofi::Info;
 
-use super::message::{MOST_COPIED, MOST_DATA};
+use super::message::MOST_DATA;
 use super::notes::NOTE;
 
 /// Longest part of a transfer, whatever the provider can do: messages to the same peer, signs of life
@@ -12,9 +12,6 @@ const MOST_PART: usize = 1 << 20;
 
 /// One-sided operations under way.
 const MOVING: usize = 64;
-
-/// More than what `ofi_rxm` and this fabric put in front of a message's data.
-const RXM_HEADER: usize = 256;
 
 /// Of an endpoint.
 #[derive(Clone, Copy, Debug)]
@@ -35,31 +32,19 @@ impl Limits {
     pub(super) fn of(info: Info<'_>) -> Self {
         let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
-        let put = copied(info.provider()).clamp(MOST_DATA, MOST_COPIED);
         let (part, noted) = (longest.clamp(1, MOST_PART), longest.saturating_sub(NOTE).min(MOST_PART));
-        let limits = Limits { inject, put, part, noted, moving: MOVING };
+        let limits = Limits { inject, put: MOST_DATA, part, noted, moving: MOVING };
         if info.provider().ends_with("ofi_rxd") { limits.for_rxd() } else { limits }
     }
 
-    /// `ofi_rxd` (1.17 to 2.5) lets what is sent later overtake packets of a write that it has not sent yet, and notes
-    /// them down in that order. From then on it sees no acknowledgement of the write, however often that comes; once
-    /// 128 packets to a peer are not acknowledged, nothing goes there any more. So there are never as many: one write
-    /// or read at a time, of 23 packets, as many for what the peer reads, and a packet for each message in the window.
+    /// `ofi_rxd` (1.17 to 2.5) lets what is sent later overtake packets of a write that it has not sent yet, and lists
+    /// them in that order. From then on it sees no acknowledgement of the write, however often that comes; once 128
+    /// packets to a peer are not acknowledged, nothing goes there any more. So there are never as many: one write or
+    /// read at a time, of 23 packets, as many for what the peer reads, a packet for each message in the window, and
+    /// room for 18 words that are not counted.
     fn for_rxd(self) -> Self {
         const PART: usize = 32 << 10;
         const PACKET: usize = 1 << 10;
         Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1, ..self }
-    }
-}
-
-/// Up to so many bytes of data, a provider sends a message without asking the receiver first; 0 if that is not
-/// known. No attribute tells: for `ofi_rxm` it is a variable of libfabric's, and its default; `tcp` by itself never asks.
-fn copied(provider: &str) -> usize {
-    const USUAL: usize = 16 * 1024;
-    let chosen = || std::env::var("FI_OFI_RXM_BUFFER_SIZE").ok()?.parse().ok();
-    match provider {
-        "tcp" => MOST_COPIED,
-        layered if layered.ends_with("ofi_rxm") => chosen().unwrap_or(USUAL).saturating_sub(RXM_HEADER),
-        _ => 0,
     }
 }

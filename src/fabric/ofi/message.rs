@@ -9,15 +9,12 @@ pub(crate) const MOST_HEADER: usize = 64;
 /// providers inject it, which is faster than sending: 64 bytes over TCP.
 const SHORT: usize = 48;
 
-/// Most bytes of data behind a short header in the place of a whole one.
+/// Most bytes of data that travel in a message also where a write could bring the message: with a short header such
+/// a message is injected.
 pub(crate) const MOST_INLINE: usize = MOST_HEADER - SHORT;
 
-/// Most bytes of data that a message brings over any provider; what is more is written one-sidedly.
+/// Most bytes of data that a message brings; providers copy as much at once.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
-
-/// The same where the provider copies as much at once: one message is cheaper than a write and the message
-/// that tells of it.
-pub(crate) const MOST_COPIED: usize = 16 * 1024;
 
 /// A place in a region of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

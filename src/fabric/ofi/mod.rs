@@ -7,10 +7,10 @@
 //! of its own.
 //!
 //! # Putting
-//! A word of data or two travels in the message that also names the signal; more is written to its place by
-//! the operation that brings the message, which is a *note* then. Where a provider cannot do that, small data is
-//! received with its message and put in its place, and large data is written first, and signalled when it is known
-//! to be there; so is more than goes into one operation.
+//! A word of data or two travels in the message that also names the signal. More is written to its place by an
+//! operation that brings the message along, which is a *note* then. Where a provider cannot do that, small data is
+//! received with its message and put in its place; large data, and what does not go into one operation, is written in
+//! parts, which either say by marks that they have landed, or are complete before the message is sent.
 //!
 //! # Atomics
 //! All changes of a cell, the home's own included, are made by the processor of the home under one

@@ -1,7 +1,11 @@
-//! Notes: messages that a peer writes into memory of this rank, each into a slot of its own.
+//! Notes: messages that a peer's writes of data bring along, each into a slot of its own in memory of this rank.
 //!
-//! Remote completion data says which slot, so a note needs no room at the receiver, and the layers that libfabric
-//! puts between a message and its room are not passed. A write of data brings its note along.
+//! Remote completion data says which slot. A slot is written again when the message was dealt with, so a write must
+//! not be repeated once its data was seen to complete, as one of a reliable endpoint is not.
+//!
+//! Messages without data are sent. Written with `fi_inject_writedata` they take as long, and when one cannot be
+//! delivered because the peer is dead, `ofi_rxm` (1.17 to 2.5) follows a null pointer: `tcp` reports the failure of
+//! what has no context.
 #![forbid(unsafe_code)]
 
 use earlybird_ffi::ofi::Remote;

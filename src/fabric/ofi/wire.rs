@@ -183,7 +183,7 @@ fn posted(result: Result<(), Code>) -> Posted {
 impl Wire {
     pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>, ranks: u32) -> Result<Self, Failed> {
         let limits = Limits::of(info);
-        let room = (MOST_HEADER + limits.put.max(MOST_DATA)).next_multiple_of(64);
+        let room = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
         // Behind the rooms the notes that go out.
         let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + limits.moving * NOTE, 0)?;
         // A mark names the writer and one of its writes.
@@ -260,12 +260,11 @@ impl Wire {
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(self.room)) }
     }
 
-    /// Sends a header and data that `fill` copies behind it, to a place in a window. If it is short enough and `note`
-    /// says where, with which mark, it is written there: that saves the receiver the room, and the layers above.
+    /// Sends a header and data that `fill` copies behind it, to a place in a window.
     pub(super) fn send(
         &mut self,
         (peer, address): (u32, u64),
-        (header, note): (&Header, Option<(u64, Remote)>),
+        header: &Header,
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
@@ -278,10 +277,7 @@ impl Wire {
         if from.len <= self.limits.inject {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
-            return posted(match note.filter(|_| message.len() <= NOTE) {
-                Some((mark, place)) => self.endpoint.inject_write(message, place, mark),
-                None => self.endpoint.inject(message, address),
-            });
+            return posted(self.endpoint.inject(message, address));
         }
         let context = self.context(room);
         // SAFETY: registered; the room is taken until the completion was read.

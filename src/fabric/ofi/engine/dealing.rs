@@ -281,7 +281,7 @@ impl Engine {
 enum Source {
     /// In a room, so long.
     Room(usize, usize),
-    /// A write of this rank's has brought it.
+    /// A write of that rank has brought it.
     Note(u32, [u8; MOST_HEADER]),
 }
 

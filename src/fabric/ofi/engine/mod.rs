@@ -26,7 +26,7 @@ use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal,
 /// message to tell them by.
 const PATIENCE: u32 = 256;
 
-/// How long they may have to wait for that, however much else happens.
+/// How long they may have to wait for that while this rank looks at the network, however much else happens.
 const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
 /// Of looks at the network, how many there are for each look at the time, which costs a tenth as much.
@@ -154,7 +154,7 @@ pub(super) struct Engine {
     peers: Vec<Peer>,
     waiting: VecDeque<u32>,
     debtors: Vec<u32>,
-    /// When the oldest of the words that are owed was.
+    /// When somebody first owed a word, or all debts were last looked at.
     owed_since: Option<Instant>,
     /// Those of them who wait for the word.
     waiting_for_word: Vec<u32>,
@@ -207,7 +207,7 @@ impl Engine {
             parts: VecDeque::new(),
             marks: 0,
             landings: Vec::new(),
-            // 0 is the rooms'.
+            // 0 is the rooms', 1 the notes'.
             keys: 1,
             turn: 0,
             gathered: BTreeMap::new(),

@@ -25,7 +25,7 @@ impl Peer {
         Message { job, from, number, upto, channel, len: len as u32, content }
     }
 
-    /// Where the next counted message goes to that is written, and the mark that tells of it.
+    /// Where the next message goes to if it is a note, and the mark that tells of it.
     fn next_note(&self, from: u32) -> Option<(u64, ofi::Remote)> {
         self.notes.map(|notes| notes.place(self.address, from, self.sent.next()))
     }
@@ -77,7 +77,6 @@ impl Engine {
             };
             let (channel, content) = (*channel, *content);
             let header = to.next_message((*rank, *job), (channel, len), content).encode();
-            let note = to.next_note(*rank).filter(|_| content.is_counted());
             let own = &channels.get(usize::from(channel));
             let fill = |room: &Window, at: usize| match data {
                 Data::None => {}
@@ -89,7 +88,7 @@ impl Engine {
                 }
                 Data::Bytes(bytes) => room.write(at, bytes),
             };
-            match wire.send((peer, to.address), (&header, note), len, fill) {
+            match wire.send((peer, to.address), &header, len, fill) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {
