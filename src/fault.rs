@@ -75,6 +75,8 @@ pub enum Fault {
     WriteWhatIsRead,
     /// Writes a contribution where the one before may not have been sent.
     WriteWhatIsSent,
+    /// Hands a round out where what was handed out before may still land.
+    HandOutEarly,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -127,7 +129,7 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 35] = [
+    pub const EVERY: [Fault; 36] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
@@ -163,6 +165,7 @@ impl Fault {
         Fault::TakeIncomplete,
         Fault::WriteWhatIsRead,
         Fault::WriteWhatIsSent,
+        Fault::HandOutEarly,
     ];
 
     /// The mover that can make it; nothing if both can.

@@ -32,7 +32,6 @@ pub(super) struct Homes {
 
 impl Homes {
     pub(super) fn new(plan: &Plan) -> Self {
-        debug_assert!(!plan.path.has_homes() || plan.slots() == 2, "outcomes under way are counted by two slots");
         // Where they are of no use they take no memory: explorers clone machines by the million.
         let hosts = if plan.path.has_homes() { plan.topology.hosts() as usize } else { 0 };
         Homes { leads: Vec::with_capacity(hosts), own: 0, only: None, since: 1, handed: 0 }
@@ -93,13 +92,14 @@ impl Machine {
     /// Whether this rank may arrive for `round`: nothing that it handed out as a home may still be written
     /// where another home would write then. Shares stay where they are until a host has nobody left.
     pub(super) fn has_settled(&self, round: u64) -> bool {
-        let steady = self.leavers.is_empty() && round >= self.homes.since + self.plan.slots();
-        steady || self.may_hand_out(round)
+        let steady = self.leavers.is_empty() && round > self.homes.since;
+        steady || self.may_hand_out()
     }
 
-    /// Whether what this rank handed out from a slot before has landed for the last time.
-    fn may_hand_out(&self, round: u64) -> bool {
-        self.outcomes_under_way[self.plan.slot(round)] == 0
+    /// Whether what this rank has handed out has landed for the last time: the next goes to the same place. Those
+    /// who arrive for the next round say that it has, unless they made it for themselves.
+    fn may_hand_out(&self) -> bool {
+        self.outcomes_under_way == 0 || self.plan.fault(Fault::HandOutEarly)
     }
 
     pub(super) fn is_home(&self) -> bool {
@@ -165,7 +165,7 @@ impl Machine {
             return;
         }
         if self.is_home() {
-            if self.may_hand_out(round) && self.cut_by_tags(round, cells) {
+            if self.may_hand_out() && self.cut_by_tags(round, cells) {
                 self.hand_out(round);
                 self.fire(round);
             }
@@ -213,7 +213,7 @@ impl Machine {
         // Also of a round that it has made for itself meanwhile: others may not have.
         let fired = self.fired;
         let owes = self.taken < fired && self.homes.handed < fired;
-        if self.plan.path == Path::Scattered && owes && self.is_home() && self.may_hand_out(fired) {
+        if self.plan.path == Path::Scattered && owes && self.is_home() && self.may_hand_out() {
             self.hand_out(fired);
         }
     }
@@ -232,18 +232,17 @@ impl Machine {
         let (at, cell) = (self.plan.outcome(round) + from, self.plan.told(self.plan.me, round));
         let data = (len > 0).then_some((at, at, len));
         let (host, value) = (self.plan.host(), word(round, plain));
-        let slot = self.plan.slot(round) as u32;
-        let token = Token::Outcome { slot };
+        let token = Token::Outcome;
         self.push(Op::Combine { round, segment: 0 });
         if !plain {
-            self.outcomes_under_way[slot as usize] += 1;
+            self.outcomes_under_way += 1;
             self.push(Op::Publish { host, round, token });
         }
         self.push(Op::Store { cell, value });
         let homes = std::mem::take(&mut self.homes);
         for (_, &lead) in homes.leads.iter().enumerate().filter(|&(place, _)| place != homes.own) {
             let host = self.plan.host_of(lead);
-            self.outcomes_under_way[slot as usize] += 1 + u32::from(!plain);
+            self.outcomes_under_way += 1 + u32::from(!plain);
             self.stats.activations += 1;
             if !plain {
                 self.push(Op::Publish { host, round, token });

@@ -80,8 +80,8 @@ pub(crate) struct Machine {
     /// Outcomes and cuts that were written to other hosts, and are not known to have landed for the
     /// last time: until then they are read here and may be written there, whoever has seen them.
     pub(super) pushes: u32,
-    /// By slot, what this rank has pushed as a home and is not known to have landed.
-    pub(super) outcomes_under_way: [u32; 2],
+    /// What this rank has pushed as a home and is not known to have landed.
+    pub(super) outcomes_under_way: u32,
     /// Notices of releases that have not completed.
     pub(super) notices: u32,
     /// A release that waits for pushes.
@@ -128,7 +128,7 @@ impl Machine {
             arriving: false,
             unmeasured: None,
             pushes: 0,
-            outcomes_under_way: [0; 2],
+            outcomes_under_way: 0,
             notices: 0,
             release_later: 0,
             tags_under_way: [0; BUFFERS as usize],
@@ -311,9 +311,8 @@ impl Machine {
     }
 
     fn is_quiet(&self) -> bool {
-        let written = self.pushes + self.notices == 0
-            && self.outcomes_under_way == [0; 2]
-            && self.tags_under_way == [0; BUFFERS as usize];
+        let written =
+            self.pushes + self.notices + self.outcomes_under_way == 0 && self.tags_under_way == [0; BUFFERS as usize];
         written && self.ops.is_empty() && self.pull.is_idle()
     }
 
@@ -404,7 +403,7 @@ impl Machine {
                     self.release(round);
                 }
             }
-            Token::Outcome { slot } => self.outcomes_under_way[slot as usize] -= 1,
+            Token::Outcome => self.outcomes_under_way -= 1,
             Token::Notice => self.notices -= 1,
             Token::Tag { buffer } => self.tags_under_way[buffer as usize] -= 1,
             Token::Probe | Token::Read if self.plan.path.has_homes() => self.pull_answered(value, now),

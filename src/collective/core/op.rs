@@ -11,8 +11,8 @@ pub(crate) enum Token {
     Push,
     /// A release, to another host.
     Notice,
-    /// A home's share of an outcome, from a slot, to another host.
-    Outcome { slot: u32 },
+    /// A home's share of an outcome, to another host.
+    Outcome,
     /// The tag (and data) of the contribution in a buffer, to another host.
     Tag { buffer: u32 },
     /// The arrived bit.
@@ -46,7 +46,7 @@ impl Token {
     /// data. Large contributions and shares are sent in synchronous rounds only; there all send something in every
     /// round, and that says what became of the round before.
     pub(crate) fn is_awaited(self) -> bool {
-        !matches!(self, Token::Tag { .. } | Token::Outcome { .. })
+        !matches!(self, Token::Tag { .. } | Token::Outcome)
     }
 
     /// As a fabric carries it.
@@ -66,8 +66,8 @@ impl Token {
             Token::Deposit => 11,
             Token::Swap => 12,
             Token::Notice => 13,
-            Token::Outcome { slot } => 14 + u64::from(slot),
-            Token::Tag { buffer } => 16 + u64::from(buffer),
+            Token::Outcome => 14,
+            Token::Tag { buffer } => 15 + u64::from(buffer),
         }
     }
 
@@ -88,8 +88,8 @@ impl Token {
             11 => Token::Deposit,
             12 => Token::Swap,
             13 => Token::Notice,
-            14 | 15 => Token::Outcome { slot: (code - 14) as u32 },
-            buffer => Token::Tag { buffer: (buffer - 16) as u32 },
+            14 => Token::Outcome,
+            buffer => Token::Tag { buffer: (buffer - 15) as u32 },
         }
     }
 }

@@ -383,7 +383,7 @@ impl Plan {
         match self.path {
             Path::Replicated => u64::from(self.topology.widest),
             // The homes', and one for each rank that makes a round for itself.
-            Path::Gathered | Path::Scattered => self.slots() + u64::from(self.topology.widest),
+            Path::Gathered | Path::Scattered => 1 + u64::from(self.topology.widest),
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => self.depth,
         }
     }
@@ -404,7 +404,8 @@ impl Plan {
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.path {
             Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
-            Path::Gathered | Path::Scattered => self.slot(round) as u64,
+            // Who has arrived for a round reads no earlier one, and homes wait for the last writes of it.
+            Path::Gathered | Path::Scattered => 0,
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
@@ -412,7 +413,7 @@ impl Plan {
 
     /// Where an outcome lies that this rank made for itself.
     pub(crate) fn pulled_outcome(&self) -> usize {
-        let slot = self.slots() as u32 + self.topology.index_on_host[self.me as usize];
+        let slot = 1 + self.topology.index_on_host[self.me as usize];
         (self.contribution_rows() * BUFFERS + slot) as usize * self.stride()
     }
 

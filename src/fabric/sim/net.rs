@@ -87,11 +87,40 @@ struct Event {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Effect {
-    Copy { from: (u32, usize), to: (u32, usize), len: usize },
-    Change { endpoint: usize, region: u32, offset: usize, set: bool, value: u64 },
-    Fetch { endpoint: usize, region: u32, offset: usize, expect: Option<u64>, value: u64, token: u64 },
-    Complete { endpoint: usize, token: u64, value: u64 },
-    Break { endpoint: usize },
+    /// Reads what will land then.
+    Copy {
+        from: (u32, usize),
+        to: (u32, usize),
+        len: usize,
+        lands: Time,
+    },
+    Land {
+        to: (u32, usize),
+        bytes: Vec<u8>,
+    },
+    Change {
+        endpoint: usize,
+        region: u32,
+        offset: usize,
+        set: bool,
+        value: u64,
+    },
+    Fetch {
+        endpoint: usize,
+        region: u32,
+        offset: usize,
+        expect: Option<u64>,
+        value: u64,
+        token: u64,
+    },
+    Complete {
+        endpoint: usize,
+        token: u64,
+        value: u64,
+    },
+    Break {
+        endpoint: usize,
+    },
 }
 
 impl Net {
@@ -281,12 +310,13 @@ impl Net {
     /// have landed, and when they have for the last time.
     fn copy(&mut self, endpoint: usize, far: Region, from: At, to: At, len: usize) -> (Time, Time) {
         let (mut landed, mut settled) = (self.now, self.now);
-        // Two pieces, each read from the source when it lands.
+        // Two pieces, each read from the source at some time until it lands.
         let split = len / 2 / size_of::<u64>() * size_of::<u64>();
         for (skip, len) in [(0, split), (split, len - split)] {
             let piece = |place: At| (place.region.0, place.offset + skip);
             let at = self.arrival(endpoint, far, self.now);
-            self.schedule(at, Effect::Copy { from: piece(from), to: piece(to), len });
+            let read = self.reading(at);
+            self.schedule(read, Effect::Copy { from: piece(from), to: piece(to), len, lands: at });
             landed = landed.max(at);
             settled = settled.max(at);
             if len > 0 && self.rng.random_range(0..256) < self.weather.repeats {
@@ -294,11 +324,20 @@ impl Net {
                 // Sent again by a sender that missed an acknowledgement, after a while of its own.
                 let sent = at + self.rng.random_range(0..50_000);
                 let again = self.arrival(endpoint, far, sent);
-                self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len });
+                self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len, lands: again });
                 settled = settled.max(again);
             }
         }
         (landed, settled)
+    }
+
+    /// When something is read that lands at a time: at once, in between, or then.
+    fn reading(&mut self, lands: Time) -> Time {
+        match self.rng.random_range(0..4) {
+            0 => self.now,
+            1 => self.rng.random_range(self.now..=lands),
+            _ => lands,
+        }
     }
 
     fn complete(&mut self, at: Time, endpoint: usize, token: u64, broken: bool) {
@@ -393,10 +432,17 @@ impl Net {
         let Some(Reverse(event)) = self.queue.pop() else { return };
         self.now = self.now.max(event.at);
         match event.effect {
-            Effect::Copy { from, to, len } => {
+            Effect::Copy { from, to, len, lands } => {
                 let window = |place: (u32, usize)| (&self.regions[place.0 as usize].window, place.1);
-                Window::copy(window(from), window(to), len);
+                if lands <= self.now {
+                    Window::copy(window(from), window(to), len);
+                } else {
+                    let mut bytes = vec![0; len];
+                    window(from).0.read(from.1, &mut bytes);
+                    self.schedule(lands, Effect::Land { to, bytes });
+                }
             }
+            Effect::Land { to, bytes } => self.regions[to.0 as usize].window.write(to.1, &bytes),
             Effect::Change { endpoint, region, offset, set, value } => {
                 let memory = &self.regions[region as usize];
                 let cell = memory.window.cell(offset / size_of::<u64>());
@@ -457,7 +503,7 @@ impl Net {
     /// An endpoint's process ended: what it had posted and what has not happened never will.
     pub(crate) fn kill(&mut self, endpoint: usize) {
         let by_it = |event: &Event| match event.effect {
-            Effect::Copy { .. } => false,
+            Effect::Copy { .. } | Effect::Land { .. } => false,
             Effect::Change { endpoint: by, .. }
             | Effect::Fetch { endpoint: by, .. }
             | Effect::Complete { endpoint: by, .. }
