@@ -147,6 +147,12 @@ impl Endpoint {
         if self.memory_mode & FI_MR_VIRT_ADDR as i32 != 0 { base.as_ptr() as u64 } else { 0 }
     }
 
+    /// Bytes of the longest message that can be injected.
+    #[must_use]
+    pub fn inject_size(&self) -> usize {
+        self.inject_size
+    }
+
     pub(super) fn as_ptr(&self) -> *mut fid_ep {
         self.endpoint.as_ptr()
     }
@@ -232,7 +238,7 @@ impl Endpoint {
     /// Sends a small message that may be changed as soon as this returns. There is no completion.
     ///
     /// # Errors
-    /// As [`Endpoint::send`]; a message that is longer than `inject_size`.
+    /// As [`Endpoint::send`]; a message that is longer than [`Endpoint::inject_size`].
     #[inline]
     pub fn inject(&self, message: &[u8], peer: fi_addr_t) -> Result<(), Code> {
         let inject = self.functions()?.inject;

@@ -14,8 +14,6 @@ pub(crate) struct Card {
     pub(crate) host: String,
     /// Its process there.
     pub(crate) pid: u32,
-    /// Most bytes of data that a message to it may bring.
-    pub(crate) most_data: u32,
     /// Where it wants notes, if it can take them.
     pub(crate) notes: Option<Notes>,
     /// Drawn at random. That of rank 0 is the job's.
@@ -24,12 +22,12 @@ pub(crate) struct Card {
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C45;
+const MAGIC: u32 = 0x4542_4C46;
 
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for number in [MAGIC, self.pid, self.most_data, self.nonce] {
+        for number in [MAGIC, self.pid, self.nonce] {
             bytes.extend(number.to_le_bytes());
         }
         let Notes { key, base } = self.notes.unwrap_or(NONE);
@@ -53,7 +51,7 @@ impl Card {
             Some(u32::from_le_bytes(*number))
         };
         let mut next = || number(&mut rest);
-        let (magic, pid, most_data, nonce) = (next()?, next()?, next()?, next()?);
+        let (magic, pid, nonce) = (next()?, next()?, next()?);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
         let notes = Some(Notes { key: long()?, base: long()? }).filter(|&notes| notes != NONE);
         let mut part = || -> Option<Vec<u8>> {
@@ -64,7 +62,7 @@ impl Card {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, most_data, notes, nonce, address })
+        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, notes, nonce, address })
     }
 }
 
@@ -89,7 +87,6 @@ mod tests {
             provider: "tcp".into(),
             host: host(),
             pid: 7,
-            most_data: 9,
             notes: Some(Notes { key: 1 << 40, base: u64::MAX }),
             nonce: u32::MAX,
             address: vec![0, 255, 3],

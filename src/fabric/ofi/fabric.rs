@@ -108,7 +108,6 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         provider: info.provider().to_owned(),
         host: card::host(),
         pid: std::process::id(),
-        most_data: wire.limits.put as u32,
         notes: wire.notes(),
         nonce: u32::from_le_bytes(draw(rank)?),
         address,
@@ -130,7 +129,7 @@ impl OfiFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let Opened { mut wire, card } = open(library, settings, rank, ranks)?;
+        let Opened { wire, card } = open(library, settings, rank, ranks)?;
         let cards = gather(&card.encode())?;
         let cards = cards.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
@@ -154,7 +153,6 @@ impl OfiFabric {
             })?;
             // Both must be able to: the one who writes has a limit of its own.
             addresses.push((address, theirs.notes.filter(|_| card.notes.is_some())));
-            wire.limits.put = wire.limits.put.min(theirs.most_data as usize);
         }
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;

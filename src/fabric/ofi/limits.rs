@@ -16,8 +16,6 @@ const MOVING: usize = 64;
 /// Of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Longest message that can be injected.
-    pub(super) inject: usize,
     /// Most bytes of data that are put by a message.
     pub(super) put: usize,
     /// Longest part of a transfer.
@@ -30,10 +28,9 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn of(info: Info<'_>) -> Self {
-        let inject = info.transmit().map_or(0, |transmit| transmit.inject_size);
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
         let (part, noted) = (longest.clamp(1, MOST_PART), longest.saturating_sub(NOTE).min(MOST_PART));
-        let limits = Limits { inject, put: MOST_DATA, part, noted, moving: MOVING };
+        let limits = Limits { put: MOST_DATA, part, noted, moving: MOVING };
         if info.provider().ends_with("ofi_rxd") { limits.for_rxd() } else { limits }
     }
 
@@ -45,6 +42,6 @@ impl Limits {
     fn for_rxd(self) -> Self {
         const PART: usize = 32 << 10;
         const PACKET: usize = 1 << 10;
-        Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1, ..self }
+        Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1 }
     }
 }

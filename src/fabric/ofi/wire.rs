@@ -22,6 +22,9 @@ const RECEIVING: usize = 128;
 /// Rooms from which messages are sent.
 const SENDING: usize = 64;
 
+/// Bytes of a room: a message, to the next line.
+const ROOM: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
+
 /// What a context that libfabric hands back belonged to.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
@@ -151,8 +154,6 @@ pub(super) struct Wire {
     free_rooms: Vec<usize>,
     free_moves: Vec<usize>,
     pub(super) limits: Limits,
-    /// Bytes of a room: a message, to the next line.
-    room: usize,
     /// Whether writes can bring a mark of 32 bits.
     pub(super) marks: bool,
     entries: [sys::fi_cq_data_entry; 16],
@@ -183,9 +184,8 @@ fn posted(result: Result<(), Code>) -> Posted {
 impl Wire {
     pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>, ranks: u32) -> Result<Self, Failed> {
         let limits = Limits::of(info);
-        let room = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
         // Behind the rooms the notes that go out.
-        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * room + limits.moving * NOTE, 0)?;
+        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * ROOM + limits.moving * NOTE, 0)?;
         // A mark names the writer and one of its writes.
         let marks = info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()) && ranks <= 1 << 16;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
@@ -199,7 +199,6 @@ impl Wire {
             free_rooms: (RECEIVING..RECEIVING + SENDING).collect(),
             free_moves: (RECEIVING + SENDING..contexts).collect(),
             limits,
-            room,
             marks,
             notes: notes.transpose()?,
             entries: [NO_COMPLETION; 16],
@@ -247,17 +246,17 @@ impl Wire {
 
     /// Offers a room for the next message.
     pub(super) fn offer(&mut self, room: usize) -> Result<(), Code> {
-        let (to, context) = (self.rooms.local(room * self.room, self.room), self.context(room));
+        let (to, context) = (self.rooms.local(room * ROOM, ROOM), self.context(room));
         // SAFETY: registered; nobody looks at the room until its completion was read.
         unsafe { self.endpoint.receive(to, context) }
     }
 
     /// The message in a room that was not offered again.
     pub(super) fn message(&self, room: usize, len: usize) -> &[u8] {
-        let bytes = self.rooms.window.bytes(room * self.room, len.min(self.room));
+        let bytes = self.rooms.window.bytes(room * ROOM, len.min(ROOM));
         // SAFETY: libfabric has completed the receive, and writes there only after `offer`, which
         // needs this value exclusively.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(self.room)) }
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
     }
 
     /// Sends a header and data that `fill` copies behind it, to a place in a window.
@@ -268,13 +267,13 @@ impl Wire {
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
-        debug_assert!(header.len() + len <= self.room);
+        debug_assert!(header.len() + len <= ROOM);
         let Some(&room) = self.free_rooms.last() else { return Ok(false) };
-        let at = room * self.room;
+        let at = room * ROOM;
         self.rooms.window.write(at, header);
         fill(&self.rooms.window, at + header.len());
         let from = self.rooms.local(at, header.len() + len);
-        if from.len <= self.limits.inject {
+        if from.len <= self.endpoint.inject_size() {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
             return posted(self.endpoint.inject(message, address));
@@ -323,7 +322,7 @@ impl Wire {
     ) -> Posted {
         let local = own.0.local(own.1, own.2);
         self.start(transfer, peer, |wire, number, context| {
-            let at = (RECEIVING + SENDING) * wire.room + number * NOTE;
+            let at = (RECEIVING + SENDING) * ROOM + number * NOTE;
             wire.rooms.window.write(at, header);
             let places = [(local, remote), (wire.rooms.local(at, header.len()), note)];
             // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion
