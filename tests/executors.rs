@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "faults")]
 use common::shared_memory_files;
-use common::{Job, Way, role, said};
+use common::{Job, Way, cpu_time, role, said};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -23,11 +23,6 @@ const LENGTH: usize = 128;
 
 fn value(rank: u32, target: u64) -> u64 {
     u64::from(rank + 1) << 32 | target
-}
-
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// `MOVER PATH`: rank 0 sleeps on a socket until the others have made their rounds.

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Job, PROVIDERS, Way, libfabric};
+use common::{Job, PROVIDERS, Way, cpu_time, libfabric};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 #[test]
@@ -16,6 +16,7 @@ fn rank() {
         Some("leaver") => leave_early(),
         Some("fallback") => fall_back(),
         Some("busy") => compute_while_others_wait(),
+        Some("patient") => wait_for_long(),
         Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -39,6 +40,26 @@ fn leave_early() {
         }
     }
     sums.iter_mut().for_each(|sum| sum.finish(patience).unwrap());
+}
+
+/// Rank 0 waits for rank 1, which takes its time.
+fn wait_for_long() {
+    let patience = Duration::from_secs(20);
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
+    world.barrier(patience).unwrap();
+    let (started, before) = (Instant::now(), cpu_time());
+    for _ in 0..12 {
+        std::thread::sleep(Duration::from_millis(50 * u64::from(world.rank())));
+        sum.contribution().unwrap().fill(1);
+        sum.arrive().unwrap();
+        assert_eq!(*sum.wait(patience).unwrap().newest(), [2]);
+    }
+    let (used, took) = (cpu_time() - before, started.elapsed());
+    println!("rank {}: {used:?} of {took:?}", world.rank());
+    // It spins for half a millisecond at first, and looks for the dead every 20.
+    assert!(used < took / 5, "a rank that waited used {used:?} of {took:?}");
+    sum.finish(patience).unwrap();
 }
 
 /// Rank 0, a home, arrives and computes until the others have the round, which they make for themselves.
@@ -133,6 +154,19 @@ fn who_has_no_provider_for_programs_goes_on_without() {
 }
 
 /// It stays ten seconds for those who are behind; what is written to it later must not wait for it.
+/// What the provider gives to sleep on is not always readable.
+#[test]
+fn who_waits_for_long_sleeps() {
+    if libfabric().is_none() {
+        return;
+    }
+    // The threads of `sockets` spin, `shm` and `ofi_rxd` have nothing to sleep on.
+    for provider in [PROVIDERS[0], "tcp"] {
+        let ends = Job::start(Way::Ofi(provider), 2, "rank", "patient").finish(Duration::from_secs(60));
+        assert!(ends.iter().all(|(status, _)| status.success()), "{provider}: {ends:?}");
+    }
+}
+
 #[test]
 fn a_rank_that_left_is_not_missed() {
     if libfabric().is_none() {

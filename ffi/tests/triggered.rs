@@ -5,7 +5,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use earlybird_ffi::ofi::{Counter, Domain, Endpoint, Fabric, Library, Local, Memory, Queue, Remote, Wanted, Work, sys};
+use earlybird_ffi::ofi::{
+    Counter, Domain, Endpoint, Fabric, Library, Local, Memory, Queue, Remote, Sign, Wanted, Work, sys,
+};
 
 /// A rank: an endpoint, 64 cells that peers write, and a counter of what they wrote.
 struct Rank {
@@ -32,7 +34,7 @@ fn domain(library: &Library) -> Option<(Arc<Domain>, Vec<Rank>)> {
     let info = list.iter().next().unwrap();
     let domain = Domain::open(Fabric::open(library, info).unwrap(), info).unwrap();
     let rank = |key: u64| {
-        let queue = Queue::open(domain.clone(), 64).unwrap();
+        let queue = Queue::open(domain.clone(), 64, Sign::None).unwrap();
         let endpoint = Endpoint::open(domain.clone(), info, queue, 2).unwrap();
         let written = Counter::open(domain.clone()).unwrap();
         let cells = NonNull::from(Box::leak(Box::new([0u64; CELLS]))).cast();

@@ -19,6 +19,12 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
+/// What this process has used, all threads of it.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// How ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {

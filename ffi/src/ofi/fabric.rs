@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::fid::{Code, close, slot};
 use super::info::Info;
 use super::library::Library;
-use super::queue::Queue;
+use super::queue::{Queue, Sign};
 use super::sys::{fi_ops_domain, fi_ops_fabric, fid, fid_domain, fid_fabric};
 
 /// A network.
@@ -42,13 +42,13 @@ impl Fabric {
         &self.library
     }
 
-    /// Whether it is safe to sleep on the descriptor of a queue: nothing has happened that the
-    /// descriptor would not tell. See fi_poll(3), fi_trywait.
+    /// Whether it is safe to sleep on the descriptors of a queue: nothing has happened that they would not tell. See
+    /// fi_poll(3), fi_trywait.
     ///
     /// # Errors
     /// [`Code::AGAIN`] if something is there to be read.
     pub fn try_wait(&self, queue: &Queue) -> Result<(), Code> {
-        if queue.descriptor().is_none() {
+        if queue.sign() == Sign::None {
             // Providers do not expect to be asked.
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 
-use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOMEM, FI_ENOSYS, fid};
+use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL, fid};
 
 /// A negative error code of libfabric; [`Library::error_text`](super::Library::error_text) says
 /// what it means.
@@ -17,6 +17,8 @@ impl Code {
     pub const AVAILABLE: Code = Code(-(FI_EAVAIL as c_int));
     /// The provider does not have the function.
     pub const NO_FUNCTION: Code = Code(-(FI_ENOSYS as c_int));
+    /// There is more than there was room for.
+    pub const TOO_SMALL: Code = Code(-(FI_ETOOSMALL as c_int));
     /// There is no memory.
     pub const NO_MEMORY: Code = Code(-(FI_ENOMEM as c_int));
 

@@ -26,5 +26,5 @@ pub use fid::Code;
 pub use info::{Info, InfoList, Wanted};
 pub use library::{Library, LoadError};
 pub use memory::Memory;
-pub use queue::{Failed, NO_COMPLETION, Queue};
+pub use queue::{Failed, NO_COMPLETION, Queue, Sign, Watched};
 pub use work::Work;

@@ -2,23 +2,46 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::fabric::Domain;
 use super::fid::{Code, Padded, close, control, slot};
 use super::sys::{
-    FI_CQ_COND_NONE, FI_CQ_FORMAT_DATA, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, fi_cq_attr, fi_cq_data_entry,
-    fi_cq_err_entry, fi_ops_cq, fi_ops_domain, fid, fid_cq,
+    FI_CQ_COND_NONE, FI_CQ_FORMAT_DATA, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_POLLFD, fi_cq_attr,
+    fi_cq_data_entry, fi_cq_err_entry, fi_ops_cq, fi_ops_domain, fi_wait_pollfd, fid, fid_cq, pollfd,
 };
 
 /// A queue of completions. Reading it drives a provider that does not progress by itself.
 pub struct Queue {
     queue: NonNull<fid_cq>,
     read: unsafe extern "C" fn(*mut fid_cq, *mut std::ffi::c_void, usize) -> isize,
-    descriptor: Option<RawFd>,
+    sign: Sign,
+    /// The first list of its descriptors: after how many changes, and how long.
+    first: (u64, usize),
     domain: Arc<Domain>,
+}
+
+/// How a queue tells that there is something to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// It does not.
+    None,
+    /// By one descriptor, which stands for all that the provider has: an epoll of epolls in most of them. What arrives
+    /// has to tell each of these, whether anybody sleeps or not.
+    One,
+    /// By a list of descriptors, which may change.
+    Several,
+}
+
+/// A descriptor to sleep on, a copy, and what for, as poll(2) has it.
+#[derive(Debug)]
+pub struct Watched {
+    /// The descriptor.
+    pub descriptor: OwnedFd,
+    /// `POLLIN` ...
+    pub events: i16,
 }
 
 // SAFETY: of a domain that is safe for threads.
@@ -44,41 +67,38 @@ pub const NO_COMPLETION: fi_cq_data_entry =
     fi_cq_data_entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
 
 impl Queue {
-    /// A queue of `size` completions, of which a descriptor tells if the provider can do that.
+    /// A queue of `size` completions.
     ///
     /// # Errors
     /// What the provider says.
-    pub fn open(domain: Arc<Domain>, size: usize) -> Result<Arc<Self>, Code> {
-        let open = |wait| {
-            let mut attributes = Padded::new(fi_cq_attr {
-                size,
-                flags: 0,
-                format: FI_CQ_FORMAT_DATA,
-                wait_obj: wait,
-                signaling_vector: 0,
-                wait_cond: FI_CQ_COND_NONE,
-                wait_set: ptr::null_mut(),
-            });
-            domain.make(|table, raw, queue| {
-                // SAFETY: the table is that of a live domain, the attributes live during the call.
-                unsafe {
-                    let open = slot!(table, fi_ops_domain, cq_open)?;
-                    Ok(open(raw, &raw mut attributes.value, queue, ptr::null_mut()))
-                }
-            })
-        };
-        let (queue, waits) = match open(FI_WAIT_FD) {
-            Ok(queue) => (queue, true),
-            Err(_) => (open(FI_WAIT_NONE)?, false),
-        };
-        let mut descriptor: c_int = -1;
-        // SAFETY: live; the command takes the address of a descriptor.
-        let told = unsafe { control(&raw mut (*queue.as_ptr()).fid, FI_GETWAIT, (&raw mut descriptor).cast()) };
-        let descriptor = (waits && told.is_ok() && descriptor >= 0).then_some(descriptor);
+    pub fn open(domain: Arc<Domain>, size: usize, sign: Sign) -> Result<Arc<Self>, Code> {
+        let mut attributes = Padded::new(fi_cq_attr {
+            size,
+            flags: 0,
+            format: FI_CQ_FORMAT_DATA,
+            wait_obj: match sign {
+                Sign::None => FI_WAIT_NONE,
+                Sign::One => FI_WAIT_FD,
+                Sign::Several => FI_WAIT_POLLFD,
+            },
+            signaling_vector: 0,
+            wait_cond: FI_CQ_COND_NONE,
+            wait_set: ptr::null_mut(),
+        });
+        let queue: NonNull<fid_cq> = domain.make(|table, raw, queue| {
+            // SAFETY: the table is that of a live domain, the attributes live during the call.
+            unsafe {
+                let open = slot!(table, fi_ops_domain, cq_open)?;
+                Ok(open(raw, &raw mut attributes.value, queue, ptr::null_mut()))
+            }
+        })?;
         // SAFETY: the table of a live queue.
         let read = unsafe { slot!((*queue.as_ptr()).ops, fi_ops_cq, read) };
         // Made before anything can fail, so that it is closed.
-        let queue = Queue { queue, read: read.unwrap_or(no_read), descriptor, domain };
+        let mut queue = Queue { queue, read: read.unwrap_or(no_read), sign, first: (0, 0), domain };
+        if sign == Sign::Several {
+            queue.first = queue.fill(&mut [])?;
+        }
         read.map(|_| Arc::new(queue))
     }
 
@@ -124,12 +144,89 @@ impl Queue {
         }
     }
 
-    /// Readable when there is something to be read, once [`Fabric::try_wait`](super::Fabric::try_wait)
-    /// has allowed to wait for it. None where the provider has no such thing.
+    /// What to sleep on until there is something to be read, once [`Fabric::try_wait`](super::Fabric::try_wait) has
+    /// allowed that. Empty where the provider has nothing, or this process no room for copies of it.
     #[must_use]
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: it belongs to the queue, which is borrowed.
-        self.descriptor.map(|descriptor| unsafe { BorrowedFd::borrow_raw(descriptor) })
+    pub fn watched(&self) -> Vec<Watched> {
+        let own = match self.sign {
+            Sign::Several => self.list(),
+            Sign::One => self.only().map(|fd| vec![pollfd { fd, events: libc::POLLIN, revents: 0 }]),
+            Sign::None => return Vec::new(),
+        };
+        let copy = |own: &pollfd| {
+            // SAFETY: it belongs to the queue, which is borrowed.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(own.fd) }.try_clone_to_owned().ok()?;
+            Some(Watched { descriptor, events: own.events })
+        };
+        own.ok().and_then(|own| own.iter().map(copy).collect()).unwrap_or_default()
+    }
+
+    /// How often that has changed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        if self.sign == Sign::Several { self.fill(&mut []).map_or(0, |(changes, _)| changes) } else { 0 }
+    }
+
+    /// Whether it can be slept on, now that an endpoint uses it.
+    #[must_use]
+    pub fn tells(&self) -> bool {
+        match self.sign {
+            Sign::None => false,
+            Sign::One => self.only().is_ok(),
+            // A list that has changed and is not longer than at first is not up to date.
+            Sign::Several => self.fill(&mut []).is_ok_and(|(changes, len)| {
+                let (before, at_first) = self.first;
+                len > 0 && (changes == before || len > at_first)
+            }),
+        }
+    }
+
+    /// An endpoint uses it. `ofi_rxm`, `tcp` and others that share their code (1.17 to 2.5) add its descriptors to the
+    /// list when somebody next waits for completions.
+    pub(super) fn settle(&self) {
+        const MILLISECONDS: c_int = 1;
+        if self.sign == Sign::Several {
+            // SAFETY: a live queue; no completion is asked for.
+            let wait = unsafe { slot!((*self.queue.as_ptr()).ops, fi_ops_cq, sread) };
+            // SAFETY: as above.
+            let _ =
+                wait.map(|wait| unsafe { wait(self.queue.as_ptr(), ptr::null_mut(), 0, ptr::null(), MILLISECONDS) });
+        }
+    }
+
+    pub(super) fn sign(&self) -> Sign {
+        self.sign
+    }
+
+    fn only(&self) -> Result<RawFd, Code> {
+        let mut descriptor: RawFd = -1;
+        // SAFETY: live, and opened for one descriptor, of which the command takes the address.
+        unsafe { control(self.fid(), FI_GETWAIT, (&raw mut descriptor).cast())? };
+        if descriptor < 0 { Err(Code::NO_FUNCTION) } else { Ok(descriptor) }
+    }
+
+    fn list(&self) -> Result<Vec<pollfd>, Code> {
+        let mut room = Vec::new();
+        loop {
+            let (_, len) = self.fill(&mut room)?;
+            let fits = len <= room.len();
+            room.resize(len, pollfd { fd: -1, events: 0, revents: 0 });
+            if fits {
+                return Ok(room);
+            }
+        }
+    }
+
+    /// Copies the provider's list if there is room for it; how often it has changed, and how long it is. See
+    /// fi_poll(3).
+    fn fill(&self, room: &mut [pollfd]) -> Result<(u64, usize), Code> {
+        let mut list = fi_wait_pollfd { change_index: 0, nfds: room.len(), fd: room.as_mut_ptr() };
+        // SAFETY: live, and opened for such a list, of which the command takes the address; it writes as many as are
+        // said to fit.
+        match unsafe { control(self.fid(), FI_GETWAIT, (&raw mut list).cast()) } {
+            Ok(()) | Err(Code::TOO_SMALL) => Ok((list.change_index, list.nfds)),
+            Err(code) => Err(code),
+        }
     }
 
     pub(super) fn fid(&self) -> *mut fid {
@@ -152,6 +249,6 @@ impl Drop for Queue {
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("descriptor", &self.descriptor).finish_non_exhaustive()
+        f.debug_struct("Queue").field("sign", &self.sign).finish_non_exhaustive()
     }
 }

@@ -591,6 +591,13 @@ pub struct fi_context {
 pub struct fi_context2 {
     pub internal: [*mut ::core::ffi::c_void; 8usize],
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct pollfd {
+    pub fd: ::core::ffi::c_int,
+    pub events: ::core::ffi::c_short,
+    pub revents: ::core::ffi::c_short,
+}
 pub const FI_WAIT_NONE: fi_wait_obj = 0;
 pub const FI_WAIT_UNSPEC: fi_wait_obj = 1;
 pub const FI_WAIT_SET: fi_wait_obj = 2;
@@ -618,6 +625,13 @@ pub struct fi_ops_wait {
 pub struct fid_wait {
     pub fid: fid,
     pub ops: *mut fi_ops_wait,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fi_wait_pollfd {
+    pub change_index: u64,
+    pub nfds: usize,
+    pub fd: *mut pollfd,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

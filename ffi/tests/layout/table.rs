@@ -246,6 +246,15 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         fields: &[("fid", offset_of!(fid_wait, fid)), ("ops", offset_of!(fid_wait, ops))],
     },
     Layout {
+        name: "fi_wait_pollfd",
+        size: size_of::<fi_wait_pollfd>(),
+        fields: &[
+            ("change_index", offset_of!(fi_wait_pollfd, change_index)),
+            ("nfds", offset_of!(fi_wait_pollfd, nfds)),
+            ("fd", offset_of!(fi_wait_pollfd, fd)),
+        ],
+    },
+    Layout {
         name: "fi_poll_attr",
         size: size_of::<fi_poll_attr>(),
         fields: &[("flags", offset_of!(fi_poll_attr, flags))],

@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use earlybird_ffi::ofi::{self, Code, Library, Wanted, sys};
+use earlybird_ffi::ofi::{self, Code, Library, Sign, Wanted, sys};
 
 use super::card::{self, Card};
 use super::endpoint::OfiEndpoint;
@@ -97,8 +97,12 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
     tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), "opens");
     let fabric = ofi::Fabric::open(library, info).map_err(refused("the network cannot be opened"))?;
     let domain = ofi::Domain::open(fabric, info).map_err(refused("the device cannot be opened"))?;
-    let queue = ofi::Queue::open(domain.clone(), 4096).map_err(refused("no completion queue"))?;
-    let endpoint = ofi::Endpoint::open(domain, info, queue, ranks as usize).map_err(refused("no endpoint"))?;
+    let endpoint = |sign| {
+        let queue = ofi::Queue::open(domain.clone(), 4096, sign).map_err(refused("no completion queue"))?;
+        ofi::Endpoint::open(domain.clone(), info, queue, ranks as usize).map_err(refused("no endpoint"))
+    };
+    let tells = |sign| endpoint(sign).ok().filter(|endpoint| endpoint.queue().tells());
+    let endpoint = [Sign::Several, Sign::One].into_iter().find_map(tells).map_or_else(|| endpoint(Sign::None), Ok)?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
     let wire = Wire::new(endpoint, info, ranks).map_err(|failed| match failed {
         Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),

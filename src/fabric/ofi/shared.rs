@@ -2,7 +2,7 @@
 //!
 //! Callers make progress themselves while they are inside the library. A thread does when they are
 //! not, so that a rank that computes or sleeps still answers (G3, G7): it looks every now and then
-//! whether a caller has been here, and if none has, it takes over and sleeps on the descriptor of
+//! whether a caller has been here, and if none has, it takes over and sleeps on the descriptors of
 //! the completion queue.
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use earlybird_ffi::ofi::Watched;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::channel::{hush, ring};
@@ -37,7 +38,6 @@ const BEAT: Duration = Duration::from_millis(200);
 pub(super) struct Shared {
     engine: Mutex<Engine>,
     rank: u32,
-    descriptor: Option<OwnedFd>,
     failed: Arc<AtomicBool>,
     /// Times that a caller made progress.
     visits: AtomicU64,
@@ -58,7 +58,6 @@ impl Shared {
     pub(super) fn new(engine: Engine, failed: Arc<AtomicBool>, watch: Watch, silence: Duration) -> Result<Arc<Self>> {
         Ok(Arc::new(Shared {
             rank: engine.rank,
-            descriptor: engine.wire.descriptor(),
             bell: bell(engine.rank)?,
             engine: Mutex::new(engine),
             failed,
@@ -107,12 +106,14 @@ impl Shared {
     }
 
     /// Sleeps until something happens on the network or the bell rings.
-    fn sleep(&self, bell: BorrowedFd<'_>, on_network: bool, at_most: Duration) {
-        let network = self.descriptor.as_ref().filter(|_| on_network);
-        let at_most = if on_network && network.is_none() { at_most.min(DOZE) } else { at_most };
+    fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) {
+        let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(DOZE) } else { at_most };
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         let mut polled = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
-        polled.extend(network.map(|descriptor| PollFd::new(descriptor, PollFlags::IN)));
+        let watched = network.into_iter().flatten();
+        polled.extend(watched.map(|Watched { descriptor, events }| {
+            PollFd::new(descriptor, PollFlags::from_bits_retain(events.cast_unsigned()))
+        }));
         // Interrupted is as good as over: whoever sleeps looks again.
         let _ = poll(&mut polled, Some(&timeout));
         if !polled[0].revents().is_empty() {
@@ -143,8 +144,8 @@ impl Shared {
             let may_sleep = engine.wire.may_sleep();
             engine.channel(channel).sleeps_on(Some(bell.clone()));
             drop(engine);
-            if may_sleep {
-                self.sleep(bell.as_fd(), true, sleep);
+            if let Some(network) = may_sleep {
+                self.sleep(bell.as_fd(), Some(&network), sleep);
             }
             self.lock().channel(channel).sleeps_on(None);
         }
@@ -197,7 +198,7 @@ impl Shared {
             let visits = self.visits.load(Ordering::Relaxed);
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
-                self.sleep(self.bell.as_fd(), false, nap);
+                self.sleep(self.bell.as_fd(), None, nap);
                 self.lock().tell_if_due();
                 nap = (2 * nap).min(LONGEST_NAP);
                 continue;
@@ -206,14 +207,14 @@ impl Shared {
             let mut engine = self.lock();
             // Asking whether it may sleep can take the sign from a caller that sleeps already: what it
             // meant is dealt with here then.
-            let may_sleep = (0..4).any(|_| {
+            let may_sleep = (0..4).find_map(|_| {
                 while engine.progress() {}
                 engine.tell();
                 engine.wire.may_sleep()
             });
             drop(engine);
-            if may_sleep {
-                self.sleep(self.bell.as_fd(), true, beat.saturating_duration_since(Instant::now()));
+            if let Some(network) = may_sleep {
+                self.sleep(self.bell.as_fd(), Some(&network), beat.saturating_duration_since(Instant::now()));
             }
         }
     }

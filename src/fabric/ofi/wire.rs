@@ -4,11 +4,10 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, sys};
+use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, Watched, sys};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::limits::Limits;
@@ -159,6 +158,9 @@ pub(super) struct Wire {
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
+    /// What to sleep on, as of so many changes.
+    watched: Arc<[Watched]>,
+    changes: u64,
 }
 
 // SAFETY: the addresses in `entries` are compared and never followed.
@@ -204,6 +206,8 @@ impl Wire {
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
+            watched: endpoint.queue().watched().into(),
+            changes: endpoint.queue().changes(),
             endpoint,
         };
         for room in 0..RECEIVING {
@@ -414,15 +418,16 @@ impl Wire {
         self.free_rooms.len() == SENDING
     }
 
-    /// Whether it is safe to sleep until [`Wire::descriptor`] is readable.
-    pub(super) fn may_sleep(&self) -> bool {
-        self.read.is_empty() && self.endpoint.domain().fabric().try_wait(self.endpoint.queue()).is_ok()
-    }
-
-    /// Readable when there is something to be read; none where the provider cannot tell. A copy,
-    /// to be polled by those who do not hold this value.
-    pub(super) fn descriptor(&self) -> Option<OwnedFd> {
-        self.endpoint.queue().descriptor().and_then(|descriptor| descriptor.try_clone_to_owned().ok())
+    /// What to sleep on until there is something to be read, by those who do not hold this value; empty where the
+    /// provider cannot tell. None if it is not safe to sleep now.
+    pub(super) fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {
+        let queue = self.endpoint.queue();
+        let changes = queue.changes();
+        if changes != self.changes {
+            (self.changes, self.watched) = (changes, queue.watched().into());
+        }
+        let safe = self.read.is_empty() && self.endpoint.domain().fabric().try_wait(queue).is_ok();
+        safe.then(|| self.watched.clone())
     }
 
     pub(super) fn text(&self, code: Code) -> String {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::{
-    self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Wanted, Work, sys,
+    self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work, sys,
 };
 
 use super::wire::{Failed, Registered, allocate};
@@ -116,7 +116,7 @@ impl Card {
         let info = list.iter().next().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
         let fabric = ofi::Fabric::open(library, info).map_err(refused)?;
         let domain = Domain::open(fabric, info).map_err(refused)?;
-        let queue = Queue::open(domain.clone(), 1024).map_err(refused)?;
+        let queue = Queue::open(domain.clone(), 1024, Sign::None).map_err(refused)?;
         let endpoint = Endpoint::open(domain.clone(), info, queue, request.ranks as usize).map_err(refused)?;
         let mut keys = 0;
         let front = front.next_multiple_of(CELL);
