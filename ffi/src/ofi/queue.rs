@@ -154,11 +154,12 @@ impl Queue {
             Sign::None => return Vec::new(),
         };
         let copy = |own: &pollfd| {
-            // SAFETY: it belongs to the queue, which is borrowed.
+            // SAFETY: not negative, and it belongs to the queue, which is borrowed.
             let descriptor = unsafe { BorrowedFd::borrow_raw(own.fd) }.try_clone_to_owned().ok()?;
             Some(Watched { descriptor, events: own.events })
         };
-        own.ok().and_then(|own| own.iter().map(copy).collect()).unwrap_or_default()
+        // Negative ones are places that are not in use, as in poll(2).
+        own.ok().and_then(|own| own.iter().filter(|own| own.fd >= 0).map(copy).collect()).unwrap_or_default()
     }
 
     /// How often that has changed.
