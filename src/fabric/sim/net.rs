@@ -1,18 +1,20 @@
 //! The network itself: what is under way, and when it takes effect.
 #![allow(unsafe_code)]
 
+mod posting;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::weather::{Met, Weather};
 use crate::error::{Error, Result};
-use crate::fabric::{At, Atomic, Change, Completion, Interest, Posted, Region, Signal, Window};
+use crate::fabric::{At, Completion, Interest, Region, Window};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Nanoseconds of virtual time.
@@ -254,163 +256,6 @@ impl Net {
     fn is_here(&self, endpoint: usize, region: Region) -> bool {
         let owner = self.regions[region.0 as usize].owner;
         self.hosts[owner as usize] == self.hosts[self.endpoints[endpoint].rank as usize]
-    }
-
-    /// Usually short, now and then ten or a hundred times as long.
-    fn delay(&mut self, here: bool) -> Time {
-        let base = if here { self.rng.random_range(20..200) } else { self.rng.random_range(200..2_000) };
-        match self.rng.random_range(0..128) {
-            0 => base * 100,
-            1..8 => base * 10,
-            _ => base,
-        }
-    }
-
-    /// When something that sets out at a time takes effect at a region.
-    fn arrival(&mut self, endpoint: usize, region: Region, sets_out: Time) -> Time {
-        let here = self.is_here(endpoint, region);
-        let mut at = sets_out + self.delay(here);
-        if here {
-            return at;
-        }
-        if self.rng.random_range(0..256) < self.weather.not_ready {
-            // The sender tries again after a while, up to as often as it may.
-            self.met.not_ready += 1;
-            at += self.rng.random_range(1..=6) * 10_000;
-        }
-        let host = |rank: u32| self.hosts[rank as usize];
-        let (from, to) = (host(self.endpoints[endpoint].rank), host(self.regions[region.0 as usize].owner));
-        let through = self.weather.gets_through(from, to, at);
-        if through > at {
-            self.met.stalled += 1;
-            let late = through + self.delay(false);
-            return self.weather.gets_through(from, to, late);
-        }
-        at
-    }
-
-    /// Whether the operation that is being posted will complete with an error; if so, whether it
-    /// takes effect.
-    fn breaks(&mut self) -> Option<bool> {
-        match &mut self.weather.breaks {
-            Some(0) => {
-                self.weather.breaks = None;
-                self.met.broken += 1;
-                Some(self.rng.random_bool(0.5))
-            }
-            Some(left) => {
-                *left -= 1;
-                None
-            }
-            None => None,
-        }
-    }
-
-    /// The pieces of some data, each at a time of its own, and perhaps once more; says when all
-    /// have landed, and when they have for the last time.
-    fn copy(&mut self, endpoint: usize, far: Region, from: At, to: At, len: usize) -> (Time, Time) {
-        let (mut landed, mut settled) = (self.now, self.now);
-        // Two pieces, each read from the source at some time until it lands.
-        let split = len / 2 / size_of::<u64>() * size_of::<u64>();
-        for (skip, len) in [(0, split), (split, len - split)] {
-            let piece = |place: At| (place.region.0, place.offset + skip);
-            let at = self.arrival(endpoint, far, self.now);
-            let read = self.reading(at);
-            self.schedule(read, Effect::Copy { from: piece(from), to: piece(to), len, lands: at });
-            landed = landed.max(at);
-            settled = settled.max(at);
-            if len > 0 && self.rng.random_range(0..256) < self.weather.repeats {
-                self.met.repeats += 1;
-                // Sent again by a sender that missed an acknowledgement, after a while of its own.
-                let sent = at + self.rng.random_range(0..50_000);
-                let again = self.arrival(endpoint, far, sent);
-                self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len, lands: again });
-                settled = settled.max(again);
-            }
-        }
-        (landed, settled)
-    }
-
-    /// When something is read that lands at a time: at once, in between, or then.
-    fn reading(&mut self, lands: Time) -> Time {
-        match self.rng.random_range(0..4) {
-            0 => self.now,
-            1 => self.rng.random_range(self.now..=lands),
-            _ => lands,
-        }
-    }
-
-    fn complete(&mut self, at: Time, endpoint: usize, token: u64, broken: bool) {
-        let value = 0;
-        let effect = if broken { Effect::Break { endpoint } } else { Effect::Complete { endpoint, token, value } };
-        self.schedule(at, effect);
-    }
-
-    fn schedule(&mut self, at: Time, effect: Effect) {
-        self.posted += 1;
-        self.queue.push(Reverse(Event { at, order: self.posted, effect }));
-    }
-
-    pub(super) fn put(
-        &mut self,
-        endpoint: usize,
-        from: At,
-        to: At,
-        len: usize,
-        signal: Option<Signal>,
-        token: u64,
-    ) -> Posted {
-        let broken = self.breaks();
-        let (mut landed, mut settled) = (self.now, self.now);
-        if broken != Some(false) {
-            (landed, settled) = self.copy(endpoint, to.region, from, to, len);
-            if let Some(signal) = signal {
-                // Whatever it fences has landed; what is repeated may come after it.
-                landed = self.arrival(endpoint, to.region, landed);
-                let (set, value) = match signal.change {
-                    Change::Set(value) => (true, value),
-                    Change::Add(value) => (false, value),
-                };
-                let (region, offset) = (signal.at.region.0, signal.at.offset);
-                self.schedule(landed, Effect::Change { endpoint, region, offset, set, value });
-            }
-        }
-        let done = self.arrival(endpoint, to.region, landed.max(settled));
-        self.complete(done, endpoint, token, broken.is_some());
-        Posted::Pending
-    }
-
-    pub(super) fn read(&mut self, endpoint: usize, from: At, to: At, len: usize, token: u64) -> Posted {
-        let broken = self.breaks();
-        let (_, settled) = self.copy(endpoint, from.region, from, to, len);
-        let done = self.arrival(endpoint, from.region, settled);
-        self.complete(done, endpoint, token, broken.is_some());
-        Posted::Pending
-    }
-
-    pub(super) fn atomic(&mut self, endpoint: usize, at: At, atomic: Atomic, token: u64) -> Posted {
-        let here = self.is_here(endpoint, at.region);
-        let (expect, value) = match atomic {
-            Atomic::FetchAdd(value) => (None, value),
-            Atomic::CompareSwap { expect, new } => (Some(expect), new),
-        };
-        if here && (self.instant || self.rng.random_bool(0.5)) {
-            return Posted::Done(self.fetch(at.region.0, at.offset, expect, value));
-        }
-        let broken = self.breaks();
-        let effect = self.arrival(endpoint, at.region, self.now);
-        if broken.is_some() {
-            // What was there before is lost with the completion.
-            let (region, offset) = (at.region.0, at.offset);
-            if broken == Some(true) {
-                self.fetch(region, offset, expect, value);
-            }
-            self.complete(effect, endpoint, token, true);
-            return Posted::Pending;
-        }
-        let (region, offset) = (at.region.0, at.offset);
-        self.schedule(effect, Effect::Fetch { endpoint, region, offset, expect, value, token });
-        Posted::Pending
     }
 
     fn fetch(&self, region: u32, offset: usize, expect: Option<u64>, value: u64) -> u64 {
