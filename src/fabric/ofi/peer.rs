@@ -112,8 +112,8 @@ impl Received {
         self.upto.wrapping_sub(self.told)
     }
 
-    /// Whether the peer was not told of something that was there when this was last asked.
-    pub(crate) fn is_overdue(&mut self) -> bool {
+    /// Notes down what there is to be told; whether something that was noted down the last time is still not told.
+    pub(crate) fn remind(&mut self) -> bool {
         let noticed = std::mem::replace(&mut self.noticed, self.upto);
         // In a circle: what it was told comes before.
         noticed.wrapping_sub(self.told).cast_signed() > 0
@@ -178,15 +178,15 @@ mod tests {
     #[test]
     fn what_was_told_meanwhile_is_not_overdue() {
         let mut received = Received::default();
-        let mut is_overdue = |number: u32, told: bool| {
+        let mut remind = |number: u32, told: bool| {
             assert_eq!(received.take(number), Novelty::New);
             if told {
                 received.told();
             }
-            received.is_overdue()
+            received.remind()
         };
         assert_eq!(
-            [(1, false), (2, true), (3, false), (4, false), (5, true)].map(|(n, told)| is_overdue(n, told)),
+            [(1, false), (2, true), (3, false), (4, false), (5, true)].map(|(n, told)| remind(n, told)),
             [false, false, false, true, false]
         );
     }

@@ -52,7 +52,7 @@ impl Engine {
     pub(in crate::fabric::ofi) fn tell_if_due(&mut self) {
         // What is owed at one such time is overdue at the next.
         if self.owed_since.is_some_and(|since| since.elapsed() > LONGEST_DEBT / 2) {
-            self.pay(Received::is_overdue);
+            self.pay(Received::remind);
         }
     }
 
