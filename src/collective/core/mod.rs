@@ -24,6 +24,8 @@ mod offloaded_tests;
 mod op;
 mod pace;
 mod plan;
+#[cfg(all(test, not(loom)))]
+mod plan_tests;
 mod pulling;
 mod rank_set;
 mod stats;

@@ -1,0 +1,229 @@
+//! Whatever ranks agree on, no two things lie in the same place, and all lie within their region.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use super::plan::BUFFERS;
+use super::{Cut, Path, Plan, Topology, program};
+use crate::collective::rule::{Absent, Fire, Grace};
+use crate::trigger::Schedule;
+
+/// Numbers hosts from 0 without a gap.
+fn dense(hosts: Vec<u32>) -> Vec<u32> {
+    let mut numbers = BTreeMap::new();
+    hosts
+        .into_iter()
+        .map(|host| {
+            let next = numbers.len() as u32;
+            *numbers.entry(host).or_insert(next)
+        })
+        .collect()
+}
+
+fn any_plan() -> impl Strategy<Value = Plan> {
+    let paths = prop_oneof![
+        Just(Path::Replicated),
+        Just(Path::Gathered),
+        Just(Path::Scattered),
+        Just(Path::Eager),
+        Just(Path::Segmented),
+        Just(Path::Program),
+        Just(Path::Offloaded),
+    ];
+    let sizes = (0..2_000usize, 1..600usize);
+    let world = prop::collection::vec(0..4u32, 1..12).prop_map(dense);
+    (world, paths, any::<bool>(), sizes, 1..6u64, any::<bool>()).prop_map(
+        |(mut hosts, path, synchronous, (elements, segment), depth, scatter)| {
+            let ranks = hosts.len() as u32;
+            match path {
+                Path::Program => hosts.fill(0),
+                Path::Offloaded => hosts = (0..ranks).collect(),
+                _ => {}
+            }
+            let synchronous = match path {
+                Path::Replicated | Path::Gathered | Path::Scattered => true,
+                Path::Eager => false,
+                _ => synchronous,
+            };
+            let fire = if synchronous { Fire::ALL } else { Fire::SOLO };
+            let depth = match path {
+                Path::Program | Path::Offloaded if synchronous => 2,
+                _ if synchronous => 1,
+                _ => depth,
+            };
+            let (bytes, segment) = (elements * 2, segment * 8);
+            let schedule = if scatter { Schedule::Scatter } else { Schedule::Doubling };
+            let program =
+                (path == Path::Program).then(|| program(ranks, (fire, Grace::NONE), schedule, (bytes, segment), depth));
+            Plan {
+                ranks,
+                me: 0,
+                topology: Topology::new(hosts),
+                fire,
+                grace: Grace::NONE,
+                absent: Absent::Carry,
+                weighted: false,
+                depth,
+                path,
+                bytes,
+                wide_bytes: elements * 4,
+                segment,
+                run: 1,
+                helpers: 1,
+                pull_after: 1,
+                program,
+                fault: None,
+            }
+        },
+    )
+}
+
+impl Plan {
+    fn every_rank(&self) -> Range<u32> {
+        0..self.ranks
+    }
+
+    fn seen_by(&self, me: u32) -> Plan {
+        Plan { me, ..self.clone() }
+    }
+
+    fn on_host(&self, host: u32) -> impl Iterator<Item = Plan> {
+        self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
+    }
+
+    /// Every control cell that has a meaning, with its name.
+    fn named_cells(&self) -> Vec<(String, usize)> {
+        let mut cells = Vec::new();
+        let rounds = 1..=self.slots();
+        for rank in self.every_rank() {
+            cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of {rank}"), self.tag(rank, number))));
+            cells.push((format!("released of {rank}"), self.released(rank)));
+            if self.path.has_homes() {
+                cells
+                    .extend(rounds.clone().map(|round| (format!("told by {rank} of {round}"), self.told(rank, round))));
+            }
+            if self.path == Path::Segmented {
+                cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of {rank}"), self.unfilled(rank, it))));
+            }
+        }
+        for round in rounds {
+            if let Some(program) = &self.program {
+                let cell = |cell| (format!("cell {cell} of the program of {round}"), self.program_cell(round, cell));
+                cells.extend((0..program.cells()).map(cell));
+                continue;
+            }
+            cells.extend((0..self.words()).map(|word| (format!("word {word} of {round}"), self.word(round, word))));
+            cells.push((format!("ticket of {round}"), self.ticket(round)));
+            cells.extend((0..self.shares()).map(|it| (format!("claim {it} of {round}"), self.claim(round, it))));
+            cells.push((format!("done of {round}"), self.done(round)));
+            let record = 0..Cut::cells(self.ranks);
+            cells.extend(
+                record.map(|cell| (format!("cell {cell} of the record of {round}"), self.record(round) + cell)),
+            );
+        }
+        cells
+    }
+
+    /// What lies in the data region of a host at once, where a round has so many homes.
+    fn named_bytes(&self, host: u32, homes: usize) -> Vec<(String, Range<usize>)> {
+        let mut all = Vec::new();
+        let mut add = |name: String, from: usize, len: usize| all.push((name, from..from + len));
+        for plan in self.on_host(host) {
+            let me = plan.me;
+            for buffer in 0..BUFFERS {
+                add(format!("buffer {buffer} of {me}"), plan.contribution(me, buffer), plan.bytes);
+            }
+            if plan.path == Path::Replicated {
+                add(format!("outcome of {me}"), plan.outcome(1), plan.bytes);
+            }
+            if plan.path.has_homes() {
+                add(format!("outcome that {me} makes for itself"), plan.pulled_outcome(), plan.bytes);
+            }
+        }
+        let Some(plan) = self.on_host(host).next() else { return all };
+        if plan.path != Path::Replicated {
+            let slots = if plan.path.has_homes() { 1 } else { plan.depth };
+            (1..=slots).for_each(|round| add(format!("outcome of {round}"), plan.outcome(round), plan.bytes));
+        }
+        if plan.path.pushes() {
+            for rank in self.every_rank().filter(|&rank| self.host_of(rank) != host) {
+                let places = if plan.by_tags() { 2 } else { BUFFERS };
+                for place in 0..places {
+                    let from = plan.pushed(rank, place, u64::from(place) + 1);
+                    add(format!("pushed data {place} of {rank}"), from, plan.bytes);
+                }
+            }
+        }
+        if let Some(program) = &plan.program {
+            for round in 1..=plan.depth {
+                for number in 0..program.partials() {
+                    add(format!("partial {number} of {round}"), plan.partial(round, number), plan.wide_bytes);
+                }
+            }
+        }
+        if plan.path == Path::Scattered {
+            // This host is the home whose share is the longest.
+            let (_, len) = plan.home_span(0, homes);
+            for round in [1, 2] {
+                for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {
+                    let from = plan.received(rank, round, (self.host_of(rank) as usize, homes));
+                    add(format!("share of {rank} for {round}"), from, len);
+                }
+            }
+        }
+        all
+    }
+}
+
+proptest! {
+    #[test]
+    fn control_cells_have_one_meaning(plan in any_plan()) {
+        let mut meanings = BTreeMap::new();
+        for (name, cell) in plan.named_cells() {
+            prop_assert!(cell < plan.control_cells(), "{} is cell {} of {}", name, cell, plan.control_cells());
+            if let Some(other) = meanings.insert(cell, name.clone()) {
+                prop_assert!(false, "cell {} is {} and {}", cell, name, other);
+            }
+        }
+    }
+
+    #[test]
+    fn data_lies_apart(plan in any_plan()) {
+        let hosts = plan.topology.hosts();
+        for host in 0..hosts {
+            for homes in 1..=hosts as usize {
+                let mut all = plan.named_bytes(host, homes);
+                all.retain(|(_, bytes)| !bytes.is_empty());
+                all.sort_by_key(|(_, bytes)| (bytes.start, bytes.end));
+                for pair in all.windows(2) {
+                    prop_assert!(pair[0].1.end <= pair[1].1.start, "{:?} and {:?}", pair[0], pair[1]);
+                }
+                let last = all.last().map_or(0, |(_, bytes)| bytes.end);
+                prop_assert!(last <= plan.data_bytes(), "{:?} of {}", all.last(), plan.data_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn spans_cover_a_contribution_once(plan in any_plan()) {
+        let hosts = plan.topology.hosts() as usize;
+        let ways = [
+            (0..plan.segments()).map(|index| plan.segment_span(index)).collect::<Vec<_>>(),
+            (0..plan.parts()).map(|index| plan.part_span(index)).collect(),
+            (0..hosts).map(|home| plan.home_span(home, hosts)).collect(),
+        ];
+        for spans in ways {
+            let mut next = 0;
+            for (from, len) in spans {
+                prop_assert_eq!(from, next);
+                next += len;
+            }
+            prop_assert_eq!(next, plan.bytes);
+        }
+        let shares: Vec<_> = (0..plan.shares()).map(|index| plan.share(index)).collect();
+        prop_assert!(shares.windows(2).all(|pair| pair[0].1 == pair[1].0));
+        prop_assert_eq!((shares[0].0, shares[shares.len() - 1].1), (0, plan.segments()));
+    }
+}
