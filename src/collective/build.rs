@@ -37,13 +37,6 @@ pub struct AllreduceBuilder<'w, T> {
     element: PhantomData<T>,
 }
 
-/// How long homes, which have arrived, are waited for before others make the round, in nanoseconds: much
-/// longer than it takes where the homes are in the library. A rank sends and receives the data about twice.
-fn pull_after(bytes: usize) -> u64 {
-    let (at_least, for_a_byte) = (1_000_000u64, 8u64);
-    at_least.saturating_add(for_a_byte.saturating_mul(bytes as u64))
-}
-
 /// Most rounds that may be unreleased.
 const MOST_DEPTH: u32 = 1 << 16;
 
@@ -294,7 +287,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
             run: parameters.run(),
-            pull_after: pull_after(bytes),
+            pull_after: parameters.pull_after(bytes),
             helpers: self.world.cores().clamp(1, ranks),
             program,
             #[cfg(feature = "faults")]

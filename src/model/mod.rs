@@ -26,6 +26,10 @@ pub struct Parameters {
     gather_total: u64,
     #[serde(deserialize_with = "size", default)]
     scatter_total: u64,
+    #[serde(deserialize_with = "time", default)]
+    pull_after: Duration,
+    #[serde(deserialize_with = "time", default)]
+    pull_after_per_mib: Duration,
     #[serde(deserialize_with = "size")]
     eager_total: u64,
     #[serde(deserialize_with = "size")]
@@ -46,10 +50,12 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 13] = [
     "replicate_total",
     "gather_total",
     "scatter_total",
+    "pull_after",
+    "pull_after_per_mib",
     "eager_total",
     "segment",
     "piece",
@@ -140,6 +146,11 @@ impl Parameters {
         if self.piece == 0 || !self.piece.is_multiple_of(self.segment) {
             return Err("piece must be a multiple of segment, and not 0".to_owned());
         }
+        if self.pull_after.is_zero() && self.gather_total.max(self.scatter_total) > 0 {
+            return Err(
+                "rounds with homes (gather_total, scatter_total) need a time to wait for them, pull_after".to_owned()
+            );
+        }
         if self.mover == Mover::Auto || self.executor == Executor::Auto {
             return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
         }
@@ -182,6 +193,13 @@ impl Parameters {
         self.executor
     }
 
+    /// How long homes, which have arrived, are waited for before others make a round of such contributions, in
+    /// nanoseconds.
+    pub(crate) fn pull_after(&self, bytes: usize) -> u64 {
+        let longer = self.pull_after_per_mib.as_nanos().saturating_mul(bytes as u128) >> 20;
+        u64::try_from(self.pull_after.as_nanos().saturating_add(longer)).unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn segment(&self) -> usize {
         usize::try_from(self.segment).unwrap_or(usize::MAX & !7)
     }
@@ -210,6 +228,8 @@ mod tests {
         let path = |ranks, bytes| network.path(Fire::ALL, ranks, bytes).name();
         assert_eq!([path(2, 8), path(2, 4 << 20), path(2, 1 << 30)], ["replicated", "scattered", "segmented"]);
         assert_eq!([path(4, 8), path(4, 1 << 20), path(4, 1 << 30)], ["gathered", "scattered", "segmented"]);
+        assert_eq!([0, 1 << 20].map(|bytes| network.pull_after(bytes)), [1_000_000, 9_000_000]);
+        assert!(network.pull_after(usize::MAX) > 3_600_000_000_000);
     }
 
     #[test]
@@ -220,6 +240,7 @@ mod tests {
         assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
         assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
         assert!(change("\"32K\"", "32").contains("invalid type"));
+        assert!(change("pull_after =", "# pull_after =").contains("need a time to wait"));
         assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
         assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
         assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
