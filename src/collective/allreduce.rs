@@ -270,8 +270,8 @@ impl<T: Element> Allreduce<T> {
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
         self.settle();
         self.check("wait", self.outstanding && !self.leaving, "nothing was handed in; call arrive first")?;
-        self.block("wait", deadline.into(), |machine| !machine.ready().is_empty())?;
-        Ok(self.take())
+        let rounds = self.wait_and_take("wait", deadline.into())?;
+        Ok(Outcomes::new(self, rounds))
     }
 
     /// As [`wait`](Allreduce::wait) without blocking: nothing where it would have to wait.
@@ -287,12 +287,15 @@ impl<T: Element> Allreduce<T> {
         self.seat.claim_work();
         let mut driver = self.seat.take();
         self.patience.explain("test", driver.drive(now, Effort::Search))?;
-        let ready = !driver.machine().ready().is_empty();
-        drop(driver);
-        if !ready {
+        if driver.machine().ready().is_empty() {
+            drop(driver);
             self.seat.leave_work();
+            return Ok(None);
         }
-        Ok(ready.then(|| self.take()))
+        let taken = take(&mut driver, self.begun, (&mut self.cuts, &mut self.places));
+        drop(driver);
+        let rounds = self.took(taken);
+        Ok(Some(Outcomes::new(self, rounds)))
     }
 
     /// Leaves in good order: one more, empty arrival that counts towards firing, and nothing is
@@ -309,8 +312,7 @@ impl<T: Element> Allreduce<T> {
         }
         if !self.leaving {
             if self.outstanding {
-                self.block("finish", deadline, |machine| !machine.ready().is_empty())?;
-                drop(self.take());
+                self.wait_and_take("finish", deadline)?;
             }
             self.settle();
             self.seat.take().machine_mut().leave();
@@ -404,24 +406,35 @@ impl<T: Element> Allreduce<T> {
         }
     }
 
-    fn take(&mut self) -> Outcomes<'_, T> {
+    /// Works and waits until there are outcomes, and takes them.
+    fn wait_and_take(&mut self, operation: &'static str, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        self.seat.claim_work();
         let mut driver = self.seat.take();
-        let rounds: RangeInclusive<u64> = driver.machine_mut().take(self.begun);
-        driver.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
-        for round in rounds.clone() {
-            self.places[self.plan.slot(round)] = driver.machine().outcome_at(round);
-        }
-        self.buffer = driver.machine().buffer();
+        let done = self.patience.block(&mut driver, operation, deadline, |machine| !machine.ready().is_empty());
+        // The thread must not have the driver in between: with a claim of its own nothing would be ready.
+        let taken = done.map(|()| take(&mut driver, self.begun, (&mut self.cuts, &mut self.places)));
         drop(driver);
+        let taken = self.explain(operation, taken)?;
+        Ok(self.took(taken))
+    }
+
+    /// Writes down what was taken.
+    fn took(&mut self, (rounds, buffer): (RangeInclusive<u64>, u32)) -> RangeInclusive<u64> {
         self.taken = *rounds.end();
+        self.buffer = buffer;
         self.outstanding = false;
-        Outcomes::new(self, rounds)
+        rounds
     }
 
     /// Works and waits until `over`.
     fn block(&mut self, operation: &'static str, deadline: Deadline, over: impl Fn(&Machine) -> bool) -> Result<()> {
         self.seat.claim_work();
         let done = self.patience.block(&mut self.seat.take(), operation, deadline, over);
+        self.explain(operation, done)
+    }
+
+    /// After a timeout the thread goes on.
+    fn explain<R>(&mut self, operation: &'static str, done: Result<R>) -> Result<R> {
         let done = self.patience.explain(operation, done);
         if let Err(error @ Error::Timeout { .. }) = &done {
             self.last_timeout = Some(error.to_string());
@@ -444,6 +457,18 @@ impl<T: Element> Allreduce<T> {
     pub(super) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
         Error::Usage { rank: self.plan.me, operation, problem }
     }
+}
+
+/// Takes what is ready, which is something: the rounds, and the buffer of the next contribution.
+fn take(driver: &mut Driver, begun: bool, (cuts, places): (&mut [Cut], &mut [usize])) -> (RangeInclusive<u64>, u32) {
+    let rounds = driver.machine_mut().take(begun);
+    debug_assert!(!rounds.is_empty());
+    driver.machine_mut().hand_cuts_to(rounds.clone(), cuts);
+    let machine = driver.machine();
+    for round in rounds.clone() {
+        places[machine.plan().slot(round)] = machine.outcome_at(round);
+    }
+    (rounds, machine.buffer())
 }
 
 impl<T> Drop for Allreduce<T> {

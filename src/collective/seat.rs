@@ -144,6 +144,11 @@ impl Common {
             }
             let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
             let over = |machine: &Machine| !machine.ready().is_empty() || !machine.has_arrival();
+            if over(driver.machine()) {
+                // The caller waited meanwhile, and has what it wants or is on its way out: a claim made now would
+                // be nobody's.
+                continue;
+            }
             let leave = || self.wanted.load(Ordering::SeqCst) || self.stop.load(Ordering::Relaxed);
             // An error is met again by the caller, who can be told.
             let worked = catch_unwind(AssertUnwindSafe(|| patience.work(&mut driver, over, leave)));

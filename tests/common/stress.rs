@@ -118,9 +118,10 @@ pub fn stress(
 /// Waits for the ranks of a run; the same digests.
 pub fn check(job: Job, what: &str) -> Vec<String> {
     let ends = job.finish(DEADLINE);
-    for (rank, (status, text)) in ends.iter().enumerate() {
-        assert!(status.success(), "{what}: rank {rank}: {text}");
-    }
+    // The first that failed may only have heard of what happened to another.
+    let failed = ends.iter().enumerate().filter(|(_, (status, _))| !status.success());
+    let failed: Vec<String> = failed.map(|(rank, (_, text))| format!("rank {rank}: {text}")).collect();
+    assert!(failed.is_empty(), "{what}: {}", failed.join("\n"));
     let digests: Vec<Vec<String>> =
         ends.iter().map(|(_, text)| said(text, "DIGESTS").concat().split(',').map(str::to_owned).collect()).collect();
     let longest = digests.iter().max_by_key(|list| list.len()).unwrap();
