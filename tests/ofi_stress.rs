@@ -153,7 +153,6 @@ fn who_has_no_provider_for_programs_goes_on_without() {
     }
 }
 
-/// It stays ten seconds for those who are behind; what is written to it later must not wait for it.
 /// What the provider gives to sleep on is not always readable.
 #[test]
 fn who_waits_for_long_sleeps() {
@@ -167,6 +166,7 @@ fn who_waits_for_long_sleeps() {
     }
 }
 
+/// It stays ten seconds for those who are behind; what is written to it later must not wait for it.
 #[test]
 fn a_rank_that_left_is_not_missed() {
     if libfabric().is_none() {

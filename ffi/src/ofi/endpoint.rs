@@ -111,7 +111,6 @@ impl Endpoint {
             bind(made.fid(), &raw mut (*addresses.as_ptr()).fid, 0)?;
             bind(made.fid(), made.queue.fid(), FI_TRANSMIT | FI_RECV)?;
             control(made.fid(), FI_ENABLE, ptr::null_mut())?;
-            made.queue.settle();
             let (messages, rma) = ((*endpoint.as_ptr()).msg, (*endpoint.as_ptr()).rma);
             made.functions = Some(Functions {
                 receive: slot!(messages, fi_ops_msg, recv)?,

@@ -18,8 +18,6 @@ pub struct Queue {
     queue: NonNull<fid_cq>,
     read: unsafe extern "C" fn(*mut fid_cq, *mut std::ffi::c_void, usize) -> isize,
     sign: Sign,
-    /// The first list of its descriptors: after how many changes, and how long.
-    first: (u64, usize),
     domain: Arc<Domain>,
 }
 
@@ -95,9 +93,11 @@ impl Queue {
         // SAFETY: the table of a live queue.
         let read = unsafe { slot!((*queue.as_ptr()).ops, fi_ops_cq, read) };
         // Made before anything can fail, so that it is closed.
-        let mut queue = Queue { queue, read: read.unwrap_or(no_read), sign, first: (0, 0), domain };
-        if sign == Sign::Several {
-            queue.first = queue.fill(&mut [])?;
+        let queue = Queue { queue, read: read.unwrap_or(no_read), sign, domain };
+        match sign {
+            Sign::None => {}
+            Sign::One => drop(queue.only()?),
+            Sign::Several => drop(queue.list()?),
         }
         read.map(|_| Arc::new(queue))
     }
@@ -168,30 +168,39 @@ impl Queue {
         if self.sign == Sign::Several { self.fill(&mut []).map_or(0, |(changes, _)| changes) } else { 0 }
     }
 
-    /// Whether it can be slept on, now that an endpoint uses it.
+    /// Brings the list up to date, now that an endpoint uses the queue; whether it can be slept on: while there is
+    /// nothing to be read, a sleep is allowed, and would not end at once.
     #[must_use]
-    pub fn tells(&self) -> bool {
-        match self.sign {
-            Sign::None => false,
-            Sign::One => self.only().is_ok(),
-            // A list that has changed and is not longer than at first is not up to date.
-            Sign::Several => self.fill(&mut []).is_ok_and(|(changes, len)| {
-                let (before, at_first) = self.first;
-                len > 0 && (changes == before || len > at_first)
-            }),
-        }
+    pub fn settle(&self) -> bool {
+        // It takes a millisecond at most each time, and is done with the first nearly always.
+        const TIMES: u32 = 16;
+        (0..TIMES).any(|_| {
+            self.refresh();
+            let allowed = self.domain.fabric().try_wait(self).is_ok();
+            match self.sign {
+                Sign::None => false,
+                Sign::One => allowed,
+                Sign::Several => allowed && self.list().is_ok_and(|list| !list.is_empty() && is_quiet(list)),
+            }
+        })
     }
 
-    /// An endpoint uses it. `ofi_rxm`, `tcp` and others that share their code (1.17 to 2.5) add its descriptors to the
-    /// list when somebody next waits for completions.
-    pub(super) fn settle(&self) {
+    /// Makes progress, and brings the list up to date. `ofi_rxm`, `tcp` and others that share their code (1.17 to 2.5)
+    /// do so only in a call that waits, and not in one whose time is over before it begins: a millisecond, the
+    /// shortest there is, may have only just begun. So this may have done nothing.
+    pub fn refresh(&self) {
         const MILLISECONDS: c_int = 1;
-        if self.sign == Sign::Several {
-            // SAFETY: a live queue; no completion is asked for.
-            let wait = unsafe { slot!((*self.queue.as_ptr()).ops, fi_ops_cq, sread) };
-            // SAFETY: as above.
-            let _ =
-                wait.map(|wait| unsafe { wait(self.queue.as_ptr(), ptr::null_mut(), 0, ptr::null(), MILLISECONDS) });
+        let queue = self.queue.as_ptr();
+        // SAFETY: live.
+        let wait = unsafe { slot!((*queue).ops, fi_ops_cq, sread) };
+        match wait {
+            // SAFETY: live, and has a list, so that it can wait; no completion is asked for.
+            Ok(wait) if self.sign == Sign::Several => unsafe {
+                wait(queue, ptr::null_mut(), 0, ptr::null(), MILLISECONDS);
+            },
+            _ => {
+                let _ = self.read(&mut []);
+            }
         }
     }
 
@@ -207,14 +216,15 @@ impl Queue {
     }
 
     fn list(&self) -> Result<Vec<pollfd>, Code> {
-        let mut room = Vec::new();
+        // Providers have about four; some do not say how many they have to who has room for none.
+        let mut room = vec![pollfd { fd: -1, events: 0, revents: 0 }; 8];
         loop {
             let (_, len) = self.fill(&mut room)?;
-            let fits = len <= room.len();
-            room.resize(len, pollfd { fd: -1, events: 0, revents: 0 });
-            if fits {
+            if len <= room.len() {
+                room.truncate(len);
                 return Ok(room);
             }
+            room.resize(len, room[0]);
         }
     }
 
@@ -234,6 +244,12 @@ impl Queue {
         // SAFETY: live; only the address is taken.
         unsafe { &raw mut (*self.queue.as_ptr()).fid }
     }
+}
+
+/// Whether none of them is ready.
+fn is_quiet(mut list: Vec<pollfd>) -> bool {
+    // SAFETY: as many as are said; the types are alike by poll(2).
+    unsafe { libc::poll(list.as_mut_ptr().cast(), list.len() as libc::nfds_t, 0) == 0 }
 }
 
 /// Stands in where there is nothing to call.

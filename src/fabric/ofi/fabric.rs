@@ -101,8 +101,12 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         let queue = ofi::Queue::open(domain.clone(), 4096, sign).map_err(refused("no completion queue"))?;
         ofi::Endpoint::open(domain.clone(), info, queue, ranks as usize).map_err(refused("no endpoint"))
     };
-    let tells = |sign| endpoint(sign).ok().filter(|endpoint| endpoint.queue().tells());
-    let endpoint = [Sign::Several, Sign::One].into_iter().find_map(tells).map_or_else(|| endpoint(Sign::None), Ok)?;
+    let settled = |sign| {
+        let opened = endpoint(sign).inspect_err(|error| tracing::debug!(rank, ?sign, %error, "no sleep of this kind"));
+        let settled = opened.ok().filter(|endpoint| endpoint.queue().settle());
+        settled.inspect(|_| tracing::debug!(rank, ?sign, "sleeps"))
+    };
+    let endpoint = [Sign::Several, Sign::One].into_iter().find_map(settled).map_or_else(|| endpoint(Sign::None), Ok)?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
     let wire = Wire::new(endpoint, info, ranks).map_err(|failed| match failed {
         Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),

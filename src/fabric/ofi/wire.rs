@@ -158,9 +158,9 @@ pub(super) struct Wire {
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
-    /// What to sleep on, as of so many changes.
+    /// What to sleep on, and of how many changes that is the outcome, if it was found out.
     watched: Arc<[Watched]>,
-    changes: u64,
+    changes: Option<u64>,
 }
 
 // SAFETY: the addresses in `entries` are compared and never followed.
@@ -206,8 +206,8 @@ impl Wire {
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
-            watched: endpoint.queue().watched().into(),
-            changes: endpoint.queue().changes(),
+            watched: Arc::new([]),
+            changes: None,
             endpoint,
         };
         for room in 0..RECEIVING {
@@ -423,11 +423,17 @@ impl Wire {
     pub(super) fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {
         let queue = self.endpoint.queue();
         let changes = queue.changes();
-        if changes != self.changes {
-            (self.changes, self.watched) = (changes, queue.watched().into());
+        if self.changes != Some(changes) {
+            if self.changes.is_some() {
+                queue.refresh();
+            }
+            self.watched = queue.watched().into();
+            // A process that had no room for copies may have some the next time.
+            self.changes = (!self.watched.is_empty()).then_some(changes);
         }
+        // Asking makes progress, which may change the list again.
         let safe = self.read.is_empty() && self.endpoint.domain().fabric().try_wait(queue).is_ok();
-        safe.then(|| self.watched.clone())
+        (safe && queue.changes() == changes).then(|| self.watched.clone())
     }
 
     pub(super) fn text(&self, code: Code) -> String {
