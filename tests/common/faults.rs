@@ -35,7 +35,9 @@ pub fn rank() {
 fn play(fire: Fire, (mover, executor): (Mover, Executor), patience: Duration) -> Result<(), Error> {
     let shorter = std::env::var("TEST_DEADLINE").map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
     let world = World::from_env(&Config { deadline: shorter.unwrap_or(DEADLINE), ..Config::from_env()? })?;
-    let mut sum = world.allreduce::<u64>(&[3000]).fire(fire).mover(mover).executor(executor).build()?;
+    // Two ranks have nothing but messages, which a provider may still hold without a context when the peer is gone.
+    let length = if world.size() == 2 { 1 } else { 3000 };
+    let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build()?;
     let started = Instant::now();
     let mut newest = 0;
     println!("\nSTARTED");
