@@ -32,43 +32,50 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         Just(Path::Program),
         Just(Path::Offloaded),
     ];
-    let sizes = (0..2_000usize, 1..600usize);
-    let world = prop::collection::vec(0..4u32, 1..12).prop_map(dense);
-    (world, paths, any::<bool>(), sizes, 1..6u64, any::<bool>()).prop_map(
-        |(mut hosts, path, synchronous, (elements, segment), depth, scatter)| {
+    // Elements, bytes of one and of one in a partial sum, elements of a segment.
+    let sizes = (prop_oneof![0..2_000usize, 0..40_000usize], prop_oneof![Just((2, 4)), Just((4, 4)), Just((8, 8))]);
+    let sizes = (sizes, 1..6_000usize);
+    let few = prop::collection::vec(0..4u32, 1..12);
+    // More than one word has, and more than there can be shares.
+    let many = prop::collection::vec(0..8u32, 30..70);
+    let world = prop_oneof![9 => few, 1 => many].prop_map(dense);
+    let rules = (0..4u32, any::<bool>(), 1..6u64);
+    (world, paths, rules, sizes, any::<bool>()).prop_map(
+        |(mut hosts, path, (rule, timed, depth), ((elements, (size, wide)), segment), scatter)| {
             let ranks = hosts.len() as u32;
             match path {
                 Path::Program => hosts.fill(0),
                 Path::Offloaded => hosts = (0..ranks).collect(),
                 _ => {}
             }
-            let synchronous = match path {
-                Path::Replicated | Path::Gathered | Path::Scattered => true,
-                Path::Eager => false,
-                _ => synchronous,
+            let rules = [Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2)), Fire::majority(7)];
+            let fire = match path {
+                Path::Replicated | Path::Gathered | Path::Scattered => Fire::ALL,
+                Path::Eager if rule == 0 => Fire::SOLO,
+                _ => rules[rule as usize],
             };
-            let fire = if synchronous { Fire::ALL } else { Fire::SOLO };
+            let grace = if timed { Grace::Auto } else { Grace::NONE };
             let depth = match path {
-                Path::Program | Path::Offloaded if synchronous => 2,
-                _ if synchronous => 1,
+                Path::Program | Path::Offloaded if fire.is_synchronous() => 2,
+                _ if fire.is_synchronous() => 1,
                 _ => depth,
             };
-            let (bytes, segment) = (elements * 2, segment * 8);
+            let (bytes, segment) = (elements * size, segment * 8);
             let schedule = if scatter { Schedule::Scatter } else { Schedule::Doubling };
             let program =
-                (path == Path::Program).then(|| program(ranks, (fire, Grace::NONE), schedule, (bytes, segment), depth));
+                (path == Path::Program).then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
             Plan {
                 ranks,
                 me: 0,
                 topology: Topology::new(hosts),
                 fire,
-                grace: Grace::NONE,
+                grace,
                 absent: Absent::Carry,
                 weighted: false,
                 depth,
                 path,
                 bytes,
-                wide_bytes: elements * 4,
+                wide_bytes: elements * wide,
                 segment,
                 run: 1,
                 helpers: 1,
@@ -209,11 +216,13 @@ proptest! {
     #[test]
     fn spans_cover_a_contribution_once(plan in any_plan()) {
         let hosts = plan.topology.hosts() as usize;
+        let by_homes = (1..=hosts).map(|homes| (0..homes).map(|home| plan.home_span(home, homes)).collect());
         let ways = [
             (0..plan.segments()).map(|index| plan.segment_span(index)).collect::<Vec<_>>(),
             (0..plan.parts()).map(|index| plan.part_span(index)).collect(),
-            (0..hosts).map(|home| plan.home_span(home, hosts)).collect(),
+            (0..3).map(|chunk| plan.chunk_span((chunk, 3))).collect(),
         ];
+        let ways = ways.into_iter().chain(by_homes);
         for spans in ways {
             let mut next = 0;
             for (from, len) in spans {
