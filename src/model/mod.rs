@@ -50,6 +50,9 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
+/// Homes that others wait for any longer may as well be waited for without end.
+const LONGEST_PULL: Duration = Duration::from_secs(60);
+
 const KEYS: [&str; 13] = [
     "replicate_total",
     "gather_total",
@@ -151,6 +154,9 @@ impl Parameters {
                 "rounds with homes (gather_total, scatter_total) need a time to wait for them, pull_after".to_owned()
             );
         }
+        if self.pull_after.max(self.pull_after_per_mib) > LONGEST_PULL {
+            return Err(format!("pull_after and pull_after_per_mib can be {LONGEST_PULL:?} at most"));
+        }
         if self.mover == Mover::Auto || self.executor == Executor::Auto {
             return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
         }
@@ -197,7 +203,8 @@ impl Parameters {
     /// nanoseconds.
     pub(crate) fn pull_after(&self, bytes: usize) -> u64 {
         let longer = self.pull_after_per_mib.as_nanos().saturating_mul(bytes as u128) >> 20;
-        u64::try_from(self.pull_after.as_nanos().saturating_add(longer)).unwrap_or(u64::MAX)
+        // An hour is as good as for ever, and far from the end of time.
+        (self.pull_after.as_nanos().saturating_add(longer)).min(3_600_000_000_000) as u64
     }
 
     pub(crate) fn segment(&self) -> usize {
@@ -229,7 +236,7 @@ mod tests {
         assert_eq!([path(2, 8), path(2, 4 << 20), path(2, 1 << 30)], ["replicated", "scattered", "segmented"]);
         assert_eq!([path(4, 8), path(4, 1 << 20), path(4, 1 << 30)], ["gathered", "scattered", "segmented"]);
         assert_eq!([0, 1 << 20].map(|bytes| network.pull_after(bytes)), [1_000_000, 9_000_000]);
-        assert!(network.pull_after(usize::MAX) > 3_600_000_000_000);
+        assert_eq!(network.pull_after(usize::MAX), 3_600_000_000_000);
     }
 
     #[test]
@@ -240,6 +247,7 @@ mod tests {
         assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
         assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
         assert!(change("\"32K\"", "32").contains("invalid type"));
+        assert!(change("\"8ms\"", "\"61s\"").contains("at most"));
         assert!(change("pull_after =", "# pull_after =").contains("need a time to wait"));
         assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
         assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
