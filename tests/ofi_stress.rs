@@ -57,7 +57,7 @@ fn wait_for_long() {
     }
     let (used, took) = (cpu_time() - before, started.elapsed());
     println!("rank {}: {used:?} of {took:?}", world.rank());
-    // It spins for half a millisecond at first, and looks for the dead every 20.
+    // It spins for a millisecond at first, and looks for the dead every 20.
     assert!(used < took / 5, "a rank that waited used {used:?} of {took:?}");
     sum.finish(patience).unwrap();
 }
