@@ -85,7 +85,7 @@ impl World {
         let fabric = join(&identity, config)?;
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
-        let parameters = measured.of(fabric.name())?;
+        let parameters = measured.of(fabric.name(), fabric.provider())?;
         Ok(Self::new(fabric, parameters, config.deadline, identity.source))
     }
 
@@ -96,7 +96,7 @@ impl World {
     /// As [`World::from_env`].
     pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
-        let parameters = measured.of("shm")?;
+        let parameters = measured.of("shm", None)?;
         let fabrics = ShmFabric::in_this_process(ranks)?;
         Ok(fabrics
             .into_iter()

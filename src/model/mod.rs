@@ -2,7 +2,8 @@
 //! constant in the code.
 #![forbid(unsafe_code)]
 
-use std::path::Path as File;
+mod file;
+
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -10,11 +11,10 @@ use serde::Deserialize;
 use crate::collective::choice::{Executor, Mover, UnknownName};
 use crate::collective::core::Path;
 use crate::collective::rule::{Fire, parse_duration};
-use crate::config::{parse_size, unknown};
-use crate::error::{Error, Result};
+use crate::config::parse_size;
 use crate::trigger::Schedule;
 
-const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
+pub use file::HwConfig;
 
 /// What was measured of a fabric on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -69,17 +69,6 @@ const KEYS: [&str; 13] = [
     "spin_oversubscribed",
 ];
 
-/// The sections of a file, one for each fabric.
-const SECTIONS: [&str; 2] = ["shm", "ofi"];
-
-/// What was measured on a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HwConfig {
-    shm: Option<Parameters>,
-    ofi: Option<Parameters>,
-}
-
 fn size<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<u64, D::Error> {
     parse_size(&String::deserialize(value)?).map_err(serde::de::Error::custom)
 }
@@ -94,51 +83,6 @@ where
     T: std::str::FromStr<Err = UnknownName>,
 {
     String::deserialize(value)?.parse().map_err(serde::de::Error::custom)
-}
-
-impl HwConfig {
-    /// From a file, or the built-in one, which also has the sections that a file lacks.
-    ///
-    /// # Errors
-    /// [`Error::Config`] naming file, line and key, with the key that was probably meant.
-    pub fn load(file: Option<&File>) -> Result<Self> {
-        let named = |name: &str, text: &str| {
-            Self::parse(text).map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
-        };
-        let built_in = named("built in", BUILT_IN)?;
-        let Some(file) = file else { return Ok(built_in) };
-        let name = file.display().to_string();
-        let text = std::fs::read_to_string(file);
-        let text = text.map_err(|cause| Error::Config(format!("hw-config {name}: {cause}")))?;
-        let HwConfig { shm, ofi } = named(&name, &text)?;
-        Ok(HwConfig { shm: shm.or(built_in.shm), ofi: ofi.or(built_in.ofi) })
-    }
-
-    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
-        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
-        if let Some(section) = table.keys().find(|key| !SECTIONS.contains(&key.as_str())) {
-            return Err(unknown("section", section, SECTIONS.into_iter()));
-        }
-        if table.is_empty() {
-            return Err(format!("there is no section; use {}", SECTIONS.map(|name| format!("[{name}]")).join(" or ")));
-        }
-        let keys = table.values().filter_map(toml::Value::as_table).flat_map(toml::Table::keys);
-        if let Some(key) = keys.into_iter().find(|key| !KEYS.contains(&key.as_str())) {
-            return Err(unknown("key", key, KEYS.into_iter()));
-        }
-        let config: HwConfig = toml::from_str(text).map_err(|error| error.to_string())?;
-        config.shm.iter().chain(&config.ofi).try_for_each(Parameters::check)?;
-        Ok(config)
-    }
-
-    /// Those of a fabric, by its name.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if nothing is known of it.
-    pub fn of(&self, fabric: &str) -> Result<Parameters> {
-        let section = if fabric == "ofi" { &self.ofi } else { &self.shm };
-        section.clone().ok_or_else(|| Error::Config(format!("hw-config: there is no section [{fabric}]")))
-    }
 }
 
 impl Parameters {
@@ -218,42 +162,5 @@ impl Parameters {
 
     pub(crate) fn spin(&self, oversubscribed: bool) -> Duration {
         if oversubscribed { self.spin_oversubscribed } else { self.spin }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_built_in_parameters_can_be_read() {
-        let parameters = HwConfig::load(None).unwrap().of("shm").unwrap();
-        assert_eq!(parameters.path(Fire::ALL, 2, 8), Path::Replicated);
-        assert_eq!(parameters.path(Fire::SOLO, 2, 8), Path::Eager);
-        assert_eq!(parameters.path(Fire::SOLO, 32, u64::MAX), Path::Segmented);
-        let network = HwConfig::load(None).unwrap().of("ofi").unwrap();
-        let path = |ranks, bytes| network.path(Fire::ALL, ranks, bytes).name();
-        assert_eq!([path(2, 8), path(2, 4 << 20), path(2, 1 << 30)], ["replicated", "scattered", "segmented"]);
-        assert_eq!([path(4, 8), path(4, 1 << 20), path(4, 1 << 30)], ["gathered", "scattered", "segmented"]);
-        assert_eq!([0, 1 << 20].map(|bytes| network.pull_after(bytes)), [1_000_000, 9_000_000]);
-        assert_eq!(network.pull_after(usize::MAX), 3_600_000_000_000);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let change = |from: &str, to: &str| HwConfig::parse(&BUILT_IN.replace(from, to)).unwrap_err();
-        assert!(change("eager_total", "eager_totl").contains("did you mean eager_total?"));
-        assert!(change("[shm]", "[shn]").contains("did you mean shm?"));
-        assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
-        assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
-        assert!(change("\"32K\"", "32").contains("invalid type"));
-        assert!(change("\"8ms\"", "\"61s\"").contains("at most"));
-        assert!(change("pull_after =", "# pull_after =").contains("need a time to wait"));
-        assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
-        assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
-        assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
-        assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
-        assert!(HwConfig::parse("").unwrap_err().contains("shm"));
-        assert!(HwConfig::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
     }
 }

@@ -1,0 +1,202 @@
+//! Files of measured parameters: a section for each fabric, and below libfabric's one for each provider that
+//! does better with other values of some keys.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::path::Path as File;
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer};
+
+use super::{KEYS, Parameters};
+use crate::config::unknown;
+use crate::error::{Error, Result};
+
+const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
+
+const SHM: &str = "shm";
+const OFI: &str = "ofi";
+
+/// What was measured on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HwConfig(BTreeMap<String, Parameters>);
+
+impl HwConfig {
+    /// From a file, or the built-in one, which also has the sections that a file lacks.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming file, line or section, and key, with the key that was probably meant.
+    pub fn load(file: Option<&File>) -> Result<Self> {
+        let name = file.map_or_else(|| "built in".into(), |file| file.display().to_string());
+        let text = file.map_or_else(|| Ok(BUILT_IN.to_owned()), std::fs::read_to_string);
+        let parsed = text.map_err(|cause| cause.to_string()).and_then(|text| Self::parse(&text));
+        parsed.map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
+    }
+
+    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
+        let (mut sections, given) = (sections(BUILT_IN)?, sections(text)?);
+        if given.is_empty() {
+            return Err(format!("there is no section; use [{SHM}], [{OFI}] or [{OFI}.PROVIDER]"));
+        }
+        sections.extend(given);
+        let network = sections.get(OFI).cloned();
+        let read = |(name, section): (String, Section<'_>)| {
+            let base = network.as_ref().filter(|_| name.starts_with(OFI));
+            let parameters = section.over(base).read().map_err(|problem| format!("[{name}]: {problem}"))?;
+            Ok((name, parameters))
+        };
+        sections.into_iter().map(read).collect::<std::result::Result<_, String>>().map(HwConfig)
+    }
+
+    /// Those of a fabric, by its name; of libfabric's provider, where it has a section.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if nothing is known of it.
+    pub fn of(&self, fabric: &str, provider: Option<&str>) -> Result<Parameters> {
+        let special = provider.and_then(|provider| self.0.get(&format!("{fabric}.{provider}")));
+        let parameters = special.or_else(|| self.0.get(fabric)).cloned();
+        parameters.ok_or_else(|| Error::Config(format!("hw-config: there is no section [{fabric}]")))
+    }
+}
+
+/// Keys and values that stand together.
+#[derive(Clone)]
+struct Section<'t> {
+    /// What the places of the values are in.
+    text: &'t str,
+    table: Spanned<DeTable<'t>>,
+}
+
+impl Section<'_> {
+    /// With the values of another one where it has none.
+    fn over(mut self, base: Option<&Self>) -> Self {
+        for (key, value) in base.into_iter().flat_map(|base| base.table.get_ref().iter()) {
+            self.table.get_mut().entry(key.clone()).or_insert_with(|| value.clone());
+        }
+        self
+    }
+
+    fn read(self) -> std::result::Result<Parameters, String> {
+        let parameters = Parameters::deserialize(Deserializer::from(self.table)).map_err(|mut error| {
+            error.set_input(Some(self.text));
+            error.to_string()
+        })?;
+        parameters.check().map(|()| parameters)
+    }
+}
+
+/// The sections of a text, by name. Whatever no section has is an error.
+fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, String> {
+    let document = DeTable::parse(text).map_err(|error| error.to_string())?;
+    let mut found = Vec::new();
+    for (name, mut value) in document.into_inner() {
+        let name = name.into_inner().into_owned();
+        if name != SHM && name != OFI {
+            return Err(unknown("section", &name, [SHM, OFI].into_iter()));
+        }
+        if name == OFI
+            && let DeValue::Table(table) = value.get_mut()
+        {
+            let providers = providers(table);
+            // `[ofi.PROVIDER]` by itself leaves a fabric without keys, which nobody has written.
+            let alone = table.is_empty() && !providers.is_empty();
+            found.extend(providers);
+            if alone {
+                continue;
+            }
+        }
+        found.push((name, value));
+    }
+    found.into_iter().map(|(name, value)| Ok((name.clone(), section(text, &name, value)?))).collect()
+}
+
+/// Takes the sections of providers out of that of their fabric.
+fn providers<'t>(fabric: &mut DeTable<'t>) -> Vec<(String, Spanned<DeValue<'t>>)> {
+    let tables = fabric.iter().filter(|(name, value)| value.get_ref().is_table() && !is_key(name.get_ref()));
+    let names: Vec<_> = tables.map(|(name, _)| name.clone()).collect();
+    let take = |name: Spanned<_>| fabric.remove(&name).map(|value| (format!("{OFI}.{}", name.get_ref()), value));
+    names.into_iter().filter_map(take).collect()
+}
+
+fn section<'t>(text: &'t str, name: &str, value: Spanned<DeValue<'t>>) -> std::result::Result<Section<'t>, String> {
+    let span = value.span();
+    let DeValue::Table(table) = value.into_inner() else {
+        return Err(format!("{name} is the name of a section, [{name}]"));
+    };
+    match table.keys().find(|key| !is_key(key.get_ref())) {
+        Some(key) => Err(format!("[{name}]: {}", unknown("key", key.get_ref(), KEYS.into_iter()))),
+        None => Ok(Section { text, table: Spanned::new(span, table) }),
+    }
+}
+
+fn is_key(name: &str) -> bool {
+    KEYS.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::core::Path;
+    use crate::collective::rule::Fire;
+
+    #[test]
+    fn the_built_in_parameters_can_be_read() {
+        let parameters = HwConfig::load(None).unwrap().of("shm", None).unwrap();
+        assert_eq!(parameters.path(Fire::ALL, 2, 8), Path::Replicated);
+        assert_eq!(parameters.path(Fire::SOLO, 2, 8), Path::Eager);
+        assert_eq!(parameters.path(Fire::SOLO, 32, u64::MAX), Path::Segmented);
+        let network = HwConfig::load(None).unwrap().of("ofi", None).unwrap();
+        let path = |ranks, bytes| network.path(Fire::ALL, ranks, bytes).name();
+        assert_eq!([path(2, 8), path(2, 4 << 20), path(2, 1 << 30)], ["replicated", "scattered", "segmented"]);
+        assert_eq!([path(4, 8), path(4, 1 << 20), path(4, 1 << 30)], ["gathered", "scattered", "segmented"]);
+        assert_eq!([0, 1 << 20].map(|bytes| network.pull_after(bytes)), [1_000_000, 9_000_000]);
+        assert_eq!(network.pull_after(usize::MAX), 3_600_000_000_000);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let change = |from: &str, to: &str| HwConfig::parse(&BUILT_IN.replace(from, to)).unwrap_err();
+        assert!(change("eager_total", "eager_totl").contains("did you mean eager_total?"));
+        assert!(change("[shm]", "[shn]").contains("did you mean shm?"));
+        assert!(change("\"32K\"", "\"lots\"").contains("not a size"));
+        assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
+        assert!(change("\"32K\"", "32").contains("invalid type"));
+        assert!(change("\"8ms\"", "\"61s\"").contains("at most"));
+        assert!(change("pull_after =", "# pull_after =").contains("need a time to wait"));
+        assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
+        assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
+        assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
+        assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
+        assert!(change("[ofi.sockets]", "[shm.sockets]").contains("[shm]: unknown key sockets"));
+        assert!(change("\"20us\"", "\"20 years\"").starts_with("[ofi.sockets]: TOML parse error at line"));
+        assert!(HwConfig::parse("ofi = 3").unwrap_err().contains("name of a section"));
+        assert!(
+            HwConfig::parse("[ofi.tcp]\nspni = \"1us\"")
+                .unwrap_err()
+                .contains("[ofi.tcp]: unknown key spni; did you mean spin?")
+        );
+        assert!(HwConfig::parse("[ofi.spin]\na = 1").unwrap_err().contains("[ofi]: TOML"));
+        assert!(HwConfig::parse("").unwrap_err().contains("shm"));
+        assert!(HwConfig::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
+    }
+
+    #[test]
+    fn a_provider_has_the_values_of_the_fabric_but_for_its_own() {
+        let spins = |config: &HwConfig, provider| {
+            let parameters = config.of("ofi", provider).unwrap();
+            (parameters.spin(false).as_micros(), parameters.spin(true).as_micros())
+        };
+        let built_in = HwConfig::load(None).unwrap();
+        assert_eq!(spins(&built_in, Some("tcp;ofi_rxm")), (1000, 500));
+        assert_eq!(spins(&built_in, Some("sockets")), (20, 500));
+        // What a file lacks is built in, also where it has another part of the same.
+        let given = HwConfig::parse("[ofi.\"tcp;ofi_rxm\"]\nspin = \"3us\"").unwrap();
+        assert_eq!(spins(&given, Some("tcp;ofi_rxm")), (3, 500));
+        assert_eq!(spins(&given, Some("sockets")), (20, 500));
+        assert_eq!(spins(&given, None), (1000, 500));
+        let given = HwConfig::parse(&BUILT_IN.replace("\"500us\"", "\"400us\"")).unwrap();
+        assert_eq!(spins(&given, Some("sockets")), (20, 400));
+        assert_eq!(given.of("shm", None).unwrap(), built_in.of("shm", Some("sockets")).unwrap());
+    }
+}
