@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::fabric::ofi::{Library, OfiFabric, Settings};
+mod common;
+
+use earlybird::fabric::ofi::{OfiFabric, Settings};
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
 use earlybird::fabric::{Fabric, conformance};
@@ -33,7 +35,7 @@ fn shm() {
 }
 
 fn ofi(provider: &str) {
-    let Ok(library) = Library::load(None).inspect_err(|problem| eprintln!("SKIPPED: {problem}")) else { return };
+    let Some(library) = common::libfabric() else { return };
     let settings = Settings { provider: Some(provider.to_owned()), ..Settings::default() };
     conformance::all(&|ranks| {
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -4,7 +4,8 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -166,7 +167,7 @@ fn libfabric() -> Option<Library> {
     let library = common::libfabric()?;
     let offers = earlybird::fabric::ofi::devices(&library).unwrap();
     if !offers.iter().any(|device| device.provider == "sockets" && device.triggers) {
-        eprintln!("SKIPPED: this libfabric has no sockets provider");
+        common::skipped("this libfabric has no sockets provider");
         return None;
     }
     Some(library)
@@ -186,7 +187,24 @@ fn run(library: &Library, ranks: u32, rounds: u64, gate: bool, seed: u64) -> Vec
     playing.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-/// Every contribution is in the round that it was handed in to, everywhere and whole.
+/// Every contribution is in the round that it was handed in to, everywhere and whole; how many there were.
+fn conserved(world: &[Rank], rounds: u64) -> u64 {
+    let mut entered = 0;
+    for rank in world {
+        let ranks = rank.ranks;
+        assert_eq!(rank.torn, 0, "{ranks} ranks: rank {} found contributions in pieces", rank.rank);
+        assert_eq!(rank.outcomes.len() as u64, rounds);
+        for (round, outcome) in rank.outcomes.iter().enumerate() {
+            let outcome = outcome.as_ref().unwrap();
+            assert_eq!(Some(outcome), world[0].outcomes[round].as_ref(), "{ranks} ranks: round {round} differs");
+            let handed_in: Vec<u64> = world.iter().map(|rank| rank.handed_in[round]).collect();
+            assert_eq!(*outcome, handed_in, "{ranks} ranks, round {round}: lost, or from another round");
+        }
+        entered += rank.made;
+    }
+    entered
+}
+
 #[test]
 fn contributions_are_conserved() {
     let Some(library) = libfabric() else { return };
@@ -194,18 +212,7 @@ fn contributions_are_conserved() {
         let started = Instant::now();
         let rounds = 1000;
         let world = run(&library, ranks, rounds, true, u64::from(ranks));
-        let mut entered = 0;
-        for rank in &world {
-            assert_eq!(rank.torn, 0, "{ranks} ranks: rank {} found contributions in pieces", rank.rank);
-            for (round, outcome) in rank.outcomes.iter().enumerate() {
-                let outcome = outcome.as_ref().unwrap();
-                assert_eq!(Some(outcome), world[0].outcomes[round].as_ref(), "{ranks} ranks: round {round} differs");
-                let handed_in: Vec<u64> = world.iter().map(|rank| rank.handed_in[round]).collect();
-                assert_eq!(*outcome, handed_in, "{ranks} ranks, round {round}: lost, or from another round");
-            }
-            assert_eq!(rank.outcomes.len() as u64, rounds);
-            entered += rank.made;
-        }
+        let entered = conserved(&world, rounds);
         println!("{ranks} ranks: {rounds} rounds, {entered} contributions, {:.1?}", started.elapsed());
         assert!(entered > rounds, "a test that hands nothing in");
     }
@@ -226,77 +233,119 @@ fn without_the_gate_contributions_are_torn() {
     assert!(wrong as usize + lost > 0, "the control found nothing");
 }
 
-/// One rank arms eight rounds, hands a contribution in to each, and then calls nothing: it sleeps, or
-/// computes. The others make all eight; it is told of them, its part is in them, and all can go on.
-#[test]
-fn a_rank_that_calls_nothing_takes_part_in_every_armed_round() {
-    let Some(library) = libfabric() else { return };
-    for (ranks, computes) in [(2, false), (3, true), (5, false), (8, true)] {
-        let mut world: Vec<Rank> = cards(&library, ranks, Start::First)
-            .into_iter()
-            .zip(0..)
-            .map(|(card, rank)| Rank::new(card, rank, ranks))
-            .collect();
-        for turn in 0..3 {
+/// What ranks that share a process tell each other past the library.
+struct Meeting {
+    ranks: Barrier,
+    /// Ranks that fire rounds and have all outcomes, by turn.
+    done: Vec<AtomicU32>,
+}
+
+impl Rank {
+    /// Eight rounds at a time, of which a few ranks that are drawn make calls, several at once, and the others none:
+    /// those sleep or compute until the rounds are over, and are woken to take them and to arm again.
+    fn play_passively(&mut self, turns: u64, seed: u64, meeting: &Meeting) -> u64 {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ u64::from(self.rank) << 32);
+        let mut everybodys = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let mut slept = 0;
+        for turn in 0..turns {
             let rounds = turn * SLOTS..(turn + 1) * SLOTS;
-            for rank in &mut world {
-                rounds.clone().for_each(|round| rank.arm(round));
-            }
-            for rank in &mut world {
-                rounds.clone().for_each(|round| rank.card.ready(slot(round)).unwrap());
-            }
-            let mut passive = world.pop().unwrap();
+            let callers = everybodys.random_range(1..self.ranks);
+            let first = everybodys.random_range(0..self.ranks);
+            let calls = (self.rank + self.ranks - first) % self.ranks < callers;
             for round in rounds.clone() {
-                assert!(passive.hand_in(round, true, Duration::ZERO));
-            }
-            let calls = passive.card.calls();
-            let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-            let busy = computes.then(|| {
-                let stop = stop.clone();
-                thread::spawn(move || {
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                        std::hint::black_box((0..10_000u64).sum::<u64>());
-                    }
-                })
-            });
-            for round in rounds.clone() {
-                for rank in &mut world {
-                    rank.hand_in(round, true, Duration::ZERO);
-                    rank.card.arrive(slot(round)).unwrap();
-                    rank.arrived = round + 1;
+                if round >= SLOTS {
+                    self.settle(round - SLOTS);
                 }
-                for rank in &mut world {
-                    let since = Instant::now();
-                    while !rank.take(round) {
-                        assert!(
-                            since.elapsed() < PATIENCE,
-                            "{ranks} ranks: round {round} waits for the one that sleeps"
-                        );
-                        thread::sleep(Duration::from_micros(50));
-                    }
+                self.arm(round);
+                self.card.ready(slot(round)).unwrap();
+            }
+            if !calls {
+                rounds.clone().for_each(|round| assert!(self.hand_in(round, true, Duration::ZERO)));
+            }
+            meeting.ranks.wait();
+            let done = &meeting.done[turn as usize];
+            if calls {
+                rounds.clone().for_each(|round| self.fire(round, &mut rng));
+                done.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+            let (before, sleeps) = (self.card.calls(), rng.random_bool(0.5));
+            let since = Instant::now();
+            while done.load(Ordering::SeqCst) < callers {
+                assert!(since.elapsed() < 2 * PATIENCE, "rank {} is never woken", self.rank);
+                match sleeps {
+                    true => thread::sleep(Duration::from_micros(500)),
+                    false => drop(std::hint::black_box((0..10_000u64).sum::<u64>())),
                 }
             }
-            // What the others sent last may still be on its way.
-            thread::sleep(Duration::from_millis(500));
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
-            busy.into_iter().for_each(|thread| thread.join().unwrap());
-            assert_eq!(passive.card.calls(), calls, "it was to call nothing");
-            for round in rounds.clone() {
-                assert!(passive.take(round), "{ranks} ranks: round {round} is not there when the sleeper wakes");
-            }
-            world.push(passive);
-            for round in rounds.clone() {
-                world.iter_mut().for_each(|rank| rank.settle(round));
-                let handed_in: Vec<u64> = world.iter().map(|rank| rank.handed_in[round as usize]).collect();
-                assert!(*handed_in.last().unwrap() > 0);
-                for rank in &world {
-                    assert_eq!(
-                        rank.outcomes[round as usize].as_ref(),
-                        Some(&handed_in),
-                        "{ranks} ranks, round {round}"
-                    );
+            assert_eq!(self.card.calls(), before, "it was to call nothing");
+            slept += SLOTS;
+            for round in rounds {
+                let since = Instant::now();
+                while !self.take(round) {
+                    assert!(since.elapsed() < PATIENCE, "rank {}: nothing of round {round} has come", self.rank);
+                    thread::sleep(Duration::from_micros(50));
                 }
             }
         }
+        slept
+    }
+
+    /// Makes a round happen, sometimes after a while and with a contribution.
+    fn fire(&mut self, round: u64, rng: &mut Xoshiro256PlusPlus) {
+        thread::sleep(Duration::from_micros(rng.random_range(0..200)));
+        if rng.random_range(0..8) > 0 {
+            self.hand_in(round, true, Duration::ZERO);
+        }
+        self.card.arrive(slot(round)).unwrap();
+        self.arrived = round + 1;
+        let since = Instant::now();
+        while !self.take(round) {
+            assert!(since.elapsed() < PATIENCE, "rank {}: round {round} waits for one that sleeps", self.rank);
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+/// A few ranks fire rounds; their outcomes have the contributions of all others, who call nothing meanwhile: with more
+/// than three ranks the activation has come to some of them by way of others who sleep or compute.
+#[test]
+fn ranks_that_call_nothing_take_part_in_every_armed_round() {
+    let Some(library) = libfabric() else { return };
+    const TURNS: u64 = 125;
+    for ranks in 2..=8 {
+        let started = Instant::now();
+        let done = (0..TURNS).map(|_| AtomicU32::new(0)).collect();
+        let meeting = Arc::new(Meeting { ranks: Barrier::new(ranks as usize), done });
+        let playing: Vec<_> = cards(&library, ranks, Start::First)
+            .into_iter()
+            .zip(0..)
+            .map(|(card, rank)| {
+                let meeting = meeting.clone();
+                thread::spawn(move || {
+                    let mut rank = Rank::new(card, rank, ranks);
+                    let slept = rank.play_passively(TURNS, u64::from(ranks), &meeting);
+                    (TURNS.saturating_sub(1) * SLOTS..TURNS * SLOTS).for_each(|round| rank.settle(round));
+                    (rank, slept)
+                })
+            })
+            .collect();
+        let (world, slept): (Vec<Rank>, Vec<u64>) = playing.into_iter().map(|rank| rank.join().unwrap()).unzip();
+        conserved(&world, TURNS * SLOTS);
+        assert!(slept.iter().all(|&rounds| rounds > 0), "{ranks} ranks: {slept:?} rounds without a call");
+        println!("{ranks} ranks: {} rounds, without a call {slept:?}, {:.1?}", TURNS * SLOTS, started.elapsed());
+    }
+}
+
+/// A slot that could not be armed whole is never over: the provider may hold a part of its work.
+#[test]
+fn what_was_queued_in_part_is_not_forgotten() {
+    let Some(library) = libfabric() else { return };
+    let mut world = cards(&library, 3, Start::First);
+    drop(world.pop());
+    for mut card in world {
+        let slot = (0..SLOTS as usize).find(|&slot| card.arm(slot).is_err()).expect("a peer is gone");
+        assert!(!card.is_over(slot).unwrap());
+        assert!(card.arm(slot).is_err(), "its last use is not over");
     }
 }

@@ -1,11 +1,10 @@
 //! libfabric as it is installed here.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use earlybird::fabric::ofi::{Device, Library, Progress, devices};
+mod common;
 
-/// What this test cannot do without; says so where that is absent.
-fn libfabric() -> Option<Library> {
-    Library::load(None).inspect_err(|problem| eprintln!("SKIPPED: {problem}")).ok()
-}
+use common::{PROVIDERS, libfabric};
+use earlybird::fabric::ofi::{Device, Progress, devices};
 
 #[test]
 fn providers_are_found_with_what_they_can_do() {
@@ -20,7 +19,7 @@ fn providers_are_found_with_what_they_can_do() {
         found
     };
     let remote = |device: &&Device| device.ordered_writes > 0 && device.remote_cq_data >= 4 && device.most_bytes > 0;
-    for provider in ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"] {
+    for provider in PROVIDERS {
         assert!(of(provider).iter().all(|device| remote(device) && device.atomics), "{provider}");
     }
     // Of these only sockets runs operations by itself that wait for a counter.

@@ -7,6 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Job, PROVIDERS, Way, cpu_time, libfabric};
+use earlybird::fabric::ofi::offload::largest_depth;
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 #[test]
@@ -109,7 +110,9 @@ fn fall_back() {
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
     let sum = || world.allreduce::<u64>(&[4]).fire(Fire::SOLO).executor(Executor::Provider);
     let able = world.provider() == Some("sockets");
-    for (depth, expected) in [(2, able), (1000, false)] {
+    // As much as fits, and one more.
+    let largest = largest_depth("sockets", world.size()) as u32;
+    for (depth, expected) in [(2, able), (largest, able), (largest + 1, false)] {
         let mut sum = sum().depth(depth).build().unwrap();
         assert_eq!(sum.executor() == Executor::Provider, expected, "depth {depth}: {}", sum.executor());
         sum.contribution().unwrap().fill(3);

@@ -1,6 +1,8 @@
 //! Work that a provider runs by itself, on the one provider of any machine that can: `sockets`.
 #![allow(unsafe_code, clippy::unwrap_used, reason = "a test of bindings")]
 
+mod skipped;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::ofi::{
     Counter, Domain, Endpoint, Fabric, Library, Local, Memory, Queue, Remote, Sign, Wanted, Work, sys,
 };
+
+use skipped::skipped;
 
 /// A rank: an endpoint, 64 cells that peers write, and a counter of what they wrote.
 struct Rank {
@@ -28,7 +32,7 @@ fn domain(library: &Library) -> Option<(Arc<Domain>, Vec<Rank>)> {
         ..Wanted::default()
     };
     let Ok(list) = library.info(&wanted) else {
-        eprintln!("SKIPPED: this libfabric has no sockets provider");
+        skipped("this libfabric has no sockets provider");
         return None;
     };
     let info = list.iter().next().unwrap();
@@ -90,7 +94,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 fn a_chain_of_writes_and_counters_runs_by_itself() {
     let library = match Library::load(None) {
         Ok(library) => library,
-        Err(problem) => return eprintln!("SKIPPED: {problem}"),
+        Err(problem) => return skipped(problem),
     };
     let Some((domain, ranks)) = domain(&library) else { return };
     let [a, b] = &ranks[..] else { panic!("two ranks") };

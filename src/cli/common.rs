@@ -25,7 +25,7 @@ pub(super) struct Common {
     /// How data moves once a round fires: auto, cut or tree
     #[arg(long, default_value = "auto")]
     pub(super) mover: Mover,
-    /// Who carries a round out: auto, caller, thread or peer
+    /// Who carries a round out: auto, caller, thread, peer or provider
     #[arg(long, default_value = "auto")]
     pub(super) executor: Executor,
     /// Transport: shm, ofi (libfabric) or auto [default: $EARLYBIRD_FABRIC, else auto]

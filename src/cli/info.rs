@@ -1,8 +1,10 @@
 //! `earlybird info`: what this build and machine can do.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use earlybird::config::VARIABLES;
+use earlybird::fabric::ofi::offload::largest_depth;
 use earlybird::fabric::ofi::{self, Device, Library, devices};
 use serde_json::json;
 
@@ -106,12 +108,58 @@ fn tell(json: bool) {
                     version(&library)
                 );
                 say!("{}", listed(&devices));
+                say!("");
+                say!("{}", programs(&devices));
+                if let Some(absent) = absent(&devices) {
+                    say!("Not here: {absent}. libfabric has them where such a device, its driver and its library are.");
+                }
             }
         },
         Err(problem) => say!("No libfabric: {problem}."),
     }
     say!("");
     say!("Environment: earlybird info --env");
+}
+
+/// World sizes for which it is told how far a provider can be armed ahead.
+const TOLD: [u32; 3] = [2, 4, 8];
+
+/// How far a provider can be armed ahead, by ranks.
+fn depths(provider: &str) -> BTreeMap<u32, u64> {
+    TOLD.into_iter().map(|ranks| (ranks, largest_depth(provider, ranks))).collect()
+}
+
+/// Who runs programs by itself, and what happens where nobody does.
+fn programs(devices: &[Device]) -> String {
+    let able: BTreeSet<&str> = devices.iter().filter(|device| device.triggers).map(|it| &*it.provider).collect();
+    let otherwise = "the ranks carry the rounds out, to the same bits";
+    if able.is_empty() {
+        return format!("Triggers: no provider here runs programs by itself; with --executor provider {otherwise}.");
+    }
+    let told = |provider: &&str| {
+        let depths = depths(provider).into_iter().map(|(ranks, depth)| format!("{depth} with {ranks} ranks"));
+        let depths: Vec<_> = depths.collect();
+        format!("{provider} runs programs by itself (--executor provider), up to depth {}", depths.join(", "))
+    };
+    let able: Vec<_> = able.iter().map(told).collect();
+    format!("Triggers: {}; beyond that, and elsewhere, {otherwise}.", able.join("; "))
+}
+
+/// Providers of fast networks that a library may have: what it is called, and what for.
+const NETWORKS: [(&str, &str); 5] = [
+    ("verbs", "InfiniBand, RoCE"),
+    ("efa", "AWS"),
+    ("cxi", "Slingshot; programs for it were never run on one"),
+    ("psm3", "Ethernet, Omni-Path"),
+    ("opx", "Omni-Path"),
+];
+
+/// Those that this machine lacks.
+fn absent(devices: &[Device]) -> Option<String> {
+    let is_here = |name: &str| devices.iter().any(|device| device.provider.split(';').any(|part| part == name));
+    let absent = NETWORKS.iter().filter(|(name, _)| !is_here(name));
+    let absent: Vec<_> = absent.map(|(name, network)| format!("{name} ({network})")).collect();
+    (!absent.is_empty()).then(|| absent.join(", "))
 }
 
 fn version(library: &Library) -> String {
@@ -158,6 +206,7 @@ fn object(device: &Device) -> serde_json::Value {
         "progress": device.progress.name(),
         "triggers": device.triggers,
         "trigger_budget": device.trigger_budget(),
+        "largest_depth": device.triggers.then(|| depths(&device.provider)),
         "most_bytes": device.most_bytes,
         "counters": device.counters,
         "memory": device.memory,

@@ -39,10 +39,15 @@ impl HwConfig {
         if given.is_empty() {
             return Err(format!("there is no section; use [{SHM}], [{OFI}] or [{OFI}.PROVIDER]"));
         }
-        sections.extend(given);
+        for (name, section) in given {
+            // A fabric's section is whole; what is said of a provider adds to what is known of it.
+            let known = sections.get(&name).filter(|_| name != SHM && name != OFI);
+            let section = section.over(known);
+            sections.insert(name, section);
+        }
         let network = sections.get(OFI).cloned();
         let read = |(name, section): (String, Section<'_>)| {
-            let base = network.as_ref().filter(|_| name.starts_with(OFI));
+            let base = network.as_ref().filter(|_| name != SHM);
             let parameters = section.over(base).read().map_err(|problem| format!("[{name}]: {problem}"))?;
             Ok((name, parameters))
         };
@@ -166,6 +171,7 @@ mod tests {
         assert!(change("pull_after =", "# pull_after =").contains("need a time to wait"));
         assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
         assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
+        assert!(change("\"caller\"", "\"provider\"").contains("cannot be provider"));
         assert!(change("\"50us\"", "\"5 days\"").contains("not a time"));
         assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
         assert!(change("[ofi.sockets]", "[shm.sockets]").contains("[shm]: unknown key sockets"));
@@ -190,6 +196,8 @@ mod tests {
         let built_in = HwConfig::load(None).unwrap();
         assert_eq!(spins(&built_in, Some("tcp;ofi_rxm")), (1000, 500));
         assert_eq!(spins(&built_in, Some("sockets")), (20, 500));
+        let given = HwConfig::parse("[ofi.sockets]\nsegment = \"64K\"").unwrap().of("ofi", Some("sockets")).unwrap();
+        assert_eq!((given.segment(), given.spin(false).as_micros()), (64 << 10, 20));
         // What a file lacks is built in, also where it has another part of the same.
         let given = HwConfig::parse("[ofi.\"tcp;ofi_rxm\"]\nspin = \"3us\"").unwrap();
         assert_eq!(spins(&given, Some("tcp;ofi_rxm")), (3, 500));

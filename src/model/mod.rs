@@ -104,6 +104,11 @@ impl Parameters {
         if self.mover == Mover::Auto || self.executor == Executor::Auto {
             return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
         }
+        if self.executor == Executor::Provider {
+            return Err(
+                "executor cannot be provider: a collective has to ask for that itself, by its builder".to_owned()
+            );
+        }
         if self.spin.max(self.spin_oversubscribed) > LONGEST_SPIN {
             return Err(format!("spinning for more than {LONGEST_SPIN:?} would starve whoever is waited for"));
         }

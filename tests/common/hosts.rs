@@ -3,6 +3,8 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::skipped;
+
 /// So many hosts; they go when this is dropped.
 pub struct Hosts {
     count: usize,
@@ -24,12 +26,12 @@ impl Hosts {
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let hosts = Hosts { count, id };
         if !rustix::process::getuid().is_root() {
-            eprintln!("SKIPPED: network namespaces need root");
+            skipped("network namespaces need root");
             return None;
         }
         let switch = hosts.switch();
         if let Err(problem) = ip(&format!("netns add {switch}")) {
-            eprintln!("SKIPPED: no network namespaces here: {problem}");
+            skipped(format_args!("no network namespaces here: {problem}"));
             return None;
         }
         let all = || -> Result<(), String> {

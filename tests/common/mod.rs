@@ -1,6 +1,9 @@
 //! Real processes: a test starts its own executable again, once for each rank.
 #![allow(dead_code, unreachable_pub, reason = "every test uses a part of it")]
 
+#[path = "../../ffi/tests/skipped/mod.rs"]
+mod skipped;
+
 pub mod faults;
 pub mod hosts;
 pub mod stress;
@@ -10,6 +13,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+pub use skipped::skipped;
 
 /// Set in a process that plays a rank.
 const ROLE: &str = "TEST_ROLE";
@@ -39,7 +44,7 @@ pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"
 /// Whether there is a libfabric to test with; says so if not.
 pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
     let library = earlybird::fabric::ofi::Library::load(None);
-    library.inspect_err(|problem| eprintln!("SKIPPED: {problem}")).ok()
+    library.inspect_err(|problem| skipped(problem)).ok()
 }
 
 impl Way {

@@ -2,11 +2,14 @@
 //! every field in the same place, as Rust does.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../skipped/mod.rs"]
+mod skipped;
 mod table;
 
 use std::fmt::Write;
 use std::process::Command;
 
+use skipped::skipped;
 use table::LAYOUTS;
 
 pub(crate) struct Layout {
@@ -49,7 +52,7 @@ fn structures_are_as_the_c_compiler_has_them() {
     let probe = Command::new(&compiler).args(["-E", "-x", "c", "-include", "rdma/fabric.h", "/dev/null"]).output();
     if !probe.as_ref().is_ok_and(|probe| probe.status.success()) {
         std::fs::remove_dir_all(&folder).unwrap();
-        eprintln!("SKIPPED: no {compiler} or no headers of libfabric here; install gcc and libfabric-dev");
+        skipped(format_args!("no {compiler} or no headers of libfabric here; install gcc and libfabric-dev"));
         return;
     }
     let compiled = Command::new(&compiler).args(["-w", "-o"]).arg(&binary).arg(&source).output().unwrap();

@@ -90,13 +90,24 @@ pub(super) fn needed() -> Wanted {
     }
 }
 
-/// Everything that can do remote writes and reads, and what else is wanted. Nothing, if nothing fits.
+/// What a provider must be able to do that runs programs by itself: it counts what others write, too.
+pub(super) fn runs_programs() -> Wanted {
+    let Wanted { caps, memory, .. } = needed();
+    Wanted {
+        caps: caps | sys::FI_TRIGGER | sys::FI_RMA_EVENT,
+        // What is queued brings no memory for the provider's own use.
+        mode: 0,
+        memory: memory | sys::FI_MR_RMA_EVENT as i32,
+        ..needed()
+    }
+}
+
+/// Everything that fits. Nothing, if nothing does.
 ///
 /// # Errors
 /// What libfabric says, if it cannot look.
-fn offering(library: &Library, more: &Wanted) -> Result<Option<InfoList>, String> {
-    let Wanted { caps, mode, endpoint, memory, .. } = needed();
-    match library.info(&Wanted { caps: caps | more.caps, mode, endpoint, memory, ..more.clone() }) {
+fn offering(library: &Library, wanted: &Wanted) -> Result<Option<InfoList>, String> {
+    match library.info(wanted) {
         Ok(list) => Ok(Some(list)),
         Err(code) if code == -(sys::FI_ENODATA as i32) => Ok(None),
         Err(code) => Err(library.error_text(code)),
@@ -108,22 +119,22 @@ fn offering(library: &Library, more: &Wanted) -> Result<Option<InfoList>, String
 /// # Errors
 /// What libfabric says, if it cannot look.
 pub fn devices(library: &Library) -> Result<Vec<Device>, String> {
-    let all = offering(library, &Wanted::default())?;
+    let all = offering(library, &needed())?;
     // Of questions that fail after that one, the answer is no.
-    let offering = |more: &Wanted| offering(library, more).ok().flatten();
-    let with = |more: Wanted| -> BTreeSet<Key> {
-        offering(&more).iter().flat_map(InfoList::iter).map(|info| key(&info)).collect()
+    let offering = |wanted: &Wanted| offering(library, wanted).ok().flatten();
+    let with = |wanted: Wanted| -> BTreeSet<Key> {
+        offering(&wanted).iter().flat_map(InfoList::iter).map(|info| key(&info)).collect()
     };
-    let with_caps = |caps| with(Wanted { caps, ..Wanted::default() });
-    let (atomics, triggers) = (with_caps(sys::FI_ATOMIC), with_caps(sys::FI_TRIGGER));
+    let with_caps = |caps| with(Wanted { caps: needed().caps | caps, ..needed() });
+    let (atomics, triggers) = (with_caps(sys::FI_ATOMIC), with(runs_programs()));
     let remote_counters = with_caps(sys::FI_RMA_EVENT);
-    let ordered = offering(&Wanted { order: sys::FI_ORDER_RMA_WAW, ..Wanted::default() });
+    let ordered = offering(&Wanted { order: sys::FI_ORDER_RMA_WAW, ..needed() });
     let ordered: BTreeMap<Key, usize> = ordered
         .iter()
         .flat_map(InfoList::iter)
         .map(|info| (key(&info), info.endpoint().map_or(0, |endpoint| endpoint.max_order_waw_size)))
         .collect();
-    let automatic = with(Wanted { progress: sys::FI_PROGRESS_AUTO, ..Wanted::default() });
+    let automatic = with(Wanted { progress: sys::FI_PROGRESS_AUTO, ..needed() });
     let mut seen = BTreeSet::new();
     let known = all.iter().flat_map(InfoList::iter).filter_map(|info| {
         let domain = info.domain()?;

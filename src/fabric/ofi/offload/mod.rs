@@ -23,11 +23,12 @@ use earlybird_ffi::ofi::{
     self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work, sys,
 };
 
+use super::probe;
 use super::wire::{Failed, Registered, allocate};
 use crate::error::{Error, Result};
 use crate::fabric::Window;
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
-pub use budget::{budget, operations, provider_for};
+pub use budget::{budget, largest_depth, operations, provider_for};
 pub use introduction::Introduction;
 use introduction::{Keys, TOLD};
 use slot::{Queued, Slot};
@@ -103,13 +104,7 @@ impl Card {
             return Err(Error::join(rank, cause));
         }
         let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
-        let wanted = Wanted {
-            caps: sys::FI_MSG | sys::FI_RMA | sys::FI_TRIGGER | sys::FI_RMA_EVENT,
-            endpoint: sys::FI_EP_RDM,
-            threading: sys::FI_THREAD_SAFE,
-            provider: Some(name),
-            ..Wanted::default()
-        };
+        let wanted = Wanted { provider: Some(name), threading: sys::FI_THREAD_SAFE, ..probe::runs_programs() };
         let list = library.info(&wanted).map_err(|code| {
             Error::join(rank, format!("{provider} cannot run programs by itself: {}", library.error_text(code)))
         })?;
@@ -232,6 +227,9 @@ impl Card {
             return Err(Error::Usage { rank: self.rank, operation: "arm", problem });
         }
         self.reset_gate(slot)?;
+        // Before anything is queued: what is refused half-way leaves a use that is never over, whose work the provider
+        // may still hold.
+        self.slots[slot].uses += 1;
         for queued in 0..self.slots[slot].work.len() {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
@@ -241,7 +239,6 @@ impl Card {
             let done = unsafe { self.slots[slot].work[queued].work.queue(&self.domain, threshold) };
             done.map_err(|code| self.refused(code))?;
         }
-        self.slots[slot].uses += 1;
         self.add(slot, Role::Gate)
     }
 
