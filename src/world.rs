@@ -90,18 +90,28 @@ impl World {
     }
 
     /// Worlds of which every rank is in this process, one for each thread that plays a rank: for
-    /// tests and for trying things out.
+    /// tests and for trying things out. Over libfabric if that is chosen, else over shared memory.
     ///
     /// # Errors
     /// As [`World::from_env`].
     pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
+        fn shared<F: Fabric + 'static>(fabrics: Vec<F>) -> Vec<Arc<dyn Fabric>> {
+            fabrics.into_iter().map(|fabric| Arc::new(fabric) as Arc<dyn Fabric>).collect()
+        }
         let measured = HwConfig::load(config.hw_config.as_deref())?;
-        let parameters = measured.of("shm", None)?;
-        let fabrics = ShmFabric::in_this_process(ranks)?;
-        Ok(fabrics
-            .into_iter()
-            .map(|fabric| Self::new(Arc::new(fabric), parameters.clone(), config.deadline, "in this process"))
-            .collect())
+        let fabrics = match config.fabric {
+            FabricChoice::Shm | FabricChoice::Auto => shared(ShmFabric::in_this_process(ranks)?),
+            FabricChoice::Ofi => {
+                let library = ofi::library().map_err(|cause| Error::join(0, cause))?;
+                let until = Deadline::from(config.deadline).instant();
+                shared(OfiFabric::in_this_process(&library, &config.ofi, ranks, until)?)
+            }
+        };
+        let world = |fabric: Arc<dyn Fabric>| {
+            let parameters = measured.of(fabric.name(), fabric.provider())?;
+            Ok(Self::new(fabric, parameters, config.deadline, "in this process"))
+        };
+        fabrics.into_iter().map(world).collect()
     }
 
     fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, deadline: Duration, source: &'static str) -> World {

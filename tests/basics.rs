@@ -1,5 +1,7 @@
-//! The public API over shared memory, with a thread for each rank.
+//! The public API over every fabric, with a thread for each rank.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
 
 use std::time::Duration;
 
@@ -7,14 +9,9 @@ use earlybird::{Config, Error, Fire, Grace, Scale, World};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Runs `body` as every rank of a world, and returns what each said.
-fn world<R: Send>(ranks: u32, body: impl Fn(World) -> R + Sync) -> Vec<R> {
-    let config = Config { deadline: Duration::from_secs(2), ..Config::default() };
-    let worlds = World::in_this_process(ranks, &config).unwrap();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| body(world))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+/// Runs `body` as every rank of a world, over every fabric, and returns what each said, by world.
+fn world<R: Send>(ranks: u32, body: impl Fn(World) -> R + Sync) -> Vec<Vec<R>> {
+    common::worlds::everywhere(ranks, Duration::from_secs(2), body)
 }
 
 #[test]
@@ -124,7 +121,7 @@ fn ranks_that_disagree_are_told_both_values() {
         error.to_string()
     });
     assert!(
-        errors.iter().all(|error| error.contains("depth") && error.contains('4') && error.contains('8')),
+        errors.iter().flatten().all(|error| error.contains("depth") && error.contains('4') && error.contains('8')),
         "{errors:?}"
     );
     let errors = world(2, |world| {
@@ -134,7 +131,7 @@ fn ranks_that_disagree_are_told_both_values() {
             world.allreduce::<f64>(&[10]).fire(Fire::quorum(9)).build().unwrap_err().to_string()
         }
     });
-    assert!(errors.iter().all(|error| error.contains("quorum=9 can never be reached by 2")), "{errors:?}");
+    assert!(errors.iter().flatten().all(|error| error.contains("quorum=9 can never be reached by 2")), "{errors:?}");
 }
 
 #[test]
@@ -195,7 +192,7 @@ fn abort_and_dropping_fail_everybody_at_once() {
         }
         sum.arrive().and_then(|()| sum.wait(DEADLINE).map(drop)).unwrap_err().to_string()
     });
-    assert!(errors.iter().all(|error| error.contains("rank 2") && error.contains("enough")), "{errors:?}");
+    assert!(errors.iter().flatten().all(|error| error.contains("rank 2") && error.contains("enough")), "{errors:?}");
     let errors = world(2, |world| {
         let mut sum = world.allreduce::<f32>(&[1]).build().unwrap();
         if world.rank() == 0 {
@@ -204,7 +201,8 @@ fn abort_and_dropping_fail_everybody_at_once() {
         }
         sum.arrive().and_then(|()| sum.wait(DEADLINE).map(drop)).unwrap_err().to_string()
     });
-    assert!(errors[1].contains("rank 0") && errors[1].contains("without finish"), "{errors:?}");
+    let told = |error: &String| error.contains("rank 0") && error.contains("without finish");
+    assert!(errors.iter().all(|errors| told(&errors[1])), "{errors:?}");
 }
 
 #[test]

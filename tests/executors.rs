@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "faults")]
 use common::shared_memory_files;
+use common::worlds::ways;
 use common::{Job, Way, cpu_time, role, said};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
@@ -25,15 +26,17 @@ fn value(rank: u32, target: u64) -> u64 {
     u64::from(rank + 1) << 32 | target
 }
 
-/// `MOVER PATH`: rank 0 sleeps on a socket until the others have made their rounds.
+/// `MOVER EXECUTOR ROUNDS PATH`: rank 0 sleeps on a socket until the others have made their rounds.
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn sleeper() {
     let Some(role) = role() else { return };
-    let (mover, path) = role.split_once(' ').unwrap();
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
+    let words: Vec<&str> = role.split(' ').collect();
+    let [mover, executor, rounds, path] = words[..] else { panic!("{role}") };
+    let rounds: u64 = rounds.parse().unwrap();
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let sum = world.allreduce::<u64>(&[LENGTH]).fire(Fire::SOLO).grace(Grace::NONE).depth(1024);
-    let mut sum = sum.mover(mover.parse().unwrap()).executor(Executor::Peer).build().unwrap();
+    let mut sum = sum.mover(mover.parse().unwrap()).executor(executor.parse().unwrap()).build().unwrap();
     let me = world.rank();
     let bell = (me == 0).then(|| UnixListener::bind(path).unwrap());
     world.barrier(DEADLINE).unwrap();
@@ -47,7 +50,7 @@ fn sleeper() {
     }
     let mut newest = 0;
     let mut seen = 0;
-    while newest < ROUNDS {
+    while newest < rounds {
         sum.contribution().unwrap().fill(value(me, newest + 1));
         sum.arrive().unwrap();
         for outcome in sum.wait(DEADLINE).unwrap() {
@@ -57,7 +60,7 @@ fn sleeper() {
             let expected = parts.fold(0u64, |sum, entry| sum.wrapping_add(value(entry.rank, newest - entry.age)));
             assert!(outcome.data().iter().all(|&x| x == expected), "round {newest}: {:?}", outcome.cut());
             assert!(
-                me == 0 || newest > ROUNDS || outcome.cut().entries().iter().all(|entry| entry.rank != 0),
+                me == 0 || newest > rounds || outcome.cut().entries().iter().all(|entry| entry.rank != 0),
                 "rank 0 slept through round {newest}"
             );
         }
@@ -73,22 +76,35 @@ fn sleeper() {
 
 #[test]
 fn a_sleeping_rank_takes_no_part_and_misses_nothing() {
-    for mover in ["tree", "cut"] {
-        let path = std::env::temp_dir().join(format!("earlybird-test-{}-{mover}", std::process::id()));
-        let ends = Job::start(Way::Shm, 4, "sleeper", &format!("{mover} {}", path.display())).finish(DEADLINE);
-        std::fs::remove_file(&path).unwrap();
-        for (rank, (status, text)) in ends.iter().enumerate() {
-            assert!(status.success(), "{mover}: rank {rank}: {text}");
+    for way in ways() {
+        // Over a network its own thread answers for a rank; sockets take a while.
+        let (movers, executor, rounds) = match way {
+            Way::Shm => (&["tree", "cut"][..], "peer", ROUNDS),
+            Way::Ofi(_) => (&["cut"][..], "caller", ROUNDS / 10),
+        };
+        for mover in movers {
+            sleeps(way, mover, executor, rounds);
         }
-        let number = |key: &str| said(&ends[0].1, key)[0].parse::<u64>().unwrap();
-        println!("{mover}: {} polls and {} ns of processor time in {ROUNDS} rounds", number("POLLS"), number("CPU"));
-        assert_eq!(number("POLLS"), 0, "{mover}: the sleeper called the library");
-        assert!(number("CPU") < 1_000_000, "{mover}: the sleeper used {} ns of processor time", number("CPU"));
-        let seen = said(&ends[0].1, "SEEN")[0];
-        let (seen, newest) = seen.split_once(" NEWEST ").unwrap();
-        assert_eq!(seen, newest, "{mover}: it receives every round, at once");
-        assert!(newest.parse::<u64>().unwrap() >= ROUNDS, "{mover}: only {newest} rounds were there");
     }
+}
+
+fn sleeps(way: Way, mover: &str, executor: &str, rounds: u64) {
+    let path = std::env::temp_dir().join(format!("earlybird-test-{}-{mover}", std::process::id()));
+    let role = format!("{mover} {executor} {rounds} {}", path.display());
+    let ends = Job::start(way, 4, "sleeper", &role).finish(DEADLINE);
+    std::fs::remove_file(&path).unwrap();
+    for (rank, (status, text)) in ends.iter().enumerate() {
+        assert!(status.success(), "{way:?}, {mover}: rank {rank}: {text}");
+    }
+    let number = |key: &str| said(&ends[0].1, key)[0].parse::<u64>().unwrap();
+    let (polls, used) = (number("POLLS"), number("CPU"));
+    println!("{way:?}, {mover}: {polls} polls and {used} ns of processor time in {rounds} rounds");
+    assert_eq!(polls, 0, "{way:?}, {mover}: the sleeper called the library");
+    assert!(way != Way::Shm || used < 1_000_000, "{mover}: the sleeper used {used} ns of processor time");
+    let seen = said(&ends[0].1, "SEEN")[0];
+    let (seen, newest) = seen.split_once(" NEWEST ").unwrap();
+    assert_eq!(seen, newest, "{way:?}, {mover}: it receives every round, at once");
+    assert!(newest.parse::<u64>().unwrap() >= rounds, "{way:?}, {mover}: only {newest} rounds were there");
 }
 
 /// With a thread, what was handed in completes while its rank computes; with the peer executor it

@@ -349,3 +349,34 @@ fn what_was_queued_in_part_is_not_forgotten() {
         assert!(card.arm(slot).is_err(), "its last use is not over");
     }
 }
+
+/// A card that ends early writes nothing into what a peer has not read.
+#[test]
+fn who_gives_up_spoils_no_round_of_the_others() {
+    let Some(library) = libfabric() else { return };
+    let world = cards(&library, 2, Start::First).into_iter().zip(0..);
+    let mut world: Vec<Rank> = world.map(|(card, rank)| Rank::new(card, rank, 2)).collect();
+    world.iter_mut().for_each(|rank| rank.arm(0));
+    world.iter_mut().for_each(|rank| rank.card.ready(0).unwrap());
+    for rank in &mut world {
+        assert!(rank.hand_in(0, true, Duration::ZERO));
+    }
+    for rank in &mut world {
+        rank.card.arrive(0).unwrap();
+        rank.arrived = 1;
+    }
+    let since = Instant::now();
+    while !world.iter_mut().all(|rank| rank.card.has_outcome(0).unwrap()) {
+        assert!(since.elapsed() < PATIENCE);
+    }
+    // One is a round of the slot ahead.
+    let mut ahead = world.pop().unwrap();
+    assert!(ahead.take(0));
+    ahead.settle(0);
+    ahead.card.write(0, &[0; BYTES]);
+    ahead.card.arm(0).unwrap();
+    drop(ahead);
+    thread::sleep(Duration::from_millis(300));
+    assert!(world[0].take(0));
+    assert_eq!(world[0].outcomes[0], Some(vec![1, 1]));
+}

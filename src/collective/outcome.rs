@@ -160,7 +160,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.cut().carried()
     }
 
-    /// The rank that closed the cut; none in a synchronous round.
+    /// The rank that closed the cut; none in a synchronous round, or where a provider counted the arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.cut().initiator()

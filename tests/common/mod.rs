@@ -7,6 +7,7 @@ mod skipped;
 pub mod faults;
 pub mod hosts;
 pub mod stress;
+pub mod worlds;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

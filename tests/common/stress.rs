@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use earlybird::collective::{Part, When};
 use earlybird::{Config, Executor, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -10,6 +11,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::{Job, Way, left_behind, role, said, shared_memory_files};
 
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Rounds that a rank may be behind.
+const DEPTH: u32 = 8;
 
 /// What rank `rank` contributes for round `target`: known to all, so that all can check.
 fn value(rank: u32, target: u64, index: usize) -> u64 {
@@ -32,10 +36,19 @@ pub fn play() {
     let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let me = world.rank();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(u64::from(me));
-    let mut sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    let sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor);
+    let mut sums = sums.depth(DEPTH).build().unwrap();
     assert_eq!(sums.executor(), executor, "somebody else carries it out");
     // Uneven: the last rank makes about half as many steps as the first.
-    let steps = steps - steps / 2 * u64::from(me) / u64::from(world.size());
+    let steps_of = |rank: u32| steps - steps / 2 * u64::from(rank) / u64::from(world.size());
+    // Arrivals that no round has less of while so many ranks are surely in it: each step is in a round of its own.
+    let needed = match fire.when() {
+        When::All => world.size(),
+        When::Quorum(quorum) => quorum,
+        When::Solo | When::Majority(_) => 1,
+    };
+    let counted = steps_of(needed - 1);
+    let steps = steps_of(me);
     let (mut newest, mut newest_float) = (0, 0);
     let mut digest = 0u64;
     let mut digests = Vec::new();
@@ -58,9 +71,18 @@ pub fn play() {
         if rng.random_range(0..4) == 0 {
             sums.contribution().unwrap().fill(u64::MAX);
         }
-        for outcome in sums.wait(DEADLINE).unwrap() {
+        let outcomes = sums.wait(DEADLINE).unwrap();
+        assert!(outcomes.len() <= DEPTH as usize, "{fire}: {} rounds behind", outcomes.len());
+        for outcome in outcomes {
             newest = outcome.round();
             let cut = outcome.cut();
+            // A last arrival counts, and brings nothing.
+            let arrived = cut.entries().iter().filter(|entry| entry.part != Part::Carried).count();
+            assert!(newest > counted || arrived >= needed as usize, "{fire}, round {newest} fired with {cut:?}");
+            // Of a program that counts arrivals nobody learns whose was the last.
+            let told = !fire.is_synchronous() && (executor != Executor::Provider || needed == 1);
+            assert_eq!(outcome.initiator().is_some(), told, "{fire}, round {newest}: {cut:?}");
+            assert!(outcome.ages().iter().all(|&(_, age)| age < newest), "{fire}, round {newest}: {cut:?}");
             for (index, &x) in outcome.data().iter().enumerate() {
                 let expected = cut
                     .contributions()

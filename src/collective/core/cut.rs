@@ -116,7 +116,7 @@ impl Cut {
     }
 
     /// The rank whose arrival closed the cut; none in a synchronous round, which every rank
-    /// closes for itself.
+    /// closes for itself, or where a provider counted the arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.initiator

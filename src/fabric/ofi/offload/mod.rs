@@ -17,7 +17,6 @@ mod slot;
 
 use std::ffi::CString;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::{
     self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work, sys,
@@ -32,9 +31,6 @@ pub use budget::{budget, largest_depth, operations, provider_for};
 pub use introduction::Introduction;
 use introduction::{Keys, TOLD};
 use slot::{Queued, Slot};
-
-/// How long the last transfers to peers may take that may be gone.
-const LAST_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Bytes of a cell that signals are written to; one each, on a line of its own.
 const CELL: usize = 64;
@@ -403,8 +399,8 @@ impl Card {
         armed.into_iter()
     }
 
-    /// Sets off everything that is still queued, whatever it waits for: work cannot be withdrawn. Of no
-    /// use to a round any more.
+    /// Sets off everything that is still queued, whatever it waits for: work cannot be withdrawn. For when
+    /// all ranks have all they want: what it writes to them makes no sense.
     pub fn set_off(&mut self) {
         for slot in self.armed() {
             for counter in &self.program.counters {
@@ -439,16 +435,10 @@ impl Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
-        // Nothing is left after `set_off` and `has_run`. Without them the others have failed, too.
-        self.set_off();
-        let since = Instant::now();
-        while since.elapsed() < LAST_PATIENCE && !self.has_run().unwrap_or(true) {
-            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
-            std::thread::sleep(Duration::from_micros(100));
-        }
         if !self.has_run().unwrap_or(false) {
-            // A peer is gone to which something was to be written. The provider may still follow that work,
-            // and read what it is to write.
+            // Nobody has set the rest off, and it must not be now: a peer may still read the last round of a slot that
+            // was armed again here, and what is queued would overwrite it. So it goes with its counters. The provider
+            // may be at some of it, and read what that is to write.
             let left: Vec<_> = self.slots.iter_mut().map(|slot| std::mem::take(&mut slot.work)).collect();
             std::mem::forget((left, self.window.clone(), self.one.window().clone()));
         }

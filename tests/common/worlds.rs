@@ -1,0 +1,42 @@
+//! The same body as every rank of a world of threads, over every fabric there is.
+
+use std::time::{Duration, Instant};
+
+use earlybird::config::FabricChoice;
+use earlybird::fabric::ofi::Settings;
+use earlybird::{Config, World};
+
+use super::{PROVIDERS, Way, libfabric};
+
+/// More ranks than this are too many for a process with all their endpoints.
+const MOST_ENDPOINTS: u32 = 5;
+
+/// Shared memory, and the providers of libfabric.
+pub fn ways() -> Vec<Way> {
+    let providers = libfabric().map_or(&[][..], |_| &PROVIDERS);
+    [Way::Shm].into_iter().chain(providers.iter().map(|&provider| Way::Ofi(provider))).collect()
+}
+
+/// Runs `body` as every rank of a world; what each said.
+pub fn world<R: Send>(way: Way, ranks: u32, deadline: Duration, body: &(impl Fn(World) -> R + Sync)) -> Vec<R> {
+    let (fabric, provider) = match way {
+        Way::Shm => (FabricChoice::Shm, None),
+        Way::Ofi(provider) => (FabricChoice::Ofi, Some(provider.to_owned())),
+    };
+    let config = Config { fabric, ofi: Settings { provider, ..Settings::default() }, deadline, ..Config::default() };
+    let started = Instant::now();
+    let worlds = World::in_this_process(ranks, &config).unwrap_or_else(|error| panic!("{way:?}: {error}"));
+    let said = std::thread::scope(|scope| {
+        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| body(world))).collect();
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        ended.into_iter().map(|end| end.unwrap_or_else(|_| panic!("{way:?}, {ranks} ranks"))).collect()
+    });
+    println!("{way:?}, {ranks} ranks: {:.2?}", started.elapsed());
+    said
+}
+
+/// The same in every way, one after the other: what all ranks of each world said.
+pub fn everywhere<R: Send>(ranks: u32, deadline: Duration, body: impl Fn(World) -> R + Sync) -> Vec<Vec<R>> {
+    let fits = |way: &Way| *way == Way::Shm || ranks <= MOST_ENDPOINTS;
+    ways().into_iter().filter(fits).map(|way| world(way, ranks, deadline, &body)).collect()
+}
