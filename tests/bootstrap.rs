@@ -7,6 +7,7 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::said;
@@ -118,7 +119,7 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
                 strangers = visit_as_strangers(way);
             }
             let differs = way.differs.iter().filter(|(differs, ..)| differs == rank);
-            std::process::Command::new(std::env::current_exe().unwrap())
+            Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "rank", "--ignored", "--nocapture"])
                 .env("TEST_ROLE", role)
                 .env("EARLYBIRD_RANK", rank.to_string())
@@ -126,7 +127,7 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
                 .env("EARLYBIRD_STORE", &way.store)
                 .envs(way.variables.iter().map(|(name, value)| (name, value)))
                 .envs(differs.map(|(_, name, value)| (name, value)))
-                .stdout(std::process::Stdio::piped())
+                .stdout(Stdio::piped())
                 .spawn()
                 .unwrap()
         })
@@ -185,6 +186,63 @@ fn everybody_comes() {
     for way in ways() {
         let texts = start(&way, &[(0, 3), (1, 3), (2, 3)], "");
         assert!(texts.iter().all(|text| said(text, "TOTAL") == ["3"]), "{way:?}: {texts:?}");
+    }
+}
+
+/// A rank on a host of its own, as its launcher tells it so: who it is, and where the others are.
+fn launched(launcher: &str, rank: u32, port: u16) -> Vec<(String, String)> {
+    let store = format!("tcp:127.0.0.1:{port}");
+    let (rank, before) = (rank.to_string(), (port - 1).to_string());
+    let variables: &[(&str, &str)] = match launcher {
+        // It listens on a port of its own and tells that one.
+        "torchrun" => &[
+            ("RANK", &rank),
+            ("WORLD_SIZE", "3"),
+            ("LOCAL_WORLD_SIZE", "1"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &before),
+        ],
+        "Slurm" => &[
+            ("SLURM_PROCID", &rank),
+            ("SLURM_NTASKS", "3"),
+            ("SLURM_STEP_NUM_NODES", "3"),
+            ("SLURM_JOB_ID", &before),
+            ("SLURM_STEP_NODELIST", "localhost,two,three"),
+        ],
+        "Open MPI" => &[
+            ("OMPI_COMM_WORLD_RANK", &rank),
+            ("OMPI_COMM_WORLD_SIZE", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_NAMESPACE", &before),
+            ("EARLYBIRD_STORE", &store),
+        ],
+        _ => &[("PMI_RANK", &rank), ("PMI_SIZE", "3"), ("MPI_LOCALNRANKS", "1"), ("EARLYBIRD_STORE", &store)],
+    };
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+#[test]
+fn ranks_of_several_hosts_meet_under_each_launcher() {
+    if common::libfabric().is_none() {
+        return;
+    }
+    for launcher in ["torchrun", "Slurm", "Open MPI", "MPICH"] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let start = |rank| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "rank", "--ignored", "--nocapture"])
+                .env("TEST_ROLE", "")
+                .env("EARLYBIRD_PROVIDER", common::PROVIDERS[0])
+                .envs(launched(launcher, rank, port))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let ranks: Vec<_> = (0..3).map(start).collect();
+        for rank in ranks {
+            let text = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
+            assert_eq!(said(&text, "TOTAL"), ["3"], "{launcher}: {text}");
+        }
     }
 }
 
