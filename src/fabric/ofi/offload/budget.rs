@@ -37,7 +37,7 @@ pub fn budget(provider: &str) -> u64 {
 }
 
 /// Rounds that may be armed ahead in a provider, so that a rank of so many stays within the
-/// [`budget`]: the largest [`depth`](crate::AllreduceBuilder::depth) of a collective that the first
+/// [`budget`]: the largest [`depth`](crate::collective::AllreduceBuilder::depth) of a collective that the first
 /// arrival fires. A ring has a slot more.
 #[must_use]
 pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
