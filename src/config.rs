@@ -19,7 +19,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 13] = [
+pub const VARIABLES: [Variable; 14] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -51,6 +51,11 @@ pub const VARIABLES: [Variable; 13] = [
         name: "EARLYBIRD_SILENCE",
         default: "10s",
         meaning: "how long a rank on another machine may say nothing before it counts as dead",
+    },
+    Variable {
+        name: "EARLYBIRD_CQ_DATA",
+        default: "auto",
+        meaning: "whether writes say by remote completion data that they have landed, where the provider can: auto, on, off",
     },
     Variable {
         name: "EARLYBIRD_DEADLINE",
@@ -179,6 +184,14 @@ impl Config {
                         return Err(bad("a rank that is busy may say nothing for a second".to_owned()));
                     }
                 }
+                "EARLYBIRD_CQ_DATA" => {
+                    config.ofi.cq_data = match value.as_str() {
+                        "auto" => None,
+                        "on" => Some(true),
+                        "off" => Some(false),
+                        _ => return Err(bad("use auto, on or off".to_owned())),
+                    };
+                }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
                 _ => {
@@ -252,6 +265,7 @@ mod tests {
             ("EARLYBIRD_DEADLINE", "0"),
             ("EARLYBIRD_FABRIC", "tcp"),
             ("EARLYBIRD_SILENCE", "1ms"),
+            ("EARLYBIRD_CQ_DATA", "no"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
         ] {

@@ -13,8 +13,9 @@ use crate::collective::choice::{Executor, Mover};
 use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::config::{Config, parse_size};
 use crate::error::Result;
+use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::ofi::{Card, Message};
-use crate::model::HwConfig;
+use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};
 use crate::simulation::Case;
 
@@ -60,6 +61,9 @@ fn wire(bytes: &[u8]) {
     if let Some(card) = Card::decode(bytes) {
         assert_eq!(card.encode(), bytes);
     }
+    if let Some(introduction) = Introduction::decode(bytes) {
+        assert_eq!(introduction.encode(), bytes);
+    }
     let secret = Secret::new(None, "job");
     let _ = bytes.first_chunk().and_then(frame::greeted);
     let _ = frame::Hello::decode(bytes, &[0; frame::NONCE], &secret);
@@ -99,9 +103,11 @@ fn corpus(kind: &str) -> Vec<(String, Vec<u8>)> {
     let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
+    let built_in = (kind == "hw-config").then(|| ("built in".to_owned(), BUILT_IN.as_bytes().to_vec()));
     files
         .into_iter()
         .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .chain(built_in)
         .collect()
 }
 

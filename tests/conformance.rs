@@ -35,8 +35,12 @@ fn shm() {
 }
 
 fn ofi(provider: &str) {
+    by(provider, None);
+}
+
+fn by(provider: &str, cq_data: Option<bool>) {
     let Some(library) = common::libfabric() else { return };
-    let settings = Settings { provider: Some(provider.to_owned()), ..Settings::default() };
+    let settings = Settings { provider: Some(provider.to_owned()), cq_data, ..Settings::default() };
     conformance::all(&|ranks| {
         let deadline = Instant::now() + Duration::from_secs(20);
         let world = OfiFabric::in_this_process(&library, &settings, ranks, deadline);
@@ -60,6 +64,21 @@ fn ofi_shm() {
 }
 
 #[test]
+fn ofi_verbs() {
+    if common::verbs() {
+        ofi(common::VERBS);
+    }
+}
+
+#[test]
 fn ofi_udp() {
     ofi("udp;ofi_rxd");
+}
+
+/// As over a provider whose writes bring no data to the queue of their target.
+#[test]
+fn ofi_without_remote_completion_data() {
+    for provider in ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"] {
+        by(provider, Some(false));
+    }
 }

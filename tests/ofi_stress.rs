@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Job, PROVIDERS, Way, cpu_time, libfabric};
+use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
 use earlybird::fabric::ofi::offload::largest_depth;
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
@@ -135,10 +135,7 @@ fn fall_back() {
 
 #[test]
 fn a_home_that_computes_is_not_waited_for() {
-    if libfabric().is_none() {
-        return;
-    }
-    for provider in PROVIDERS {
+    for provider in providers() {
         let ends = Job::start(Way::Ofi(provider), 3, "rank", "busy").finish(Duration::from_secs(60));
         assert!(ends.iter().all(|(status, _)| status.success()), "{provider}: {ends:?}");
     }
@@ -216,6 +213,13 @@ fn shm() {
 }
 
 #[test]
+fn verbs() {
+    if common::verbs() {
+        stress(VERBS, 4);
+    }
+}
+
+#[test]
 fn udp() {
     stress(PROVIDERS[3], 1);
 }
@@ -250,7 +254,7 @@ fn a_killed_rank_is_named_by_everybody() {
     let window = Duration::from_millis(300)..Duration::from_millis(1500);
     // In libfabric's shm a process that is killed may hold a lock in the memory of the others, who then
     // spin in there for ever.
-    for provider in PROVIDERS.into_iter().filter(|&provider| provider != "shm") {
+    for provider in providers().into_iter().filter(|&provider| provider != "shm") {
         common::faults::kill(Way::Ofi(provider), 9, &["cut"], window.clone());
     }
     common::faults::kill(Way::Ofi("sockets"), 9, &["provider"], window);

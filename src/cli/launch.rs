@@ -13,8 +13,9 @@ use signal_hook::iterator::Signals;
 
 /// What libfabric's providers do better with, where nothing else was chosen: `sockets` gets stuck with large
 /// messages now and then with its usual buffers; `ofi_rxm` uses its rooms for messages in turn, so that fewer of
-/// them stay in the cache.
-const PROVIDERS: [(&str, &str); 2] = [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32")];
+/// them stay in the cache, and over `verbs` (1.17) crashes now and then when a peer ends, unless the peers share them.
+const PROVIDERS: [(&str, &str); 3] =
+    [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32"), ("FI_OFI_RXM_USE_SRX", "1")];
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -13,7 +13,8 @@ use super::{KEYS, Parameters};
 use crate::config::unknown;
 use crate::error::{Error, Result};
 
-const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
+/// Of the machine that this was written on.
+pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 
 const SHM: &str = "shm";
 const OFI: &str = "ofi";

@@ -14,6 +14,8 @@ use crate::collective::rule::{Fire, parse_duration};
 use crate::config::parse_size;
 use crate::trigger::Schedule;
 
+#[cfg(test)]
+pub(crate) use file::BUILT_IN;
 pub use file::HwConfig;
 
 /// What was measured of a fabric on a machine.

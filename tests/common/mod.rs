@@ -42,6 +42,29 @@ pub enum Way {
 /// The providers of libfabric that run on any machine.
 pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"];
 
+/// InfiniBand and RoCE.
+pub const VERBS: &str = "verbs;ofi_rxm";
+
+/// The providers to test with: those that run on any machine, and that of a device, where there is one. Says so where
+/// there is no libfabric.
+pub fn providers() -> Vec<&'static str> {
+    let Some(library) = libfabric() else { return Vec::new() };
+    PROVIDERS.into_iter().chain(has_verbs(&library).then_some(VERBS)).collect()
+}
+
+fn has_verbs(library: &earlybird::fabric::ofi::Library) -> bool {
+    earlybird::fabric::ofi::devices(library).unwrap().iter().any(|device| device.provider == VERBS)
+}
+
+/// Whether there is a device for InfiniBand or RoCE, as Soft-RoCE is one; says so if not.
+pub fn verbs() -> bool {
+    let found = libfabric().is_some_and(|library| has_verbs(&library));
+    if !found {
+        skipped(format_args!("{VERBS} has no device here; Soft-RoCE would do (rdma link add)"));
+    }
+    found
+}
+
 /// Whether there is a libfabric to test with; says so if not.
 pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
     let library = earlybird::fabric::ofi::Library::load(None);
@@ -58,6 +81,8 @@ impl Way {
                 ("EARLYBIRD_PROVIDER", provider),
                 // With its usual buffers large messages get stuck now and then (docs/guides/libfabric.md).
                 ("FI_SOCKETS_MAX_BUF_SZ", "4194304"),
+                // Without it libfabric 1.17 may crash when a peer ends.
+                ("FI_OFI_RXM_USE_SRX", "1"),
             ],
         }
     }

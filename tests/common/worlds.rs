@@ -6,15 +6,14 @@ use earlybird::config::FabricChoice;
 use earlybird::fabric::ofi::Settings;
 use earlybird::{Config, World};
 
-use super::{PROVIDERS, Way, libfabric};
+use super::{Way, providers};
 
 /// More ranks than this are too many for a process with all their endpoints.
 const MOST_ENDPOINTS: u32 = 5;
 
 /// Shared memory, and the providers of libfabric.
 pub fn ways() -> Vec<Way> {
-    let providers = libfabric().map_or(&[][..], |_| &PROVIDERS);
-    [Way::Shm].into_iter().chain(providers.iter().map(|&provider| Way::Ofi(provider))).collect()
+    [Way::Shm].into_iter().chain(providers().into_iter().map(Way::Ofi)).collect()
 }
 
 /// Runs `body` as every rank of a world; what each said.

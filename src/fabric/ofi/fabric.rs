@@ -32,11 +32,15 @@ pub struct Settings {
     pub device: Option<String>,
     /// How long a rank on another machine may say nothing before it counts as dead.
     pub silence: Duration,
+    /// Whether a write may bring data to the queue of its target, where the provider can do that. Without, what a put
+    /// signals follows when its data has landed: a way there and back more. None: unless the provider is known to get
+    /// stuck.
+    pub cq_data: Option<bool>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { provider: None, device: None, silence: Duration::from_secs(10) }
+        Settings { provider: None, device: None, silence: Duration::from_secs(10), cq_data: None }
     }
 }
 
@@ -108,7 +112,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
     };
     let endpoint = [Sign::Several, Sign::One].into_iter().find_map(settled).map_or_else(|| endpoint(Sign::None), Ok)?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
-    let wire = Wire::new(endpoint, info, ranks).map_err(|failed| match failed {
+    let wire = Wire::new(endpoint, info, ranks, settings.cq_data).map_err(|failed| match failed {
         Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;

@@ -13,6 +13,9 @@ const MOST_PART: usize = 1 << 20;
 /// One-sided operations under way.
 const MOVING: usize = 64;
 
+/// InfiniBand, RoCE.
+const VERBS: &str = "verbs;ofi_rxm";
+
 /// Of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -24,14 +27,27 @@ pub(super) struct Limits {
     pub(super) noted: usize,
     /// One-sided operations under way.
     pub(super) moving: usize,
+    /// Whether writes may bring data to the queue of their target.
+    pub(super) cq_data: bool,
 }
 
 impl Limits {
     pub(super) fn of(info: Info<'_>) -> Self {
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
         let (part, noted) = (longest.clamp(1, MOST_PART), longest.saturating_sub(NOTE).min(MOST_PART));
-        let limits = Limits { put: MOST_DATA, part, noted, moving: MOVING };
-        if info.provider().ends_with("ofi_rxd") { limits.for_rxd() } else { limits }
+        let limits = Limits { put: MOST_DATA, part, noted, moving: MOVING, cq_data: true };
+        match info.provider() {
+            name if name.ends_with("ofi_rxd") => limits.for_rxd(),
+            VERBS => limits.for_verbs(),
+            _ => limits,
+        }
+    }
+
+    /// `ofi_rxm` over `verbs` (1.17, on Soft-RoCE) may post a receive again for a connection that is closed, and crash,
+    /// unless peers share their receives (`FI_OFI_RXM_USE_SRX=1`); with these it gets stuck after a hundred writes with
+    /// data for the target's queue. So these go without.
+    fn for_verbs(self) -> Self {
+        Limits { cq_data: false, ..self }
     }
 
     /// `ofi_rxd` (1.17 to 2.5) lets what is sent later overtake packets of a write that it has not sent yet, and lists
@@ -42,6 +58,6 @@ impl Limits {
     fn for_rxd(self) -> Self {
         const PART: usize = 32 << 10;
         const PACKET: usize = 1 << 10;
-        Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1 }
+        Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1, ..self }
     }
 }

@@ -184,12 +184,18 @@ fn posted(result: Result<(), Code>) -> Posted {
 }
 
 impl Wire {
-    pub(super) fn new(endpoint: Arc<Endpoint>, info: Info<'_>, ranks: u32) -> Result<Self, Failed> {
+    pub(super) fn new(
+        endpoint: Arc<Endpoint>,
+        info: Info<'_>,
+        ranks: u32,
+        cq_data: Option<bool>,
+    ) -> Result<Self, Failed> {
         let limits = Limits::of(info);
         // Behind the rooms the notes that go out.
         let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * ROOM + limits.moving * NOTE, 0)?;
         // A mark names the writer and one of its writes.
-        let marks = info.domain().is_some_and(|domain| domain.cq_data_size >= size_of::<u32>()) && ranks <= 1 << 16;
+        let fits = |domain: &sys::fi_domain_attr| domain.cq_data_size >= size_of::<u32>();
+        let marks = cq_data.unwrap_or(limits.cq_data) && info.domain().is_some_and(fits) && ranks <= 1 << 16;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
         let notes = (marks && places >= 2).then(|| Registered::new(&endpoint, notes::size(ranks), 1));
         let contexts = RECEIVING + SENDING + limits.moving;
