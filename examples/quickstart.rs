@@ -33,7 +33,7 @@ fn play(world: &World) -> earlybird::Result<()> {
 fn main() -> earlybird::Result<()> {
     let worlds = World::in_this_process(4, &Config::from_env()?)?;
     thread::scope(|scope| {
-        let ranks: Vec<_> = worlds.iter().map(|world| scope.spawn(|| play(world))).collect();
+        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || play(&world))).collect();
         ranks.into_iter().try_for_each(|rank| match rank.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),

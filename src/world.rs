@@ -90,7 +90,8 @@ impl World {
     }
 
     /// Worlds of which every rank is in this process, one for each thread that plays a rank: for
-    /// tests and for trying things out. Over libfabric if that is chosen, else over shared memory.
+    /// tests and for trying things out. Over libfabric if that is chosen, else over shared memory. Each is to be
+    /// dropped by the thread that plays it: over libfabric a rank that leaves stays for the others.
     ///
     /// # Errors
     /// As [`World::from_env`].

@@ -23,6 +23,7 @@ fn rank() {
     match Config::from_env().and_then(|config| World::from_env(&Config { deadline: DEADLINE, ..config })) {
         Ok(world) => {
             println!("\nJOINED {} of {}", world.rank(), world.size());
+            println!("\nFABRIC {}", world.fabric_name());
             let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
             if role == "mute" && world.rank() == 1 {
                 // Leaves without a word.
@@ -227,7 +228,9 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
         return;
     }
     for launcher in ["torchrun", "Slurm", "Open MPI", "MPICH"] {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // torchrun's own, which it listens on all the time.
+        let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = theirs.local_addr().unwrap().port() + 1;
         let start = |rank| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "rank", "--ignored", "--nocapture"])
@@ -241,7 +244,7 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
         let ranks: Vec<_> = (0..3).map(start).collect();
         for rank in ranks {
             let text = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
-            assert_eq!(said(&text, "TOTAL"), ["3"], "{launcher}: {text}");
+            assert_eq!((said(&text, "FABRIC"), said(&text, "TOTAL")), (vec!["ofi"], vec!["3"]), "{launcher}: {text}");
         }
     }
 }

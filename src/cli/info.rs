@@ -139,7 +139,10 @@ fn programs(devices: &[Device]) -> String {
     let told = |provider: &&str| {
         let depths = depths(provider).into_iter().map(|(ranks, depth)| format!("{depth} with {ranks} ranks"));
         let depths: Vec<_> = depths.collect();
-        format!("{provider} runs programs by itself (--executor provider), up to depth {}", depths.join(", "))
+        format!(
+            "{provider} runs programs by itself (--executor provider), up to depth {} where the first arrival fires",
+            depths.join(", ")
+        )
     };
     let able: Vec<_> = able.iter().map(told).collect();
     format!("Triggers: {}; beyond that, and elsewhere, {otherwise}.", able.join("; "))

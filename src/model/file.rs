@@ -40,8 +40,12 @@ impl HwConfig {
         if given.is_empty() {
             return Err(format!("there is no section; use [{SHM}], [{OFI}] or [{OFI}.PROVIDER]"));
         }
+        if given.contains_key(OFI) {
+            // Whoever has measured the fabric knows better.
+            sections.retain(|name, _| name == SHM);
+        }
         for (name, section) in given {
-            // A fabric's section is whole; what is said of a provider adds to what is known of it.
+            // A fabric's section is whole; what is said of a provider adds to what is built in of it.
             let known = sections.get(&name).filter(|_| name != SHM && name != OFI);
             let section = section.over(known);
             sections.insert(name, section);
@@ -206,6 +210,9 @@ mod tests {
         assert_eq!(spins(&given, None), (1000, 500));
         let given = HwConfig::parse(&BUILT_IN.replace("\"500us\"", "\"400us\"")).unwrap();
         assert_eq!(spins(&given, Some("sockets")), (20, 400));
+        let whole: String =
+            BUILT_IN.lines().take_while(|line| *line != "[ofi.sockets]").map(|line| format!("{line}\n")).collect();
+        assert_eq!(spins(&HwConfig::parse(&whole).unwrap(), Some("sockets")), (1000, 500));
         assert_eq!(given.of("shm", None).unwrap(), built_in.of("shm", Some("sockets")).unwrap());
     }
 }

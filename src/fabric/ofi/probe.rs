@@ -95,8 +95,9 @@ pub(super) fn runs_programs() -> Wanted {
     let Wanted { caps, memory, .. } = needed();
     Wanted {
         caps: caps | sys::FI_TRIGGER | sys::FI_RMA_EVENT,
-        // What is queued brings no memory for the provider's own use.
+        // Tokens are written without memory for the provider's own use.
         mode: 0,
+        threading: sys::FI_THREAD_SAFE,
         memory: memory | sys::FI_MR_RMA_EVENT as i32,
         ..needed()
     }

@@ -19,7 +19,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use earlybird_ffi::ofi::{
-    self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work, sys,
+    self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work,
 };
 
 use super::probe;
@@ -48,7 +48,7 @@ pub struct Card {
     bytes: usize,
     slots: Vec<Slot>,
     /// What tokens are written from.
-    one: Registered,
+    one: Arc<Registered>,
     /// All that peers reach, and in front of it what the caller asked for.
     window: Window,
     peers: Vec<Peer>,
@@ -100,7 +100,7 @@ impl Card {
             return Err(Error::join(rank, cause));
         }
         let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
-        let wanted = Wanted { provider: Some(name), threading: sys::FI_THREAD_SAFE, ..probe::runs_programs() };
+        let wanted = Wanted { provider: Some(name), ..probe::runs_programs() };
         let list = library.info(&wanted).map_err(|code| {
             Error::join(rank, format!("{provider} cannot run programs by itself: {}", library.error_text(code)))
         })?;
@@ -119,6 +119,7 @@ impl Card {
         let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
         let one = Registered::new(&endpoint, CELL, keys + 1).map_err(failed)?;
         one.window().write(0, &1u64.to_ne_bytes());
+        let one = Arc::new(one);
         let address = endpoint.name().map_err(refused)?;
         let introduction = Introduction { address, slots: slots.iter().map(Slot::introduce).collect() };
         let bytes = request.bytes as usize;
@@ -399,7 +400,7 @@ impl Card {
         armed.into_iter()
     }
 
-    /// Sets off everything that is still queued, whatever it waits for: work cannot be withdrawn. For when
+    /// Sets off everything that is still queued, whatever it waits for: `sockets` withdraws no work. For when
     /// all ranks have all they want: what it writes to them makes no sense.
     pub fn set_off(&mut self) {
         for slot in self.armed() {
@@ -437,10 +438,9 @@ impl Drop for Card {
     fn drop(&mut self) {
         if !self.has_run().unwrap_or(false) {
             // Nobody has set the rest off, and it must not be now: a peer may still read the last round of a slot that
-            // was armed again here, and what is queued would overwrite it. So it goes with its counters. The provider
-            // may be at some of it, and read what that is to write.
-            let left: Vec<_> = self.slots.iter_mut().map(|slot| std::mem::take(&mut slot.work)).collect();
-            std::mem::forget((left, self.window.clone(), self.one.window().clone()));
+            // was armed again here, and what is queued would overwrite it. So all that it may read or count on stays,
+            // registered, until the process ends.
+            std::mem::forget((std::mem::take(&mut self.slots), self.one.clone(), self.window.clone()));
         }
     }
 }
