@@ -78,7 +78,7 @@ fn ofi_udp() {
 /// As over a provider whose writes bring no data to the queue of their target.
 #[test]
 fn ofi_without_remote_completion_data() {
-    for provider in ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"] {
+    for provider in common::PROVIDERS {
         by(provider, Some(false));
     }
 }

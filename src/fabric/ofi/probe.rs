@@ -92,14 +92,14 @@ pub(super) fn needed() -> Wanted {
 
 /// What a provider must be able to do that runs programs by itself: it counts what others write, too.
 pub(super) fn runs_programs() -> Wanted {
-    let Wanted { caps, memory, .. } = needed();
+    let needed = needed();
     Wanted {
-        caps: caps | sys::FI_TRIGGER | sys::FI_RMA_EVENT,
+        caps: needed.caps | sys::FI_TRIGGER | sys::FI_RMA_EVENT,
         // Tokens are written without memory for the provider's own use.
         mode: 0,
         threading: sys::FI_THREAD_SAFE,
-        memory: memory | sys::FI_MR_RMA_EVENT as i32,
-        ..needed()
+        memory: needed.memory | sys::FI_MR_RMA_EVENT as i32,
+        ..needed
     }
 }
 
