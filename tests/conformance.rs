@@ -1,9 +1,9 @@
 //! Every fabric does what the trait says.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::time::{Duration, Instant};
-
 mod common;
+
+use std::time::{Duration, Instant};
 
 use earlybird::fabric::ofi::{OfiFabric, Settings};
 use earlybird::fabric::shm::ShmFabric;

@@ -112,10 +112,23 @@ impl Rank {
         self.outcomes.push(outcome);
         if self.arrived <= round {
             // It did not take part in firing it; its input is due all the same.
-            self.card.arrive(slot(round)).unwrap();
-            self.arrived = round + 1;
+            self.arrive(round);
         }
         true
+    }
+
+    fn arrive(&mut self, round: u64) {
+        self.card.arrive(slot(round)).unwrap();
+        self.arrived = round + 1;
+    }
+
+    /// Takes the outcome of a round that others may have to make.
+    fn receive(&mut self, round: u64) {
+        let since = Instant::now();
+        while !self.take(round) {
+            assert!(since.elapsed() < PATIENCE, "rank {}: round {round} does not come", self.rank);
+            thread::sleep(Duration::from_micros(50));
+        }
     }
 
     /// Waits until a slot can be armed again.
@@ -142,15 +155,13 @@ impl Rank {
                 self.hand_in(round, gate, Duration::from_micros(pause));
             }
             if rng.random_range(0..2) == 0 && self.arrived <= round {
-                self.card.arrive(slot(round)).unwrap();
-                self.arrived = round + 1;
+                self.arrive(round);
             }
             let since = Instant::now();
             while !self.take(round) {
                 // Somebody has to fire it.
                 if since.elapsed() > Duration::from_millis(5) && self.arrived <= round {
-                    self.card.arrive(slot(round)).unwrap();
-                    self.arrived = round + 1;
+                    self.arrive(round);
                 }
                 assert!(since.elapsed() < PATIENCE, "rank {}: round {round} has no outcome", self.rank);
                 thread::sleep(Duration::from_micros(50));
@@ -292,11 +303,7 @@ impl Rank {
             thread::sleep(Duration::from_millis(5));
             for round in rounds {
                 self.found += u64::from(self.card.has_outcome(slot(round)).unwrap());
-                let since = Instant::now();
-                while !self.take(round) {
-                    assert!(since.elapsed() < PATIENCE, "rank {}: nothing of round {round} has come", self.rank);
-                    thread::sleep(Duration::from_micros(50));
-                }
+                self.receive(round);
             }
         }
         slept
@@ -308,13 +315,8 @@ impl Rank {
         if rng.random_range(0..8) > 0 {
             self.hand_in(round, true, Duration::ZERO);
         }
-        self.card.arrive(slot(round)).unwrap();
-        self.arrived = round + 1;
-        let since = Instant::now();
-        while !self.take(round) {
-            assert!(since.elapsed() < PATIENCE, "rank {}: round {round} waits for one that sleeps", self.rank);
-            thread::sleep(Duration::from_micros(50));
-        }
+        self.arrive(round);
+        self.receive(round);
     }
 }
 
@@ -336,7 +338,7 @@ fn ranks_that_call_nothing_take_part_in_every_armed_round() {
                 thread::spawn(move || {
                     let mut rank = Rank::new(card, rank, ranks);
                     let slept = rank.play_passively(TURNS, u64::from(ranks), &meeting);
-                    (TURNS.saturating_sub(1) * SLOTS..TURNS * SLOTS).for_each(|round| rank.settle(round));
+                    ((TURNS - 1) * SLOTS..TURNS * SLOTS).for_each(|round| rank.settle(round));
                     (rank, slept)
                 })
             })
@@ -379,10 +381,7 @@ fn who_gives_up_spoils_no_round_of_the_others() {
     for rank in &mut world {
         assert!(rank.hand_in(0, true, Duration::ZERO));
     }
-    for rank in &mut world {
-        rank.card.arrive(0).unwrap();
-        rank.arrived = 1;
-    }
+    world.iter_mut().for_each(|rank| rank.arrive(0));
     let since = Instant::now();
     while !world.iter_mut().all(|rank| rank.card.has_outcome(0).unwrap()) {
         assert!(since.elapsed() < PATIENCE);

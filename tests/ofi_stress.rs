@@ -135,7 +135,7 @@ fn fall_back() {
 
 #[test]
 fn a_home_that_computes_is_not_waited_for() {
-    for provider in providers() {
+    for &provider in providers() {
         let ends = Job::start(Way::Ofi(provider), 3, "rank", "busy").finish(Duration::from_secs(60));
         assert!(ends.iter().all(|(status, _)| status.success()), "{provider}: {ends:?}");
     }
@@ -254,7 +254,7 @@ fn a_killed_rank_is_named_by_everybody() {
     let window = Duration::from_millis(300)..Duration::from_millis(1500);
     // In libfabric's shm a process that is killed may hold a lock in the memory of the others, who then
     // spin in there for ever.
-    for provider in providers().into_iter().filter(|&provider| provider != "shm") {
+    for &provider in providers().iter().filter(|&&provider| provider != "shm") {
         common::faults::kill(Way::Ofi(provider), 9, &["cut"], window.clone());
     }
     common::faults::kill(Way::Ofi("sockets"), 9, &["provider"], window);

@@ -13,6 +13,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use skipped::skipped;
@@ -46,10 +47,13 @@ pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"
 pub const VERBS: &str = "verbs;ofi_rxm";
 
 /// The providers to test with: those that run on any machine, and that of a device, where there is one. Says so where
-/// there is no libfabric.
-pub fn providers() -> Vec<&'static str> {
-    let Some(library) = libfabric() else { return Vec::new() };
-    PROVIDERS.into_iter().chain(has_verbs(&library).then_some(VERBS)).collect()
+/// there is no libfabric. It takes a while to look, so that is done once.
+pub fn providers() -> &'static [&'static str] {
+    static FOUND: OnceLock<Vec<&str>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let Some(library) = libfabric() else { return Vec::new() };
+        PROVIDERS.into_iter().chain(has_verbs(&library).then_some(VERBS)).collect()
+    })
 }
 
 fn has_verbs(library: &earlybird::fabric::ofi::Library) -> bool {

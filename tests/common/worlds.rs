@@ -13,7 +13,7 @@ const MOST_ENDPOINTS: u32 = 5;
 
 /// Shared memory, and the providers of libfabric.
 pub fn ways() -> Vec<Way> {
-    [Way::Shm].into_iter().chain(providers().into_iter().map(Way::Ofi)).collect()
+    [Way::Shm].into_iter().chain(providers().iter().copied().map(Way::Ofi)).collect()
 }
 
 /// Runs `body` as every rank of a world; what each said.
