@@ -17,7 +17,7 @@ use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::ofi::{Card, Message};
 use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};
-use crate::simulation::Case;
+use crate::simulation::{Case, Recording};
 
 /// A config file. Says what is wrong with it, if anything.
 fn config_file(bytes: &[u8]) -> std::result::Result<(), String> {
@@ -94,7 +94,7 @@ fn words(text: &str) {
     let _ = (text.parse::<Grace>(), text.parse::<Absent>(), text.parse::<Scale>(), parse_size(text));
     let _ = (text.parse::<Mover>(), text.parse::<Executor>(), text.parse::<Dtype>(), text.parse::<Reduce>());
     if let Ok(case) = text.parse::<Case>() {
-        assert_eq!(case.to_string().parse(), Ok(case));
+        assert_eq!(case.to_string().parse::<Case>().map(|again| again.to_string()), Ok(case.to_string()));
     }
 }
 
@@ -163,6 +163,13 @@ proptest! {
     #[test]
     fn no_config_file_panics(bytes in mutated("hw-config")) {
         let _ = config_file(&bytes);
+    }
+
+    #[test]
+    fn no_recorded_world_panics(bytes in mutated("worlds")) {
+        if let Ok(text) = std::str::from_utf8(&bytes) {
+            let _ = text.parse::<Recording>();
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<
         Some(seed) => seed..seed + 1,
         None => seeds,
     };
-    let found = fuzz(seeds, options, 1, |_| {});
+    let found = fuzz(seeds, Case::from, options, 1, |_| {});
     let smallest = found.failures.into_iter().next().map(|failure| shrink(failure, options, 5_000));
     (found.coverage, smallest)
 }

@@ -1,8 +1,10 @@
 //! `earlybird fuzz`: the protocol against an oracle that knows everything, over random schedules.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use earlybird::simulation::{Case, Failure, Found, Options, fuzz, shrink, trace};
+use earlybird::simulation::{Case, Failure, Found, Options, Recording, fuzz, shrink, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
@@ -19,6 +21,12 @@ pub(super) struct Args {
     /// Run one schedule and print its events: a seed, or what a failure was shrunk to
     #[arg(long, value_name = "CASE", conflicts_with_all = ["seeds", "from"])]
     replay: Option<Case>,
+    /// Fuzz the world in a file, in as many orders of events as --seeds says, from the one that --from says
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    world: Option<PathBuf>,
+    /// Write the world that fails, or that is replayed, to a file: a seed means another one when the generator changes
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// Events printed at most; the last ones
     #[arg(long, default_value_t = 80)]
     events: usize,
@@ -48,16 +56,30 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(args.seeds) };
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} schedules, {per_sec}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let found = quietly(|| fuzz(args.from..until, &options, 1, |done| bar.set_position(done)));
+    let recorded = args.world.as_ref().map(|file| recorded(file)).transpose()?;
+    let case = |number: u64| recorded.as_ref().map_or_else(|| Case::from(number), |world| world.in_order(number));
+    let found = quietly(|| fuzz(args.from..until, case, &options, 1, |done| bar.set_position(done)));
     bar.finish_and_clear();
     report(args, &found);
     let Some(failure) = found.failures.into_iter().next() else { return Ok(ExitCode::SUCCESS) };
     if !args.json {
-        say!("seed {} fails: {}", failure.case, first_line(&failure));
+        say!("{} fails: {}", failure.case, first_line(&failure));
+    }
+    if args.world.is_some() {
+        return replay(args, &failure.case, &options);
+    }
+    if !args.json {
         say!("making it smaller ...");
     }
     let smallest = quietly(|| shrink(failure, &options, BUDGET));
     replay(args, &smallest.case, &options)
+}
+
+fn recorded(file: &Path) -> Result<Arc<Recording>, String> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{name}: {error}"))?;
+    let recording: Recording = text.parse().map_err(|error| format!("{name}: {error}"))?;
+    Ok(Arc::new(recording.named(name)))
 }
 
 /// The core asserts what it believes: such a panic is a failure like any other, and is told as one.
@@ -89,6 +111,10 @@ fn report(args: &Args, found: &Found) {
 
 fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
     let (result, story) = quietly(|| trace(case, options));
+    if let Some(file) = &args.save {
+        std::fs::write(file, case.record(options).to_string())
+            .map_err(|error| format!("{}: {error}", file.display()))?;
+    }
     if !args.json {
         let skipped = story.len().saturating_sub(args.events);
         if skipped > 0 {
@@ -104,7 +130,11 @@ fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
                 say!("{}", json!({"replay": case.to_string(), "failure": failure.what, "world": failure.scenario}));
             } else {
                 say!("{failure}");
-                say!("again: earlybird fuzz --replay {case}{}", fault_option(args));
+                let again = match &args.world {
+                    Some(file) => format!("--world {} --from {} --seeds 1", file.display(), case.order),
+                    None => format!("--replay {case}"),
+                };
+                say!("again: earlybird fuzz {again}{}", fault_option(args));
             }
             return Ok(ExitCode::FAILURE);
         }

@@ -2,21 +2,69 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use super::Options;
+use super::recording::Recording;
 use super::scenario::Scenario;
 use crate::collective::rule::Grace;
 use crate::fabric::sim::Weather;
 
-/// One schedule. Written as `17`, or `17+3,ranks=2,calm`: the world that seed 17 draws, in the order
-/// of events number 3, with two ranks and an untroubled network.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What today's generator is called: a seed means another world to another generator. It changes with
+/// everything that changes which world or which order of events a seed draws.
+pub const GENERATOR: u32 = 1;
+
+/// One schedule. Written as `1:17`, or `1:17+3,ranks=2,calm`: the world that generator 1 draws from seed 17, in
+/// the order of events number 3, with two ranks and an untroubled network.
+#[derive(Clone, Debug)]
 pub struct Case {
-    /// Draws the world.
-    pub seed: u64,
+    world: World,
     /// Draws the order of events, together with the seed.
     pub order: u64,
     /// Changes to the world, one after the other.
     pub edits: Vec<Edit>,
+}
+
+#[derive(Clone, Debug)]
+enum World {
+    Drawn { seed: u64 },
+    Recorded(Arc<Recording>),
+}
+
+impl Case {
+    pub(super) fn recorded(recording: Arc<Recording>, order: u64) -> Self {
+        Case { world: World::Recorded(recording), order, edits: Vec::new() }
+    }
+
+    /// Draws the world, and the order of events.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        match &self.world {
+            World::Drawn { seed } => *seed,
+            World::Recorded(recording) => recording.seed,
+        }
+    }
+
+    /// The same world, in another order of events.
+    #[must_use]
+    pub fn in_order(self, order: u64) -> Self {
+        Case { order, ..self }
+    }
+
+    pub(super) fn scenario(&self, options: &Options) -> Scenario {
+        let mut scenario = match &self.world {
+            World::Drawn { seed } => Scenario::draw(*seed, options),
+            World::Recorded(recording) => recording.scenario(options.fault),
+        };
+        self.edits.iter().for_each(|edit| edit.apply(&mut scenario));
+        scenario
+    }
+
+    /// The world in full, to be kept: generators change.
+    #[must_use]
+    pub fn record(&self, options: &Options) -> Recording {
+        Recording::new(self, self.scenario(options))
+    }
 }
 
 /// A change that makes a world smaller or simpler.
@@ -47,9 +95,24 @@ pub enum Edit {
 
 /// A text that names no schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} names no schedule; write for example 17, or 17+3,ranks=2,steps=1:0,elements=1,depth=1,calm")]
-pub struct NotACase {
-    text: String,
+pub enum NotACase {
+    /// Not of the form of one.
+    #[error(
+        "{text:?} names no schedule; write for example 17, or {GENERATOR}:17+3,ranks=2,steps=1:0,elements=1,depth=1,calm"
+    )]
+    Malformed {
+        /// What was given.
+        text: String,
+    },
+    /// It would be another world today.
+    #[error(
+        "{text:?} does not come from generator {GENERATOR}, which is today's: a seed means another world to each; \
+         replay it with the version that printed it, and keep the world with --save FILE"
+    )]
+    OtherGenerator {
+        /// What was given.
+        text: String,
+    },
 }
 
 impl Edit {
@@ -116,7 +179,10 @@ impl fmt::Display for Edit {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.seed)?;
+        match &self.world {
+            World::Drawn { seed } => write!(f, "{GENERATOR}:{seed}")?,
+            World::Recorded(recording) => f.write_str(recording.name())?,
+        }
         if self.order > 0 {
             write!(f, "+{}", self.order)?;
         }
@@ -126,7 +192,7 @@ impl fmt::Display for Case {
 
 impl From<u64> for Case {
     fn from(seed: u64) -> Self {
-        Case { seed, ..Case::default() }
+        Case { world: World::Drawn { seed }, order: 0, edits: Vec::new() }
     }
 }
 
@@ -134,9 +200,13 @@ impl FromStr for Case {
     type Err = NotACase;
 
     fn from_str(text: &str) -> Result<Self, NotACase> {
-        let bad = || NotACase { text: text.to_owned() };
+        let bad = || NotACase::Malformed { text: text.to_owned() };
         let number = |text: &str| text.parse::<u32>().map_err(|_| bad());
-        let mut parts = text.split(',');
+        let (generator, case) = match text.split_once(':').filter(|(generator, _)| !generator.contains(',')) {
+            Some((generator, case)) => (Some(number(generator)?), case),
+            None => (None, text),
+        };
+        let mut parts = case.split(',');
         let name = parts.next().unwrap_or_default();
         let (seed, order) = name.split_once('+').unwrap_or((name, "0"));
         let (seed, order) = (seed.parse().map_err(|_| bad())?, order.parse().map_err(|_| bad())?);
@@ -156,7 +226,13 @@ impl FromStr for Case {
                 _ => return Err(bad()),
             })
         };
-        Ok(Case { seed, order, edits: parts.map(edit).collect::<Result<_, _>>()? })
+        let case = Case { world: World::Drawn { seed }, order, edits: parts.map(edit).collect::<Result<_, _>>()? };
+        match generator {
+            Some(GENERATOR) => Ok(case),
+            // Only a bare seed means today's world, whatever it was before.
+            None if order == 0 && case.edits.is_empty() => Ok(case),
+            _ => Err(NotACase::OtherGenerator { text: text.to_owned() }),
+        }
     }
 }
 
@@ -167,7 +243,12 @@ mod tests {
     #[test]
     fn cases_are_read_as_they_are_written() {
         for text in ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual"] {
+            let text = format!("{GENERATOR}:{text}");
             assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        }
+        assert_eq!("17".parse::<Case>().unwrap().to_string(), format!("{GENERATOR}:17"));
+        for text in ["17+3", "0:17", "99:17+3,calm", "5,ranks=2,steps=1:0"] {
+            assert!(matches!(text.parse::<Case>(), Err(NotACase::OtherGenerator { .. })), "{text}");
         }
         for text in ["", "x", "1,", "1,ranks", "1,ranks=x", "1,steps=1", "1+", "1,calm=2", "-1"] {
             assert!(text.parse::<Case>().is_err(), "{text}");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::case::{Case, Edit};
-use super::{Coverage, Failure, Options, drawn, run};
+use super::{Coverage, Failure, Options, run};
 
 /// What came of many schedules.
 #[derive(Clone, Debug, Default)]
@@ -19,10 +19,16 @@ pub struct Found {
     pub failures: Vec<Failure>,
 }
 
-/// Runs the schedules of `seeds` on as many threads as there are cores, until `most` have failed.
-/// `progress` is told how many are done, now and then.
-pub fn fuzz(seeds: Range<u64>, options: &Options, most: usize, progress: impl Fn(u64) + Sync) -> Found {
-    let next = AtomicU64::new(seeds.start);
+/// Runs the schedules that `case` makes of numbers, on as many threads as there are cores, until `most` have
+/// failed. `progress` is told how many are done, now and then.
+pub fn fuzz(
+    numbers: Range<u64>,
+    case: impl Fn(u64) -> Case + Sync,
+    options: &Options,
+    most: usize,
+    progress: impl Fn(u64) + Sync,
+) -> Found {
+    let next = AtomicU64::new(numbers.start);
     let found = Mutex::new(Found::default());
     let workers = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
@@ -36,17 +42,17 @@ pub fn fuzz(seeds: Range<u64>, options: &Options, most: usize, progress: impl Fn
                     found.coverage.add(&own.coverage);
                     found.failures.extend(own.failures);
                     if found.failures.len() >= most {
-                        next.store(seeds.end, Ordering::Relaxed);
+                        next.store(numbers.end, Ordering::Relaxed);
                     }
                     progress(found.runs);
                 };
                 loop {
-                    let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seed| {
-                        (seed < seeds.end).then(|| seed + 1)
+                    let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |number| {
+                        (number < numbers.end).then(|| number + 1)
                     });
-                    let Ok(seed) = taken else { break };
+                    let Ok(number) = taken else { break };
                     own.runs += 1;
-                    match run(&Case::from(seed), options) {
+                    match run(&case(number), options) {
                         Ok(coverage) => own.coverage.add(&coverage),
                         Err(failure) => own.failures.push(failure),
                     }
@@ -59,7 +65,7 @@ pub fn fuzz(seeds: Range<u64>, options: &Options, most: usize, progress: impl Fn
         }
     });
     let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    found.failures.sort_by_key(|failure| failure.case.seed);
+    found.failures.sort_by_key(|failure| (failure.case.seed(), failure.case.order));
     found
 }
 
@@ -72,7 +78,7 @@ pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
     let mut smallest = failure;
     let mut left = budget;
     'smaller: loop {
-        let scenario = drawn(&smallest.case, options);
+        let scenario = smallest.case.scenario(options);
         for edit in Edit::candidates(&scenario) {
             let mut case = smallest.case.clone();
             case.edits.push(edit);
@@ -83,7 +89,7 @@ pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
                     return smallest;
                 }
                 left -= 1;
-                if let Err(failure) = run(&Case { order, ..case.clone() }, options) {
+                if let Err(failure) = run(&case.clone().in_order(order), options) {
                     // One that never ends takes as long as thousands that do.
                     left = left.saturating_sub(if failure.what.contains("no end") { 1_000 } else { 0 });
                     smallest = failure;

@@ -10,6 +10,7 @@ mod case;
 pub mod explore;
 mod fuzz;
 mod oracle;
+mod recording;
 mod scenario;
 
 use std::cmp::Reverse;
@@ -21,8 +22,9 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use crate::collective::core::Stats;
-pub use case::{Case, Edit, NotACase};
+pub use case::{Case, Edit, GENERATOR, NotACase};
 pub use fuzz::{Found, fuzz, shrink};
+pub use recording::{NotAWorld, Recording};
 pub use scenario::Options;
 
 use crate::collective::driver::{Driver, Regions};
@@ -135,7 +137,7 @@ impl Coverage {
 
 /// A schedule in which a guarantee did not hold.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("seed {case}: {what}\n  in {scenario}")]
+#[error("schedule {case}: {what}\n  in {scenario}")]
 pub struct Failure {
     /// Replays it.
     pub case: Case,
@@ -164,22 +166,15 @@ pub fn trace(case: &Case, options: &Options) -> (Result<Coverage, Failure>, Vec<
 }
 
 fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<Coverage, Failure> {
-    let scenario = drawn(case, options);
+    let scenario = case.scenario(options);
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
     // Of its own, so that a change to the world leaves the order alone.
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed) ^ case.order);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed()) ^ case.order);
     let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&scenario, &mut rng, story)));
     match outcome {
         Ok(result) => result.map_err(failed),
         Err(panic) => Err(failed(format!("panic: {}", panic_text(&*panic)))),
     }
-}
-
-/// The world of a schedule.
-fn drawn(case: &Case, options: &Options) -> Scenario {
-    let mut scenario = Scenario::draw(&mut Xoshiro256PlusPlus::seed_from_u64(case.seed), options);
-    case.edits.iter().for_each(|edit| edit.apply(&mut scenario));
-    scenario
 }
 
 /// What happened, if somebody wants to know.

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::RngExt;
+use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::{Deserialize, Serialize};
 
 use super::explore::{Means, World};
+use super::recording::as_text;
 use crate::collective::choice::Mover;
 use crate::collective::core::{Effort, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
@@ -92,9 +94,13 @@ impl Options {
 }
 
 /// One world and what its ranks do.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Scenario {
     pub(super) hosts: Vec<u32>,
+    #[serde(with = "as_text")]
     pub(super) fire: Fire,
+    #[serde(with = "as_text")]
     pub(super) grace: Grace,
     pub(super) depth: u64,
     pub(super) path: Path,
@@ -106,15 +112,33 @@ pub(super) struct Scenario {
     pull_after: u64,
     /// On the path that has a program.
     pub(super) schedule: Option<Schedule>,
+    #[serde(skip)]
     program: Option<Arc<Layout>>,
-    pub(super) reduction: Reduction,
-    pub(super) ranks: Vec<Habits>,
     /// Who dies, and at which of its turns.
     pub(super) death: Option<(usize, u64)>,
     /// Who freezes, at which of its turns, and for how long.
     pub(super) freeze: Option<(usize, u64, u64)>,
-    pub(super) weather: Weather,
+    #[serde(skip)]
     pub(super) fault: Option<Fault>,
+    #[serde(with = "ReductionAsText")]
+    pub(super) reduction: Reduction,
+    #[serde(default)]
+    pub(super) weather: Weather,
+    pub(super) ranks: Vec<Habits>,
+}
+
+/// How a [`Reduction`] stands in a file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Reduction", deny_unknown_fields)]
+struct ReductionAsText {
+    #[serde(with = "as_text")]
+    dtype: Dtype,
+    #[serde(with = "as_text")]
+    reduce: Reduce,
+    #[serde(with = "as_text")]
+    scale: Scale,
+    #[serde(with = "as_text")]
+    absent: Absent,
 }
 
 impl std::fmt::Debug for Scenario {
@@ -147,7 +171,8 @@ impl std::fmt::Debug for Scenario {
 }
 
 /// How one rank behaves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Habits {
     /// What it does for others in `arrive`.
     pub(super) arriving: Effort,
@@ -166,7 +191,8 @@ pub(super) struct Habits {
 }
 
 impl Scenario {
-    pub(super) fn draw(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Self {
+    pub(super) fn draw(seed: u64, options: &Options) -> Self {
+        let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
         let range = options.ranks[rng.random_range(0..options.ranks.len())].clone();
         let ranks = rng.random_range(range);
         let fire = draw_fire(rng, options, ranks);
@@ -270,6 +296,45 @@ impl Scenario {
         self.fire = self.fire.clamped(ranks);
         self.death = self.death.filter(|&(rank, _)| rank < kept);
         self.freeze = self.freeze.filter(|&(rank, ..)| rank < kept);
+    }
+
+    /// Whether it describes a world that the library would accept, and that comes to an end.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let ranks = self.hosts.len();
+        let hosts = self.hosts.iter().max().map_or(0, |most| *most as usize + 1);
+        let bad = |what: &str| Err(what.to_owned());
+        if !(1..=1_000).contains(&ranks) || self.ranks.len() != ranks {
+            return bad("there must be 1 to 1,000 ranks, as many in `hosts` as in `ranks`");
+        }
+        if (0..hosts as u32).any(|host| !self.hosts.contains(&host)) {
+            return bad("`hosts` must be numbered from 0 without a gap");
+        }
+        self.fire.check(ranks as u32).map_err(|error| error.to_string())?;
+        let has_program = self.path == Path::Program;
+        if self.path == Path::Offloaded || has_program != self.schedule.is_some() || (has_program && hosts > 1) {
+            return bad("`schedule` belongs to the path `tree`, which needs one host; `offloaded` is not simulated");
+        }
+        let synchronous = matches!(self.path, Path::Replicated | Path::Gathered | Path::Scattered);
+        if !has_program && self.path != Path::Segmented && synchronous != self.fire.is_synchronous() {
+            return bad("replicated, gathered and scattered are for the rule `all`, eager is for the others");
+        }
+        let depths = match self.fire.is_synchronous() {
+            true if has_program => 2..=2,
+            true => 1..=1,
+            false => 1..=8,
+        };
+        let sized = (1..=4_096).contains(&self.segment) && self.segment.is_multiple_of(self.reduction.dtype.size());
+        if !depths.contains(&self.depth) || self.elements > 4_096 || !sized || !(1..=64).contains(&self.run) {
+            return bad("`depth`, `elements`, `segment` or `run` is out of range");
+        }
+        let outside = |rank: usize| rank >= ranks;
+        if self.death.is_some_and(|(rank, _)| outside(rank)) || self.freeze.is_some_and(|(rank, ..)| outside(rank)) {
+            return bad("the rank that dies or freezes is none of this world");
+        }
+        if self.ranks.iter().any(|habits| habits.compute == 0 || habits.holds == 0) {
+            return bad("`compute` and `holds` are 1 ns at least");
+        }
+        Ok(())
     }
 
     /// Makes the tables anew, if there are any.

@@ -6,6 +6,8 @@
 //! for P that is not a power of two the first pairs are folded (Thakur, Rabenseifner, Gropp:
 //! Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1), 2005).
 
+use serde::{Deserialize, Serialize};
+
 use super::program::{Action, Buffer, Counter, Operation, Place, Program, Role, Signal};
 
 /// What sets off the activation.
@@ -23,7 +25,8 @@ pub enum Start {
 }
 
 /// How contributions become an outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Schedule {
     /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so deterministic bits.
     Doubling,

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Time;
 use super::cut::Cut;
 use super::machine::Cells;
@@ -30,7 +32,8 @@ const LINE: usize = 16;
 const MAX_SHARES: u64 = 32;
 
 /// How the data of a round gets where it is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Path {
     /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
     Replicated,
@@ -44,6 +47,7 @@ pub(crate) enum Path {
     /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
     Segmented,
     /// Data stays where it was written; a program activates, seals and reduces.
+    #[serde(rename = "tree")]
     Program,
     /// A provider runs the program: it hands contributions to everybody, and each rank reduces.
     Offloaded,

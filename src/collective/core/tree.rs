@@ -4,6 +4,8 @@
 //! The machine deposits, decides when to start (that depends on time and on who has left), and
 //! learns outcomes; the [`Worker`](crate::trigger::Worker) in it runs operations, anybody's.
 
+use serde::{Deserialize, Serialize};
+
 use super::Time;
 use super::arrival::{FIRST_PROBE, Stage};
 use super::cut::Part;
@@ -18,7 +20,8 @@ use crate::fault::Fault;
 use crate::trigger::{Gate, SlotCells, Start, State, Task, Want};
 
 /// How much a call does for others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Effort {
     /// Nothing: it returns at once.
     Nothing,

@@ -1,9 +1,12 @@
 //! What a network may do to operations besides taking its time.
 
+use serde::{Deserialize, Serialize};
+
 use super::net::Time;
 
 /// Troubles of a network, drawn by whoever makes it. None by default.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Weather {
     /// Of 256 pieces of data, how many land once more before their operation completes.
     pub(crate) repeats: u32,
@@ -17,14 +20,16 @@ pub(crate) struct Weather {
 }
 
 /// A time in which nothing moves between some hosts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Stall {
     pub(crate) kind: Kind,
     pub(crate) begin: Time,
     pub(crate) end: Time,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
     /// From one host to another.
     Clog { from: u32, to: u32 },
