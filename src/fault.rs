@@ -77,6 +77,8 @@ pub enum Fault {
     WriteWhatIsSent,
     /// Hands a round out where what was handed out before may still land.
     HandOutEarly,
+    /// Receives shares where writes to the shares of earlier homes may still land.
+    ReceiveAmongOldShares,
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -129,7 +131,7 @@ impl Fuse {
 
 impl Fault {
     /// All of them.
-    pub const EVERY: [Fault; 36] = [
+    pub const EVERY: [Fault; 37] = [
         Fault::CarriedAsFresh,
         Fault::ReuseSlotEarly,
         Fault::ForgetCarriedBit,
@@ -166,6 +168,7 @@ impl Fault {
         Fault::WriteWhatIsRead,
         Fault::WriteWhatIsSent,
         Fault::HandOutEarly,
+        Fault::ReceiveAmongOldShares,
     ];
 
     /// The mover that can make it; nothing if both can.

@@ -90,6 +90,8 @@ coverage! {
     awaited,
     /// Rounds that a rank made for itself, because their home took too long.
     pulled,
+    /// Arrivals that found homes with other shares while data for the earlier ones was in flight.
+    moved_shares,
     /// Operations of programs run.
     operations,
     /// Messages that said that a round had fired.
@@ -129,6 +131,7 @@ impl Coverage {
         self.segments += stats.segments;
         self.awaited += stats.awaited;
         self.pulled += stats.pulled;
+        self.moved_shares += stats.moved_shares;
         self.operations += stats.operations;
         self.activations += stats.activations;
         self.inherited += stats.inherited;

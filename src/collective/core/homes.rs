@@ -10,7 +10,7 @@
 use super::cut::{Entry, Part};
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
-use super::plan::{Path, Plan};
+use super::plan::{BUFFERS, Path, Plan, RECEIVING_ROWS};
 use super::rank_set::RankSet;
 use crate::fabric::Change;
 use crate::fault::Fault;
@@ -26,6 +26,8 @@ pub(super) struct Homes {
     only: Option<usize>,
     /// The first round with so many of them, and so with the same shares.
     pub(super) since: u64,
+    /// Where shares are received for the round, and where they were for the round before.
+    pub(super) rows: [u64; 2],
     /// The newest round that this rank, a home, has reduced.
     pub(super) handed: u64,
 }
@@ -34,7 +36,7 @@ impl Homes {
     pub(super) fn new(plan: &Plan) -> Self {
         // Where they are of no use they take no memory: explorers clone machines by the million.
         let hosts = if plan.path.has_homes() { plan.topology.hosts() as usize } else { 0 };
-        Homes { leads: Vec::with_capacity(hosts), own: 0, only: None, since: 1, handed: 0 }
+        Homes { leads: Vec::with_capacity(hosts), own: 0, only: None, since: 1, rows: [0, 1], handed: 0 }
     }
 
     fn settle(&mut self, plan: &Plan, active: &RankSet, round: u64) {
@@ -51,6 +53,19 @@ impl Homes {
         if self.leads.len() != before {
             self.since = round;
         }
+    }
+
+    /// Chooses where the shares for a round are received, alike on every rank.
+    ///
+    /// A sender's write may land once more until it completes. Who arrives for round r has seen every other
+    /// rank arrive for r - 1, and a rank does that when its writes for r - 3 and earlier have completed. Its
+    /// writes for r - 2 may still land: in its own place only, which nobody else writes to while shares
+    /// stay as they are. When they have changed, that place may be another rank's, so the row is the one
+    /// that neither r - 1 nor r - 2 used. Else two rows in turn will do, and stay in a cache.
+    fn choose_row(&mut self, round: u64) {
+        let [last, before] = self.rows;
+        let rested = (0..RECEIVING_ROWS).find(|row| !self.rows.contains(row)).unwrap_or(before);
+        self.rows = [if round >= self.since + 2 { before } else { rested }, last];
     }
 
     /// Where a host is among those that have somebody active, or would be.
@@ -85,7 +100,15 @@ impl Machine {
     /// know who is active.
     pub(super) fn settle_homes(&mut self, round: u64) {
         if self.homes.leads.is_empty() || !self.leavers.is_empty() {
+            let before = self.homes.since;
             self.homes.settle(&self.plan, &self.active, round);
+            let moved = self.plan.path == Path::Scattered && self.homes.since > before;
+            self.stats.moved_shares += u64::from(moved && self.tags_under_way != [0; BUFFERS as usize]);
+        }
+        if !self.plan.fault(Fault::ReceiveAmongOldShares) {
+            self.homes.choose_row(round);
+        } else {
+            self.homes.rows = [round % 2, (round + 1) % 2];
         }
     }
 
@@ -127,7 +150,7 @@ impl Machine {
     }
 
     /// Where on this rank's host the part of a contribution to a round lies that begins at byte `from`; nothing if it
-    /// has to be read first.
+    /// has to be read first. Of a scattered round that is the one that this rank entered last.
     pub(crate) fn at_hand(&self, entry: &Entry, round: u64, from: usize) -> Option<usize> {
         if let Some(here) = self.in_place(entry, from) {
             return Some(here);
@@ -137,7 +160,7 @@ impl Machine {
         }
         let host = self.plan.host_of(entry.rank);
         let sender = self.homes.place_of(&self.plan, host).ok().filter(|_| self.plan.path == Path::Scattered);
-        sender.map(|place| self.plan.received(entry.rank, round, (place, self.homes.leads.len())))
+        sender.map(|place| self.plan.received(entry.rank, self.homes.rows[0], (place, self.homes.leads.len())))
     }
 
     /// Hands a contribution to the homes, each its part, and its tag after it.
@@ -147,7 +170,7 @@ impl Machine {
             let ((from, len), me) = (homes.share(&self.plan, place), self.plan.me);
             let at = self.plan.contribution(me, buffer) + from;
             let to = match self.plan.path {
-                Path::Scattered => self.plan.received(me, round, (homes.own, homes.leads.len())),
+                Path::Scattered => self.plan.received(me, homes.rows[0], (homes.own, homes.leads.len())),
                 _ => self.plan.pushed(me, buffer, round) + from,
             };
             let (host, data) = (self.plan.host_of(home), (has_data && len > 0).then_some((at, to, len)));

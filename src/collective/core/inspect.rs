@@ -90,7 +90,7 @@ impl Machine {
             self.pending,
             self.notices,
             self.release_later,
-            (self.homes.since, self.homes.handed),
+            (self.homes.since, self.homes.rows, self.homes.handed),
             &self.pull,
             &self.offloaded,
         )

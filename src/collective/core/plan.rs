@@ -25,6 +25,10 @@ pub(crate) const BUFFERS: u32 = 3;
 /// for who are done with it.
 const ROWS: u64 = 2;
 
+/// Rows for the shares that homes receive: those of two rounds in turn, and one that has rested for when shares
+/// change.
+pub(super) const RECEIVING_ROWS: u64 = 3;
+
 /// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
 const LINE: usize = 16;
 
@@ -431,13 +435,13 @@ impl Plan {
         lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest as usize)
     }
 
-    /// Where a share of a round lies in the data region of its home's host that was received from a rank on the
+    /// Where a share lies in the data region of its home's host that was received, in a row, from a rank on the
     /// host of home `from`, of so many.
-    pub(crate) fn received(&self, rank: u32, round: u64, (from, homes): (usize, usize)) -> usize {
-        let row = from * self.topology.widest as usize + self.topology.index_on_host[rank as usize] as usize;
+    pub(crate) fn received(&self, rank: u32, row: u64, (from, homes): (usize, usize)) -> usize {
+        let place = from * self.topology.widest as usize + self.topology.index_on_host[rank as usize] as usize;
         let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;
-        let area = before * self.stride() + (round % ROWS) as usize * self.receiving().unwrap_or(usize::MAX);
-        area + row * self.home_stride(homes)
+        let area = before * self.stride() + row as usize * self.receiving().unwrap_or(usize::MAX);
+        area + place * self.home_stride(homes)
     }
 
     /// Bytes of a data region. More than can be addressed was refused when the plan was made.
@@ -451,7 +455,7 @@ impl Plan {
         let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
         let partials = self.depth.checked_mul(u64::from(self.partials()))?;
         let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
-        let total = total.checked_add(self.receiving()?.checked_mul(ROWS as usize)?)?;
+        let total = total.checked_add(self.receiving()?.checked_mul(RECEIVING_ROWS as usize)?)?;
         Some(total).filter(|&total| total <= isize::MAX as usize)
     }
 

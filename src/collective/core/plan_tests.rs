@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::plan::BUFFERS;
+use super::plan::{BUFFERS, RECEIVING_ROWS};
 use super::{Cut, Path, Plan, Topology, program};
 use crate::collective::rule::{Absent, Fire, Grace};
 use crate::trigger::Schedule;
@@ -173,10 +173,10 @@ impl Plan {
         if plan.path == Path::Scattered {
             // This host is the home whose share is the longest.
             let (_, len) = plan.home_span(0, homes);
-            for round in [1, 2] {
+            for row in 0..RECEIVING_ROWS {
                 for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {
-                    let from = plan.received(rank, round, (self.host_of(rank) as usize, homes));
-                    add(format!("share of {rank} for {round}"), from, len);
+                    let from = plan.received(rank, row, (self.host_of(rank) as usize, homes));
+                    add(format!("share of {rank} in row {row}"), from, len);
                 }
             }
         }

@@ -38,6 +38,8 @@ pub struct Stats {
     pub activations: u64,
     /// Rounds that this rank made for itself, because their home took too long.
     pub pulled: u64,
+    /// Arrivals that found homes with other shares while data for the earlier ones was in flight.
+    pub moved_shares: u64,
     /// Operations of programs that this rank ran.
     pub operations: u64,
     /// Of those, the ones that it took over from a dead rank.
