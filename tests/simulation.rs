@@ -71,7 +71,11 @@ fn trees() {
 #[test]
 fn deaths() {
     let options = Options { deaths: 1.0, movers: vec![Mover::Tree], ..Options::default() };
-    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &["segments", "awaited", "pulled", "moved_shares"]].concat());
+    holds(
+        3_000_000..3_000_000 + DEADLY,
+        &options,
+        &[&CALM[..], &["segments", "awaited", "pulled", "moved_shares"]].concat(),
+    );
     let options = Options { deaths: 1.0, ..Options::default() };
     holds(4_000_000..4_000_000 + DEADLY / 2, &options, &[&CALM[..], &["operations", "inherited"]].concat());
 }

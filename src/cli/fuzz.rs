@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use earlybird::simulation::{Case, Failure, Found, Options, Recording, fuzz, shrink, trace};
+use earlybird::simulation::{Case, Failure, Found, Options, Pair, Recording, fuzz, shrink, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
@@ -27,6 +27,9 @@ pub(super) struct Args {
     /// Write the world that fails, or that is replayed, to a file: a seed means another one when the generator changes
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// List all pairs of conditions that were met together ten times less often than each alone suggests
+    #[arg(long)]
+    pairs: bool,
     /// Events printed at most; the last ones
     #[arg(long, default_value_t = 80)]
     events: usize,
@@ -38,6 +41,9 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// Pairs of conditions that are printed unless all are asked for.
+const MOST_PAIRS: usize = 12;
 
 /// Runs in which a failure is made smaller.
 const BUDGET: u64 = 30_000;
@@ -97,15 +103,33 @@ fn first_line(failure: &Failure) -> &str {
 
 fn report(args: &Args, found: &Found) {
     let counters = found.coverage.counters();
+    let hardly = found.pairs.hardly_met();
+    let shown = if args.pairs { hardly.len() } else { MOST_PAIRS.min(hardly.len()) };
     if args.json {
         let coverage: Map<String, Value> =
             counters.iter().map(|&(case, count)| (case.to_owned(), count.into())).collect();
         say!("{}", json!({"seeds": found.runs, "failures": found.failures.len(), "coverage": coverage}));
+        for Pair { first, second, met, expected } in hardly.iter().take(shown) {
+            say!("{}", json!({"first": first, "second": second, "met": met, "expected": expected}));
+        }
         return;
     }
     let mut table = Table::new(&["met", "times"]);
     counters.iter().for_each(|&(case, count)| table.row(&[case.to_owned(), count.to_string()]));
     say!("{table}");
+    let rare = found.pairs.rare();
+    if !rare.is_empty() {
+        let rare: Vec<String> = rare.iter().map(|(name, runs)| format!("{name} ({runs})")).collect();
+        say!("conditions met in fewer than one of 10,000 schedules: {}", rare.join(", "));
+    }
+    if shown > 0 {
+        let mut table = Table::new(&["hardly met together", "and", "schedules", "expected"]);
+        for Pair { first, second, met, expected } in hardly.iter().take(shown) {
+            table.row(&[first.to_string(), second.to_string(), met.to_string(), expected.to_string()]);
+        }
+        say!("{table}");
+        say!("{} such pairs; --pairs lists all of them (most that were never met exclude each other)", hardly.len());
+    }
     say!("{} schedules, {} failed", found.runs, found.failures.len());
 }
 

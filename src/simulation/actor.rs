@@ -6,6 +6,7 @@ use std::rc::Rc;
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::coverage::operation;
 use super::oracle::Oracle;
 use super::scenario::Habits;
 use crate::collective::core::{Effort, Machine, Op, Stats, Time};
@@ -86,6 +87,8 @@ pub(super) struct Actor {
     heard: Option<u32>,
     /// When it hears that somebody aborted.
     aborted: Option<Time>,
+    /// Operations that it made, as bits.
+    performed: u32,
 }
 
 /// Everything about an actor that changes.
@@ -169,6 +172,7 @@ impl Actor {
             news: None,
             heard: None,
             aborted: None,
+            performed: 0,
         }
     }
 
@@ -206,6 +210,10 @@ impl Actor {
     pub(super) fn next_op(&self) -> Option<String> {
         let machine = self.driver.machine();
         machine.peek_op().map(|op| machine.plan().op_name(op))
+    }
+
+    pub(super) fn performed(&self) -> u32 {
+        self.performed
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -346,6 +354,7 @@ impl Actor {
 
     /// One operation of the driver; what landed by it is judged.
     fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
+        self.performed |= self.driver.machine().peek_op().map_or(0, operation);
         let progress = self.driver.step(now, effort).map_err(|_| Trouble::Broke)?;
         if self.finishing {
             // What a leaver misses it lets go by itself.

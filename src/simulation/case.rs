@@ -4,17 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::Options;
+use super::generator::{GENERATOR, Options};
 use super::recording::Recording;
 use super::scenario::Scenario;
 use crate::collective::rule::Grace;
 use crate::fabric::sim::Weather;
 
-/// What today's generator is called: a seed means another world to another generator. It changes with
-/// everything that changes which world or which order of events a seed draws.
-pub const GENERATOR: u32 = 1;
-
-/// One schedule. Written as `1:17`, or `1:17+3,ranks=2,calm`: the world that generator 1 draws from seed 17, in
+/// One schedule. Written as `2:17`, or `2:17+3,ranks=2,calm`: the world that generator 2 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.
 #[derive(Clone, Debug)]
 pub struct Case {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::case::{Case, Edit};
-use super::{Coverage, Failure, Options, run};
+use super::{Coverage, Failure, Options, Pairs, run, run_and_tell};
 
 /// What came of many schedules.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,8 @@ pub struct Found {
     pub runs: u64,
     /// What they met.
     pub coverage: Coverage,
+    /// What they met together.
+    pub pairs: Pairs,
     /// The first failures, by seed.
     pub failures: Vec<Failure>,
 }
@@ -40,6 +42,7 @@ pub fn fuzz(
                     let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     found.runs += own.runs;
                     found.coverage.add(&own.coverage);
+                    found.pairs.merge(own.pairs);
                     found.failures.extend(own.failures);
                     if found.failures.len() >= most {
                         next.store(numbers.end, Ordering::Relaxed);
@@ -52,8 +55,11 @@ pub fn fuzz(
                     });
                     let Ok(number) = taken else { break };
                     own.runs += 1;
-                    match run(&case(number), options) {
-                        Ok(coverage) => own.coverage.add(&coverage),
+                    match run_and_tell(&case(number), options, &mut None) {
+                        Ok((coverage, conditions)) => {
+                            own.coverage.add(&coverage);
+                            own.pairs.add(&conditions);
+                        }
                         Err(failure) => own.failures.push(failure),
                     }
                     if own.runs == 256 || !own.failures.is_empty() {

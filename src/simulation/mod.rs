@@ -7,8 +7,10 @@
 
 mod actor;
 mod case;
+mod coverage;
 pub mod explore;
 mod fuzz;
+mod generator;
 mod oracle;
 mod recording;
 mod scenario;
@@ -22,121 +24,19 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use crate::collective::core::Stats;
-pub use case::{Case, Edit, GENERATOR, NotACase};
+pub use case::{Case, Edit, NotACase};
+pub use coverage::{Coverage, Pair, Pairs};
 pub use fuzz::{Found, fuzz, shrink};
+pub use generator::{GENERATOR, Options};
 pub use recording::{NotAWorld, Recording};
-pub use scenario::Options;
 
 use crate::collective::driver::{Driver, Regions};
-use crate::fabric::sim::{Met, SimFabric};
+use crate::fabric::sim::SimFabric;
 use crate::fabric::{Endpoint, Fabric};
 use actor::{Actor, Next};
+use coverage::Conditions;
 use oracle::Oracle;
 use scenario::Scenario;
-
-macro_rules! coverage {
-    ($($(#[$doc:meta])* $case:ident),* $(,)?) => {
-        /// How often each hard case was met. A run that met one of them never has shown little.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Coverage {
-            $($(#[$doc])* pub $case: u64,)*
-        }
-
-        impl Coverage {
-            /// Name and count of each case.
-            #[must_use]
-            pub fn counters(&self) -> [(&'static str, u64); [$(stringify!($case)),*].len()] {
-                [$((stringify!($case), self.$case)),*]
-            }
-
-            /// Adds what another run met.
-            pub fn add(&mut self, other: &Coverage) {
-                $(self.$case += other.$case;)*
-            }
-        }
-    };
-}
-
-coverage! {
-    /// Contributions made.
-    contributions,
-    /// Rounds seen.
-    rounds,
-    /// Contributions that found their round open when they came and closed when they asked.
-    late_while_closing,
-    /// Rounds with a carried and a fresh contribution of one rank.
-    carried_with_fresh,
-    /// Contributions that were carried over two rounds or more.
-    jumps,
-    /// Arrivals that waited for room in the ring.
-    full_ring,
-    /// Last arrivals that came late.
-    finish_races,
-    /// Graces that ended by time.
-    graces_expired,
-    /// Rounds that a deadline closed.
-    deadlines_expired,
-    /// Late contributions that were dropped.
-    dropped,
-    /// Late contributions that entered a full round with the rank's next arrival.
-    deferred,
-    /// Full rounds with somebody in them who came late.
-    full_with_carried,
-    /// Rounds closed for an initiator that had gone to compute.
-    closed_for_others,
-    /// Segments moved.
-    segments,
-    /// Segments that somebody was still filling.
-    awaited,
-    /// Rounds that a rank made for itself, because their home took too long.
-    pulled,
-    /// Arrivals that found homes with other shares while data for the earlier ones was in flight.
-    moved_shares,
-    /// Operations of programs run.
-    operations,
-    /// Messages that said that a round had fired.
-    activations,
-    /// Ranks that died.
-    deaths,
-    /// Operations of a dead rank that another one did again.
-    inherited,
-    /// Pieces of data that landed more than once.
-    repeats,
-    /// Operations that found their receiver not ready.
-    not_ready,
-    /// Operations that waited for a link.
-    stalled,
-    /// Operations that completed with an error.
-    broken,
-    /// Ranks that froze for a time.
-    freezes,
-}
-
-impl Coverage {
-    fn weather(&mut self, met: Met) {
-        let Met { repeats, not_ready, stalled, broken } = met;
-        (self.repeats, self.not_ready, self.stalled, self.broken) = (repeats, not_ready, stalled, broken);
-    }
-
-    fn count(&mut self, stats: Stats) {
-        self.late_while_closing += stats.late_while_closing;
-        self.jumps += stats.jumps;
-        self.full_ring += stats.full_ring;
-        self.finish_races += stats.finish_retries;
-        self.graces_expired += stats.graces_expired;
-        self.deadlines_expired += stats.deadlines_expired;
-        self.dropped += stats.dropped;
-        self.deferred += stats.deferred;
-        self.closed_for_others += stats.closed_for_others;
-        self.segments += stats.segments;
-        self.awaited += stats.awaited;
-        self.pulled += stats.pulled;
-        self.moved_shares += stats.moved_shares;
-        self.operations += stats.operations;
-        self.activations += stats.activations;
-        self.inherited += stats.inherited;
-    }
-}
 
 /// A schedule in which a guarantee did not hold.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -155,7 +55,7 @@ pub struct Failure {
 /// # Errors
 /// The guarantee that was violated, a panic of the core, or a world that never came to its end.
 pub fn run(case: &Case, options: &Options) -> Result<Coverage, Failure> {
-    run_and_tell(case, options, &mut None)
+    run_and_tell(case, options, &mut None).map(|(coverage, _)| coverage)
 }
 
 /// As [`run`]; also says what happened, a line an event.
@@ -164,11 +64,11 @@ pub fn run(case: &Case, options: &Options) -> Result<Coverage, Failure> {
 /// As `run`.
 pub fn trace(case: &Case, options: &Options) -> (Result<Coverage, Failure>, Vec<String>) {
     let mut story = Some(Vec::new());
-    let result = run_and_tell(case, options, &mut story);
+    let result = run_and_tell(case, options, &mut story).map(|(coverage, _)| coverage);
     (result, story.unwrap_or_default())
 }
 
-fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<Coverage, Failure> {
+fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<(Coverage, Conditions), Failure> {
     let scenario = case.scenario(options);
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
     // Of its own, so that a change to the world leaves the order alone.
@@ -192,7 +92,11 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 /// More than any world needs that makes progress.
 const MOST_EVENTS: u64 = 2_000_000;
 
-fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus, story: &mut Story) -> Result<Coverage, String> {
+fn simulate(
+    scenario: &Scenario,
+    rng: &mut Xoshiro256PlusPlus,
+    story: &mut Story,
+) -> Result<(Coverage, Conditions), String> {
     let fabrics = SimFabric::world(&scenario.hosts, rng.random());
     let net = fabrics[0].net();
     net.lock().take_over();
@@ -221,7 +125,9 @@ fn simulate(scenario: &Scenario, rng: &mut Xoshiro256PlusPlus, story: &mut Story
                 let mut coverage = finish(&actors, &oracle, failed)?;
                 coverage.weather(net.lock().met());
                 coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
-                return Ok(coverage);
+                let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
+                let conditions = Conditions::of(scenario, &coverage, performed);
+                return Ok((coverage, conditions));
             }
             (Some(_), None) => net.lock().advance(),
             (Some(network), Some(turn)) if network <= turn => net.lock().advance(),

@@ -108,6 +108,12 @@ impl Fire {
         self.when == When::All && self.deadline.is_none()
     }
 
+    /// Whether some rounds wait for all although the others do not.
+    #[must_use]
+    pub fn has_full_rounds(self) -> bool {
+        self.full_every.is_some()
+    }
+
     /// Whether `round` waits for everybody although the others do not.
     #[must_use]
     pub fn is_full(self, round: u64) -> bool {

@@ -5,11 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::net::Time;
 
 /// Troubles of a network, drawn by whoever makes it. None by default.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Weather {
     /// Of 256 pieces of data, how many land once more before their operation completes.
     pub(crate) repeats: u32,
+    /// How long after it landed a piece sets out once more, at most.
+    pub(crate) lag: Time,
+    /// Of 128 operations, how many take ten times as long as usual, and an eighth of those a hundred times.
+    pub(crate) slow: u32,
     /// Of 256 operations between hosts, how many find the receiver not ready, and are tried again.
     pub(crate) not_ready: u32,
     /// When what does not move.
@@ -17,6 +21,12 @@ pub(crate) struct Weather {
     /// The operation (by the order in which they are posted) that completes with an error, whether
     /// it took effect or not.
     pub(crate) breaks: Option<u64>,
+}
+
+impl Default for Weather {
+    fn default() -> Self {
+        Weather { repeats: 0, lag: 50_000, slow: 8, not_ready: 0, stalls: Vec::new(), breaks: None }
+    }
 }
 
 /// A time in which nothing moves between some hosts.

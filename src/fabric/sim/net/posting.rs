@@ -13,9 +13,9 @@ impl Net {
     fn delay(&mut self, here: bool) -> Time {
         let base = if here { self.rng.random_range(20..200) } else { self.rng.random_range(200..2_000) };
         match self.rng.random_range(0..128) {
-            0 => base * 100,
-            1..8 => base * 10,
-            _ => base,
+            slow if slow >= self.weather.slow => base,
+            slow if slow % 8 == 0 => base * 100,
+            _ => base * 10,
         }
     }
 
@@ -75,7 +75,7 @@ impl Net {
             if len > 0 && self.rng.random_range(0..256) < self.weather.repeats {
                 self.met.repeats += 1;
                 // Sent again by a sender that missed an acknowledgement, after a while of its own.
-                let sent = at + self.rng.random_range(0..50_000);
+                let sent = at + self.rng.random_range(0..self.weather.lag.max(1));
                 let again = self.arrival(endpoint, far, sent);
                 self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len, lands: again });
                 settled = settled.max(again);

@@ -1,0 +1,320 @@
+//! What a seed draws.
+//!
+//! Troubles and habits that are all there a little hide each other, and what needs three of them at once is hardly
+//! ever met. So each world draws first which of them are there at all, and how strong (Groce et al.: Swarm Testing,
+//! ISSTA 2012); and the ways to move data are equally likely, however many rules have them.
+
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::scenario::{Habits, Scenario};
+use crate::collective::choice::Mover;
+use crate::collective::core::{Effort, Path};
+use crate::collective::driver::Reduction;
+use crate::collective::rule::{Absent, Fire, Grace, Scale, When};
+use crate::fabric::sim::{Kind, Stall, Weather};
+use crate::fault::Fault;
+use crate::reduce::{Dtype, Reduce};
+use crate::trigger::Schedule;
+
+/// What today's generator is called: a seed means another world to another generator. It changes with
+/// everything that changes which world or which order of events a seed draws.
+pub const GENERATOR: u32 = 2;
+
+/// Bounds within which scenarios are drawn.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// World sizes to choose from, each range equally likely.
+    pub ranks: Vec<std::ops::RangeInclusive<u32>>,
+    /// Firing rules; a quorum of 0 stands for one drawn between 1 and P, a deadline for one drawn.
+    pub fires: Vec<Fire>,
+    /// Whether rules get a deadline and full rounds now and then, and late contributions another
+    /// fate than being carried.
+    pub variations: bool,
+    /// How data moves: by a cut (on any hosts), or by a program (on one).
+    pub movers: Vec<Mover>,
+    /// Most contributions of a rank.
+    pub steps: u32,
+    /// Whether all ranks make the same number of contributions, each on a host of its own where the
+    /// mover allows that.
+    pub alike: bool,
+    /// How often a rank dies, anywhere, from 0 to 1.
+    pub deaths: f64,
+    /// Whether the network has troubles: data that lands more than once, receivers that are not
+    /// ready, links and partitions on which nothing moves for a time, operations that complete
+    /// with an error; and ranks that freeze for a time.
+    pub weather: bool,
+    /// A deliberate fault in the core.
+    pub fault: Option<Fault>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            ranks: vec![1..=17],
+            fires: vec![
+                Fire::ALL,
+                Fire::SOLO,
+                Fire::quorum(0),
+                Fire::majority(0),
+                Fire::deadline(Duration::from_micros(1)),
+            ],
+            variations: true,
+            movers: vec![Mover::Cut],
+            steps: 6,
+            alike: false,
+            deaths: 0.0,
+            weather: false,
+            fault: None,
+        }
+    }
+}
+
+impl Options {
+    /// The same with a deliberate fault, over what it can show in.
+    #[must_use]
+    pub fn with_fault(self, fault: Fault) -> Self {
+        let movers = match fault.mover() {
+            Some(mover) => vec![mover],
+            None => self.movers,
+        };
+        let deaths = if fault.needs_a_death() { 1.0 } else { self.deaths };
+        Options { fault: Some(fault), movers, deaths, ..self }
+    }
+
+    /// Everything that there is: what a fuzzer draws from.
+    #[must_use]
+    pub fn everything() -> Self {
+        Options {
+            // Small worlds have the same races, and are drawn more often.
+            ranks: [(6, 1..=4), (5, 2..=6), (5, 2..=8), (3, 1..=17), (1, 33..=40)]
+                .into_iter()
+                .flat_map(|(times, ranks)| vec![ranks; times])
+                .collect(),
+            movers: vec![Mover::Cut, Mover::Cut, Mover::Tree],
+            deaths: 0.1,
+            weather: true,
+            ..Options::default()
+        }
+    }
+}
+
+impl Scenario {
+    /// The world of a seed.
+    pub(super) fn draw(seed: u64, options: &Options) -> Self {
+        let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
+        let range = options.ranks[rng.random_range(0..options.ranks.len())].clone();
+        let ranks = rng.random_range(range);
+        let tree = options.movers[rng.random_range(0..options.movers.len())] == Mover::Tree;
+        let fire = draw_fire(rng, options, ranks, tree);
+        let path = draw_path(rng, fire, ranks, tree);
+        let hosts = match path {
+            Path::Program => vec![0; ranks as usize],
+            _ if options.alike => (0..ranks).collect(),
+            _ => draw_hosts(rng, ranks, path.has_homes()),
+        };
+        let grace = match rng.random_range(0..4) {
+            0 => Grace::NONE,
+            1 => Grace::Auto,
+            _ => Grace::Fixed(Duration::from_nanos(rng.random_range(1..60_000))),
+        };
+        let depth = match fire.is_synchronous() {
+            true if tree => 2,
+            true => 1,
+            false => [1, 1, 2, 3, 5][rng.random_range(0..5)],
+        };
+        let reduction = draw_reduction(rng, options);
+        let schedule = tree.then(|| Schedule::EVERY[rng.random_range(0..3)]);
+        let (elements, segment) = match schedule {
+            // Chunks of programs are cache lines at least.
+            Some(Schedule::Scatter) => (rng.random_range(0..50), 64),
+            _ => {
+                // Of several homes only the first has a share of a few elements.
+                let most = if path == Path::Scattered && rng.random_bool(0.5) { 64 } else { 9 };
+                (rng.random_range(0..most), reduction.dtype.size() * rng.random_range(1..4))
+            }
+        };
+        let fills = rng.random_bool(0.3);
+        let habits = draw_habits(rng, options, &hosts, fills);
+        // Early ones are as interesting as late ones.
+        let someone = |rng: &mut Xoshiro256PlusPlus| {
+            let most = 10u64.pow(rng.random_range(1..4));
+            (rng.random_range(0..ranks as usize), rng.random_range(0..most))
+        };
+        let death = (ranks > 1 && rng.random_bool(options.deaths)).then(|| someone(rng));
+        let freeze = (options.weather && rng.random_bool(0.2)).then(|| {
+            let (rank, turn) = someone(rng);
+            (rank, turn, 10u64.pow(rng.random_range(4..7)))
+        });
+        let weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
+        let mut scenario = Scenario {
+            hosts,
+            fire,
+            grace,
+            depth,
+            path,
+            elements,
+            segment,
+            run: if fills { rng.random_range(1..=2) } else { 1 },
+            pull_after: 10u64.pow(rng.random_range(2..7)),
+            schedule,
+            program: None,
+            death,
+            freeze,
+            weather,
+            reduction,
+            ranks: habits,
+            fault: options.fault,
+        };
+        scenario.compile();
+        scenario
+    }
+}
+
+/// Which habits the ranks of this world have at all, and how strong each rank has them.
+fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], fills: bool) -> Vec<Habits> {
+    let compute = 10u64.pow(rng.random_range(2..6));
+    let stragglers = rng.random_range(0..=3);
+    let arriving = if rng.random_bool(0.5) { Effort::Nothing } else { Effort::Work };
+    let (overlap, hold, preempt) = (rng.random_bool(0.5), rng.random_bool(0.4), rng.random_bool(0.4));
+    let steps = draw_steps(rng, options, hosts);
+    let habits = |(rank, steps): (usize, u32)| Habits {
+        arriving,
+        steps,
+        fills: fills && rng.random_bool(0.5),
+        compute: if rank < stragglers { compute * 20 } else { compute },
+        overlaps: if overlap { [8, 128, 255][rng.random_range(0..3)] } else { 0 },
+        holds: if hold && rng.random_bool(0.5) { compute * 4 } else { 100 },
+        preempted: if preempt { [2, 64, 512][rng.random_range(0..3)] } else { 0 },
+    };
+    steps.into_iter().enumerate().map(habits).collect()
+}
+
+/// How many contributions each rank makes before it leaves: who leaves when decides who is active, which hosts take
+/// part, and who is drawn or reduces.
+fn draw_steps(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32]) -> Vec<u32> {
+    let ranks = hosts.len() as u32;
+    // Large worlds cost the most per schedule: they get fewer steps.
+    let most = if ranks > 17 { options.steps.min(3) } else { options.steps };
+    if options.alike {
+        return vec![most; ranks as usize];
+    }
+    let (early, some) = (rng.random_range(0..=most), rng.random_range(0..ranks));
+    match rng.random_range(0..6) {
+        // All at once.
+        0 => vec![early.max(1); ranks as usize],
+        // One after the other.
+        1 => (0..ranks).map(|rank| (rank + some) % (most + 1)).collect(),
+        // One rank, or one host, before all others.
+        2 => (0..ranks).map(|rank| if rank == some { early } else { most }).collect(),
+        3 => hosts.iter().map(|&host| if host == hosts[some as usize] { early } else { most }).collect(),
+        _ => (0..ranks).map(|_| rng.random_range(0..=most)).collect(),
+    }
+}
+
+fn draw_weather(rng: &mut Xoshiro256PlusPlus, hosts: &[u32]) -> Weather {
+    let hosts = hosts.iter().max().map_or(1, |most| most + 1);
+    let mut weather = Weather::default();
+    if hosts == 1 {
+        return weather;
+    }
+    weather.slow = [0, 8, 8, 32, 96][rng.random_range(0..5)];
+    if rng.random_bool(0.25) {
+        return weather;
+    }
+    if rng.random_bool(0.5) {
+        weather.repeats = rng.random_range(1..=255);
+        weather.lag = 10u64.pow(rng.random_range(2..6)) * rng.random_range(1..10);
+    }
+    if rng.random_bool(0.5) {
+        weather.not_ready = rng.random_range(1..64);
+    }
+    if rng.random_bool(0.4) {
+        weather.stalls = (0..rng.random_range(1..4))
+            .map(|_| {
+                let begin = rng.random_range(0..200_000);
+                let end = begin + 10u64.pow(rng.random_range(3..6)) * rng.random_range(1..10);
+                let kind = match rng.random_bool(0.5) {
+                    true => Kind::Clog { from: rng.random_range(0..hosts), to: rng.random_range(0..hosts) },
+                    false => Kind::Partition { below: rng.random_range(1..hosts) },
+                };
+                Stall { kind, begin, end }
+            })
+            .collect();
+    }
+    if rng.random_bool(0.1) {
+        let most = 10u64.pow(rng.random_range(1..4));
+        weather.breaks = Some(rng.random_range(0..most));
+    }
+    weather
+}
+
+/// A rule, synchronous or not as often as there are ways to move data for either.
+fn draw_fire(rng: &mut Xoshiro256PlusPlus, options: &Options, ranks: u32, tree: bool) -> Fire {
+    let synchronous = rng.random_bool(if tree { 0.25 } else { 0.6 });
+    let fits = |fire: &&Fire| fire.is_synchronous() == synchronous;
+    let fitting: Vec<Fire> = options.fires.iter().filter(fits).copied().collect();
+    let fires = if fitting.is_empty() { &options.fires } else { &fitting };
+    let chosen = fires[rng.random_range(0..fires.len())];
+    let limited = chosen.limit().is_some();
+    let fire = match chosen.when() {
+        When::Quorum(0) => Fire::quorum(rng.random_range(1..=ranks)),
+        When::Quorum(q) => Fire::quorum(q),
+        When::Majority(_) => Fire::majority(rng.random()),
+        When::Solo => Fire::SOLO,
+        When::All => Fire::ALL,
+    };
+    let varied = options.variations && (limited || !fire.is_synchronous());
+    let limit = Duration::from_nanos(10u64.pow(rng.random_range(2..6)) * rng.random_range(1..10));
+    let fire = if limited || (varied && rng.random_bool(0.2)) { fire.within(limit) } else { fire };
+    if varied && rng.random_bool(0.3) { fire.full_every(rng.random_range(2..7)) } else { fire }
+}
+
+fn draw_reduction(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Reduction {
+    let dtype = [Dtype::U64, Dtype::U64, Dtype::F32, Dtype::F16][rng.random_range(0..4)];
+    let reduce = match rng.random_range(0..6) {
+        0 => Reduce::Min,
+        1 => Reduce::Max,
+        2 => Reduce::Prod,
+        _ => Reduce::Sum,
+    };
+    let divides = dtype.is_float() && reduce == Reduce::Sum;
+    let scale = match rng.random_range(0..5) {
+        0 if divides => Scale::World,
+        1 if divides => Scale::Contributions,
+        2 if divides => Scale::Weights,
+        _ => Scale::Sum,
+    };
+    let absent = match rng.random_range(0..5) {
+        0 if options.variations => Absent::Drop,
+        1 if options.variations && divides => Absent::Decay(rng.random_range(0.25..=1.0)),
+        _ => Absent::Carry,
+    };
+    Reduction { dtype, reduce, scale, absent }
+}
+
+/// How data moves: all ways that the rule has are equally likely.
+fn draw_path(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -> Path {
+    let ways: &[Path] = match fire.is_synchronous() {
+        _ if tree => &[Path::Program],
+        true if ranks > 1 => &[Path::Segmented, Path::Replicated, Path::Gathered, Path::Scattered],
+        true => &[Path::Segmented, Path::Replicated],
+        false => &[Path::Segmented, Path::Eager],
+    };
+    ways[rng.random_range(0..ways.len())]
+}
+
+/// All on one host, each on its own, or mixed; homes are for `several`.
+fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32, several: bool) -> Vec<u32> {
+    match rng.random_range(0..4) {
+        0 | 1 if !several => vec![0; ranks as usize],
+        1 | 2 => (0..ranks).collect(),
+        _ => {
+            let hosts = rng.random_range(if several { 2 } else { 1 }..=ranks);
+            // The first `hosts` ranks make the numbers dense.
+            (0..ranks).map(|rank| if rank < hosts { rank } else { rng.random_range(0..hosts) }).collect()
+        }
+    }
+}
