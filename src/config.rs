@@ -28,9 +28,9 @@ pub const VARIABLES: [Variable; 14] = [
         meaning: "where the ranks meet: unix:NAME (on one machine), tcp:HOST:PORT (a free port on the host of rank 0) or file:FOLDER (a shared one)",
     },
     Variable {
-        name: "EARLYBIRD_SECRET",
-        default: "the job's identity",
-        meaning: "what only the ranks of this job know: a tcp or file store admits nobody else",
+        name: SECRET,
+        default: "drawn by `earlybird run`, else the job's identity",
+        meaning: "what only the ranks of this job know: a store admits nobody else",
     },
     Variable {
         name: "EARLYBIRD_FABRIC",
@@ -98,8 +98,19 @@ pub enum FabricChoice {
 
 crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "shm" => Shm, "ofi" => Ofi);
 
+/// What the launcher hands its ranks, or the user sets.
+const SECRET: &str = "EARLYBIRD_SECRET";
+
 /// Shorter ones are guessed, or were meant to be made by a command that failed.
 const LEAST_SECRET: usize = 8;
+
+/// Not even a short one is printed.
+fn long_enough(secret: String) -> Result<String> {
+    match secret.len() {
+        LEAST_SECRET.. => Ok(secret),
+        short => Err(Error::Config(format!("{SECRET} has {short} bytes; use {LEAST_SECRET} or more"))),
+    }
+}
 
 /// How to join a world.
 #[derive(Clone)]
@@ -108,7 +119,7 @@ pub struct Config {
     pub fabric: FabricChoice,
     /// How libfabric is used.
     pub ofi: Settings,
-    /// What only the ranks of this job know.
+    /// What only the ranks of this job know; without it the `EARLYBIRD_SECRET` that the launcher has set.
     pub secret: Option<String>,
     /// For joining, and for every later call that all ranks make together to set something up.
     pub deadline: Duration,
@@ -172,12 +183,7 @@ impl Config {
                 }
                 "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
                 "EARLYBIRD_DEVICE" => config.ofi.device = Some(value),
-                "EARLYBIRD_SECRET" if value.len() < LEAST_SECRET => {
-                    // Not even a short one is printed.
-                    let problem = format!("EARLYBIRD_SECRET has {} bytes; use {LEAST_SECRET} or more", value.len());
-                    return Err(Error::Config(problem));
-                }
-                "EARLYBIRD_SECRET" => config.secret = Some(value),
+                SECRET => config.secret = Some(long_enough(value)?),
                 "EARLYBIRD_SILENCE" => {
                     config.ofi.silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
                     if config.ofi.silence < Duration::from_secs(1) {
@@ -201,6 +207,15 @@ impl Config {
             }
         }
         Ok(config)
+    }
+
+    /// What only the ranks of this job know. It comes from the launcher as their identity does, however the rest was
+    /// configured.
+    pub(crate) fn job_secret(&self) -> Result<Option<String>> {
+        match &self.secret {
+            Some(secret) => Ok(Some(secret.clone())),
+            None => std::env::var(SECRET).ok().map(long_enough).transpose(),
+        }
     }
 }
 

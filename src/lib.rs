@@ -38,6 +38,9 @@ pub mod model;
 mod named;
 pub mod reduce;
 pub mod simulation;
+#[cfg(test)]
+#[path = "../ffi/tests/skipped/mod.rs"]
+mod skipped;
 mod sync;
 pub mod trigger;
 #[cfg(test)]

@@ -302,7 +302,7 @@ fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
         FabricChoice::Auto | FabricChoice::Ofi => {
             let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
             let place = identity.place()?;
-            let secret = Secret::new(config.secret.as_deref(), &identity.job);
+            let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
             let until = Deadline::from(config.deadline).instant();
             let gather = |mine: &[u8]| store::gather(&place, (rank, ranks), mine, &secret, config.deadline);
             Ok(Arc::new(OfiFabric::join(&library, &config.ofi, (rank, ranks), until, gather)?))

@@ -6,11 +6,13 @@ mod common;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::said;
+use common::{Job, said};
 use earlybird::{Config, World};
 
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -20,7 +22,12 @@ const DEADLINE: Duration = Duration::from_secs(3);
 fn rank() {
     let Some(role) = common::role() else { return };
     let started = Instant::now();
-    match Config::from_env().and_then(|config| World::from_env(&Config { deadline: DEADLINE, ..config })) {
+    let config = Config::from_env().map(|config| match role.as_str() {
+        // As of a program that sets everything itself.
+        "plain" => Config { secret: None, ..config },
+        _ => config,
+    });
+    match config.and_then(|config| World::from_env(&Config { deadline: DEADLINE, ..config })) {
         Ok(world) => {
             println!("\nJOINED {} of {}", world.rank(), world.size());
             println!("\nFABRIC {}", world.fabric_name());
@@ -150,13 +157,12 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
 fn visit_as_strangers(way: &Way) -> Vec<Box<dyn Write>> {
     let (kind, place) = way.store.split_once(':').unwrap();
     let until = Instant::now() + DEADLINE;
-    let user = rustix::process::getuid().as_raw();
     let store = if way.is_shm() { "" } else { "-store" };
     let mut visitors: Vec<Box<dyn Write>> = Vec::new();
     while visitors.len() < 2 && Instant::now() < until {
         match kind {
             "unix" => {
-                let address = SocketAddr::from_abstract_name(format!("earlybird-{user}-{place}{store}")).unwrap();
+                let address = SocketAddr::from_abstract_name(format!("earlybird-{place}{store}")).unwrap();
                 visitors.extend(UnixStream::connect_addr(&address).map(|stream| Box::new(stream) as Box<dyn Write>));
             }
             "tcp" => visitors.extend(TcpStream::connect(place).map(|stream| Box::new(stream) as Box<dyn Write>)),
@@ -322,6 +328,51 @@ fn who_does_not_know_the_secret_stays_outside() {
         let texts = start(&way.with("EARLYBIRD_SECRET", "speak friend"), &[(0, 2), (1, 2)], "");
         assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{texts:?}");
     }
+}
+
+/// The launcher's secret holds like its ranks and its store do, whatever else a program configures.
+#[test]
+fn a_program_that_configures_itself_keeps_to_the_secret() {
+    for way in stores() {
+        let way = way.with("EARLYBIRD_SECRET", "speak friend").but_for(1, "EARLYBIRD_SECRET", "open sesame");
+        all_say(&start(&way, &[(0, 2), (1, 2)], "plain"), &["secret"]);
+    }
+}
+
+/// An executable that other users can reach: this one may lie in a folder of the user's own.
+fn copy_for_everybody() -> std::path::PathBuf {
+    let copy = std::env::temp_dir().join(format!("earlybird-test-{}", fresh()));
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
+    copy
+}
+
+#[test]
+fn a_rank_of_another_user_is_refused_by_name() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return common::skipped("only root can start a process as another user");
+    }
+    let program = copy_for_everybody();
+    if let Err(problem) = Command::new(&program).arg("--list").uid(NOBODY).output() {
+        std::fs::remove_file(&program).unwrap();
+        return common::skipped(format_args!("another user cannot run {}: {problem}", program.display()));
+    }
+    for way in ways().into_iter().filter(|way| way.is("unix:")) {
+        let begin = |rank: u32| {
+            let mut command = Command::new(&program);
+            command.env("EARLYBIRD_STORE", &way.store).envs(way.variables.iter().map(|(name, value)| (name, value)));
+            if rank == 1 {
+                command.uid(NOBODY);
+            }
+            common::start(&mut command, (rank, 2), "rank", "")
+        };
+        let job = Job { ranks: (0..2).map(begin).collect() };
+        let texts: Vec<_> = job.finish(10 * DEADLINE).into_iter().map(|(_, text)| text).collect();
+        all_say(&texts[..1], &["rank 1 did not come within", &format!("belongs to user {NOBODY}, where user 0")]);
+        all_say(&texts[1..], &[&format!("belongs to user 0, where user {NOBODY} was expected"), "EARLYBIRD_STORE"]);
+    }
+    std::fs::remove_file(program).unwrap();
 }
 
 /// A program that listens on the port and says this to whoever comes, with a pause after each byte.

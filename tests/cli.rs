@@ -191,6 +191,22 @@ fn run_prefixes_output_and_reports_who_failed() {
     assert_eq!(output.status.code(), Some(128 + 9));
 }
 
+/// The secrets of three ranks, as they find them in their environment.
+fn secrets(own: Option<&str>) -> Vec<String> {
+    let mut command = earlybird(&["run", "-n", "3", "--", "sh", "-c", "echo secret=$EARLYBIRD_SECRET"]);
+    let output = command.envs(own.map(|secret| ("EARLYBIRD_SECRET", secret))).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    text(&output).lines().filter_map(|line| Some(line.split_once("secret=")?.1.to_owned())).collect()
+}
+
+#[test]
+fn run_hands_its_ranks_a_secret_that_nobody_else_knows() {
+    let (one, another) = (secrets(None), secrets(None));
+    assert!(one.len() == 3 && one.iter().all(|secret| secret.len() == 32 && *secret == one[0]), "{one:?}");
+    assert_ne!(one[0], another[0], "two runs have one secret");
+    assert_eq!(secrets(Some("speak friend")), ["speak friend"; 3], "the user's own stays");
+}
+
 #[test]
 fn ranks_stay_on_their_cores() {
     let output = earlybird(&["run", "-n", "2", "--bind", "core", "--", "sh", "-c", "nproc"]).output().unwrap();

@@ -1,6 +1,7 @@
 //! From a process to a member of a world: who am I, and where are the others.
 
 pub mod identity;
+mod peer;
 mod place;
 mod rendezvous;
 mod roll;

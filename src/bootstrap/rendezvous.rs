@@ -15,6 +15,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use super::peer;
 use super::roll::Roll;
 use super::wire::{HELLO, Heading, Hello, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
@@ -38,8 +39,7 @@ pub(crate) fn meet(name: &str, (rank, ranks): (u32, u32), deadline: Duration) ->
     if ranks == 1 {
         return ShmFabric::join(ShmFabric::create(1)?, 0, 1, &[None]);
     }
-    let user = rustix::process::getuid().as_raw();
-    let address = SocketAddr::from_abstract_name(format!("earlybird-{user}-{name}"))
+    let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
     let until = Deadline::from(deadline).instant();
     if rank == 0 { host(&address, ranks, until, deadline) } else { visit(&address, rank, ranks, until, deadline) }
@@ -66,9 +66,16 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
             std::thread::sleep(PAUSE);
             continue;
         };
-        let Some((rank, told, pid)) = greet(&stream) else { continue };
+        let peer = match peer::of_this_user(&stream) {
+            Ok(peer) => peer,
+            Err(why) => {
+                roll.turn_away(why);
+                continue;
+            }
+        };
+        let Some(Hello { rank, ranks: told }) = greet(&stream) else { continue };
         roll.enter(rank, told);
-        guests.push((rank, pid, stream));
+        guests.push((rank, peer.process.unwrap_or_default(), stream));
     };
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
@@ -85,19 +92,14 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
     ShmFabric::join(memory, 0, ranks, &pids)
 }
 
-/// Rank, world size and process of a guest; nothing for a stranger.
-fn greet(stream: &UnixStream) -> Option<(u32, u32, u32)> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    if peer.uid != rustix::process::getuid() {
-        return None;
-    }
+/// How a guest introduces itself; nothing for a stranger.
+fn greet(stream: &UnixStream) -> Option<Hello> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(MANNERS)).ok()?;
     stream.set_write_timeout(Some(MANNERS)).ok()?;
     let mut hello = [0; HELLO];
     (&mut &*stream).read_exact(&mut hello).ok()?;
-    let Hello { rank, ranks } = Hello::decode(&hello)?;
-    Some((rank, ranks, peer.pid.as_raw_nonzero().get() as u32))
+    Hello::decode(&hello)
 }
 
 fn refuse(stream: &mut UnixStream, problem: &str) -> std::io::Result<()> {
@@ -131,16 +133,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
             }
         }
     };
-    let host = rustix::net::sockopt::socket_peercred(&stream).map_err(|cause| os(cause.into()))?;
-    if host.uid != rustix::process::getuid() {
-        return Err(Error::join(
-            rank,
-            format!(
-                "the meeting is held by another user ({}); set EARLYBIRD_STORE=unix:NAME to a name of your own",
-                host.uid.as_raw()
-            ),
-        ));
-    }
+    let host = peer::of_this_user(&stream).map_err(|why| Error::join(rank, why))?;
     let hello = Hello { rank, ranks }.encode();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
@@ -156,7 +149,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     }
     let mut pids = decode_pids(&body, ranks).ok_or_else(lost)?;
     // As this process sees it, should the two live in different process namespaces.
-    pids[0] = Some(host.pid.as_raw_nonzero().get() as u32);
+    pids[0] = host.process;
     ShmFabric::join(memory.ok_or_else(lost)?, rank, ranks, &pids)
 }
 

@@ -15,6 +15,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub(super) struct Roll {
     present: Vec<bool>,
     mistake: Option<(String, Instant)>,
+    /// Why somebody was not let in.
+    turned_away: Option<String>,
     complete: Option<Instant>,
     until: Instant,
     /// As it was set, to be told.
@@ -23,7 +25,8 @@ pub(super) struct Roll {
 
 impl Roll {
     pub(super) fn new(ranks: u32, until: Instant, deadline: Duration) -> Self {
-        Roll { present: (0..ranks).map(|rank| rank == 0).collect(), mistake: None, complete: None, until, deadline }
+        let present = (0..ranks).map(|rank| rank == 0).collect();
+        Roll { present, mistake: None, turned_away: None, complete: None, until, deadline }
     }
 
     /// A process says that it is `rank` in a world of `ranks`. Whether it can be.
@@ -53,6 +56,11 @@ impl Roll {
         self.mistake.get_or_insert((problem, Instant::now()));
     }
 
+    /// Somebody was not let in, who may be the one that is missing; of several the first is told of.
+    pub(super) fn turn_away(&mut self, why: String) {
+        self.turned_away.get_or_insert(why);
+    }
+
     fn missing(&self) -> Vec<u32> {
         (0..).zip(&self.present).filter(|(_, present)| !**present).map(|(rank, _)| rank).collect()
     }
@@ -71,8 +79,9 @@ impl Roll {
             }
             None if late => {
                 let (missing, ranks, deadline) = (Ranks(missing), self.present.len(), self.deadline);
+                let also = self.turned_away.as_ref().map_or_else(String::new, |why| format!(" Not let in: {why}"));
                 Some(Err(format!(
-                    "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?"
+                    "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?{also}"
                 )))
             }
             None => None,

@@ -57,12 +57,12 @@ struct Rank {
 impl Launch<'_> {
     pub(super) fn run(&self) -> super::Outcome {
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
-        let meeting = meeting()?;
+        let (meeting, secret) = (format!("unix:{}", random()?), random()?);
         let mut ranks = Vec::new();
         let mut relays = Vec::new();
         for rank in 0..self.ranks {
             // Children die with the thread that started them: this one, which stays.
-            let mut child = self.command(rank, &meeting)?.spawn()?;
+            let mut child = self.command(rank, &meeting, &secret)?.spawn()?;
             let prefix = match self.output {
                 Output::Prefixed => format!("[{rank}] "),
                 Output::First if rank == 0 => String::new(),
@@ -86,7 +86,7 @@ impl Launch<'_> {
         Ok(code)
     }
 
-    fn command(&self, rank: u32, meeting: &str) -> Result<Command, std::io::Error> {
+    fn command(&self, rank: u32, meeting: &str, secret: &str) -> Result<Command, std::io::Error> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(super::rank::NAME).arg("--launcher").arg(std::process::id().to_string());
         if self.bind == Bind::Core {
@@ -96,6 +96,10 @@ impl Launch<'_> {
         command.env("EARLYBIRD_RANK", rank.to_string());
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
+        // A user's own stays: ranks that are started otherwise may know it, too.
+        if std::env::var_os("EARLYBIRD_SECRET").is_none() {
+            command.env("EARLYBIRD_SECRET", secret);
+        }
         command.envs(PROVIDERS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
         command.stdin(Stdio::null()).process_group(0);
         if self.output == Output::Prefixed || rank > 0 {
@@ -105,12 +109,12 @@ impl Launch<'_> {
     }
 }
 
-/// A meeting place that nobody can guess.
-fn meeting() -> Result<String, std::io::Error> {
-    let mut random = [0; 16];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    let hex: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("unix:{hex}"))
+/// What nobody can guess: a name for the meeting, which all can read in /proc/net/unix, and a secret, which only
+/// this user and root can read in the environment of the ranks.
+fn random() -> Result<String, std::io::Error> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Copies lines, each with its prefix, so that the lines of two ranks never mix.

@@ -11,9 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Meeting;
 use super::frame::{self, GREETING, HEADING, Heard, Hello, MOST_HELLO, NONCE};
-use crate::bootstrap::draw;
 use crate::bootstrap::place::Place;
 use crate::bootstrap::roll::Roll;
+use crate::bootstrap::{draw, peer};
 use crate::error::{Error, Result};
 
 const PAUSE: Duration = Duration::from_millis(20);
@@ -109,11 +109,18 @@ impl Stream {
             Stream::Tcp(stream) => stream.set_nonblocking(true),
         }
     }
+
+    /// Whether the peer may be spoken to: where the kernel knows its user, not another one's.
+    fn check_user(&self) -> std::result::Result<(), String> {
+        match self {
+            Stream::Unix(stream) => peer::of_this_user(stream).map(drop),
+            Stream::Tcp(_) => Ok(()),
+        }
+    }
 }
 
 fn abstract_name(name: &str) -> io::Result<UnixAddr> {
-    let user = rustix::process::getuid().as_raw();
-    UnixAddr::from_abstract_name(format!("earlybird-{user}-{name}-store"))
+    UnixAddr::from_abstract_name(format!("earlybird-{name}-store"))
 }
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
@@ -233,6 +240,10 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
                 }
             };
             quiet = false;
+            if let Err(why) = stream.check_user() {
+                roll.turn_away(why);
+                continue;
+            }
             at_the_door.extend(Guest::welcome(stream, draw(0)?));
             if at_the_door.len() > most_at_the_door {
                 at_the_door.remove(0);
@@ -303,6 +314,7 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             }
         }
     };
+    stream.check_user().map_err(|why| meeting.error(why))?;
     let other =
         "what answers there is no rank 0 of an earlybird job of this version; is the port used by another program?";
     let mut greeting = [0; GREETING];
@@ -321,4 +333,100 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let verdict = frame::judged(&heading, &rest, &nonce, secret).ok_or_else(|| meeting.error(stranger))?;
     let world = verdict.map_err(|problem| meeting.error(problem))?;
     frame::decode_world(&world, ranks).ok_or_else(|| meeting.error("rank 0 told of another world"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Uid, geteuid};
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+    use crate::bootstrap::store::Secret;
+    use crate::skipped::skipped;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    /// Makes the calling thread, and no other, act as another user.
+    fn become_user(user: Uid) -> rustix::io::Result<()> {
+        set_thread_res_uid(user, user, user)
+    }
+
+    /// This user, and one that a thread can become; says so where none can.
+    fn users() -> Option<(u32, Uid)> {
+        let other = Uid::from_raw(65534);
+        let became = std::thread::spawn(move || become_user(other)).join().unwrap();
+        became.inspect_err(|cause| skipped(format_args!("no thread can act as another user here: {cause}"))).ok()?;
+        Some((geteuid().as_raw(), other))
+    }
+
+    /// Knows the place from /proc/net/unix, and with it the seal, and speaks as rank 1 would; how it is answered.
+    fn intrude(address: &UnixAddr, secret: &Secret, until: Instant) -> io::Result<[u8; HEADING]> {
+        let mut stream = loop {
+            match UnixStream::connect_addr(address) {
+                Ok(stream) => break stream,
+                Err(cause) if Instant::now() > until => return Err(cause),
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        };
+        stream.set_read_timeout(Some(MANNERS))?;
+        let mut greeting = [0; GREETING];
+        stream.read_exact(&mut greeting)?;
+        let greeted = frame::greeted(&greeting).ok_or(io::ErrorKind::InvalidData)?;
+        let hello = Hello { rank: 1, ranks: 2, nonce: [1; NONCE], data: b"an intruder".to_vec() };
+        stream.write_all(&hello.encode(&greeted, secret))?;
+        let mut heading = [0; HEADING];
+        stream.read_exact(&mut heading)?;
+        Ok(heading)
+    }
+
+    #[test]
+    fn another_user_stays_outside_whatever_it_knows() {
+        let Some((own, other)) = users() else { return };
+        let name = format!("test-intruder-{}", std::process::id());
+        let (place, address) = (Place::Unix(name.clone()), abstract_name(&name).unwrap());
+        let (secret, until) = (Secret::new(None, &name), Instant::now() + DEADLINE);
+        let meeting = |rank: u32, mine: &'static [u8]| Meeting {
+            place: &place,
+            rank,
+            ranks: 2,
+            mine,
+            secret: &secret,
+            until,
+            deadline: DEADLINE,
+        };
+        std::thread::scope(|scope| {
+            let hosting = scope.spawn(|| host(&meeting(0, b"zero")));
+            let intruding = scope.spawn(|| {
+                become_user(other).unwrap();
+                (intrude(&address, &secret, until), visit(&meeting(1, b"a visitor")))
+            });
+            let (answered, visited) = intruding.join().unwrap();
+            assert!(answered.is_err(), "the intruder was answered: {answered:?}");
+            let refused = visited.unwrap_err().to_string();
+            let named = format!("belongs to user {own}, where user {} was expected", other.as_raw());
+            assert!(refused.contains(&named), "{refused}");
+
+            assert_eq!(visit(&meeting(1, b"one")).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
+            assert_eq!(hosting.join().unwrap().unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
+        });
+    }
+
+    /// Whoever was first to listen at the name.
+    #[test]
+    fn another_user_that_holds_the_meeting_is_not_believed() {
+        let Some((own, other)) = users() else { return };
+        let name = format!("test-squatter-{}", std::process::id());
+        let (place, address) = (Place::Unix(name.clone()), abstract_name(&name).unwrap());
+        let listening = std::thread::spawn(move || {
+            become_user(other).unwrap();
+            UnixListener::bind_addr(&address).unwrap()
+        });
+        let _listener = listening.join().unwrap();
+        let (secret, until) = (Secret::new(None, &name), Instant::now() + DEADLINE);
+        let meeting =
+            Meeting { place: &place, rank: 1, ranks: 2, mine: b"one", secret: &secret, until, deadline: DEADLINE };
+        let refused = visit(&meeting).unwrap_err().to_string();
+        let named = format!("belongs to user {}, where user {own} was expected", other.as_raw());
+        assert!(refused.contains(&named), "{refused}");
+    }
 }

@@ -1,0 +1,24 @@
+//! Who is at the other end of a socket on this machine: by the kernel's word, not by the peer's.
+
+use std::os::fd::AsFd;
+
+use earlybird_ffi::socket::{Credentials, peer_credentials};
+
+/// The process at the other end of a socket. It must be of this process's user: names of abstract sockets
+/// are listed for everybody, and anybody may listen at one or connect to it.
+///
+/// # Errors
+/// Which user it is of, which one it should be of, and what to do.
+pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
+    let peer = peer_credentials(socket.as_fd())
+        .map_err(|cause| format!("the kernel does not say who is at the other end ({cause})"))?;
+    let expected = rustix::process::geteuid().as_raw();
+    if peer.user == expected {
+        return Ok(peer);
+    }
+    Err(format!(
+        "the process at the other end belongs to user {}, where user {expected} was expected; start all ranks of a job \
+         as one user, and give each job an EARLYBIRD_STORE=unix:NAME of its own",
+        peer.user
+    ))
+}
