@@ -6,7 +6,7 @@ mod common;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -167,7 +167,8 @@ fn visit_as_strangers(way: &Way) -> Vec<Box<dyn Write>> {
             }
             "tcp" => visitors.extend(TcpStream::connect(place).map(|stream| Box::new(stream) as Box<dyn Write>)),
             _ => {
-                std::fs::create_dir_all(place).unwrap();
+                // Rank 0 may have made it by now.
+                std::fs::DirBuilder::new().recursive(true).mode(0o700).create(place).unwrap();
                 std::fs::write(format!("{place}/note-to-self"), "milk").unwrap();
                 return visitors;
             }
@@ -373,6 +374,35 @@ fn a_rank_of_another_user_is_refused_by_name() {
         all_say(&texts[1..], &[&format!("belongs to user 0, where user {NOBODY} was expected"), "EARLYBIRD_STORE"]);
     }
     std::fs::remove_file(program).unwrap();
+}
+
+/// Over shared memory ranks watch each other's processes.
+#[test]
+fn a_rank_in_another_process_namespace_is_refused_by_name() {
+    let unshare = ["--pid", "--fork", "--kill-child"];
+    let probe = Command::new("unshare").args(unshare).arg("true").output();
+    if !probe.as_ref().is_ok_and(|probe| probe.status.success()) {
+        return common::skipped(format_args!("no process namespaces here: {probe:?}"));
+    }
+    let meet = |inside: u32| -> Vec<String> {
+        let way = shm();
+        let begin = |rank: u32| {
+            let mut command =
+                Command::new(if rank == inside { "unshare".into() } else { std::env::current_exe().unwrap() });
+            if rank == inside {
+                command.args(unshare).arg(std::env::current_exe().unwrap());
+            }
+            common::start(command.env("EARLYBIRD_STORE", &way.store), (rank, 2), "rank", "")
+        };
+        let job = Job { ranks: (0..2).map(begin).collect() };
+        job.finish(10 * DEADLINE).into_iter().map(|(_, text)| text).collect()
+    };
+    // A guest sees nothing of the host, which sees it.
+    let texts = meet(1);
+    all_say(&texts[..1], &["rank 1 did not come within"]);
+    all_say(&texts[1..], &["rank 0 lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
+    // The host sees nothing of a guest, and tells all.
+    all_say(&meet(0), &["rank 1 lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
 }
 
 /// A program that listens on the port and says this to whoever comes, with a pause after each byte.

@@ -22,3 +22,15 @@ pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
         peer.user
     ))
 }
+
+/// Its process, so that its end can be watched.
+///
+/// # Errors
+/// That it lives where this process cannot see it, and what to do: to be said of a rank.
+pub(super) fn process(peer: Credentials) -> Result<u32, String> {
+    peer.process.ok_or_else(|| {
+        "lives in another process namespace, where its end cannot be watched from here; start all ranks in one (of \
+         containers: docker run --pid=host, or --pid=container:NAME), or set EARLYBIRD_FABRIC=ofi"
+            .to_owned()
+    })
+}

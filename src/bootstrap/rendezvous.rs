@@ -74,8 +74,12 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
             }
         };
         let Some(Hello { rank, ranks: told }) = greet(&stream) else { continue };
+        let pid = peer::process(peer).unwrap_or_else(|problem| {
+            roll.blame(format!("rank {rank} {problem}"));
+            0
+        });
         roll.enter(rank, told);
-        guests.push((rank, peer.process.unwrap_or_default(), stream));
+        guests.push((rank, pid, stream));
     };
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
@@ -134,6 +138,8 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
         }
     };
     let host = peer::of_this_user(&stream).map_err(|why| Error::join(rank, why))?;
+    // Rank 0 asks the same of this process, so all numbers that it tells are of one namespace.
+    peer::process(host).map_err(|problem| Error::join(rank, format!("rank 0 {problem}")))?;
     let hello = Hello { rank, ranks }.encode();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
@@ -147,9 +153,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     if refused {
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
     }
-    let mut pids = decode_pids(&body, ranks).ok_or_else(lost)?;
-    // As this process sees it, should the two live in different process namespaces.
-    pids[0] = host.process;
+    let pids = decode_pids(&body, ranks).ok_or_else(lost)?;
     ShmFabric::join(memory.ok_or_else(lost)?, rank, ranks, &pids)
 }
 

@@ -1,4 +1,7 @@
-//! A store in a folder that all hosts share: each guest leaves a file, and rank 0 one for all.
+//! A store in a folder that all hosts share: each guest leaves a file, and rank 0 one for each.
+//!
+//! Nobody but the job's user writes there: a folder is refused, by every rank and before it writes anything,
+//! where others can.
 //!
 //! Files appear whole (written elsewhere and renamed). What an earlier job has left is not taken for
 //! this one's: rank 0 clears the folder, a guest whose file has gone writes it again, and it believes
@@ -6,10 +9,11 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::Meeting;
+use super::folder::{Folder, Unusable};
 use super::frame::{self, HEADING, Heard, Hello, NONCE};
 use crate::bootstrap::draw;
 use crate::bootstrap::roll::Roll;
@@ -25,30 +29,20 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Stands where a conversation has a number that rank 0 drew.
 const NOT_GREETED: [u8; NONCE] = [0; NONCE];
 
-fn guest_file(folder: &Path, rank: u32) -> PathBuf {
-    folder.join(format!("earlybird-guest-{rank}"))
+fn guest_file(rank: u32) -> String {
+    format!("earlybird-guest-{rank}")
 }
 
-fn answer_file(folder: &Path, rank: u32) -> PathBuf {
-    folder.join(format!("earlybird-answer-{rank}"))
+fn answer_file(rank: u32) -> String {
+    format!("earlybird-answer-{rank}")
 }
 
-/// Writes a file at once.
-fn put(file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let draft = file.with_extension(format!("draft-{}", std::process::id()));
-    fs::write(&draft, bytes)?;
-    fs::rename(&draft, file).inspect_err(|_| _ = fs::remove_file(&draft))
-}
-
-pub(super) fn host(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>> {
-    let cannot = |cause: io::Error| meeting.error(format!("rank 0 cannot use this folder: {cause}"));
-    fs::create_dir_all(folder).map_err(cannot)?;
+pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
+    let cannot = |cause: Unusable| meeting.error(format!("rank 0 cannot use this folder: {cause}"));
+    let folder = Folder::make(path).map_err(cannot)?;
     for rank in 1..meeting.ranks {
-        for file in [guest_file(folder, rank), answer_file(folder, rank)] {
-            match fs::remove_file(file) {
-                Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cannot(cause)),
-                _ => {}
-            }
+        for file in [guest_file(rank), answer_file(rank)] {
+            folder.remove(&file).map_err(|cause| cannot(cause.into()))?;
         }
     }
     let mut roll = Roll::new(meeting.ranks, meeting.until, meeting.deadline);
@@ -59,7 +53,7 @@ pub(super) fn host(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>>
             if guests[rank as usize].is_some() {
                 continue;
             }
-            let Ok(bytes) = fs::read(guest_file(folder, rank)) else { continue };
+            let Ok(bytes) = folder.read(&guest_file(rank)) else { continue };
             quiet = false;
             match Hello::decode(&bytes, &NOT_GREETED, meeting.secret) {
                 Heard::Hello(hello) if hello.rank == rank => {
@@ -85,39 +79,51 @@ pub(super) fn host(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>>
     for (rank, guest) in (0..).zip(&guests).skip(1) {
         // A stranger learns from the wrong seal that it is one.
         let theirs = guest.as_ref().map_or(NOT_GREETED, |hello| hello.nonce);
-        put(&answer_file(folder, rank), &frame::verdict(&told, &theirs, meeting.secret)).map_err(cannot)?;
+        let answer = frame::verdict(&told, &theirs, meeting.secret);
+        folder.put(&answer_file(rank), &answer).map_err(|cause| cannot(cause.into()))?;
     }
     // A guest takes its answer away, and its own file; then nothing is left. A stranger does not, and
     // learns of it all the same.
     let until = meeting.until.max(Instant::now() + LINGER);
-    let is_waited_for = |rank: u32| guest_file(folder, rank).exists() && answer_file(folder, rank).exists();
+    let is_waited_for = |rank: u32| folder.has(&guest_file(rank)) && folder.has(&answer_file(rank));
     while Instant::now() < until && (1..meeting.ranks).any(is_waited_for) {
         std::thread::sleep(PAUSE);
     }
     for rank in 1..meeting.ranks {
-        let _ = fs::remove_file(answer_file(folder, rank));
-        let _ = fs::remove_file(guest_file(folder, rank));
+        let _ = folder.remove(&answer_file(rank));
+        let _ = folder.remove(&guest_file(rank));
     }
     // Only if it is empty: whatever else lies there is not ours.
-    let _ = fs::remove_dir(folder);
+    let _ = fs::remove_dir(path);
     verdict.map_err(|problem| meeting.error(problem))
 }
 
-pub(super) fn visit(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>> {
+pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
     let Meeting { rank, ranks, mine, secret, until, deadline, .. } = *meeting;
     let nonce = draw(rank)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&NOT_GREETED, secret);
-    let (own, answer) = (guest_file(folder, rank), answer_file(folder, rank));
+    let (own, answer) = (guest_file(rank), answer_file(rank));
     let (mut stranger, mut written) = (false, Instant::now());
     let mut last = None;
     loop {
-        if !own.exists() || written.elapsed() > AGAIN {
-            // Rank 0 has not made the folder yet, or has cleared it. And on a network's file system a
+        let folder = match Folder::open(path) {
+            Ok(folder) => Some(folder),
+            Err(Unusable::System(cause)) => {
+                last = Some(cause);
+                None
+            }
+            Err(problem) => return Err(meeting.error(problem)),
+        };
+        if let Some(folder) = &folder
+            && (!folder.has(&own) || written.elapsed() > AGAIN)
+        {
+            // Rank 0 has just made the folder, or has cleared it. And on a network's file system a
             // write makes this host look at the folder anew.
-            last = put(&own, &hello).err();
+            last = folder.put(&own, &hello).err();
             written = Instant::now();
         }
-        if let Ok(bytes) = fs::read(&answer)
+        if let Some(folder) = &folder
+            && let Ok(bytes) = folder.read(&answer)
             && let Some((heading, rest)) = bytes.split_first_chunk::<HEADING>()
         {
             // Else it is of an earlier job, and rank 0 will clear it; or the secret differs.
@@ -125,14 +131,14 @@ pub(super) fn visit(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>
             if frame::verdict_len(heading, ranks) == Some(rest.len())
                 && let Some(verdict) = frame::judged(heading, rest, &nonce, secret)
             {
-                let _ = fs::remove_file(&answer);
-                let _ = fs::remove_file(&own);
+                let _ = folder.remove(&answer);
+                let _ = folder.remove(&own);
                 let world = verdict.map_err(|problem| meeting.error(problem))?;
                 return frame::decode_world(&world, ranks).ok_or_else(|| meeting.error("rank 0 told of another world"));
             }
         }
         if Instant::now() > until + LINGER / 2 {
-            let _ = fs::remove_file(&own);
+            let _ = folder.map(|folder| folder.remove(&own));
             return Err(meeting.error(match last {
                 _ if stranger => "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job".to_owned(),
                 Some(cause) if cause.kind() != io::ErrorKind::NotFound => format!("this rank cannot leave word there within {deadline:?} ({cause}); is the folder shared by all hosts?"),
@@ -140,5 +146,75 @@ pub(super) fn visit(meeting: &Meeting<'_>, folder: &Path) -> Result<Vec<Vec<u8>>
             }));
         }
         std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::bootstrap::place::Place;
+    use crate::bootstrap::store::Secret;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    /// A folder of the user's own.
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("earlybird-file-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        path
+    }
+
+    /// Two ranks meet there, the guest first; `look` is called when it has left its file. What each is told.
+    fn meet(path: &Path, deadline: Duration, look: impl FnOnce(&Path)) -> [Result<Vec<Vec<u8>>>; 2] {
+        let (place, secret) = (Place::File(path.to_owned()), Secret::new(None, "job"));
+        let until = Instant::now() + deadline;
+        let meeting = |rank: u32, mine: &'static [u8]| Meeting {
+            place: &place,
+            rank,
+            ranks: 2,
+            mine,
+            secret: &secret,
+            until,
+            deadline,
+        };
+        std::thread::scope(|scope| {
+            let guest = scope.spawn(|| visit(&meeting(1, b"one"), path));
+            let left = path.join("earlybird-guest-1");
+            while path.exists() && !left.exists() && !guest.is_finished() {
+                std::thread::sleep(PAUSE);
+            }
+            look(&left);
+            let hosted = host(&meeting(0, b"zero"), path);
+            [hosted, guest.join().unwrap()]
+        })
+    }
+
+    fn all_met(told: [Result<Vec<Vec<u8>>>; 2]) {
+        told.into_iter().for_each(|told| assert_eq!(told.unwrap(), [b"zero".to_vec(), b"one".to_vec()]));
+    }
+
+    #[test]
+    fn what_a_rank_leaves_is_for_its_user_alone() {
+        let path = folder("mode");
+        all_met(meet(&path, DEADLINE, |left| {
+            assert_eq!(fs::metadata(left).unwrap().permissions().mode() & 0o777, 0o600);
+        }));
+        let _ = fs::remove_dir(path);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_to_is_refused_by_every_rank() {
+        let path = folder("open");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        for told in meet(&path, DEADLINE, |_| ()) {
+            let refused = told.unwrap_err().to_string();
+            assert!(refused.contains("others can write to it (its mode is 777"), "{refused}");
+        }
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "something was written there");
+        fs::remove_dir(path).unwrap();
     }
 }

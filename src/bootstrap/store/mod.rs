@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod file;
+mod folder;
 pub(crate) mod frame;
 mod net;
 mod seal;

@@ -1,0 +1,181 @@
+//! A folder in which nobody but this user writes.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, open, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
+
+/// Why a folder is not used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
+    /// It is not there, or the system refuses.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// Others can write there, or decide where it leads.
+    #[error("{0}; name a folder that does not exist yet, and rank 0 makes it, or one that only you can write to")]
+    Open(String),
+}
+
+/// A folder that belongs to this user and that nobody else can write to. It stays the same one, whatever becomes of its
+/// name.
+#[derive(Debug)]
+pub(super) struct Folder {
+    directory: OwnedFd,
+}
+
+impl Folder {
+    /// Opens it where it is, and makes it, for this user alone, where it is not.
+    pub(super) fn make(path: &Path) -> Result<Self, Unusable> {
+        if let Some(parent) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        }
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => Err(cause.into()),
+            _ => Self::open(path),
+        }
+    }
+
+    pub(super) fn open(path: &Path) -> Result<Self, Unusable> {
+        // Behind a slash at the end a link would be followed.
+        let path: PathBuf = path.components().collect();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = open(&path, flags, Mode::empty()).map_err(io::Error::from)?;
+        let stat = fstat(&directory).map_err(io::Error::from)?;
+        check(&stat).map_err(Unusable::Open)?;
+        Ok(Folder { directory })
+    }
+
+    /// Writes a file at once, which only this user can read.
+    pub(super) fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let draft = format!("{name}.draft-{}", std::process::id());
+        // A process of the same number may have left one.
+        self.remove(&draft)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory, &draft, flags, Mode::RUSR | Mode::WUSR)?;
+        let written = File::from(file).write_all(bytes);
+        let renamed =
+            written.and_then(|()| renameat(&self.directory, &draft, &self.directory, name).map_err(io::Error::from));
+        renamed.inspect_err(|_| _ = self.remove(&draft))
+    }
+
+    pub(super) fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory, name, flags, Mode::empty())?;
+        let mut bytes = Vec::new();
+        File::from(file).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Removes a file, if it is there.
+    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        match unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(cause) => Err(cause.into()),
+        }
+    }
+}
+
+/// Who else could put files there, or replace those that lie there.
+fn check(stat: &Stat) -> Result<(), String> {
+    let (mode, own) = (Mode::from_raw_mode(stat.st_mode), rustix::process::geteuid().as_raw());
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => {}
+        FileType::Symlink => return Err("it is a symbolic link, which may lead elsewhere tomorrow".to_owned()),
+        _ => return Err("it is no folder".to_owned()),
+    }
+    if stat.st_uid != own {
+        return Err(format!("it belongs to user {}, where user {own} was expected", stat.st_uid));
+    }
+    if mode.intersects(Mode::WGRP | Mode::WOTH) {
+        return Err(format!("others can write to it (its mode is {:o}; chmod go-w would do)", mode.as_raw_mode()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+    use crate::skipped::skipped;
+
+    /// A path where nothing is yet.
+    fn nothing_at(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("earlybird-folder-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        path
+    }
+
+    fn permissions(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn only_this_user_can_look_into_what_it_makes() {
+        let path = nothing_at("made");
+        let folder = Folder::make(&path).unwrap();
+        folder.put("word", b"secret").unwrap();
+        assert_eq!((permissions(&path), permissions(&path.join("word"))), (0o700, 0o600));
+        assert_eq!(folder.read("word").unwrap(), b"secret");
+        folder.put("word", b"another").unwrap();
+        assert_eq!(Folder::make(&path).unwrap().read("word").unwrap(), b"another");
+        folder.remove("word").unwrap();
+        folder.remove("word").unwrap();
+        assert!(!folder.has("word"));
+        fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn links_inside_are_not_followed() {
+        let (path, precious) = (nothing_at("links"), nothing_at("precious"));
+        fs::write(&precious, "precious").unwrap();
+        let folder = Folder::make(&path).unwrap();
+        symlink(&precious, path.join("word")).unwrap();
+        symlink(&precious, path.join(format!("word.draft-{}", std::process::id()))).unwrap();
+        assert!(folder.read("word").is_err(), "a link was followed");
+        folder.put("word", b"written").unwrap();
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        assert_eq!(folder.read("word").unwrap(), b"written");
+        fs::remove_dir_all(path).unwrap();
+        fs::remove_file(precious).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_change_is_refused() {
+        let refused = |path: &Path, named: &str| {
+            for opened in [Folder::open(path), Folder::make(path)] {
+                let problem = opened.unwrap_err().to_string();
+                assert!(problem.contains(named) && problem.contains("rank 0 makes it"), "{problem}");
+            }
+        };
+        let (path, link) = (nothing_at("shared"), nothing_at("link"));
+        Folder::make(&path).unwrap();
+        symlink(&path, &link).unwrap();
+        refused(&link, "a symbolic link");
+        refused(&link.join(""), "a symbolic link");
+        fs::remove_file(&link).unwrap();
+        fs::write(&link, "").unwrap();
+        refused(&link, "no folder");
+        fs::remove_file(&link).unwrap();
+        for mode in [0o720, 0o702, 0o1777] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            refused(&path, &format!("its mode is {mode:o}; chmod go-w"));
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Folder::open(&path).unwrap();
+        match chown(&path, Some(65534), None) {
+            Ok(()) => refused(&path, "it belongs to user 65534, where user "),
+            Err(cause) => skipped(format_args!("no folder can be given to another user here: {cause}")),
+        }
+        fs::remove_dir(&path).unwrap();
+    }
+}
