@@ -7,7 +7,6 @@
 //! this one's: rank 0 clears the folder, a guest whose file has gone writes it again, and it believes
 //! only an answer to the number that it drew.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -93,8 +92,6 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
         let _ = folder.remove(&answer_file(rank));
         let _ = folder.remove(&guest_file(rank));
     }
-    // Only if it is empty: whatever else lies there is not ours.
-    let _ = fs::remove_dir(path);
     verdict.map_err(|problem| meeting.error(problem))
 }
 
@@ -151,6 +148,7 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     use std::path::PathBuf;
 
@@ -203,7 +201,21 @@ mod tests {
         all_met(meet(&path, DEADLINE, |left| {
             assert_eq!(fs::metadata(left).unwrap().permissions().mode() & 0o777, 0o600);
         }));
-        let _ = fs::remove_dir(path);
+        fs::remove_dir(path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_was_there_stays_and_one_that_was_made_goes() {
+        let path = folder("kept");
+        all_met(meet(&path, DEADLINE, |_| ()));
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "something was left behind");
+        fs::write(path.join("note-to-self"), "milk").unwrap();
+        all_met(meet(&path, DEADLINE, |_| ()));
+        assert_eq!(fs::read(path.join("note-to-self")).unwrap(), b"milk");
+        fs::remove_dir_all(&path).unwrap();
+
+        all_met(meet(&path, DEADLINE, |_| ()));
+        assert!(!path.exists(), "the store has left the folder that it made");
     }
 
     #[test]

@@ -21,10 +21,22 @@ pub(super) enum Unusable {
 }
 
 /// A folder that belongs to this user and that nobody else can write to. It stays the same one, whatever becomes of its
-/// name.
+/// name. One that was made is removed at the end, if it is empty; one that was there stays.
 #[derive(Debug)]
 pub(super) struct Folder {
     directory: OwnedFd,
+    _made: Option<Made>,
+}
+
+/// Where a folder was made.
+#[derive(Debug)]
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // What else lies there now keeps it.
+        let _ = std::fs::remove_dir(&self.0);
+    }
 }
 
 impl Folder {
@@ -33,10 +45,12 @@ impl Folder {
         if let Some(parent) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         }
-        match DirBuilder::new().mode(0o700).create(path) {
-            Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => Err(cause.into()),
-            _ => Self::open(path),
-        }
+        let made = match DirBuilder::new().mode(0o700).create(path) {
+            Ok(()) => Some(Made(path.to_owned())),
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => None,
+            Err(cause) => return Err(cause.into()),
+        };
+        Ok(Folder { _made: made, ..Self::open(path)? })
     }
 
     pub(super) fn open(path: &Path) -> Result<Self, Unusable> {
@@ -46,7 +60,7 @@ impl Folder {
         let directory = open(&path, flags, Mode::empty()).map_err(io::Error::from)?;
         let stat = fstat(&directory).map_err(io::Error::from)?;
         check(&stat).map_err(Unusable::Open)?;
-        Ok(Folder { directory })
+        Ok(Folder { directory, _made: None })
     }
 
     /// Writes a file at once, which only this user can read.
@@ -131,7 +145,8 @@ mod tests {
         folder.remove("word").unwrap();
         folder.remove("word").unwrap();
         assert!(!folder.has("word"));
-        fs::remove_dir(&path).unwrap();
+        drop(folder);
+        assert!(!path.exists(), "what was made is left behind");
     }
 
     #[test]
@@ -158,7 +173,7 @@ mod tests {
             }
         };
         let (path, link) = (nothing_at("shared"), nothing_at("link"));
-        Folder::make(&path).unwrap();
+        fs::create_dir(&path).unwrap();
         symlink(&path, &link).unwrap();
         refused(&link, "a symbolic link");
         refused(&link.join(""), "a symbolic link");
