@@ -267,6 +267,59 @@ fn info_lists_every_variable() {
     assert!(text(&output).contains("(set)") && !text(&output).contains("speak friend"), "{}", text(&output));
 }
 
+/// Of libfabric's own, and what this library wants.
+const PROVIDER_VARIABLES: [(&str, &str); 3] =
+    [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32"), ("FI_OFI_RXM_USE_SRX", "1")];
+
+/// The command, where nobody has set a variable of libfabric's.
+fn without_provider_variables(args: &[&str]) -> Command {
+    let mut command = earlybird(args);
+    for (name, _) in PROVIDER_VARIABLES {
+        command.env_remove(name);
+    }
+    command
+}
+
+#[test]
+fn ranks_set_the_variables_of_libfabric_whatever_started_them() {
+    let output = without_provider_variables(&["run", "-n", "1", "--", "env"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    for (name, _) in PROVIDER_VARIABLES {
+        assert!(!text(&output).contains(name), "the launcher has set {name}");
+    }
+    if common::libfabric().is_none() {
+        return;
+    }
+    // As torchrun would start it; libfabric says what it reads.
+    let mut rank = without_provider_variables(&["bench", "--provider", "sockets", "--fire", "all", "--iters", "1"]);
+    let output = rank.env("RANK", "0").env("WORLD_SIZE", "1").env("FI_LOG_LEVEL", "info").output().unwrap();
+    assert!(text(&output).contains("read int var max_buf_sz=4194304"), "{}", text(&output));
+}
+
+#[test]
+fn info_says_who_set_the_variables_of_libfabric() {
+    if common::libfabric().is_none() {
+        return;
+    }
+    let told = |own: &[(&str, &str)]| -> Vec<(String, String, String)> {
+        let output = without_provider_variables(&["info", "--json"]).envs(own.iter().copied()).output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let rows = stdout.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let word = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap().to_owned();
+        let variables = rows.filter(|row| row.get("variable").is_some());
+        variables.map(|row| (word(&row, "variable"), word(&row, "value"), word(&row, "set_by"))).collect()
+    };
+    let as_told = |(name, value): (&str, &str), set_by: &str| (name.to_owned(), value.to_owned(), set_by.to_owned());
+    assert_eq!(told(&[]), PROVIDER_VARIABLES.map(|variable| as_told(variable, "earlybird")));
+    let own = ("FI_SOCKETS_MAX_BUF_SZ", "1048576");
+    assert_eq!(told(&[own])[0], as_told(own, "you"), "the user's own stays");
+    assert_eq!(told(&PROVIDER_VARIABLES), PROVIDER_VARIABLES.map(|variable| as_told(variable, "you")));
+    let output = without_provider_variables(&["info"]).output().unwrap();
+    for (name, _) in PROVIDER_VARIABLES {
+        assert!(text(&output).contains(name), "{}", text(&output));
+    }
+}
+
 /// One operation between two ranks, over whatever there is.
 #[test]
 fn bench_measures_single_operations() {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use earlybird::config::VARIABLES;
 use earlybird::fabric::ofi::offload::largest_depth;
-use earlybird::fabric::ofi::{self, Device, Library, devices};
+use earlybird::fabric::ofi::{self, Device, Library, devices, provider_variables};
 use serde_json::json;
 
 use super::table::Table;
@@ -77,6 +77,9 @@ fn tell(json: bool) {
             json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "progress": "by callers and a thread", "atomics": "messages to the home's processor"})
         );
         devices.iter().for_each(|device| say!("{}", object(device)));
+        if libfabric.is_ok() {
+            tell_provider_variables(true);
+        }
         return;
     }
     say!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
@@ -110,6 +113,8 @@ fn tell(json: bool) {
                 say!("{}", listed(&devices));
                 say!("");
                 say!("{}", programs(&devices));
+                say!("");
+                tell_provider_variables(false);
                 if let Some(absent) = absent(&devices) {
                     say!("Not here: {absent}. libfabric has them where such a device, its driver and its library are.");
                 }
@@ -119,6 +124,28 @@ fn tell(json: bool) {
     }
     say!("");
     say!("Environment: earlybird info --env");
+}
+
+/// What ranks that are started like this command have of libfabric's own variables.
+fn tell_provider_variables(json: bool) {
+    let all = provider_variables();
+    if json {
+        for it in all {
+            let (variable, set_by) = (it.variable, it.set_by.name());
+            say!(
+                "{}",
+                json!({"variable": variable.name, "value": it.value, "set_by": set_by, "for": variable.provider, "default": variable.default, "reason": variable.reason})
+            );
+        }
+        return;
+    }
+    say!("libfabric's variables that matter here (a rank sets what you have not, while it has one thread):");
+    let mut table = Table::new(&["variable", "value", "set by", "for", "because"]);
+    for it in all {
+        let cells = [it.variable.name, &it.value, it.set_by.name(), it.variable.provider, it.variable.reason];
+        table.row(&cells.map(str::to_owned));
+    }
+    say!("{table}");
 }
 
 /// World sizes for which it is told how far a provider can be armed ahead.

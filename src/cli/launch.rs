@@ -11,12 +11,6 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-/// What libfabric's providers do better with, where nothing else was chosen: `sockets` gets stuck with large
-/// messages now and then with its usual buffers; `ofi_rxm` uses its rooms for messages in turn, so that fewer of
-/// them stay in the cache, and over `verbs` (1.17) crashes now and then when a peer ends, unless the peers share them.
-const PROVIDERS: [(&str, &str); 3] =
-    [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32"), ("FI_OFI_RXM_USE_SRX", "1")];
-
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Bind {
@@ -100,7 +94,6 @@ impl Launch<'_> {
         if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
         }
-        command.envs(PROVIDERS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
         command.stdin(Stdio::null()).process_group(0);
         if self.output == Output::Prefixed || rank > 0 {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -16,6 +16,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use earlybird::fabric::ofi::PROVIDER_VARIABLES;
 pub use skipped::skipped;
 
 /// Set in a process that plays a rank.
@@ -80,14 +81,11 @@ impl Way {
     pub fn variables(self) -> Vec<(&'static str, &'static str)> {
         match self {
             Way::Shm => vec![("EARLYBIRD_FABRIC", "shm")],
-            Way::Ofi(provider) => vec![
-                ("EARLYBIRD_FABRIC", "ofi"),
-                ("EARLYBIRD_PROVIDER", provider),
-                // With its usual buffers large messages get stuck now and then (docs/guides/libfabric.md).
-                ("FI_SOCKETS_MAX_BUF_SZ", "4194304"),
-                // Without it libfabric 1.17 may crash when a peer ends.
-                ("FI_OFI_RXM_USE_SRX", "1"),
-            ],
+            Way::Ofi(provider) => {
+                // A test has more threads than one, so its ranks do not set these for themselves.
+                let variables = PROVIDER_VARIABLES.map(|variable| (variable.name, variable.value));
+                [("EARLYBIRD_FABRIC", "ofi"), ("EARLYBIRD_PROVIDER", provider)].into_iter().chain(variables).collect()
+            }
         }
     }
 }

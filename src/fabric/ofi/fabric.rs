@@ -13,6 +13,7 @@ use earlybird_ffi::ofi::{self, Code, Library, Sign, Wanted, sys};
 use super::card::{self, Card};
 use super::endpoint::OfiEndpoint;
 use super::engine::Engine;
+use super::environment;
 use super::probe;
 use super::shared::Shared;
 use super::wire::{Failed, Wire};
@@ -99,6 +100,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         Error::join(rank, format!("{named} has no device {device}; it has {}", devices.join(", ")))
     })?;
     tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), "opens");
+    environment::warn(rank, info.provider());
     let fabric = ofi::Fabric::open(library, info).map_err(refused("the network cannot be opened"))?;
     let domain = ofi::Domain::open(fabric, info).map_err(refused("the device cannot be opened"))?;
     let endpoint = |sign| {

@@ -29,6 +29,7 @@ mod card;
 mod channel;
 mod endpoint;
 mod engine;
+mod environment;
 mod fabric;
 mod limits;
 mod message;
@@ -42,15 +43,18 @@ mod wire;
 #[cfg(test)]
 pub(crate) use card::Card;
 pub use earlybird_ffi::ofi::{Library, LoadError};
+pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables};
 pub use fabric::{OfiFabric, Settings};
 #[cfg(test)]
 pub(crate) use message::Message;
 pub use probe::{Device, Progress, devices};
 
-/// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's.
+/// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's. The first time, and while this process has one
+/// thread, it gets the [`PROVIDER_VARIABLES`] that the user has not set.
 ///
 /// # Errors
 /// That it is not there or too old, and what to do.
 pub fn library() -> Result<Library, LoadError> {
+    environment::prepare();
     Library::load(std::env::var_os("EARLYBIRD_LIBFABRIC").as_deref())
 }

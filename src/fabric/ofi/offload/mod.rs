@@ -22,6 +22,7 @@ use earlybird_ffi::ofi::{
     self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work,
 };
 
+use super::environment;
 use super::probe;
 use super::wire::{Failed, Registered, allocate};
 use crate::error::{Error, Result};
@@ -105,6 +106,7 @@ impl Card {
             Error::join(rank, format!("{provider} cannot run programs by itself: {}", library.error_text(code)))
         })?;
         let info = list.iter().next().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
+        environment::warn(rank, provider);
         let fabric = ofi::Fabric::open(library, info).map_err(refused)?;
         let domain = Domain::open(fabric, info).map_err(refused)?;
         let queue = Queue::open(domain.clone(), 1024, Sign::None).map_err(refused)?;
