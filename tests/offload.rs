@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use earlybird::Error;
 use earlybird::fabric::ofi::Library;
 use earlybird::fabric::ofi::offload::{Card, Introduction};
 use earlybird::trigger::{Request, Schedule, Start};
@@ -19,11 +20,14 @@ const SLOTS: u64 = 8;
 const BYTES: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Cards of a world of which every rank is in this process.
-fn cards(library: &Library, ranks: u32, start: Start) -> Vec<Card> {
+/// Cards of a world of which every rank is in this process, not connected yet.
+fn opened(library: &Library, ranks: u32, start: Start) -> (Vec<Card>, Vec<Introduction>) {
     let request = Request { ranks, start, schedule: Schedule::Gather, bytes: BYTES as u64, chunk: 0, slots: SLOTS };
-    let opened: Vec<_> = (0..ranks).map(|rank| Card::open(library, "sockets", rank, &request, 0).unwrap()).collect();
-    let (mut cards, introductions): (Vec<Card>, Vec<Introduction>) = opened.into_iter().unzip();
+    (0..ranks).map(|rank| Card::open(library, "sockets", rank, &request, 0).unwrap()).unzip()
+}
+
+fn cards(library: &Library, ranks: u32, start: Start) -> Vec<Card> {
+    let (mut cards, introductions) = opened(library, ranks, start);
     cards.iter_mut().for_each(|card| card.connect(&introductions).unwrap());
     cards
 }
@@ -396,4 +400,47 @@ fn who_gives_up_spoils_no_round_of_the_others() {
     thread::sleep(Duration::from_millis(300));
     assert!(world[0].take(0));
     assert_eq!(world[0].outcomes[0], Some(vec![1, 1]));
+}
+
+fn refused<R: std::fmt::Debug>(call: &str, result: earlybird::Result<R>) {
+    let Err(Error::Usage { operation, .. }) = &result else { panic!("{call}: {result:?}") };
+    assert_eq!(*operation, call);
+}
+
+/// Each of these gave a counter an input too many, or told libfabric of a rank twice: some crashed there, at once or in
+/// a later use. They are refused, and the rounds go on.
+#[test]
+fn calls_out_of_turn_are_refused() {
+    let Some(library) = libfabric() else { return };
+    let (mut cards, introductions) = opened(&library, 2, Start::First);
+    for card in &mut cards {
+        refused("arm", card.arm(0));
+        refused("arrive", card.arrive(0));
+        card.connect(&introductions).unwrap();
+        refused("connect", card.connect(&introductions));
+    }
+    let mut world: Vec<Rank> = cards.into_iter().zip(0..).map(|(card, rank)| Rank::new(card, rank, 2)).collect();
+    for round in 0..2 * SLOTS {
+        for rank in &mut world {
+            refused("arrive", rank.card.arrive(slot(round)));
+            refused("ready", rank.card.ready(slot(round)));
+            refused("let_in", rank.card.let_in(slot(round)));
+            rank.arm(round);
+            refused("arm", rank.card.arm(slot(round)));
+        }
+        for rank in &mut world {
+            assert!(rank.hand_in(round, true, Duration::ZERO));
+            refused("let_in", rank.card.let_in(slot(round)));
+            rank.card.ready(slot(round)).unwrap();
+            refused("ready", rank.card.ready(slot(round)));
+        }
+        world[0].arrive(round);
+        refused("arrive", world[0].card.arrive(slot(round)));
+        world.iter_mut().for_each(|rank| rank.receive(round));
+        for rank in &mut world {
+            refused("arrive", rank.card.arrive(slot(round)));
+            rank.settle(round);
+        }
+    }
+    conserved(&world, 2 * SLOTS);
 }

@@ -42,6 +42,9 @@ const CELL: usize = 64;
 /// between [`take_back`](Card::take_back) and [`let_in`](Card::let_in); [`arrive`](Card::arrive) once;
 /// when [`has_outcome`](Card::has_outcome), [`contribution_of`](Card::contribution_of) each rank; when
 /// [`is_over`](Card::is_over), the next use.
+///
+/// A call out of turn is refused where it would give a counter an input too many: that sets off work of another use,
+/// or none that is queued, and libfabric has no answer to it.
 pub struct Card {
     rank: u32,
     ranks: u32,
@@ -141,11 +144,14 @@ impl Card {
         Ok((card, introduction))
     }
 
-    /// Makes the other ranks known, and the work that leads to them.
+    /// Makes the other ranks known, and the work that leads to them. Once.
     ///
     /// # Errors
-    /// What the provider says.
+    /// [`Error::Usage`] if it was called before; what the provider says.
     pub fn connect(&mut self, everybody: &[Introduction]) -> Result<()> {
+        if !self.peers.is_empty() {
+            return Err(self.usage("connect", "the other ranks are known already; open another card for other ranks"));
+        }
         let has = |rank: u32, role: Role| {
             let slots = everybody.get(rank as usize).map(|introduction| &introduction.slots);
             slots.is_some_and(|slots| {
@@ -209,6 +215,10 @@ impl Card {
         Remote { peer: peer.address, address: base, key }
     }
 
+    fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+        Error::Usage { rank: self.rank, operation, problem }
+    }
+
     fn refused(&self, code: Code) -> Error {
         let text = self.domain.fabric().library().error_text(code.0);
         Error::join(self.rank, format!("the provider refuses: {text}"))
@@ -217,18 +227,21 @@ impl Card {
     /// Queues a slot's work for its next use, and puts the token into the gate.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`is_over`](Card::is_over) for the last use; what the provider says: what
-    /// it can queue is limited.
+    /// [`Error::Usage`] before [`connect`](Card::connect), and before [`is_over`](Card::is_over) for the last use; what
+    /// the provider says: what it can queue is limited.
     pub fn arm(&mut self, slot: usize) -> Result<()> {
+        if self.peers.len() < self.ranks as usize {
+            return Err(self.usage("arm", "the other ranks are not known; call connect first"));
+        }
         let uses = self.slots[slot].uses;
         if uses > 0 && !self.is_over(slot)? {
-            let problem = "the slot is still in use";
-            return Err(Error::Usage { rank: self.rank, operation: "arm", problem });
+            return Err(self.usage("arm", "the slot is still in use; wait until it is over"));
         }
         self.reset_gate(slot)?;
         // Before anything is queued: what is refused half-way leaves a use that is never over, whose work the provider
         // may still hold.
         self.slots[slot].uses += 1;
+        self.slots[slot].is_token_out = false;
         for queued in 0..self.slots[slot].work.len() {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
@@ -246,12 +259,17 @@ impl Card {
         added.map_err(|code| self.refused(code))
     }
 
-    /// Tells all ranks that the slot is free to be written to.
+    /// Tells all ranks that the slot is free to be written to. Once for each use that was armed.
     ///
     /// # Errors
-    /// What the provider says.
+    /// [`Error::Usage`] before [`arm`](Card::arm), or a second time; what the provider says.
     pub fn ready(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
+        let state = &mut self.slots[slot];
+        if state.readied == state.uses {
+            return Err(self.usage("ready", "the others were told already, or the slot is not armed; arm it first"));
+        }
+        state.readied = state.uses;
         for peer in (0..self.peers.len() as u32).filter(|&peer| peer != self.rank) {
             self.tell(self.cell(slot, Signal { rank: peer, counter: Role::Start, input: 1 + self.rank }))?;
         }
@@ -273,12 +291,17 @@ impl Card {
         }
     }
 
-    /// This rank has arrived for the slot's round, or has nothing to say in it.
+    /// This rank has arrived for the slot's round, or has nothing to say in it. Once for each use that was armed.
     ///
     /// # Errors
-    /// What the provider says.
+    /// [`Error::Usage`] before [`arm`](Card::arm), or a second time; what the provider says.
     pub fn arrive(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
+        let state = &mut self.slots[slot];
+        if state.arrived == state.uses {
+            return Err(self.usage("arrive", "it has arrived already, or the slot is not armed; arm it first"));
+        }
+        state.arrived = state.uses;
         self.add(slot, Role::Start)
     }
 
@@ -294,7 +317,9 @@ impl Card {
         }
         // The activation may come before this, and has sealed then, or after it, and waits for the token.
         self.reset_gate(slot)?;
-        Ok(!self.is_sealed(slot)?)
+        let taken = !self.is_sealed(slot)?;
+        self.slots[slot].is_token_out = taken;
+        Ok(taken)
     }
 
     /// The one counter that is ever reset, and only to 0, which cards are said to do at once.
@@ -331,9 +356,12 @@ impl Card {
     /// Gives the token back: the contribution is part of the round, which may seal it from now on.
     ///
     /// # Errors
-    /// What the provider says.
+    /// [`Error::Usage`] if the token is not out; what the provider says.
     pub fn let_in(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
+        if !std::mem::take(&mut self.slots[slot].is_token_out) {
+            return Err(self.usage("let_in", "the token is in the gate; take it back first"));
+        }
         self.add(slot, Role::Gate)
     }
 
@@ -406,6 +434,9 @@ impl Card {
     /// all ranks have all they want: what it writes to them makes no sense.
     pub fn set_off(&mut self) {
         for slot in self.armed() {
+            // All inputs are given here: none is to come on top.
+            let state = &mut self.slots[slot];
+            (state.readied, state.arrived, state.is_token_out) = (state.uses, state.uses, false);
             for counter in &self.program.counters {
                 // Completions of transfers come by themselves, if they come.
                 if matches!(counter.role, Role::Sent | Role::Done) {

@@ -15,6 +15,12 @@ use crate::trigger::{Action, Operation, Program, Request, Role, Signal};
 pub(super) struct Slot {
     /// Uses that were armed.
     pub(super) uses: u64,
+    /// The last use for which the others were told that the slot is free.
+    pub(super) readied: u64,
+    /// The last use for which this rank has arrived.
+    pub(super) arrived: u64,
+    /// The token of the gate was taken back, so that the contribution can be written.
+    pub(super) is_token_out: bool,
     pub(super) work: Vec<Queued>,
     pub(super) counters: BTreeMap<Role, Arc<Counter>>,
     /// Counts signals that were written.
@@ -79,6 +85,9 @@ impl Slot {
             program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count();
         Ok(Slot {
             uses: 0,
+            readied: 0,
+            arrived: 0,
+            is_token_out: false,
             work: Vec::new(),
             counters,
             told: open()?,
