@@ -12,7 +12,7 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::shm::ShmFabric;
-use crate::fabric::{At, Endpoint, Fabric, Key, Posted};
+use crate::fabric::{At, Endpoint, Fabric, Key, Posted, RawAccess};
 use crate::model::{HwConfig, Parameters};
 use crate::reduce::Element;
 
@@ -185,7 +185,7 @@ impl World {
         }
         let bytes = size_of_val(data);
         let fabric = self.fabric();
-        let mut endpoint = fabric.open()?;
+        let mut endpoint = fabric.open(RawAccess::CRATE)?;
         let made = match rank == root {
             true => endpoint.register(bytes).map(Some),
             false => Ok(None),

@@ -12,7 +12,7 @@ use super::provider::Provider;
 use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::offload::Introduction;
-use crate::fabric::{Endpoint, Key, MOST_EXCHANGED, Region};
+use crate::fabric::{Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::reduce::{Element, Reduce};
 use crate::world::{Deadline, World};
 
@@ -111,9 +111,9 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// A deliberate mistake in the protocol.
+    /// A deliberate mistake in the protocol: what is lent may change meanwhile.
     #[cfg(feature = "faults")]
-    pub fn fault(mut self, fault: Option<crate::fault::Fault>) -> Self {
+    pub fn fault(mut self, _: RawAccess, fault: Option<crate::fault::Fault>) -> Self {
         self.fault = fault;
         self
     }
@@ -152,7 +152,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             Executor::Auto => parameters.executor(),
             chosen => chosen,
         };
-        let mut endpoint = world.fabric().open()?;
+        let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
         let provider = match plan.path {
             Path::Offloaded => self.offload(&plan, until)?.map(Box::new),
             _ => None,

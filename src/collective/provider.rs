@@ -6,10 +6,10 @@
 
 use super::core::{Cut, Entry, Plan};
 use crate::error::{Error, Result};
-use crate::fabric::Window;
 use crate::fabric::memory::available_memory;
 use crate::fabric::ofi;
 use crate::fabric::ofi::offload::{Card, Introduction, provider_for};
+use crate::fabric::{RawAccess, Window};
 use crate::trigger::{Deposit, Gate, Request, Schedule};
 
 /// Bytes of a header: a line.
@@ -52,7 +52,8 @@ impl Provider {
         };
         let library = ofi::library().map_err(|cause| Error::join(plan.me, cause))?;
         let name = provider_for(&library, world).map_err(|cause| Error::join(plan.me, cause))?;
-        let (card, introduction) = Card::open(&library, &name, plan.me, &request, plan.data_bytes())?;
+        let front = plan.data_bytes();
+        let (card, introduction) = Card::open(&library, &name, plan.me, &request, front, RawAccess::CRATE)?;
         Ok((Provider { card, slots: plan.slots(), ranks: plan.ranks, row, bytes: plan.bytes }, introduction))
     }
 

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{At, Atomic, Change, Endpoint, Fabric, Key, Posted, Region, Signal};
+use super::{At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
 
 /// Makes a world of so many ranks.
 pub type MakeWorld<'a> = &'a dyn Fn(u32) -> Vec<Box<dyn Fabric>>;
@@ -60,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn world(make: MakeWorld<'_>, ranks: u32) -> World {
     let fabrics = Fabrics(make(ranks));
-    let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open().expect("open")).collect();
+    let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).expect("open")).collect();
     let own: Vec<_> = ends.iter_mut().map(|end| end.register(SIZE).expect("register")).collect();
     let keys: Vec<_> = ends.iter().zip(&own).map(|(end, &region)| end.key(region)).collect();
     let regions = ends

@@ -7,7 +7,8 @@
 //! # Memory
 //! [`register`](Endpoint::register) makes zeroed memory that peers may write, read and change once
 //! they hold its key. Offsets of cells are multiples of 8. Nothing is ever a Rust reference while
-//! a peer may write it: a [`Window`] gives atomics and raw copies.
+//! a peer may write it: a [`Window`] gives atomics and raw copies. No operation checks that: opening an
+//! endpoint takes a [`RawAccess`], whose contract covers all that is done with it.
 //!
 //! # Completion
 //! Each operation is given a token. It either completes in the call ([`Posted::Done`]) or later,
@@ -29,9 +30,11 @@
 //! by [`prepare_wait`](Endpoint::prepare_wait) with the same interest before it looked at its
 //! memory for the last time. Waits may end without a cause.
 
+mod access;
 pub(crate) mod arena;
 pub mod conformance;
 pub(crate) mod failure;
+pub mod measure;
 pub(crate) mod memory;
 pub mod ofi;
 pub mod shm;
@@ -44,6 +47,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use access::RawAccess;
 pub(crate) use arena::{Arena, Lender};
 pub use window::Window;
 
@@ -148,8 +152,13 @@ pub const MOST_EXCHANGED: usize = 1000;
 /// The same where it takes several exchanges.
 const MOST_EXCHANGED_LONG: usize = 1 << 20;
 
-/// What a world is made of: processes that can reach each other's memory.
-pub trait Fabric: Send + Sync + Debug {
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What a world is made of: processes that can reach each other's memory. Sealed: what is unsafe in this crate relies
+/// on its implementations, and they are handed its own [`RawAccess`].
+pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// `shm`, `sim`, …
     fn name(&self) -> &'static str;
 
@@ -171,11 +180,11 @@ pub trait Fabric: Send + Sync + Debug {
     fn neighbours(&self) -> u32;
 
     /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the
-    /// n-th ones belong together.
+    /// n-th ones belong together. What is done with it can break memory: `access` has promised that it does not.
     ///
     /// # Errors
     /// When the resources for it are not there.
-    fn open(&self) -> Result<Box<dyn Endpoint>>;
+    fn open(&self, access: RawAccess) -> Result<Box<dyn Endpoint>>;
 
     /// Gives every rank's bytes to every rank, by rank. Collective: all ranks call it in the same
     /// order. For setting up; at most [`MOST_EXCHANGED`] bytes.
@@ -225,7 +234,8 @@ pub trait Fabric: Send + Sync + Debug {
     fn leave(&self);
 }
 
-/// A rank's end of the operations of one collective. See the [module](self) for what they mean.
+/// A rank's end of the operations of one collective. See the [module](self) for what they mean, and
+/// [`RawAccess::promise`] for what its caller has promised.
 pub trait Endpoint: Send + Debug {
     /// Makes memory: zeroed, aligned to a page, at least `bytes` long.
     ///

@@ -10,7 +10,9 @@ use crate::sync::AtomicU64;
 
 /// A mapped region: cells that are atomics, and bytes that are raw.
 ///
-/// Peers may write to it at any time, so it never gives out a reference to plain data by itself.
+/// Peers may write to it at any time, so it never gives out a reference to plain data by itself. A cell is sound while
+/// its bytes are nothing but a cell: not where a collective lends them as a slice, and not while data is copied over
+/// them. The caller that opened the endpoint has promised that ([`RawAccess::promise`](super::RawAccess::promise)).
 #[derive(Clone)]
 pub struct Window {
     base: NonNull<u8>,
@@ -53,12 +55,12 @@ impl Window {
     #[must_use]
     pub fn cell(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len / size_of::<u64>(), "cell {index} of a window of {} bytes", self.len);
-        // SAFETY: inside the mapping, aligned, initialised, and only ever accessed atomically or
-        // under the caller's promise of `copy_in`, `copy_out` and `bytes`.
+        // SAFETY: inside the mapping, aligned and initialised; accessed atomically, or as the endpoint's
+        // `RawAccess` has promised.
         unsafe { self.base.cast::<AtomicU64>().add(index).as_ref() }
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// The address of `len` bytes at `offset`, for as long as a clone of the window lives.
     ///
     /// # Panics
     /// If they lie outside.

@@ -32,7 +32,7 @@ pub use recording::{NotAWorld, Recording};
 
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
-use crate::fabric::{Endpoint, Fabric};
+use crate::fabric::{Endpoint, Fabric, RawAccess};
 use actor::{Actor, Next};
 use coverage::Conditions;
 use oracle::Oracle;
@@ -212,8 +212,8 @@ fn tell(story: &mut Story, time: u64, rank: usize, what: impl FnOnce() -> String
 
 fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, String> {
     let text = |error: crate::Error| error.to_string();
-    let mut ends: Vec<Box<dyn Endpoint>> =
-        fabrics.iter().map(Fabric::open).collect::<crate::Result<_>>().map_err(text)?;
+    let ends = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE));
+    let mut ends: Vec<Box<dyn Endpoint>> = ends.collect::<crate::Result<_>>().map_err(text)?;
     let plan = scenario.plan(0);
     let mut regions = Regions { control: Vec::new(), data: Vec::new() };
     for host in 0..plan.topology.hosts() {

@@ -22,7 +22,7 @@ use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
-use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED};
+use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
 
 /// Which of libfabric's providers carries a world, and how.
 #[derive(Clone, Debug)]
@@ -238,6 +238,8 @@ impl OfiFabric {
     }
 }
 
+impl sealed::Sealed for OfiFabric {}
+
 impl Fabric for OfiFabric {
     fn name(&self) -> &'static str {
         "ofi"
@@ -263,7 +265,7 @@ impl Fabric for OfiFabric {
         self.neighbours
     }
 
-    fn open(&self) -> Result<Box<dyn Endpoint>> {
+    fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let channel = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
         let Ok(channel) = u16::try_from(channel) else {
             let problem = "a world can make 65535 collectives and broadcasts in its life; keep and reuse them";

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use super::failure::Failure;
 use super::turns::Turns;
 use super::watch::{ENDED, Watch};
-use super::{Endpoint, Fabric};
+use super::{Endpoint, Fabric, RawAccess, sealed};
 use crate::error::{Error, Ranks, Result};
 use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
@@ -93,6 +93,8 @@ impl ShmFabric {
 /// How long an unattended wait lasts before somebody looks whether everybody is alive.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
 
+impl sealed::Sealed for ShmFabric {}
+
 impl Fabric for ShmFabric {
     fn name(&self) -> &'static str {
         "shm"
@@ -114,7 +116,7 @@ impl Fabric for ShmFabric {
         self.segment.ranks()
     }
 
-    fn open(&self) -> Result<Box<dyn Endpoint>> {
+    fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let before = self.opened.fetch_add(1, Ordering::Relaxed);
         if before >= MOST_ENDPOINTS {
             let problem = "a world can make 4095 collectives and broadcasts in its life; keep and reuse them";

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 pub(crate) use net::{Net, Snapshot};
 pub(crate) use weather::{Kind, Met, Stall, Weather};
 
-use super::{At, Atomic, Completion, Endpoint, Fabric, Interest, Key, Posted, Region, Signal, Waker, Window};
+use super::{
+    At, Atomic, Completion, Endpoint, Fabric, Interest, Key, Posted, RawAccess, Region, Signal, Waker, Window, sealed,
+};
 use crate::error::{Error, Result};
 
 /// A rank's view of a simulated world. Clones of the network are shared by all ranks of a world.
@@ -47,6 +49,8 @@ impl SimFabric {
     }
 }
 
+impl sealed::Sealed for SimFabric {}
+
 impl Fabric for SimFabric {
     fn name(&self) -> &'static str {
         "sim"
@@ -70,7 +74,7 @@ impl Fabric for SimFabric {
         net.hosts().iter().filter(|&&host| host == here).count() as u32
     }
 
-    fn open(&self) -> Result<Box<dyn Endpoint>> {
+    fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let id = self.net.lock().open(self.rank);
         Ok(Box::new(SimEndpoint { id, rank: self.rank, net: self.net.clone() }))
     }

@@ -26,7 +26,7 @@ use super::environment;
 use super::probe;
 use super::wire::{Failed, Registered, allocate};
 use crate::error::{Error, Result};
-use crate::fabric::Window;
+use crate::fabric::{RawAccess, Window};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
 pub use budget::{budget, largest_depth, operations, provider_for};
 pub use introduction::Introduction;
@@ -44,7 +44,8 @@ const CELL: usize = 64;
 /// [`is_over`](Card::is_over), the next use.
 ///
 /// A call out of turn is refused where it would give a counter an input too many: that sets off work of another use,
-/// or none that is queued, and libfabric has no answer to it.
+/// or none that is queued, and libfabric has no answer to it. What the caller alone can know is in the contract of
+/// [`RawAccess::promise`].
 pub struct Card {
     rank: u32,
     ranks: u32,
@@ -75,7 +76,8 @@ impl std::fmt::Debug for Card {
 
 impl Card {
     /// Opens a provider that can run programs, and what one of `rank` needs. `request.schedule` must be
-    /// [`Schedule::Gather`]. The first `front` bytes of its memory are the caller's.
+    /// [`Schedule::Gather`]. The first `front` bytes of its memory are the caller's. What is done with it can break
+    /// memory: the last argument has promised that it does not.
     ///
     /// # Errors
     /// A provider that cannot, or too little; what it says.
@@ -85,6 +87,7 @@ impl Card {
         rank: u32,
         request: &Request,
         front: usize,
+        _: RawAccess,
     ) -> Result<(Self, Introduction)> {
         let refused = |code: Code| Error::join(rank, format!("{provider}: {}", library.error_text(code.0)));
         let failed = |failed| match failed {

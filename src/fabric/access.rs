@@ -1,0 +1,44 @@
+//! The promise behind raw memory.
+#![allow(unsafe_code)]
+
+/// What opens memory that Rust's rules do not protect: endpoints ([`Fabric::open`](super::Fabric::open)) and cards
+/// ([`Card::open`](super::ofi::offload::Card::open)).
+///
+/// A collective lends registered memory as slices, and other ranks change that memory by one-sided operations. Its
+/// protocol keeps the two apart. An endpoint knows nothing of that protocol, so everything that is done with it rests
+/// on this promise, which takes the only `unsafe` function that there is to call.
+#[derive(Clone, Copy, Debug)]
+pub struct RawAccess(());
+
+impl RawAccess {
+    /// For this crate, whose protocol keeps the promise: the simulator judges it in every schedule.
+    pub(crate) const CRATE: RawAccess = RawAccess(());
+
+    /// Makes the promise.
+    ///
+    /// # Safety
+    /// On every rank, as long as anything lives that was opened with it:
+    ///
+    /// - All ranks open their endpoints, and make their collectives and broadcasts, in the same order.
+    /// - [`import`](super::Endpoint::import) gets only keys that [`key`](super::Endpoint::key) returned for a region of
+    ///   that peer's endpoint of the same number, which was opened with a `RawAccess` too. A key of a collective is
+    ///   none of these.
+    /// - From the posting of an operation to its completion, nothing writes the bytes that it reads, and nothing reads
+    ///   or writes the bytes that it writes. Words of 8 bytes that several sides use at a time are cells: only signals,
+    ///   atomics and [`Window::cell`](super::Window::cell) reach them.
+    /// - The address that [`Window::bytes`](super::Window::bytes) returns is not used, and no reference is made from it,
+    ///   while a peer or an operation may write there.
+    /// - [`Card::connect`](super::ofi::offload::Card::connect) gets the introductions of all ranks' cards, by rank, as
+    ///   [`Card::open`](super::ofi::offload::Card::open) returned them for the same request.
+    /// - [`Card::write`](super::ofi::offload::Card::write) is called before the slot is armed, or while its token is
+    ///   out.
+    /// - [`Card::contribution_of`](super::ofi::offload::Card::contribution_of) another rank is called from when
+    ///   [`has_outcome`](super::ofi::offload::Card::has_outcome) says so until
+    ///   [`ready`](super::ofi::offload::Card::ready) is called for the next use.
+    /// - Slices that a collective with a deliberate fault lends are looked at only to find them wrong: they may change
+    ///   meanwhile.
+    #[must_use]
+    pub const unsafe fn promise() -> Self {
+        RawAccess(())
+    }
+}

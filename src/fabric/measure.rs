@@ -1,0 +1,286 @@
+//! What single operations cost: writes and atomics between two ranks, and arming rounds in a provider.
+//!
+//! Safe to call: all memory that is reached here was made here, and none of it leaves.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::ofi;
+use super::ofi::offload::{Card, Introduction, provider_for};
+use super::{At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
+use crate::error::{Error, Ranks, Result};
+use crate::trigger::{Request, Schedule, Start};
+
+/// Writes in flight while bandwidth is measured.
+pub const WINDOW: u64 = 64;
+
+/// Where the cells begin that tell a rank how far the other is; data begins behind them.
+const DATA: usize = 128;
+
+/// What a rank puts in front of its key, so that a rank that does something else is not taken for its partner.
+const PAIR: &[u8] = b"pair";
+
+/// Two ranks, each with memory that the other writes.
+#[derive(Debug)]
+pub struct Pair<'f> {
+    fabric: &'f dyn Fabric,
+    patience: Duration,
+    endpoint: Box<dyn Endpoint>,
+    own: Region,
+    theirs: Region,
+    /// Operations in flight.
+    open: u64,
+    /// Round trips so far: the cell has no value twice.
+    rounds: u64,
+}
+
+impl<'f> Pair<'f> {
+    /// Makes the memory, for at most so many `bytes` of data. Both ranks call it and every measurement, in the same
+    /// order; each waits for the other for `patience` at most.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] in a world of more or fewer ranks; too little memory; a rank that does not come, or makes
+    /// something else.
+    pub fn new(fabric: &'f dyn Fabric, bytes: usize, patience: Duration) -> Result<Self> {
+        let (rank, operation) = (fabric.rank(), "bench");
+        if fabric.ranks() != 2 {
+            let problem = "a pair is two ranks; start a world of two";
+            return Err(Error::Usage { rank, operation, problem });
+        }
+        let mut endpoint = fabric.open(RawAccess::CRATE)?;
+        let own = endpoint.register(DATA + bytes)?;
+        let key = endpoint.key(own).into_iter().flat_map(u64::to_le_bytes);
+        let told: Vec<u8> = PAIR.iter().copied().chain(key).collect();
+        let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
+        let peer = 1 - rank;
+        let strange = || Error::join(rank, format!("rank {peer} measures something else, or is of another version"));
+        let key = answers[peer as usize].strip_prefix(PAIR).filter(|key| key.len() == size_of::<Key>());
+        let key = key.ok_or_else(strange)?;
+        let part = |index: usize| key[8 * index..8 * index + 8].try_into().map_or(0, u64::from_le_bytes);
+        let theirs = endpoint.import(peer, std::array::from_fn(part))?;
+        Ok(Pair { fabric, patience, endpoint, own, theirs, open: 0, rounds: 0 })
+    }
+
+    /// Half of each round trip of writes with a signal, in seconds; on rank 0 only.
+    ///
+    /// # Errors
+    /// More bytes than the pair was made for; a rank that does not come.
+    pub fn write_latency(&mut self, bytes: usize, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
+        let first = self.fabric.rank() == 0;
+        let mut seconds = Vec::with_capacity(iterations as usize);
+        let base = self.rounds;
+        self.rounds += warmup + iterations;
+        for round in 1..=warmup + iterations {
+            let start = Instant::now();
+            if !first {
+                self.hear("write_lat", base + round)?;
+            }
+            self.write(bytes, Some(base + round))?;
+            if first {
+                self.hear("write_lat", base + round)?;
+                if round > warmup {
+                    seconds.push(start.elapsed().as_secs_f64() / 2.0);
+                }
+            }
+            self.settle("write_lat", 4)?;
+        }
+        self.settle("write_lat", 0)?;
+        Ok(seconds)
+    }
+
+    /// The time of each [`WINDOW`] of writes, in seconds; on rank 0 only.
+    ///
+    /// # Errors
+    /// As [`Pair::write_latency`].
+    pub fn write_bandwidth(&mut self, bytes: usize, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
+        let mut seconds = Vec::new();
+        if self.fabric.rank() == 0 {
+            for window in 0..(warmup + iterations).div_ceil(WINDOW) {
+                let start = Instant::now();
+                for _ in 0..WINDOW {
+                    self.write(bytes, None)?;
+                }
+                // What is in flight at the end of a window is part of the next.
+                self.settle("write_bw", if (window + 1) * WINDOW < warmup + iterations { WINDOW / 2 } else { 0 })?;
+                if window * WINDOW >= warmup {
+                    seconds.push(start.elapsed().as_secs_f64());
+                }
+            }
+        }
+        self.meet("write_bw")?;
+        Ok(seconds)
+    }
+
+    /// The time of each atomic, in seconds; on rank 0 only.
+    ///
+    /// # Errors
+    /// A rank that does not come; an atomic that did not return what was there before.
+    pub fn fetch_add_latency(&mut self, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
+        let operation = "fetch_add_lat";
+        let mut seconds = Vec::with_capacity(iterations as usize);
+        let at = At { region: self.theirs, offset: 64 };
+        let mut expected = None;
+        if self.fabric.rank() == 0 {
+            for round in 0..warmup + iterations {
+                let start = Instant::now();
+                let before = match self.endpoint.atomic(at, Atomic::FetchAdd(1), 0)? {
+                    Posted::Done(value) => value,
+                    Posted::Pending => {
+                        self.open += 1;
+                        self.settle(operation, 0)?
+                    }
+                };
+                if round >= warmup {
+                    seconds.push(start.elapsed().as_secs_f64());
+                }
+                let counted = expected.is_none_or(|expected| expected == before);
+                expected = Some(before + 1);
+                if !counted {
+                    let problem = "an atomic did not return the value before";
+                    return Err(Error::Usage { rank: 0, operation, problem });
+                }
+            }
+        }
+        self.meet(operation)?;
+        Ok(seconds)
+    }
+
+    /// Returns when both ranks have called it.
+    fn meet(&self, operation: &'static str) -> Result<()> {
+        self.fabric.exchange(operation, &[], Instant::now() + self.patience).map(drop)
+    }
+
+    fn late(&self, operation: &'static str, since: Instant) -> Result<()> {
+        self.fabric.health(operation)?;
+        if since.elapsed() < self.patience {
+            return Ok(());
+        }
+        let (rank, waited) = (self.fabric.rank(), since.elapsed());
+        Err(Error::Timeout { rank, operation, waited, missing: Ranks(vec![1 - rank]) })
+    }
+
+    /// Waits until at most so many operations are in flight; the value of the last that completed.
+    fn settle(&mut self, operation: &'static str, most: u64) -> Result<u64> {
+        let (since, mut value) = (Instant::now(), 0);
+        while self.open > most {
+            match self.endpoint.poll()? {
+                Some(completion) => (self.open, value) = (self.open - 1, completion.value),
+                None => self.late(operation, since)?,
+            }
+        }
+        Ok(value)
+    }
+
+    /// Waits until the other rank has raised the first cell to `round`.
+    fn hear(&mut self, operation: &'static str, round: u64) -> Result<()> {
+        let since = Instant::now();
+        let Some(window) = self.endpoint.window(self.own) else {
+            return Err(Error::Usage { rank: self.fabric.rank(), operation, problem: "own memory is not mapped" });
+        };
+        let cell = window.cell(0);
+        let mut looks = 0u32;
+        while cell.load(Ordering::Acquire) < round {
+            if self.endpoint.poll()?.is_some() {
+                self.open -= 1;
+            }
+            looks += 1;
+            if looks.is_multiple_of(1024) {
+                self.late(operation, since)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: usize, round: Option<u64>) -> Result<()> {
+        let (from, to) = (At { region: self.own, offset: DATA }, At { region: self.theirs, offset: DATA });
+        let cell = At { region: self.theirs, offset: 0 };
+        let signal = round.map(|round| Signal { at: cell, change: Change::Set(round), awaited: true });
+        self.open += u64::from(self.endpoint.put(from, to, bytes, signal, 0)? == Posted::Pending);
+        Ok(())
+    }
+}
+
+/// Rounds that are armed one after the other.
+const SLOTS: u64 = 8;
+
+/// What it took to queue the operations of rounds in a provider.
+#[derive(Clone, Debug)]
+pub struct Arming {
+    /// Which provider.
+    pub provider: String,
+    /// Operations that this rank queues for a round.
+    pub operations: u64,
+    /// The time of each round, in seconds.
+    pub seconds: Vec<f64>,
+}
+
+/// Arms rounds and lets them run; all ranks call it. Each waits for the others for `patience` at most.
+///
+/// # Errors
+/// No provider that runs programs by itself; a rank that does not come, or does something else.
+pub fn arming(fabric: &dyn Fabric, bytes: u64, (warmup, iterations): (u64, u64), patience: Duration) -> Result<Arming> {
+    let first = fabric.rank() == 0;
+    let (mut card, provider) = open_card(fabric, bytes, patience)?;
+    let slots = 0..SLOTS as usize;
+    let warmup = warmup.div_ceil(SLOTS);
+    let mut seconds = Vec::new();
+    for turn in 0..warmup + iterations.div_ceil(SLOTS) {
+        for slot in slots.clone() {
+            let start = Instant::now();
+            card.arm(slot)?;
+            if turn >= warmup {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+        for slot in slots.clone() {
+            card.ready(slot)?;
+            if first {
+                card.arrive(slot)?;
+            }
+        }
+        for slot in slots.clone() {
+            wait_for(fabric, patience, || card.has_outcome(slot))?;
+            if !first {
+                card.arrive(slot)?;
+            }
+        }
+        for slot in slots.clone() {
+            wait_for(fabric, patience, || card.is_over(slot))?;
+        }
+    }
+    // Nobody goes while others may still be told something.
+    fabric.exchange("arm", &[], Instant::now() + patience)?;
+    Ok(Arming { provider, operations: card.operations(), seconds })
+}
+
+fn open_card(fabric: &dyn Fabric, bytes: u64, patience: Duration) -> Result<(Card, String)> {
+    let (rank, ranks) = (fabric.rank(), fabric.ranks());
+    let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
+    let provider = provider_for(&library, fabric.provider()).map_err(|cause| Error::join(rank, cause))?;
+    let (start, schedule) = (Start::First, Schedule::Gather);
+    let request = Request { ranks, start, schedule, bytes, chunk: 0, slots: SLOTS };
+    let (mut card, introduction) = Card::open(&library, &provider, rank, &request, 0, RawAccess::CRATE)?;
+    let everybody = fabric.exchange_long("arm", &introduction.encode(), Instant::now() + patience)?;
+    let strange = |peer: u32| {
+        Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
+    };
+    let everybody =
+        everybody.iter().zip(0..).map(|(bytes, peer)| Introduction::decode(bytes).ok_or_else(|| strange(peer)));
+    card.connect(&everybody.collect::<Result<Vec<_>>>()?)?;
+    Ok((card, provider))
+}
+
+fn wait_for(fabric: &dyn Fabric, patience: Duration, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let since = Instant::now();
+    while !done()? {
+        fabric.look_for_dead("arm")?;
+        if since.elapsed() > patience {
+            let (rank, missing) = (fabric.rank(), Ranks::default());
+            return Err(Error::Timeout { rank, operation: "arm", waited: since.elapsed(), missing });
+        }
+        thread::sleep(Duration::from_micros(50));
+    }
+    Ok(())
+}
