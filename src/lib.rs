@@ -27,30 +27,78 @@
 //! ```
 //!
 //! The book in `docs/` has the concepts, the semantics and the decisions.
+//!
+//! # What is promised
+//! The names on this page. The modules below them are private. The feature `internals` opens them to the command, the
+//! tests and the measurements of this project: nothing of them is stable, and what can break memory there asks for a
+//! `fabric::RawAccess`, which only `unsafe` code gets.
+#![cfg_attr(
+    not(feature = "internals"),
+    allow(
+        dead_code,
+        unreachable_pub,
+        unused_imports,
+        reason = "what only the command and the tests use is judged where they reach it: with the feature"
+    )
+)]
 
+#[cfg(feature = "internals")]
 pub mod bootstrap;
+#[cfg(feature = "internals")]
 pub mod collective;
+#[cfg(feature = "internals")]
 pub mod config;
+#[cfg(feature = "internals")]
 pub mod error;
+#[cfg(feature = "internals")]
 pub mod fabric;
+#[cfg(feature = "internals")]
 pub mod fault;
+#[cfg(feature = "internals")]
 pub mod model;
-mod named;
+#[cfg(feature = "internals")]
 pub mod reduce;
+#[cfg(feature = "internals")]
 pub mod simulation;
+#[cfg(feature = "internals")]
+pub mod trigger;
+
+#[cfg(not(feature = "internals"))]
+mod bootstrap;
+#[cfg(not(feature = "internals"))]
+mod collective;
+#[cfg(not(feature = "internals"))]
+mod config;
+#[cfg(not(feature = "internals"))]
+mod error;
+#[cfg(not(feature = "internals"))]
+mod fabric;
+#[cfg(not(feature = "internals"))]
+mod fault;
+#[cfg(not(feature = "internals"))]
+mod model;
+#[cfg(not(feature = "internals"))]
+mod reduce;
+#[cfg(not(feature = "internals"))]
+mod trigger;
+
+mod named;
 #[cfg(test)]
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;
 mod sync;
-pub mod trigger;
-#[cfg(test)]
+#[cfg(all(test, feature = "internals"))]
 mod untrusted;
 mod world;
 
+pub use collective::rule::RuleError;
 pub use collective::{
-    Absent, Allreduce, Cut, Entry, Executor, Fire, Grace, Mover, Outcome, Outcomes, Part, RankSet, Scale, When,
+    Absent, Allreduce, AllreduceBuilder, Cut, Entry, Executor, Fire, Grace, Mover, Outcome, Outcomes, Part, RankSet,
+    Scale, Stats, When,
 };
-pub use config::Config;
-pub use error::{Error, Result};
+pub use config::{Config, FabricChoice};
+pub use error::{Error, Ranks, Result};
+pub use fabric::ofi::Settings as OfiSettings;
+pub use named::UnknownName;
 pub use reduce::{Dtype, Element, Reduce, bf16, f16};
 pub use world::{Deadline, World};

@@ -144,12 +144,6 @@ impl World {
         self.inner.fabric.provider()
     }
 
-    /// The transport itself: for measuring it, and for what is built beside collectives.
-    #[must_use]
-    pub fn fabric(&self) -> &Arc<dyn Fabric> {
-        &self.inner.fabric
-    }
-
     /// Which launcher said who this is.
     #[must_use]
     pub fn launcher(&self) -> &'static str {
@@ -234,6 +228,10 @@ impl World {
         self.inner.fabric.abort(reason);
     }
 
+    pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {
+        &self.inner.fabric
+    }
+
     pub(crate) fn parameters(&self) -> &Parameters {
         &self.inner.parameters
     }
@@ -249,6 +247,15 @@ impl World {
     /// More ranks than cores on this machine.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.inner.fabric.neighbours() > machine_cores()
+    }
+}
+
+#[cfg(feature = "internals")]
+impl World {
+    /// The transport itself: for measuring it, and for what is built beside collectives.
+    #[must_use]
+    pub fn raw_fabric(&self) -> &Arc<dyn Fabric> {
+        self.fabric()
     }
 }
 

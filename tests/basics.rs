@@ -1,4 +1,5 @@
 //! The public API over every fabric, with a thread for each rank.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Ranks that do not come, come twice, or were told different things: an error everywhere.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,5 +1,6 @@
 //! The tables themselves, on a model of network cards: additive counters that are never reset,
 //! messages that overtake each other, ranks that arrive at random, and several rounds at a time.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use earlybird::trigger::{Cards, Offload, Profile, Program, Request, Role, Schedule, Signal, Start, compile};

@@ -1,4 +1,5 @@
 //! Every fabric does what the trait says.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

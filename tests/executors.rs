@@ -1,5 +1,6 @@
 //! Rounds that others carry out: for ranks that sleep, that compute, and that die with somebody's
 //! operation in their hands.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Several hosts, played by network namespaces: ranks that share nothing but the network.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

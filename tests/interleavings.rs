@@ -1,5 +1,6 @@
 //! Every interleaving of small worlds: two rounds, with a rank that is late, one that finishes early
 //! and one that may die at any step.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Mutex;

@@ -1,4 +1,5 @@
 //! libfabric as it is installed here.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

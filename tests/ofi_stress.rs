@@ -1,5 +1,6 @@
 //! Real processes over the providers of libfabric that run on any machine: every collective, under
 //! stress and with ranks that are killed.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

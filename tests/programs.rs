@@ -1,4 +1,5 @@
 //! Programs for every world size: what the checker proves, and what a round costs.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use earlybird::trigger::{

@@ -1,5 +1,6 @@
 //! Processes that die or freeze: everybody else gets an error that names them, nothing is ever
 //! wrong, nothing is left behind.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

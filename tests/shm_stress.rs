@@ -1,4 +1,5 @@
 //! Real processes over shared memory, under stress.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

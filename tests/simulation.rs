@@ -2,6 +2,7 @@
 //!
 //! A failure prints the seed that replays it: `EARLYBIRD_SEED=17 cargo test --all-features --test
 //! simulation small_worlds` runs only that schedule.
+#![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;

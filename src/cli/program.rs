@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use earlybird::trigger::{
-    Action, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, buffer_bytes, check, compile,
-    hops,
+    Action, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, Start, buffer_bytes, check,
+    compile, hops,
 };
 use earlybird::{Fire, Grace, Mover};
 use serde_json::json;
@@ -98,7 +98,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         Mover::Cut => return print_cut(args),
         Mover::Auto => return Err("--mover: use tree or cut".into()),
     }
-    let start = args.fire.start(Grace::NONE, args.ranks);
+    let start = Start::of(args.fire, Grace::NONE, args.ranks);
     let schedule = match args.schedule {
         Reduction::Doubling => Schedule::Doubling,
         Reduction::Scatter => Schedule::Scatter,

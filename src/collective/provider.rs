@@ -10,7 +10,7 @@ use crate::fabric::memory::available_memory;
 use crate::fabric::ofi;
 use crate::fabric::ofi::offload::{Card, Introduction, provider_for};
 use crate::fabric::{RawAccess, Window};
-use crate::trigger::{Deposit, Gate, Request, Schedule};
+use crate::trigger::{Deposit, Gate, Request, Schedule, Start};
 
 /// Bytes of a header: a line.
 const HEADER: usize = 64;
@@ -44,7 +44,7 @@ impl Provider {
         }
         let request = Request {
             ranks: plan.ranks,
-            start: plan.fire.start(plan.grace, plan.ranks),
+            start: Start::of(plan.fire, plan.grace, plan.ranks),
             schedule: Schedule::Gather,
             bytes: (HEADER + ROWS as usize * row) as u64,
             chunk: 0,

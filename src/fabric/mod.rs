@@ -32,12 +32,15 @@
 
 mod access;
 pub(crate) mod arena;
+#[cfg(feature = "internals")]
 pub mod conformance;
 pub(crate) mod failure;
+#[cfg(feature = "internals")]
 pub mod measure;
 pub(crate) mod memory;
 pub mod ofi;
 pub mod shm;
+#[cfg(feature = "internals")]
 pub mod sim;
 pub(crate) mod turns;
 pub(crate) mod watch;

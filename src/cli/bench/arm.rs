@@ -11,7 +11,7 @@ use super::PATIENCE;
 /// Arms rounds, lets them run, and prints what arming took on rank 0.
 pub(super) fn run(world: &World, bytes: u64, (warmup, iters): (u32, Option<u32>), as_json: bool) -> Result<()> {
     let rounds = (u64::from(warmup), u64::from(iters.unwrap_or(200)));
-    let armed = arming(&**world.fabric(), bytes, rounds, PATIENCE)?;
+    let armed = arming(&**world.raw_fabric(), bytes, rounds, PATIENCE)?;
     if world.rank() == 0 {
         tell(world, armed, as_json);
     }

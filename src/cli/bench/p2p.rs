@@ -43,7 +43,7 @@ pub(super) fn run(
     as_json: bool,
 ) -> Result<()> {
     let most = sizes.last().copied().unwrap_or(8);
-    let mut pair = Pair::new(&**world.fabric(), most as usize, PATIENCE)?;
+    let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
     let bandwidth = op == Op::WriteBw;
     let mut table = Table::new(match bandwidth {
         true => &["bytes", "iterations", "BW_peak_MB/s", "BW_average_MB/s", "MsgRate_Mpps"],

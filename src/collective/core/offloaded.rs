@@ -51,7 +51,7 @@ impl Offloaded {
 impl Machine {
     /// The table's rule of firing.
     fn start_rule(&self) -> Start {
-        self.plan.fire.start(self.plan.grace, self.plan.ranks)
+        Start::of(self.plan.fire, self.plan.grace, self.plan.ranks)
     }
 
     /// The next round whose outcome may be there, and whether its data is wanted.

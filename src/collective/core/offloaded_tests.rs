@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan, Topology};
 use crate::collective::rule::{Absent, Fire, Grace};
-use crate::trigger::{Cards, Gate, Offload, Profile, Request, Role, Schedule, Signal, compile};
+use crate::trigger::{Cards, Gate, Offload, Profile, Request, Role, Schedule, Signal, Start, compile};
 
 struct Memory(Vec<u64>);
 
@@ -65,7 +65,7 @@ impl World {
             fault: None,
         };
         let slots = plan(0).slots();
-        let start = fire.start(Grace::NONE, ranks);
+        let start = Start::of(fire, Grace::NONE, ranks);
         let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots };
         let tables = compile(&request, &Profile::NETWORK);
         let roles = |counters: &[crate::trigger::Counter]| counters.iter().map(|counter| counter.role).collect();

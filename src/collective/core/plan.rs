@@ -16,7 +16,7 @@ use super::tag::Tag;
 use super::word::RANKS_PER_WORD;
 use crate::collective::rule::{Absent, Fire, Grace};
 use crate::fault::Fault;
-use crate::trigger::{Layout, Request, Schedule, span};
+use crate::trigger::{Layout, Request, Schedule, Start, span};
 
 /// Buffers of a rank: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
@@ -139,7 +139,7 @@ pub(crate) fn program(
     (bytes, chunk): (usize, usize),
     depth: u64,
 ) -> Arc<Layout> {
-    let start = fire.start(grace, ranks);
+    let start = Start::of(fire, grace, ranks);
     let (bytes, chunk) = (bytes as u64, chunk as u64);
     Arc::new(Layout::new(&Request { ranks, start, schedule, bytes, chunk, slots: depth }))
 }

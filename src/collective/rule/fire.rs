@@ -138,19 +138,6 @@ impl Fire {
         }
     }
 
-    /// How a program of triggered operations starts a round by this rule.
-    #[must_use]
-    pub fn start(self, grace: Grace, ranks: u32) -> Start {
-        // A grace, and a deadline, end early when all have arrived, so they are counted then.
-        let uncounted = grace == Grace::NONE && self.deadline.is_none() && self.full_every.is_none();
-        match self.when {
-            _ if self.is_synchronous() => Start::Everybody,
-            When::Solo if uncounted => Start::First,
-            When::Majority(_) if uncounted => Start::Designated,
-            _ => Start::Count(self.threshold(ranks)),
-        }
-    }
-
     /// What a round waits for, given who is active in it, of `ranks` in all.
     pub(crate) fn condition(self, round: u64, active: &RankSet, ranks: u32) -> Condition {
         match self.when {
@@ -183,6 +170,21 @@ impl Fire {
             Some(k) if k < 2 => Err(RuleError::FullTooOften { k }),
             Some(_) if self.is_synchronous() => Err(RuleError::FullAnyway),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Start {
+    /// How a program of triggered operations starts a round by a firing rule.
+    #[must_use]
+    pub fn of(fire: Fire, grace: Grace, ranks: u32) -> Self {
+        // A grace, and a deadline, end early when all have arrived, so they are counted then.
+        let uncounted = grace == Grace::NONE && fire.deadline.is_none() && fire.full_every.is_none();
+        match fire.when {
+            _ if fire.is_synchronous() => Start::Everybody,
+            When::Solo if uncounted => Start::First,
+            When::Majority(_) if uncounted => Start::Designated,
+            _ => Start::Count(fire.threshold(ranks)),
         }
     }
 }

@@ -1,0 +1,223 @@
+//! What a program that depends on this crate compiles against: the names that are promised, nothing below them without
+//! the feature `internals`, and nothing that breaks memory without `unsafe`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../ffi/tests/skipped/mod.rs"]
+mod skipped;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// A program over every name that is promised.
+const PROMISED: &str = r#"
+use std::time::Duration;
+
+use earlybird::{
+    Absent, Allreduce, AllreduceBuilder, Config, Cut, Deadline, Dtype, Element, Entry, Error, Executor, FabricChoice,
+    Fire, Grace, Mover, OfiSettings, Outcome, Outcomes, Part, RankSet, Ranks, Reduce, Result, RuleError, Scale, Stats,
+    UnknownName, When, World, bf16, f16,
+};
+
+fn begin<T: Element>(world: &World, fire: Fire) -> AllreduceBuilder<'_, T> {
+    let sum = world.allreduce(&[1, 2]).fire(fire).grace(Grace::Auto).absent(Absent::Carry).reduce(Reduce::Sum);
+    sum.scale(Scale::Sum).depth(2).mover(Mover::Auto).executor(Executor::Auto)
+}
+
+fn step<T: Element>(sum: &mut Allreduce<T>, until: Deadline) -> Result<Stats> {
+    sum.contribution()?;
+    sum.arrive()?;
+    let outcomes: Outcomes<'_, T> = sum.wait(until)?;
+    for outcome in outcomes {
+        let outcome: Outcome<'_, T> = outcome;
+        let cut: &Cut = outcome.cut();
+        let fresh: RankSet = cut.fresh();
+        let entry: &Entry = &cut.entries()[0];
+        println!("{fresh:?} {} {:?}", entry.part == Part::Fresh, outcome.data());
+    }
+    Ok(sum.stats())
+}
+
+fn explain(error: &Error) -> String {
+    match error {
+        Error::Timeout { missing, .. } => {
+            let missing: &Ranks = missing;
+            missing.to_string()
+        }
+        Error::Rule(rule) => {
+            let rule: &RuleError = rule;
+            rule.to_string()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn main() -> Result<()> {
+    let ofi = OfiSettings { provider: None, ..OfiSettings::default() };
+    let config = Config { fabric: FabricChoice::Shm, ofi, ..Config::from_env()? };
+    let unknown: std::result::Result<Mover, UnknownName> = "twig".parse();
+    println!("{unknown:?} {:?} {}", Dtype::F32, Fire::ALL.when() == When::All);
+    let until = Duration::from_secs(1);
+    for world in World::in_this_process(1, &config)? {
+        let mut one = begin::<f16>(&world, Fire::SOLO).build()?;
+        let mut other = begin::<bf16>(&world, Fire::ALL).build()?;
+        for stats in [step(&mut one, until.into()), step(&mut other, until.into())] {
+            println!("{}", stats.map_or_else(|error| explain(&error), |stats: Stats| stats.fresh.to_string()));
+        }
+        one.finish(until)?;
+        other.finish(until)?;
+    }
+    Ok(())
+}
+"#;
+
+/// What stands behind the feature: without it a compiler says that it is private or not there.
+const BEHIND_THE_FEATURE: [&str; 18] = [
+    "use earlybird::bootstrap::Place;",
+    "use earlybird::collective::Allreduce;",
+    "use earlybird::config::VARIABLES;",
+    "use earlybird::error::Bytes;",
+    "use earlybird::fabric::Endpoint;",
+    "use earlybird::fabric::Fabric;",
+    "use earlybird::fabric::RawAccess;",
+    "use earlybird::fabric::Window;",
+    "use earlybird::fabric::ofi::offload::Card;",
+    "use earlybird::fabric::shm::ShmFabric;",
+    "use earlybird::fabric::sim::SimFabric;",
+    "use earlybird::fault::Fault;",
+    "use earlybird::model::Parameters;",
+    "use earlybird::reduce::Dtype;",
+    "use earlybird::simulation::Case;",
+    "use earlybird::trigger::{Program, Start};",
+    "pub fn from(world: &earlybird::World) { let _ = world.raw_fabric(); }",
+    "pub fn of(fire: earlybird::Fire) { let _ = earlybird::trigger::Start::of(fire, earlybird::Grace::Auto, 2); }",
+];
+
+/// Not found, and private: a module, a name in a path, a method.
+const HIDDEN: [&str; 4] = ["E0432", "E0433", "E0599", "E0603"];
+
+/// Ways to raw memory that leave the promise out, and what a compiler says of each with the feature.
+const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
+    ("pub fn made() -> earlybird::fabric::RawAccess { earlybird::fabric::RawAccess::promise() }", "E0133"),
+    ("pub fn taken() -> earlybird::fabric::RawAccess { earlybird::fabric::RawAccess::CRATE }", "E0624"),
+    ("pub fn open(fabric: &dyn earlybird::fabric::Fabric) { let _ = fabric.open(); }", "E0061"),
+    (
+        "#[derive(Debug)] pub struct Spy; impl earlybird::fabric::Fabric for Spy {
+            fn name(&self) -> &'static str { \"spy\" }
+            fn rank(&self) -> u32 { 0 }
+            fn ranks(&self) -> u32 { 1 }
+            fn hosts(&self) -> Vec<u32> { vec![0] }
+            fn neighbours(&self) -> u32 { 1 }
+            fn open(&self, _: earlybird::fabric::RawAccess) -> earlybird::Result<Box<dyn earlybird::fabric::Endpoint>> {
+                unimplemented!()
+            }
+            fn exchange(&self, _: &'static str, _: &[u8], _: std::time::Instant) -> earlybird::Result<Vec<Vec<u8>>> {
+                unimplemented!()
+            }
+            fn health(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
+            fn look_for_dead(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
+            fn abort(&self, _: &str) {}
+            fn leave(&self) {}
+        }",
+        "E0277",
+    ),
+];
+
+/// A crate that depends on this one and on nothing else; each of its programs is compiled by itself.
+struct Consumer(PathBuf);
+
+/// What a compiler made of the programs of a consumer.
+#[derive(Debug, Default)]
+struct Verdict {
+    compiled: BTreeSet<String>,
+    /// The codes of its errors, by program.
+    errors: BTreeMap<String, BTreeSet<String>>,
+    /// What cargo said itself.
+    said: String,
+}
+
+impl Consumer {
+    fn new() -> Consumer {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public_api");
+        // What was compiled of the dependencies stays.
+        let programs = folder.join("src/bin");
+        let _ = fs::remove_dir_all(&programs);
+        fs::create_dir_all(&programs).unwrap();
+        let manifest = format!(
+            "[package]\nname = \"consumer\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+             [features]\ninternals = [\"earlybird/internals\"]\n\n[dependencies]\nearlybird = {{ path = '{}' }}\n",
+            here.display()
+        );
+        fs::write(folder.join("Cargo.toml"), manifest).unwrap();
+        fs::copy(here.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+        Consumer(folder)
+    }
+
+    fn program(&self, name: &str, text: &str) {
+        fs::write(self.0.join("src/bin").join(format!("{name}.rs")), text).unwrap();
+    }
+
+    /// Compiles all programs, each as far as it goes. Nothing where there is no cargo.
+    fn check(&self, arguments: &[&str]) -> Option<Verdict> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let output = Command::new(cargo)
+            .current_dir(&self.0)
+            .args(["check", "--offline", "--bins", "--keep-going", "--message-format", "json"])
+            .args(arguments)
+            .env("CARGO_TARGET_DIR", self.0.join("target"))
+            // A consumer does not compile by the flags of these tests.
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .output();
+        let output = output.inspect_err(|error| skipped::skipped(format_args!("cargo cannot be run: {error}"))).ok()?;
+        let mut verdict = Verdict { said: String::from_utf8_lossy(&output.stderr).into_owned(), ..Verdict::default() };
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+            let of = message["target"]["name"].as_str().unwrap_or_default().to_owned();
+            if message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "bin" {
+                verdict.compiled.insert(of);
+            } else if message["reason"] == "compiler-message" && message["message"]["level"] == "error" {
+                // The last of them, that there were errors, has no code.
+                let code = message["message"]["code"]["code"].as_str().map(str::to_owned);
+                verdict.errors.entry(of).or_default().extend(code);
+            }
+        }
+        Some(verdict)
+    }
+}
+
+impl Verdict {
+    fn assert_compiled(&self, name: &str, text: &str) {
+        assert!(self.compiled.contains(name), "{text}\ndoes not compile: {:?}\n{}", self.errors.get(name), self.said);
+    }
+
+    fn assert_refused(&self, name: &str, text: &str, codes: &[&str]) {
+        assert!(!self.compiled.contains(name), "{text}\ncompiles");
+        let found = self.errors.get(name).unwrap_or_else(|| panic!("{text}\nwas not compiled:\n{}", self.said));
+        assert!(found.iter().any(|code| codes.contains(&&**code)), "{text}\nfails by {found:?}, not by {codes:?}");
+    }
+}
+
+#[test]
+fn a_consumer_reaches_the_promised_names_and_no_others() {
+    let consumer = Consumer::new();
+    consumer.program("promised", PROMISED);
+    let behind = || BEHIND_THE_FEATURE.iter().enumerate().map(|(index, text)| (format!("behind_{index}"), *text));
+    behind().for_each(|(name, text)| consumer.program(&name, &format!("{text}\nfn main() {{}}\n")));
+    let Some(verdict) = consumer.check(&[]) else { return };
+    verdict.assert_compiled("promised", PROMISED);
+    behind().for_each(|(name, text)| verdict.assert_refused(&name, text, &HIDDEN));
+
+    // They are there, so it is the feature that hides them; and what opens memory takes the promise.
+    let without =
+        || WITHOUT_THE_PROMISE.iter().enumerate().map(|(index, (text, code))| (format!("raw_{index}"), *text, *code));
+    without().for_each(|(name, text, _)| consumer.program(&name, &format!("{text}\nfn main() {{}}\n")));
+    let Some(verdict) = consumer.check(&["--features", "internals"]) else { return };
+    verdict.assert_compiled("promised", PROMISED);
+    behind().for_each(|(name, text)| verdict.assert_compiled(&name, text));
+    without().for_each(|(name, text, code)| verdict.assert_refused(&name, text, &[code]));
+}
