@@ -87,7 +87,8 @@ mod named;
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;
 mod sync;
-#[cfg(all(test, feature = "internals"))]
+#[cfg(test)]
+#[cfg(feature = "internals")]
 mod untrusted;
 mod world;
 

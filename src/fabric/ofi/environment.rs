@@ -60,12 +60,12 @@ impl ProviderVariable {
 /// Who has set a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetBy {
-    /// Whoever started this process.
+    /// The user: it was set when this process started.
     User,
     /// This library.
     Earlybird,
-    /// Nobody: libfabric's default holds.
-    Nobody,
+    /// It is not set: libfabric's default holds.
+    Default,
 }
 
 impl SetBy {
@@ -75,7 +75,7 @@ impl SetBy {
         match self {
             SetBy::User => "you",
             SetBy::Earlybird => "earlybird",
-            SetBy::Nobody => "libfabric's default",
+            SetBy::Default => "libfabric's default",
         }
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn prepare() -> [SetBy; COUNT] {
                 unsafe { std::env::set_var(variable.name, variable.value) };
                 SetBy::Earlybird
             }
-            None => SetBy::Nobody,
+            None => SetBy::Default,
         })
     })
 }
@@ -138,7 +138,7 @@ fn warning(provider: &str, set_by: [SetBy; COUNT], told: &[AtomicBool; COUNT]) -
         .iter()
         .zip(set_by)
         .zip(told)
-        .filter(|((variable, set_by), _)| *set_by == SetBy::Nobody && variable.concerns(provider))
+        .filter(|((variable, set_by), _)| *set_by == SetBy::Default && variable.concerns(provider))
         .filter(|(_, told)| !told.swap(true, Ordering::Relaxed))
         .map(|((variable, _), _)| format!("{}={} ({})", variable.name, variable.value, variable.reason))
         .collect();
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn one_warning_says_what_to_set_to_which_value() {
-        let (nobody, told) = ([SetBy::Nobody; COUNT], told());
+        let (nobody, told) = ([SetBy::Default; COUNT], told());
         let verbs = warning("verbs;ofi_rxm", nobody, &told).unwrap();
         assert!(verbs.contains("FI_OFI_RXM_MSG_RX_SIZE=32 (") && verbs.contains("FI_OFI_RXM_USE_SRX=1 ("), "{verbs}");
         assert!(!verbs.contains("SOCKETS"), "{verbs}");
@@ -173,11 +173,11 @@ mod tests {
 
     #[test]
     fn nothing_is_said_of_what_does_not_matter_or_is_set() {
-        assert_eq!(warning("udp;ofi_rxd", [SetBy::Nobody; COUNT], &told()), None);
+        assert_eq!(warning("udp;ofi_rxd", [SetBy::Default; COUNT], &told()), None);
         for set_by in [SetBy::User, SetBy::Earlybird] {
             assert_eq!(warning("sockets", [set_by; COUNT], &told()), None);
         }
-        let tcp = warning("tcp;ofi_rxm", [SetBy::Nobody; COUNT], &told()).unwrap();
+        let tcp = warning("tcp;ofi_rxm", [SetBy::Default; COUNT], &told()).unwrap();
         assert!(tcp.contains("MSG_RX_SIZE=32") && !tcp.contains("USE_SRX"), "tcp shares them anyway: {tcp}");
     }
 
@@ -189,7 +189,7 @@ mod tests {
                 assert!(!has_one_thread());
                 for InForce { variable, set_by, .. } in provider_variables() {
                     let is_set = std::env::var_os(variable.name).is_some();
-                    assert_eq!(set_by, if is_set { SetBy::User } else { SetBy::Nobody }, "{}", variable.name);
+                    assert_eq!(set_by, if is_set { SetBy::User } else { SetBy::Default }, "{}", variable.name);
                 }
             });
         });
