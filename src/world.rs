@@ -184,18 +184,19 @@ impl World {
             true => endpoint.register(bytes).map(Some),
             false => Ok(None),
         };
-        let mut mine = vec![u64::from(made.is_ok()), bytes as u64, u64::from(root), 0, 0, 0, 0];
+        let mine = [u64::from(made.is_ok()), bytes as u64, u64::from(root)];
+        let mut told = mine.map(u64::to_le_bytes).concat();
         if let Ok(Some(region)) = &made {
             if let Some(window) = endpoint.window(*region) {
                 window.write(0, bytemuck::cast_slice(data));
             }
-            mine[3..].copy_from_slice(&endpoint.key(*region));
+            told.extend(endpoint.key(*region).encode());
         }
-        let everybody = fabric.exchange(operation, bytemuck::cast_slice(&mine), until)?;
+        let everybody = fabric.exchange(operation, &told, until)?;
         let source = made?;
         let said = |peer: usize, index: usize| {
             let cell = everybody[peer].get(8 * index..8 * index + 8).and_then(|cell| cell.try_into().ok());
-            cell.map_or(0, u64::from_ne_bytes)
+            cell.map_or(0, u64::from_le_bytes)
         };
         for peer in 0..everybody.len() {
             for (index, what) in [(1, "the length in bytes"), (2, "the root")] {
@@ -210,7 +211,7 @@ impl World {
             return Err(Error::Aborted { rank, operation, by: root, reason });
         }
         if source.is_none() {
-            let key = [3, 4, 5, 6].map(|index| said(root as usize, index));
+            let key = everybody[root as usize].get(size_of_val(&mine)..).and_then(Key::decode).unwrap_or(Key::NONE);
             if let Err(error) = fetch(&mut *endpoint, (root, key), bytemuck::cast_slice_mut(data), (rank, until)) {
                 // The others cannot know, and would take this rank's next call for the end of this one.
                 self.abort(&format!("it could not go on with a broadcast: {error}"));

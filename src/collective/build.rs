@@ -163,7 +163,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         }
         let made = make_regions(&mut *endpoint, &plan);
         let keys = match &made {
-            Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.to_le_bytes()).collect()].concat(),
+            Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.encode()).collect()].concat(),
             Err(error) => error.to_string().into_bytes(),
         };
         let everybody = world.fabric().exchange(operation, &keys, until)?;
@@ -390,7 +390,7 @@ pub(crate) fn compare(
 }
 
 /// Host leaders make the memory of their host: keys of its control and data region. Others none.
-fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<u64>> {
+fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
     }
@@ -399,15 +399,13 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<u64>> {
         return Ok(Vec::new());
     }
     let data = endpoint.register(plan.data_bytes())?;
-    Ok([endpoint.key(control), endpoint.key(data)].concat())
+    Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 
 /// The keys behind "ok": of the control region, then of the data region.
 pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
-    let keys = answer.strip_prefix(b"ok")?;
-    let key = |index: usize| keys.get(8 * index..8 * index + 8)?.try_into().ok().map(u64::from_le_bytes);
-    let four = |from| Some([key(from)?, key(from + 1)?, key(from + 2)?, key(from + 3)?]);
-    Some([four(0)?, four(4)?])
+    let (control, data) = answer.strip_prefix(b"ok")?.split_at_checked(Key::BYTES)?;
+    Some([Key::decode(control)?, Key::decode(data)?])
 }
 
 fn import_regions(

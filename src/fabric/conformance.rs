@@ -229,7 +229,7 @@ fn bad_keys_are_refused(make: MakeWorld<'_>) {
     let mut world = world(make, 2);
     let mut key = world.ends[1].key(world.regions[1][1]);
     assert!(world.ends[0].import(0, key).is_err() || world.regions[0][0] == world.regions[0][1]);
-    key[0] = u64::MAX - 4095;
+    key.0[0] = u64::MAX - 4095;
     assert!(world.ends[0].import(1, key).is_err());
     assert!(world.ends[0].import(7, key).is_err());
 }

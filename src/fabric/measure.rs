@@ -51,15 +51,12 @@ impl<'f> Pair<'f> {
         }
         let mut endpoint = fabric.open(RawAccess::CRATE)?;
         let own = endpoint.register(DATA + bytes)?;
-        let key = endpoint.key(own).into_iter().flat_map(u64::to_le_bytes);
-        let told: Vec<u8> = PAIR.iter().copied().chain(key).collect();
+        let told = [PAIR, &endpoint.key(own).encode()].concat();
         let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
         let peer = 1 - rank;
         let strange = || Error::join(rank, format!("rank {peer} measures something else, or is of another version"));
-        let key = answers[peer as usize].strip_prefix(PAIR).filter(|key| key.len() == size_of::<Key>());
-        let key = key.ok_or_else(strange)?;
-        let part = |index: usize| key[8 * index..8 * index + 8].try_into().map_or(0, u64::from_le_bytes);
-        let theirs = endpoint.import(peer, std::array::from_fn(part))?;
+        let key = answers[peer as usize].strip_prefix(PAIR).and_then(Key::decode);
+        let theirs = endpoint.import(peer, key.ok_or_else(strange)?)?;
         Ok(Pair { fabric, patience, endpoint, own, theirs, open: 0, rounds: 0 })
     }
 

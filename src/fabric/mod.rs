@@ -61,7 +61,34 @@ use crate::error::Result;
 pub struct Region(pub(crate) u32);
 
 /// What a peer needs to name a region; what is in it is the fabric's own business.
-pub type Key = [u64; 4];
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key(pub(crate) [u64; 4]);
+
+impl Key {
+    /// Bytes of a key on its way to a peer.
+    pub const BYTES: usize = 32;
+
+    /// A key that no peer can import.
+    pub(crate) const NONE: Key = Key([u64::MAX; 4]);
+
+    /// For the way to a peer.
+    #[must_use]
+    pub fn encode(self) -> [u8; Key::BYTES] {
+        let mut bytes = [0; Key::BYTES];
+        for (place, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(self.0) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Nothing for bytes that are no key.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let words: [[u8; 8]; 4] = words.try_into().ok()?;
+        rest.is_empty().then(|| Key(words.map(u64::from_le_bytes)))
+    }
+}
 
 /// A place in a region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -310,4 +337,18 @@ pub trait Endpoint: Send + Debug {
     /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. The caller's
     /// earlier stores are visible to those who were woken. Returns how many were woken.
     fn wake(&mut self, most: u32, interest: Interest) -> u32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_way() {
+        let key = Key([1, u64::MAX, 1 << 63, 0]);
+        let bytes = key.encode();
+        assert_eq!(Key::decode(&bytes), Some(key));
+        assert_eq!(Key::decode(&bytes[1..]), None);
+        assert_eq!(Key::decode(&[&bytes[..], &[0]].concat()), None);
+    }
 }

@@ -77,17 +77,18 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn key(&self, region: Region) -> Key {
-        let key = |mapped: &Mapped| [mapped.offset, mapped.bytes as u64 | u64::from(mapped.owner) << OWNER, 0, 0];
-        self.regions.get(region.0 as usize).map_or([0; 4], key)
+        let key = |mapped: &Mapped| Key([mapped.offset, mapped.bytes as u64 | u64::from(mapped.owner) << OWNER, 0, 0]);
+        self.regions.get(region.0 as usize).map_or(Key::NONE, key)
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let bad = || self.usage("import", "not a key of that peer");
-        let bytes = usize::try_from(key[1] & ((1 << OWNER) - 1)).map_err(|_| bad())?;
-        if key[0] == 0 || key[1] >> OWNER != u64::from(peer) {
+        let Key([offset, what, ..]) = key;
+        let bytes = usize::try_from(what & ((1 << OWNER) - 1)).map_err(|_| bad())?;
+        if offset == 0 || what >> OWNER != u64::from(peer) {
             return Err(bad());
         }
-        self.add(peer, key[0], bytes)
+        self.add(peer, offset, bytes)
     }
 
     fn window(&self, region: Region) -> Option<Window> {

@@ -123,13 +123,14 @@ impl Endpoint for SimEndpoint {
     }
 
     fn key(&self, region: Region) -> Key {
-        [u64::from(region.0), u64::from(self.rank), 0, 0]
+        Key([u64::from(region.0), u64::from(self.rank), 0, 0])
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
-        let known = u32::try_from(key[0]).ok().map(Region);
+        let Key([number, rank, ..]) = key;
+        let known = u32::try_from(number).ok().map(Region);
         let owner = known.and_then(|region| self.net.lock().owner(region));
-        match known.filter(|_| owner == Some(peer) && key[1] == u64::from(peer)) {
+        match known.filter(|_| owner == Some(peer) && rank == u64::from(peer)) {
             Some(region) => Ok(region),
             None => Err(Error::Usage { rank: self.rank, operation: "import", problem: "not a key of that peer" }),
         }

@@ -279,14 +279,14 @@ impl Engine {
         match self.channel(channel).entries.get(region.0 as usize) {
             Some(Entry::Own(registered, bytes)) => {
                 let (key, base) = registered.key();
-                [rank << 32 | u64::from(channel) << 16 | u64::from(region.0), *bytes as u64, key, base]
+                Key([rank << 32 | u64::from(channel) << 16 | u64::from(region.0), *bytes as u64, key, base])
             }
-            _ => [u64::MAX; 4],
+            _ => Key::NONE,
         }
     }
 
     pub(super) fn import(&mut self, channel: u16, peer: u32, key: Key) -> Result<Region> {
-        let [what, bytes, key, base] = key;
+        let Key([what, bytes, key, base]) = key;
         let named = (what >> 32, what >> 16 & 0xFFFF) == (u64::from(peer), u64::from(channel));
         if !named || peer == self.rank || peer >= self.ranks() || bytes > isize::MAX as u64 {
             return Err(self.usage("import", "not a key of that peer"));
