@@ -12,7 +12,7 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::shm::ShmFabric;
-use crate::fabric::{At, Endpoint, Fabric, Key, Posted, RawAccess};
+use crate::fabric::{Access, At, Endpoint, Fabric, Key, Posted, RawAccess};
 use crate::model::{HwConfig, Parameters};
 use crate::reduce::Element;
 
@@ -181,7 +181,7 @@ impl World {
         let fabric = self.fabric();
         let mut endpoint = fabric.open(RawAccess::CRATE)?;
         let made = match rank == root {
-            true => endpoint.register(bytes).map(Some),
+            true => endpoint.register(bytes, Access::Read).map(Some),
             false => Ok(None),
         };
         let mine = [u64::from(made.is_ok()), bytes as u64, u64::from(root)];
@@ -273,7 +273,7 @@ fn fetch(
         return Ok(());
     }
     let started = Instant::now();
-    let target = endpoint.register(data.len())?;
+    let target = endpoint.register(data.len(), Access::Local)?;
     let (from, to) = (At { region: source, offset: 0 }, At { region: target, offset: 0 });
     if endpoint.read(from, to, data.len(), 0)? == Posted::Pending {
         while endpoint.poll()?.is_none() {

@@ -42,10 +42,9 @@ fn domain(library: &Library) -> Option<(Arc<Domain>, Vec<Rank>)> {
         let endpoint = Endpoint::open(domain.clone(), info, queue, 2).unwrap();
         let written = Counter::open(domain.clone()).unwrap();
         let cells = NonNull::from(Box::leak(Box::new([0u64; CELLS]))).cast();
+        let (part, access) = ((cells.cast(), CELLS * 8), sys::FI_WRITE | sys::FI_REMOTE_WRITE);
         // SAFETY: leaked, so it stays; from here on it is only read as volatile.
-        let memory = unsafe {
-            Memory::register_counted(endpoint.clone(), cells.cast(), CELLS * 8, key, Some(written.clone())).unwrap()
-        };
+        let memory = unsafe { Memory::register(endpoint.clone(), part, access, key, Some(written.clone())).unwrap() };
         Rank { endpoint, memory, cells, written }
     };
     let ranks = vec![rank(1), rank(2)];

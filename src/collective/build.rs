@@ -12,7 +12,7 @@ use super::provider::Provider;
 use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::offload::Introduction;
-use crate::fabric::{Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
+use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::reduce::{Element, Reduce};
 use crate::world::{Deadline, World};
 
@@ -394,11 +394,13 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
     }
-    let control = endpoint.register(plan.control_cells() * size_of::<u64>())?;
+    let cells = plan.control_cells() * size_of::<u64>();
     if plan.path == Path::Offloaded {
+        endpoint.register(cells, Access::Local)?;
         return Ok(Vec::new());
     }
-    let data = endpoint.register(plan.data_bytes())?;
+    let control = endpoint.register(cells, Regions::CONTROL)?;
+    let data = endpoint.register(plan.data_bytes(), Regions::DATA)?;
     Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 

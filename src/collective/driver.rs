@@ -10,7 +10,7 @@ use super::provider::Provider;
 use super::rule::{Absent, Scale};
 use crate::error::Result;
 use crate::fabric::arena::{Goal, Place, Source};
-use crate::fabric::{Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{Access, Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker, Window};
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Dtype, Reduce};
 use crate::sync::{self, Ordering};
@@ -33,6 +33,13 @@ pub(crate) struct Reduction {
 pub(crate) struct Regions {
     pub(crate) control: Vec<Region>,
     pub(crate) data: Vec<Region>,
+}
+
+impl Regions {
+    /// What ranks do with the control region of another host: they change cells, and write records.
+    pub(crate) const CONTROL: Access = Access::Write;
+    /// And with its data: they read contributions, and write outcomes.
+    pub(crate) const DATA: Access = Access::ReadWrite;
 }
 
 /// A machine and the fabric it runs on.
@@ -126,9 +133,10 @@ impl Driver {
         };
         let (mut staging, mut zeros) = (None, None);
         if plan.topology.hosts() > 1 && provider.is_none() {
-            zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>())?);
+            zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>(), Access::Local)?);
             if plan.path == Path::Segmented || plan.path.has_homes() {
-                staging = Some(endpoint.register(2 * plan.ranks as usize * plan.staging_row())?);
+                let bytes = 2 * plan.ranks as usize * plan.staging_row();
+                staging = Some(endpoint.register(bytes, Access::Local)?);
             }
         }
         let staged = staging.map(|region| window(&*endpoint, region));

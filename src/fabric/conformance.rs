@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
+use super::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
 
 /// Makes a world of so many ranks.
 pub type MakeWorld<'a> = &'a dyn Fn(u32) -> Vec<Box<dyn Fabric>>;
@@ -26,6 +26,7 @@ pub fn all(make: MakeWorld<'_>) {
     }
     bad_places_are_refused(make);
     bad_keys_are_refused(make);
+    only_what_the_owner_allows(make);
     a_signal_ends_a_wait(make);
     a_wake_reaches_who_waits_for_it(make);
     abort_reaches_everybody(make);
@@ -61,7 +62,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn world(make: MakeWorld<'_>, ranks: u32) -> World {
     let fabrics = Fabrics(make(ranks));
     let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).expect("open")).collect();
-    let own: Vec<_> = ends.iter_mut().map(|end| end.register(SIZE).expect("register")).collect();
+    let own: Vec<_> = ends.iter_mut().map(|end| end.register(SIZE, Access::ReadWrite).expect("register")).collect();
     let keys: Vec<_> = ends.iter().zip(&own).map(|(end, &region)| end.key(region)).collect();
     let regions = ends
         .iter_mut()
@@ -232,6 +233,42 @@ fn bad_keys_are_refused(make: MakeWorld<'_>) {
     key.0[0] = u64::MAX - 4095;
     assert!(world.ends[0].import(1, key).is_err());
     assert!(world.ends[0].import(7, key).is_err());
+}
+
+fn only_what_the_owner_allows(make: MakeWorld<'_>) {
+    let mut world = world(make, 2);
+    let near = world.ends[0].register(SIZE, Access::Local).expect("register");
+    let share = |access| {
+        let region = world.ends[1].register(SIZE, access).expect("register");
+        (region, world.ends[1].key(region))
+    };
+    let accesses = [Access::Local, Access::Read, Access::Write];
+    let [(_, local), (read_own, read), (write_own, write)] = accesses.map(share);
+    assert!(world.ends[0].import(1, local).is_err(), "a local region has a key that a peer can use");
+    let [read, write] = [read, write].map(|key| world.ends[0].import(1, key).expect("import"));
+    let set = |region| Signal { at: at(region, 0), change: Change::Set(1), awaited: true };
+
+    let end = &mut world.ends[0];
+    assert!(end.put(at(near, 0), at(read, 0), 8, None, 0).is_err(), "a put to what may be read");
+    assert!(end.put(at(near, 0), at(write, 0), 8, Some(set(read)), 0).is_err(), "its signal there");
+    assert!(end.signal(set(read), 0).is_err(), "a signal there");
+    assert!(end.atomic(at(read, 0), Atomic::FetchAdd(1), 0).is_err(), "an atomic there");
+    assert!(end.read(at(write, 0), at(near, 0), 8, 0).is_err(), "a read of what may be written");
+
+    // All else works as before, with what is local on the near side.
+    let own = |world: &World, region| world.ends[1].window(region).expect("the own region is mapped");
+    own(&world, read_own).cell(3).store(7, Ordering::Release);
+    let posted = world.ends[0].read(at(read, 24), at(near, 8), 8, 1).expect("read");
+    world.finish(0, posted, 1);
+    let posted = world.ends[0].put(at(near, 8), at(write, 16), 8, Some(set(write)), 2).expect("put");
+    world.finish(0, posted, 2);
+    let seen = |cell| own(&world, write_own).cell(cell).load(Ordering::Acquire);
+    assert_eq!((seen(0), seen(2)), (1, 7));
+    assert_eq!(own(&world, read_own).cell(0).load(Ordering::Acquire), 0, "a peer wrote what it may read");
+    // The owner may do everything.
+    let posted = world.ends[1].signal(set(read_own), 3).expect("signal");
+    world.finish(1, posted, 3);
+    assert_eq!(own(&world, read_own).cell(0).load(Ordering::Acquire), 1);
 }
 
 fn a_signal_ends_a_wait(make: MakeWorld<'_>) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::ofi;
 use super::ofi::offload::{Card, Introduction, provider_for};
-use super::{At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
+use super::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
 use crate::error::{Error, Ranks, Result};
 use crate::trigger::{Request, Schedule, Start};
 
@@ -50,7 +50,7 @@ impl<'f> Pair<'f> {
             return Err(Error::Usage { rank, operation, problem });
         }
         let mut endpoint = fabric.open(RawAccess::CRATE)?;
-        let own = endpoint.register(DATA + bytes)?;
+        let own = endpoint.register(DATA + bytes, Access::Write)?;
         let told = [PAIR, &endpoint.key(own).encode()].concat();
         let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
         let peer = 1 - rank;

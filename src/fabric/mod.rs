@@ -5,10 +5,11 @@
 //! [`conformance`] tests each line of them.
 //!
 //! # Memory
-//! [`register`](Endpoint::register) makes zeroed memory that peers may write, read and change once
-//! they hold its key. Offsets of cells are multiples of 8. Nothing is ever a Rust reference while
-//! a peer may write it: a [`Window`] gives atomics and raw copies. No operation checks that: opening an
-//! endpoint takes a [`RawAccess`], whose contract covers all that is done with it.
+//! [`register`](Endpoint::register) makes zeroed memory. Its owner says what peers may do with it once
+//! they hold its key ([`Access`]); an operation that it does not allow is refused where it is posted, and
+//! on networks by the owner's provider, too. Offsets of cells are multiples of 8. Nothing is ever a Rust
+//! reference while a peer may write it: a [`Window`] gives atomics and raw copies. No operation checks that:
+//! opening an endpoint takes a [`RawAccess`], whose contract covers all that is done with it.
 //!
 //! # Completion
 //! Each operation is given a token. It either completes in the call ([`Posted::Done`]) or later,
@@ -59,6 +60,52 @@ use crate::error::Result;
 /// Memory that an endpoint can name: its own, or imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub(crate) u32);
+
+/// What peers may do with a region by operations. Its owner may do everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Nothing: they cannot name it. For what is only the near side of this rank's operations.
+    Local,
+    /// Read it.
+    Read,
+    /// Write it, and change its cells by signals and atomics.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+impl Access {
+    /// Whether peers may read.
+    #[must_use]
+    pub fn allows_reading(self) -> bool {
+        matches!(self, Access::Read | Access::ReadWrite)
+    }
+
+    /// Whether peers may write, and change cells.
+    #[must_use]
+    pub fn allows_writing(self) -> bool {
+        matches!(self, Access::Write | Access::ReadWrite)
+    }
+
+    /// Whether peers can name the region at all.
+    #[must_use]
+    pub fn is_shared(self) -> bool {
+        self != Access::Local
+    }
+
+    /// As a number, for a key.
+    pub(crate) fn code(self) -> u64 {
+        self as u64
+    }
+
+    /// What a key says; nothing for a number that no key has.
+    pub(crate) fn of_key(code: u64) -> Option<Self> {
+        [Access::Read, Access::Write, Access::ReadWrite].into_iter().find(|access| access.code() == code)
+    }
+}
+
+/// What is wrong with an operation that the owner of a region does not allow.
+pub(crate) const NOT_ALLOWED: &str = "the owner of the region does not allow that";
 
 /// What a peer needs to name a region; what is in it is the fabric's own business.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,19 +314,22 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
 /// A rank's end of the operations of one collective. See the [module](self) for what they mean, and
 /// [`RawAccess::promise`] for what its caller has promised.
 pub trait Endpoint: Send + Debug {
-    /// Makes memory: zeroed, aligned to a page, at least `bytes` long.
+    /// Makes memory: zeroed, aligned to a page, at least `bytes` long. By operations peers do with it what `access`
+    /// allows, and nothing else. Those that share the memory have a window on it, whatever it allows, unless it is
+    /// local.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) with the need, before anything was taken.
-    fn register(&mut self, bytes: usize) -> Result<Region>;
+    fn register(&mut self, bytes: usize, access: Access) -> Result<Region>;
 
-    /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint.
+    /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint. The key of a local one is of no use
+    /// to any.
     fn key(&self, region: Region) -> Key;
 
     /// Names a peer's region.
     ///
     /// # Errors
-    /// When the key is not one of that peer's, or its memory cannot be mapped.
+    /// When the key is not one of that peer's, or of a region that is local to it, or its memory cannot be mapped.
     fn import(&mut self, peer: u32, key: Key) -> Result<Region>;
 
     /// Direct access to a region: its own always, those of peers on the same host.
@@ -288,7 +338,7 @@ pub trait Endpoint: Send + Debug {
     /// Writes `len` bytes and then changes a cell. The source must stay as it is until completion.
     ///
     /// # Errors
-    /// A place outside its region; a broken endpoint.
+    /// A place outside its region; what the owner of a region does not allow; a broken endpoint.
     fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted>;
 
     /// Changes a cell: a put without data.

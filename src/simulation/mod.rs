@@ -218,8 +218,9 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
     let mut regions = Regions { control: Vec::new(), data: Vec::new() };
     for host in 0..plan.topology.hosts() {
         let leader = &mut ends[plan.topology.leader(host) as usize];
-        regions.control.push(leader.register(plan.control_cells() * size_of::<u64>()).map_err(text)?);
-        regions.data.push(leader.register(plan.data_bytes()).map_err(text)?);
+        let cells = plan.control_cells() * size_of::<u64>();
+        regions.control.push(leader.register(cells, Regions::CONTROL).map_err(text)?);
+        regions.data.push(leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?);
     }
     ends.into_iter()
         .enumerate()

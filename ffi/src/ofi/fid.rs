@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 
-use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL, fid};
+use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOKEY, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL, fid};
 
 /// A negative error code of libfabric; [`Library::error_text`](super::Library::error_text) says
 /// what it means.
@@ -21,6 +21,8 @@ impl Code {
     pub const TOO_SMALL: Code = Code(-(FI_ETOOSMALL as c_int));
     /// There is no memory.
     pub const NO_MEMORY: Code = Code(-(FI_ENOMEM as c_int));
+    /// The key is in use.
+    pub const NO_KEY: Code = Code(-(FI_ENOKEY as c_int));
 
     /// Success, or what went wrong.
     #[inline]

@@ -8,10 +8,7 @@ use std::sync::Arc;
 use super::counter::Counter;
 use super::endpoint::Endpoint;
 use super::fid::{Code, bind, close, control, slot};
-use super::sys::{
-    FI_ENABLE, FI_MR_ENDPOINT, FI_MR_RMA_EVENT, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_SEND, FI_WRITE,
-    fi_ops_mr, fid, fid_mr,
-};
+use super::sys::{FI_ENABLE, FI_MR_ENDPOINT, FI_MR_RMA_EVENT, FI_REMOTE_WRITE, fi_ops_mr, fid, fid_mr};
 
 /// A registration. The memory itself belongs to whoever registered it.
 pub struct Memory {
@@ -30,37 +27,24 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Registers `len` bytes at `base` for everything an endpoint may do with them, and its peers.
-    /// `key` is what the peers are to name it by, if the caller has a say in that.
+    /// Registers `len` bytes at `base` for what `access` says: bits of `FI_SEND`, `FI_REMOTE_READ` ... `key` is what
+    /// peers are to name it by, if the caller has a say in that. `counter` counts what peers write and change there, one
+    /// for each operation; the domain must have been opened for `FI_RMA_EVENT` then.
     ///
     /// # Safety
     /// The memory must stay where it is until this value is dropped. Peers that know the key may
-    /// read and write it at any time, so it must not be behind Rust references meanwhile, but for
+    /// at any time do what `access` allows, so it must not be behind Rust references meanwhile, but for
     /// what the peers leave alone.
     ///
     /// # Errors
-    /// What the provider says.
-    pub unsafe fn register(endpoint: Arc<Endpoint>, base: NonNull<u8>, len: usize, key: u64) -> Result<Self, Code> {
-        // SAFETY: as the caller says.
-        unsafe { Self::register_counted(endpoint, base, len, key, None) }
-    }
-
-    /// As [`Memory::register`], with a counter of what peers write and change there, one for each
-    /// operation. The domain must have been opened for `FI_RMA_EVENT`.
-    ///
-    /// # Safety
-    /// As [`Memory::register`].
-    ///
-    /// # Errors
-    /// As [`Memory::register`].
-    pub unsafe fn register_counted(
+    /// What the provider says; [`Code::NO_KEY`] where `key` is in use.
+    pub unsafe fn register(
         endpoint: Arc<Endpoint>,
-        base: NonNull<u8>,
-        len: usize,
+        (base, len): (NonNull<u8>, usize),
+        access: u64,
         key: u64,
         counter: Option<Arc<Counter>>,
     ) -> Result<Self, Code> {
-        let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
         let domain = endpoint.domain();
         let mut memory = ptr::null_mut();
         // SAFETY: a live domain; the memory is as the caller says; `memory` is written.

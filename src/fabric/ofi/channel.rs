@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::message::Place;
-use super::wire::Registered;
-use crate::fabric::{At, Atomic, Change, Completion, Region, Window};
+use super::registration::Registered;
+use crate::fabric::{Access, At, Atomic, Change, Completion, Region, Window};
 use crate::sync;
 
 /// A region that an endpoint can name.
@@ -23,6 +23,8 @@ pub(super) enum Entry {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remote {
     pub(super) owner: u32,
+    /// What the owner allows.
+    pub(super) access: Access,
     /// As the owner numbers it.
     pub(super) region: u16,
     pub(super) bytes: usize,
@@ -76,7 +78,13 @@ impl Channel {
         }
     }
 
-    /// A window on memory of this rank that a peer has named, if the place lies in it.
+    /// This channel, if its peers may write the region of a place and change its cells.
+    pub(super) fn to_be_written(&self, place: Place) -> Option<&Self> {
+        let own = self.own(Region(u32::from(place.region)))?;
+        own.access().allows_writing().then_some(self)
+    }
+
+    /// A window on memory of this rank, if the place lies in it.
     fn target(&self, place: Place, len: usize) -> Option<(&Window, usize)> {
         let (region, offset) = (Region(u32::from(place.region)), usize::try_from(place.offset).ok()?);
         self.entry(At { region, offset }, len)?;

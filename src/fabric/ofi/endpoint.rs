@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::registration::Purpose;
 use super::shared::Shared;
-use super::wire::Registered;
 use crate::error::{Error, Result};
 use crate::fabric::memory::available_memory;
-use crate::fabric::{At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 
 #[derive(Debug)]
 pub(super) struct OfiEndpoint {
@@ -27,15 +27,15 @@ impl OfiEndpoint {
 }
 
 impl Endpoint for OfiEndpoint {
-    fn register(&mut self, bytes: usize) -> Result<Region> {
+    fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         let (rank, operation, need) = (self.shared.rank(), "register", bytes as u64);
         let (available, limit) = available_memory();
         if need > available {
             return Err(Error::Memory { rank, operation, need, available, limit });
         }
         // Without the lock: much memory takes long, and this rank has to answer meanwhile.
-        let (endpoint, key) = self.shared.lock().begin_registration();
-        let made = Registered::new(&endpoint, bytes, key);
+        let registrar = self.shared.lock().wire.registrar().clone();
+        let made = registrar.allocate(bytes, Purpose::Operations(access));
         self.shared.lock().registered(self.channel, bytes, made)
     }
 

@@ -15,8 +15,9 @@ use super::endpoint::OfiEndpoint;
 use super::engine::Engine;
 use super::environment;
 use super::probe;
+use super::registration::Failed;
 use super::shared::Shared;
-use super::wire::{Failed, Wire};
+use super::wire::Wire;
 use crate::bootstrap::draw;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
@@ -114,8 +115,8 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
     };
     let endpoint = [Sign::Several, Sign::One].into_iter().find_map(settled).map_or_else(|| endpoint(Sign::None), Ok)?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
-    let wire = Wire::new(endpoint, info, ranks, settings.cq_data).map_err(|failed| match failed {
-        Failed::Memory(cause) => Error::os(rank, "allocate memory for messages", cause),
+    let wire = Wire::new(endpoint, info, (rank, ranks), settings.cq_data).map_err(|failed| match failed {
+        Failed::System(error) => error,
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;
     let card = Card {
@@ -329,6 +330,11 @@ impl Fabric for OfiFabric {
 }
 
 impl OfiFabric {
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Ends the progress thread.
     fn stop(&self) {
         self.shared.stop();

@@ -37,7 +37,10 @@ mod notes;
 pub mod offload;
 mod peer;
 mod probe;
+mod registration;
 mod shared;
+#[cfg(test)]
+mod stranger_tests;
 mod wire;
 
 #[cfg(test)]

@@ -3,17 +3,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{Code, Counter, Endpoint, Info, Local, Memory, NO_COMPLETION, Remote, Watched, sys};
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use earlybird_ffi::ofi::{Code, Endpoint, Info, NO_COMPLETION, Remote, Watched, sys};
 
 use super::limits::Limits;
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::notes::{self, NOTE, Notes};
-use crate::fabric::Window;
+use super::registration::{Failed, Purpose, Registered, Registrar};
+use crate::fabric::{Access, Window};
 
 /// Rooms in which messages arrive.
 const RECEIVING: usize = 128;
@@ -63,89 +61,14 @@ pub(super) enum Way {
     In,
 }
 
-/// Memory of this process that is registered. The registration ends before the memory.
-#[derive(Debug)]
-pub(super) struct Registered {
-    memory: Memory,
-    window: Window,
-    /// Where in the window it begins.
-    offset: usize,
-    /// Where peers count from: an address, or 0.
-    origin: u64,
-}
-
-/// Makes zeroed memory of whole pages, which are there: some devices want that.
-pub(super) fn allocate(bytes: usize) -> Result<Window, Failed> {
-    const PAGE: usize = 4096;
-    const LARGE_PAGE: usize = 2 << 20;
-    let len = bytes.max(1).next_multiple_of(PAGE);
-    let mut options = MmapOptions::new();
-    options.len(len);
-    // Every byte of it goes through copies or devices, which look up fewer pages if they are large.
-    let large =
-        (len >= LARGE_PAGE).then(|| options.map_anon().map(MmapRaw::from)).transpose().map_err(Failed::Memory)?;
-    let large = large.filter(|map| map.advise(Advice::HugePage).is_ok() && map.advise(Advice::PopulateWrite).is_ok());
-    let map = match large {
-        Some(map) => map,
-        None => MmapRaw::from(options.populate().map_anon().map_err(Failed::Memory)?),
-    };
-    let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
-    // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
-    Ok(unsafe { Window::new(base, len, Arc::new(map)) })
-}
-
-impl Registered {
-    /// Allocates and registers.
-    pub(super) fn new(endpoint: &Arc<Endpoint>, bytes: usize, key: u64) -> Result<Self, Failed> {
-        let window = allocate(bytes)?;
-        let all = 0..window.len();
-        Self::part(endpoint, &window, all, key, None)
-    }
-
-    /// Registers a part of a window, with a counter of what peers write there, if one is given.
-    pub(super) fn part(
-        endpoint: &Arc<Endpoint>,
-        window: &Window,
-        part: Range<usize>,
-        key: u64,
-        counter: Option<Arc<Counter>>,
-    ) -> Result<Self, Failed> {
-        let base = window.bytes(part.start, part.len());
-        // SAFETY: this value keeps the window, and so the memory, for longer than the registration. All
-        // access goes through windows.
-        let memory = unsafe { Memory::register_counted(endpoint.clone(), base, part.len(), key, counter) };
-        let memory = memory.map_err(Failed::Code)?;
-        Ok(Registered { memory, window: window.clone(), offset: part.start, origin: endpoint.origin(base) })
-    }
-
-    pub(super) fn window(&self) -> &Window {
-        &self.window
-    }
-
-    /// What peers need: the registration's key, and where they count from.
-    pub(super) fn key(&self) -> (u64, u64) {
-        (self.memory.key(), self.origin)
-    }
-
-    pub(super) fn local(&self, offset: usize, len: usize) -> Local {
-        let base = self.window.bytes(self.offset + offset, len).as_ptr();
-        Local { base, len, descriptor: self.memory.descriptor() }
-    }
-}
-
-/// Why memory could not be registered.
-#[derive(Debug)]
-pub(super) enum Failed {
-    Memory(std::io::Error),
-    Code(Code),
-}
-
 /// The endpoint at work.
 pub(super) struct Wire {
     endpoint: Arc<Endpoint>,
-    rooms: Registered,
-    /// Where peers write notes; none if writes cannot bring any. Apart from the rooms, which nobody else may write.
+    registrar: Registrar,
+    /// Where peers write notes; none if writes cannot bring any. Apart from the rooms, which nobody else may write, and
+    /// before them: a registration keeps the endpoint alive, which may use them.
     notes: Option<Registered>,
+    rooms: Registered,
     /// By use: receiving rooms first, then sending ones, then operations. libfabric holds their
     /// addresses, so they stay where they are.
     contexts: Box<[Context]>,
@@ -187,20 +110,23 @@ impl Wire {
     pub(super) fn new(
         endpoint: Arc<Endpoint>,
         info: Info<'_>,
-        ranks: u32,
+        (rank, ranks): (u32, u32),
         cq_data: Option<bool>,
     ) -> Result<Self, Failed> {
-        let limits = Limits::of(info);
+        let (limits, registrar) = (Limits::of(info), Registrar::new(rank, endpoint.clone()));
         // Behind the rooms the notes that go out.
-        let rooms = Registered::new(&endpoint, (RECEIVING + SENDING) * ROOM + limits.moving * NOTE, 0)?;
+        let rooms = registrar.allocate((RECEIVING + SENDING) * ROOM + limits.moving * NOTE, Purpose::Messages)?;
         // A mark names the writer and one of its writes.
         let fits = |domain: &sys::fi_domain_attr| domain.cq_data_size >= size_of::<u32>();
         let marks = cq_data.unwrap_or(limits.cq_data) && info.domain().is_some_and(fits) && ranks <= 1 << 16;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
-        let notes = (marks && places >= 2).then(|| Registered::new(&endpoint, notes::size(ranks), 1));
+        let slots = || registrar.allocate(notes::size(ranks), Purpose::Operations(Access::Write));
+        let notes = (marks && places >= 2).then(slots).transpose()?;
         let contexts = RECEIVING + SENDING + limits.moving;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
+            registrar,
+            notes,
             rooms,
             contexts: (0..contexts).map(|_| internal()).collect(),
             uses: vec![Use::default(); contexts],
@@ -208,7 +134,6 @@ impl Wire {
             free_moves: (RECEIVING + SENDING..contexts).collect(),
             limits,
             marks,
-            notes: notes.transpose()?,
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
@@ -229,19 +154,23 @@ impl Wire {
 
     /// Where peers write notes to this rank; nothing if writes cannot bring any.
     pub(super) fn notes(&self) -> Option<Notes> {
-        let (key, base) = self.notes.as_ref()?.key();
+        let (key, base) = self.notes.as_ref()?.key()?;
         Some(Notes { key, base })
     }
 
     /// A rank's note of this number, copied: the rank may write there again.
     pub(super) fn note(&self, from: u32, number: u32) -> Option<[u8; NOTE]> {
         let mut note = [0; NOTE];
-        self.notes.as_ref()?.window.read(notes::offset(from, number), &mut note);
+        self.notes.as_ref()?.window().read(notes::offset(from, number), &mut note);
         Some(note)
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    pub(super) fn registrar(&self) -> &Registrar {
+        &self.registrar
     }
 
     fn context(&mut self, index: usize) -> *mut c_void {
@@ -263,7 +192,7 @@ impl Wire {
 
     /// The message in a room that was not offered again.
     pub(super) fn message(&self, room: usize, len: usize) -> &[u8] {
-        let bytes = self.rooms.window.bytes(room * ROOM, len.min(ROOM));
+        let bytes = self.rooms.window().bytes(room * ROOM, len.min(ROOM));
         // SAFETY: libfabric has completed the receive, and writes there only after `offer`, which
         // needs this value exclusively.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
@@ -280,8 +209,8 @@ impl Wire {
         debug_assert!(header.len() + len <= ROOM);
         let Some(&room) = self.free_rooms.last() else { return Ok(false) };
         let at = room * ROOM;
-        self.rooms.window.write(at, header);
-        fill(&self.rooms.window, at + header.len());
+        self.rooms.window().write(at, header);
+        fill(self.rooms.window(), at + header.len());
         let from = self.rooms.local(at, header.len() + len);
         if from.len <= self.endpoint.inject_size() {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
@@ -333,7 +262,7 @@ impl Wire {
         let local = own.0.local(own.1, own.2);
         self.start(transfer, peer, |wire, number, context| {
             let at = (RECEIVING + SENDING) * ROOM + number * NOTE;
-            wire.rooms.window.write(at, header);
+            wire.rooms.window().write(at, header);
             let places = [(local, remote), (wire.rooms.local(at, header.len()), note)];
             // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion
             // was read.

@@ -6,10 +6,12 @@ use std::time::Duration;
 use super::doorbell::Doorbell;
 use super::segment::Segment;
 use crate::error::{Error, Result};
-use crate::fabric::{At, Atomic, Change, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{
+    Access, At, Atomic, Change, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Waker, Window,
+};
 use crate::sync::{self, full_fence};
 
-/// A key is an offset in the world's file, and a length with the owner above it.
+/// A key is an offset in the world's file, a length with the owner above it, and what the owner allows.
 const OWNER: u32 = 48;
 
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub(super) struct ShmEndpoint {
 #[derive(Debug)]
 struct Mapped {
     owner: u32,
+    access: Access,
     offset: u64,
     bytes: usize,
     window: Window,
@@ -47,14 +50,23 @@ impl ShmEndpoint {
         mapped.filter(inside).ok_or_else(|| self.usage(operation, "a place outside its region"))
     }
 
-    fn add(&mut self, owner: u32, offset: u64, bytes: usize) -> Result<Region> {
+    /// The same for the far side of an operation, which the owner must allow.
+    fn far(&self, operation: &'static str, at: At, len: usize, allows: fn(Access) -> bool) -> Result<&Mapped> {
+        let mapped = self.mapped(operation, at, len)?;
+        match mapped.owner == self.rank || allows(mapped.access) {
+            true => Ok(mapped),
+            false => Err(self.usage(operation, NOT_ALLOWED)),
+        }
+    }
+
+    fn add(&mut self, (owner, access): (u32, Access), offset: u64, bytes: usize) -> Result<Region> {
         let window = self.segment.window(offset, bytes)?;
-        self.regions.push(Mapped { owner, offset, bytes: window.len(), window });
+        self.regions.push(Mapped { owner, access, offset, bytes: window.len(), window });
         Ok(Region(self.regions.len() as u32 - 1))
     }
 
     fn change(&self, signal: Signal) -> Result<()> {
-        let mapped = self.mapped("signal", signal.at, size_of::<u64>())?;
+        let mapped = self.far("signal", signal.at, size_of::<u64>(), Access::allows_writing)?;
         if !signal.at.offset.is_multiple_of(size_of::<u64>()) {
             return Err(self.usage("signal", "a cell that is not aligned to 8 bytes"));
         }
@@ -71,24 +83,27 @@ impl ShmEndpoint {
 }
 
 impl Endpoint for ShmEndpoint {
-    fn register(&mut self, bytes: usize) -> Result<Region> {
+    fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         let offset = self.segment.allocate(bytes)?;
-        self.add(self.rank, offset, bytes)
+        self.add((self.rank, access), offset, bytes)
     }
 
     fn key(&self, region: Region) -> Key {
-        let key = |mapped: &Mapped| Key([mapped.offset, mapped.bytes as u64 | u64::from(mapped.owner) << OWNER, 0, 0]);
-        self.regions.get(region.0 as usize).map_or(Key::NONE, key)
+        let shared = self.regions.get(region.0 as usize).filter(|mapped| mapped.access.is_shared());
+        shared.map_or(Key::NONE, |&Mapped { owner, access, offset, bytes, .. }| {
+            Key([offset, bytes as u64 | u64::from(owner) << OWNER, access.code(), 0])
+        })
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let bad = || self.usage("import", "not a key of that peer");
-        let Key([offset, what, ..]) = key;
+        let Key([offset, what, access, _]) = key;
         let bytes = usize::try_from(what & ((1 << OWNER) - 1)).map_err(|_| bad())?;
         if offset == 0 || what >> OWNER != u64::from(peer) {
             return Err(bad());
         }
-        self.add(peer, offset, bytes)
+        let access = Access::of_key(access).ok_or_else(bad)?;
+        self.add((peer, access), offset, bytes)
     }
 
     fn window(&self, region: Region) -> Option<Window> {
@@ -97,9 +112,9 @@ impl Endpoint for ShmEndpoint {
 
     fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, _token: u64) -> Result<Posted> {
         if let Some(signal) = signal {
-            self.mapped("put", signal.at, size_of::<u64>())?;
+            self.far("put", signal.at, size_of::<u64>(), Access::allows_writing)?;
         }
-        let (source, target) = (self.mapped("put", from, len)?, self.mapped("put", to, len)?);
+        let (source, target) = (self.mapped("put", from, len)?, self.far("put", to, len, Access::allows_writing)?);
         Window::copy((&source.window, from.offset), (&target.window, to.offset), len);
         match signal {
             Some(signal) => self.change(signal)?,
@@ -114,13 +129,13 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn read(&mut self, from: At, to: At, len: usize, _token: u64) -> Result<Posted> {
-        let (source, target) = (self.mapped("read", from, len)?, self.mapped("read", to, len)?);
+        let (source, target) = (self.far("read", from, len, Access::allows_reading)?, self.mapped("read", to, len)?);
         Window::copy((&source.window, from.offset), (&target.window, to.offset), len);
         Ok(Posted::Done(0))
     }
 
     fn atomic(&mut self, at: At, atomic: Atomic, _token: u64) -> Result<Posted> {
-        let mapped = self.mapped("atomic", at, size_of::<u64>())?;
+        let mapped = self.far("atomic", at, size_of::<u64>(), Access::allows_writing)?;
         if !at.offset.is_multiple_of(size_of::<u64>()) {
             return Err(self.usage("atomic", "a cell that is not aligned to 8 bytes"));
         }

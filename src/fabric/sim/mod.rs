@@ -15,7 +15,8 @@ pub(crate) use net::{Net, Snapshot};
 pub(crate) use weather::{Kind, Met, Stall, Weather};
 
 use super::{
-    At, Atomic, Completion, Endpoint, Fabric, Interest, Key, Posted, RawAccess, Region, Signal, Waker, Window, sealed,
+    Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, NOT_ALLOWED, Posted, RawAccess, Region, Signal,
+    Waker, Window, sealed,
 };
 use crate::error::{Error, Result};
 
@@ -111,26 +112,32 @@ struct SimEndpoint {
 }
 
 impl SimEndpoint {
-    fn checked(&self, operation: &'static str, inside: bool) -> Result<()> {
-        let problem = "a place outside its region";
-        if inside { Ok(()) } else { Err(Error::Usage { rank: self.rank, operation, problem }) }
+    fn checked(&self, operation: &'static str, inside: bool, allowed: bool) -> Result<()> {
+        let problem = match (inside, allowed) {
+            (true, true) => return Ok(()),
+            (true, false) => NOT_ALLOWED,
+            (false, _) => "a place outside its region",
+        };
+        Err(Error::Usage { rank: self.rank, operation, problem })
     }
 }
 
 impl Endpoint for SimEndpoint {
-    fn register(&mut self, bytes: usize) -> Result<Region> {
-        Ok(self.net.lock().register(self.rank, bytes))
+    fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
+        Ok(self.net.lock().register(self.rank, bytes, access))
     }
 
     fn key(&self, region: Region) -> Key {
-        Key([u64::from(region.0), u64::from(self.rank), 0, 0])
+        let shared = self.net.lock().owner(region).is_some_and(|(_, access)| access.is_shared());
+        if shared { Key([u64::from(region.0), u64::from(self.rank), 0, 0]) } else { Key::NONE }
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let Key([number, rank, ..]) = key;
         let known = u32::try_from(number).ok().map(Region);
-        let owner = known.and_then(|region| self.net.lock().owner(region));
-        match known.filter(|_| owner == Some(peer) && rank == u64::from(peer)) {
+        let owned = known.and_then(|region| self.net.lock().owner(region));
+        let theirs = owned.is_some_and(|(owner, access)| owner == peer && access.is_shared());
+        match known.filter(|_| theirs && rank == u64::from(peer)) {
             Some(region) => Ok(region),
             None => Err(Error::Usage { rank: self.rank, operation: "import", problem: "not a key of that peer" }),
         }
@@ -143,25 +150,31 @@ impl Endpoint for SimEndpoint {
     fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted> {
         let mut net = self.net.lock();
         let inside = net.holds(from, len) && net.holds(to, len) && signal.is_none_or(|signal| net.holds(signal.at, 8));
-        self.checked("put", inside)?;
+        let writes = |at: At| net.may(self.rank, at.region, Access::allows_writing);
+        let allowed = writes(to) && signal.is_none_or(|signal| writes(signal.at));
+        self.checked("put", inside, allowed && net.may(self.rank, from.region, Access::is_shared))?;
         Ok(net.put(self.id, from, to, len, signal, token))
     }
 
     fn signal(&mut self, signal: Signal, token: u64) -> Result<Posted> {
         let mut net = self.net.lock();
-        self.checked("signal", net.holds(signal.at, 8))?;
+        let allowed = net.may(self.rank, signal.at.region, Access::allows_writing);
+        self.checked("signal", net.holds(signal.at, 8), allowed)?;
         Ok(net.put(self.id, signal.at, signal.at, 0, Some(signal), token))
     }
 
     fn read(&mut self, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
         let mut net = self.net.lock();
-        self.checked("read", net.holds(from, len) && net.holds(to, len))?;
+        let allowed = net.may(self.rank, from.region, Access::allows_reading);
+        let allowed = allowed && net.may(self.rank, to.region, Access::is_shared);
+        self.checked("read", net.holds(from, len) && net.holds(to, len), allowed)?;
         Ok(net.read(self.id, from, to, len, token))
     }
 
     fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
         let mut net = self.net.lock();
-        self.checked("atomic", net.holds(at, 8) && at.offset.is_multiple_of(8))?;
+        let allowed = net.may(self.rank, at.region, Access::allows_writing);
+        self.checked("atomic", net.holds(at, 8) && at.offset.is_multiple_of(8), allowed)?;
         Ok(net.atomic(self.id, at, atomic, token))
     }
 

@@ -14,7 +14,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::weather::{Met, Weather};
 use crate::error::{Error, Result};
-use crate::fabric::{At, Completion, Interest, Region, Window};
+use crate::fabric::{Access, At, Completion, Interest, Region, Window};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Nanoseconds of virtual time.
@@ -65,6 +65,7 @@ impl Snapshot {
 #[derive(Debug)]
 struct Memory {
     owner: u32,
+    access: Access,
     window: Window,
 }
 
@@ -225,19 +226,25 @@ impl Net {
         self.endpoints.len() - 1
     }
 
-    pub(super) fn register(&mut self, owner: u32, bytes: usize) -> Region {
+    pub(super) fn register(&mut self, owner: u32, bytes: usize, access: Access) -> Region {
         let cells = bytes.div_ceil(size_of::<u64>()).max(1);
         let memory: Arc<[AtomicU64]> = (0..cells).map(|_| AtomicU64::new(0)).collect();
         let base = NonNull::from(&*memory).cast::<u8>();
         // SAFETY: the slice is that long, zeroed, aligned, of atomics (so it may change behind
         // shared references), and lives as long as the `Arc` that the window keeps.
         let window = unsafe { Window::new(base, cells * size_of::<u64>(), Arc::new(memory)) };
-        self.regions.push(Memory { owner, window });
+        self.regions.push(Memory { owner, access, window });
         Region(self.regions.len() as u32 - 1)
     }
 
-    pub(super) fn owner(&self, region: Region) -> Option<u32> {
-        self.regions.get(region.0 as usize).map(|memory| memory.owner)
+    /// Whose a region is, and what others may do with it.
+    pub(super) fn owner(&self, region: Region) -> Option<(u32, Access)> {
+        self.regions.get(region.0 as usize).map(|memory| (memory.owner, memory.access))
+    }
+
+    /// Whether a rank may do something with a region.
+    pub(super) fn may(&self, rank: u32, region: Region, allows: fn(Access) -> bool) -> bool {
+        self.owner(region).is_some_and(|(owner, access)| owner == rank || allows(access))
     }
 
     pub(super) fn holds(&self, at: At, len: usize) -> bool {
@@ -249,8 +256,8 @@ impl Net {
 
     pub(super) fn window(&self, region: Region, rank: u32) -> Option<Window> {
         let memory = self.regions.get(region.0 as usize)?;
-        let shared = self.hosts[memory.owner as usize] == self.hosts[rank as usize];
-        shared.then(|| memory.window.clone())
+        let here = self.hosts[memory.owner as usize] == self.hosts[rank as usize];
+        (here && self.may(rank, region, Access::is_shared)).then(|| memory.window.clone())
     }
 
     fn is_here(&self, endpoint: usize, region: Region) -> bool {

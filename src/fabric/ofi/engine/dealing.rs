@@ -173,9 +173,12 @@ impl Engine {
             Content::Put { to, signal, prompt: awaited } => {
                 prompt |= awaited;
                 let Some(own) = self.channels.get_mut(usize::from(channel)) else { return self.nonsense(from) };
-                let written = if data.is_empty() { Some(()) } else { own.write(to, data) };
+                let written = match data {
+                    [] => Some(()),
+                    data => own.to_be_written(to).and_then(|own| own.write(to, data)),
+                };
                 let changed = match signal {
-                    Some((cell, change)) => own.change(cell, change),
+                    Some((cell, change)) => own.to_be_written(cell).and_then(|own| own.change(cell, change)),
                     None => Some(()),
                 };
                 if written.and(changed).is_none() {
@@ -184,7 +187,8 @@ impl Engine {
                 own.wake();
             }
             Content::Atomic { at, atomic, id } => {
-                let value = self.channels.get(usize::from(channel)).and_then(|own| own.atomic(at, atomic));
+                let own = self.channels.get(usize::from(channel)).and_then(|own| own.to_be_written(at));
+                let value = own.and_then(|own| own.atomic(at, atomic));
                 let Some(value) = value else { return self.nonsense(from) };
                 let content = Content::Value { id, value };
                 self.post(from, Outgoing { channel, content, data: Data::None, token: None });
@@ -257,7 +261,7 @@ impl Engine {
             Novelty::Nonsense => return self.nonsense(from),
         }
         let own = self.channel(channel);
-        if own.change(cell, change).is_none() {
+        if own.to_be_written(cell).and_then(|own| own.change(cell, change)).is_none() {
             return self.nonsense(from);
         }
         own.wake();

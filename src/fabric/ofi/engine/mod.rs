@@ -11,16 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use earlybird_ffi::ofi::Endpoint;
-
 use super::channel::{Channel, Entry, Remote};
 use super::message::{Content, MOST_DATA, MOST_HEADER, MOST_INLINE, Message, Place};
 use super::notes::{NOTED, Notes};
 use super::peer::{Novelty, Received, Sent, WINDOW};
-use super::wire::{Event, Failed, Registered, Way, Wire};
+use super::registration::{Failed, Registered};
+use super::wire::{Event, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
-use crate::fabric::{At, Atomic, Change, Completion, Key, Posted, Region, Signal, Window};
+use crate::fabric::{Access, At, Atomic, Change, Completion, Key, NOT_ALLOWED, Posted, Region, Signal, Window};
 
 /// Polls without a message after which peers are told what was dealt with, if there was no other
 /// message to tell them by.
@@ -35,6 +34,9 @@ const LOOKS_PER_CLOCK: u32 = 16;
 /// From so many bytes on, a writer who waits is told at once that they were dealt with: a word costs little
 /// beside it.
 const LARGE: usize = 256 << 10;
+
+/// Where a key says what the region's owner allows: above the rank, which has 16 bits.
+const ACCESS: u32 = 48;
 
 /// What this rank knows of a peer.
 #[derive(Debug, Default)]
@@ -168,7 +170,6 @@ pub(super) struct Engine {
     parts: VecDeque<Part>,
     marks: u16,
     landings: Vec<Landing>,
-    keys: u64,
     turn: u64,
     /// What ranks gave to an exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
@@ -207,8 +208,6 @@ impl Engine {
             parts: VecDeque::new(),
             marks: 0,
             landings: Vec::new(),
-            // 0 is the rooms', 1 the notes'.
-            keys: 1,
             turn: 0,
             gathered: BTreeMap::new(),
             suspects: Vec::new(),
@@ -243,13 +242,7 @@ impl Engine {
         &mut self.channels[index]
     }
 
-    /// What a registration needs, which may take long and is made without this value.
-    pub(super) fn begin_registration(&mut self) -> (Arc<Endpoint>, u64) {
-        self.keys += 1;
-        (self.wire.endpoint().clone(), self.keys)
-    }
-
-    /// A registration is made, or was refused.
+    /// A registration is made, or was refused: without this value, because it may take long.
     pub(super) fn registered(
         &mut self,
         channel: u16,
@@ -258,7 +251,7 @@ impl Engine {
     ) -> Result<Region> {
         let rank = self.rank;
         let registered = made.map_err(|failed| match failed {
-            Failed::Memory(cause) => Error::os(rank, "allocate memory", cause),
+            Failed::System(error) => error,
             Failed::Code(code) => Error::os(rank, "register memory", std::io::Error::other(self.wire.text(code))),
         })?;
         self.add(channel, Entry::Own(registered, bytes))
@@ -276,30 +269,39 @@ impl Engine {
 
     pub(super) fn key(&mut self, channel: u16, region: Region) -> Key {
         let rank = u64::from(self.rank);
-        match self.channel(channel).entries.get(region.0 as usize) {
-            Some(Entry::Own(registered, bytes)) => {
-                let (key, base) = registered.key();
-                Key([rank << 32 | u64::from(channel) << 16 | u64::from(region.0), *bytes as u64, key, base])
-            }
-            _ => Key::NONE,
-        }
+        let Some(Entry::Own(registered, bytes)) = self.channel(channel).entries.get(region.0 as usize) else {
+            return Key::NONE;
+        };
+        registered.key().map_or(Key::NONE, |(key, base)| {
+            let whose = rank << 32 | u64::from(channel) << 16 | u64::from(region.0);
+            Key([registered.access().code() << ACCESS | whose, *bytes as u64, key, base])
+        })
     }
 
     pub(super) fn import(&mut self, channel: u16, peer: u32, key: Key) -> Result<Region> {
         let Key([what, bytes, key, base]) = key;
-        let named = (what >> 32, what >> 16 & 0xFFFF) == (u64::from(peer), u64::from(channel));
-        if !named || peer == self.rank || peer >= self.ranks() || bytes > isize::MAX as u64 {
+        let named = (what >> 32 & 0xFFFF, what >> 16 & 0xFFFF) == (u64::from(peer), u64::from(channel));
+        let known = named && peer != self.rank && peer < self.ranks() && bytes <= isize::MAX as u64;
+        let Some(access) = Access::of_key(what >> ACCESS).filter(|_| known) else {
             return Err(self.usage("import", "not a key of that peer"));
-        }
-        let remote = Remote { owner: peer, region: what as u16, bytes: bytes as usize, key, base };
+        };
+        let remote = Remote { owner: peer, access, region: what as u16, bytes: bytes as usize, key, base };
         self.add(channel, Entry::Peer(remote))
     }
 
-    fn place(&self, operation: &'static str, channel: u16, at: At, len: usize) -> Result<(Option<u32>, Place)> {
+    /// Whose a place is, if a peer's, and how the owner names it. The owner must allow what is about to be done.
+    fn place(
+        &self,
+        operation: &'static str,
+        channel: u16,
+        (at, len): (At, usize),
+        allows: fn(Access) -> bool,
+    ) -> Result<(Option<u32>, Place)> {
         let entry = self.channels[usize::from(channel)].entry(at, len);
         let entry = entry.ok_or_else(|| self.usage(operation, "a place outside its region"))?;
         let (owner, region) = match entry {
             Entry::Own(..) => (None, at.region.0 as u16),
+            Entry::Peer(remote) if !allows(remote.access) => return Err(self.usage(operation, NOT_ALLOWED)),
             Entry::Peer(remote) => (Some(remote.owner), remote.region),
         };
         Ok((owner, Place { region, offset: at.offset as u64 }))
@@ -312,7 +314,13 @@ impl Engine {
         if at.offset / size_of::<u64>() > u32::MAX as usize {
             return Err(self.usage(operation, "a cell beyond 32 GiB, which messages cannot name"));
         }
-        self.place(operation, channel, at, size_of::<u64>())
+        self.place(operation, channel, (at, size_of::<u64>()), Access::allows_writing)
+    }
+
+    /// The near side of an operation.
+    fn near(&self, operation: &'static str, channel: u16, at: At, len: usize) -> Result<&Window> {
+        self.place(operation, channel, (at, len), Access::is_shared)?;
+        self.own_window(operation, channel, at)
     }
 
     fn own_window(&self, operation: &'static str, channel: u16, at: At) -> Result<&Window> {
@@ -328,9 +336,8 @@ impl Engine {
         token: u64,
     ) -> Result<Posted> {
         self.health("put")?;
-        self.place("put", channel, from, len)?;
-        let source = self.own_window("put", channel, from)?;
-        let (owner, place) = self.place("put", channel, to, len)?;
+        let source = self.near("put", channel, from, len)?;
+        let (owner, place) = self.place("put", channel, (to, len), Access::allows_writing)?;
         let (mut then, mut prompt) = (None, false);
         if let Some(Signal { at, change, awaited }) = signal {
             let (keeper, cell) = self.cell("put", channel, at)?;
@@ -429,9 +436,8 @@ impl Engine {
 
     pub(super) fn read(&mut self, channel: u16, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
         self.health("read")?;
-        self.place("read", channel, to, len)?;
-        let target = self.own_window("read", channel, to)?;
-        let (owner, _) = self.place("read", channel, from, len)?;
+        let target = self.near("read", channel, to, len)?;
+        let (owner, _) = self.place("read", channel, (from, len), Access::allows_reading)?;
         match owner {
             _ if len == 0 => Ok(Posted::Done(0)),
             None => {

@@ -9,7 +9,7 @@ use crate::trigger::Role;
 pub(super) type Key = (u64, u64);
 
 /// In place of the key of a cell that a rank does not have.
-const ABSENT: Key = (u64::MAX, u64::MAX);
+pub(super) const ABSENT: Key = (u64::MAX, u64::MAX);
 
 /// What peers need of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,9 +24,9 @@ use earlybird_ffi::ofi::{
 
 use super::environment;
 use super::probe;
-use super::wire::{Failed, Registered, allocate};
+use super::registration::{Failed, Purpose, Registered, Registrar, allocate};
 use crate::error::{Error, Result};
-use crate::fabric::{RawAccess, Window};
+use crate::fabric::{Access, RawAccess, Window};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
 pub use budget::{budget, largest_depth, operations, provider_for};
 pub use introduction::Introduction;
@@ -91,7 +91,7 @@ impl Card {
     ) -> Result<(Self, Introduction)> {
         let refused = |code: Code| Error::join(rank, format!("{provider}: {}", library.error_text(code.0)));
         let failed = |failed| match failed {
-            Failed::Memory(cause) => Error::os(rank, "allocate memory", cause),
+            Failed::System(error) => error,
             Failed::Code(code) => refused(code),
         };
         if request.schedule != Schedule::Gather {
@@ -117,15 +117,15 @@ impl Card {
         let domain = Domain::open(fabric, info).map_err(refused)?;
         let queue = Queue::open(domain.clone(), 1024, Sign::None).map_err(refused)?;
         let endpoint = Endpoint::open(domain.clone(), info, queue, request.ranks as usize).map_err(refused)?;
-        let mut keys = 0;
+        let registrar = Registrar::new(rank, endpoint.clone());
         let front = front.next_multiple_of(CELL);
-        let window = allocate(front + request.slots as usize * Slot::bytes(request)).map_err(failed)?;
+        let window = allocate(rank, front + request.slots as usize * Slot::bytes(request)).map_err(failed)?;
         let slot = |index: u64| {
             let at = front + index as usize * Slot::bytes(request);
-            Slot::new(&domain, &endpoint, (&window, at), (rank, request), &program, &mut keys)
+            Slot::new(&domain, &registrar, (&window, at), (rank, request), &program)
         };
         let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
-        let one = Registered::new(&endpoint, CELL, keys + 1).map_err(failed)?;
+        let one = registrar.allocate(CELL, Purpose::Operations(Access::Local)).map_err(failed)?;
         one.window().write(0, &1u64.to_ne_bytes());
         let one = Arc::new(one);
         let address = endpoint.name().map_err(refused)?;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{Counter, Domain, Endpoint, Work};
+use earlybird_ffi::ofi::{Counter, Domain, Work};
 
-use super::introduction::{Keys, TOLD};
-use super::{CELL, Failed, Registered};
-use crate::fabric::Window;
+use super::introduction::{ABSENT, Keys, TOLD};
+use super::{CELL, Failed, Purpose, Registered, Registrar};
+use crate::fabric::{Access, Window};
 use crate::trigger::{Action, Operation, Program, Request, Role, Signal};
 
 pub(super) struct Slot {
@@ -53,11 +53,10 @@ impl Slot {
 
     pub(super) fn new(
         domain: &Arc<Domain>,
-        endpoint: &Arc<Endpoint>,
+        registrar: &Registrar,
         (window, at): (&Window, usize),
         (rank, request): (u32, &Request),
         program: &Program,
-        keys: &mut u64,
     ) -> std::result::Result<Self, Failed> {
         let stride = Self::stride(request);
         let inboxes = stride..stride * (1 + request.ranks as usize);
@@ -66,19 +65,18 @@ impl Slot {
         for counter in &program.counters {
             counters.insert(counter.role, open()?);
         }
-        let mut register = |part: Range<usize>, counter: Option<&Arc<Counter>>| {
-            *keys += 1;
-            Registered::part(endpoint, window, at + part.start..at + part.end, *keys, counter.cloned())
+        let register = |part: Range<usize>, access: Access, counter: Option<&Arc<Counter>>| {
+            registrar.register(window, at + part.start..at + part.end, Purpose::Operations(access), counter)
         };
         let mut cells = Vec::new();
         for (index, role) in TOLD.into_iter().enumerate() {
             if let Some(counter) = counters.get(&role) {
                 let from = inboxes.end + index * CELL;
-                cells.push((role, register(from..from + CELL, Some(counter))?));
+                cells.push((role, register(from..from + CELL, Access::Write, Some(counter))?));
             }
         }
-        let contribution = register(0..stride, None)?;
-        let inbox = register(inboxes, counters.get(&Role::Sealed))?;
+        let contribution = register(0..stride, Access::Local, None)?;
+        let inbox = register(inboxes, Access::Write, counters.get(&Role::Sealed))?;
         let remote = |signal: &&Signal| signal.rank != rank;
         let tells = |operation: &&Operation| !matches!(operation.action, Action::Put { .. });
         let signals =
@@ -101,7 +99,7 @@ impl Slot {
     }
 
     pub(super) fn introduce(&self) -> Keys {
-        let cells = self.cells.iter().map(|(role, cell)| (*role, cell.key())).collect();
-        Keys { inboxes: self.inboxes.key(), cells }
+        let cells = self.cells.iter().filter_map(|(role, cell)| Some((*role, cell.key()?))).collect();
+        Keys { inboxes: self.inboxes.key().unwrap_or(ABSENT), cells }
     }
 }

@@ -1,0 +1,180 @@
+//! Memory of this process that libfabric uses: where it comes from, and who may do what with it.
+//!
+//! Peers reach what they have to, and only in the way that they have to. The rest is not registered at all, unless the
+//! provider insists (`FI_MR_LOCAL`): what has no key cannot be named.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use earlybird_ffi::ofi::{Code, Counter, Endpoint, Local, Memory, sys};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use crate::error::Error;
+use crate::fabric::{Access, Window};
+
+/// What memory is for, and so all that an endpoint may do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Messages arrive there, and go out from there; so do the notes of writes.
+    Messages,
+    /// One-sided operations of this rank, and those of peers that it allows.
+    Operations(Access),
+}
+
+impl Purpose {
+    fn access(self) -> Access {
+        match self {
+            Purpose::Messages => Access::Local,
+            Purpose::Operations(access) => access,
+        }
+    }
+
+    /// As libfabric has it. `FI_SEND` is for messages alone: `ofi_rxm` lets peers read whatever may be sent.
+    fn flags(self) -> u64 {
+        let Purpose::Operations(access) = self else { return sys::FI_SEND | sys::FI_RECV | sys::FI_WRITE };
+        let read = if access.allows_reading() { sys::FI_REMOTE_READ } else { 0 };
+        let write = if access.allows_writing() { sys::FI_REMOTE_WRITE } else { 0 };
+        sys::FI_READ | sys::FI_WRITE | read | write
+    }
+
+    /// Whether a provider with this memory mode has to know of it.
+    fn is_registered(self, mode: i32) -> bool {
+        self.access().is_shared() || mode & sys::FI_MR_LOCAL as i32 != 0
+    }
+}
+
+/// Registers the memory of an endpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Registrar {
+    rank: u32,
+    endpoint: Arc<Endpoint>,
+    keys: Arc<AtomicU64>,
+}
+
+impl Registrar {
+    pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>) -> Self {
+        Registrar { rank, endpoint, keys: Arc::default() }
+    }
+
+    /// Makes zeroed memory of whole pages, for a purpose.
+    pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
+        let window = allocate(self.rank, bytes)?;
+        let all = 0..window.len();
+        self.register(&window, all, purpose, None)
+    }
+
+    /// Registers a part of a window, with a counter of what peers write there, if one is given.
+    pub(super) fn register(
+        &self,
+        window: &Window,
+        part: Range<usize>,
+        purpose: Purpose,
+        counter: Option<&Arc<Counter>>,
+    ) -> Result<Registered, Failed> {
+        let base = window.bytes(part.start, part.len());
+        let make = |key| {
+            let (endpoint, part) = (self.endpoint.clone(), (base, part.len()));
+            // SAFETY: the value that is made of it keeps the window, and so the memory, for longer than the
+            // registration. All access goes through windows.
+            unsafe { Memory::register(endpoint, part, purpose.flags(), key, counter.cloned()) }
+        };
+        let memory = match purpose.is_registered(self.endpoint.memory_mode()) {
+            true => Some(make(self.keys.fetch_add(1, Ordering::Relaxed)).map_err(Failed::Code)?),
+            false => None,
+        };
+        let (window, origin) = (window.clone(), self.endpoint.origin(base));
+        Ok(Registered { memory, window, offset: part.start, origin, access: purpose.access() })
+    }
+}
+
+/// Memory of this process that libfabric may use. A registration ends before the memory.
+#[derive(Debug)]
+pub(super) struct Registered {
+    memory: Option<Memory>,
+    window: Window,
+    /// Where in the window it begins.
+    offset: usize,
+    /// Where peers count from: an address, or 0.
+    origin: u64,
+    access: Access,
+}
+
+impl Registered {
+    pub(super) fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// What peers may do with it.
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+
+    /// What peers need: the registration's key, and where they count from. Nothing where they have no business.
+    pub(super) fn key(&self) -> Option<(u64, u64)> {
+        let memory = self.memory.as_ref().filter(|_| self.access.is_shared())?;
+        Some((memory.key(), self.origin))
+    }
+
+    pub(super) fn local(&self, offset: usize, len: usize) -> Local {
+        let base = self.window.bytes(self.offset + offset, len).as_ptr();
+        Local { base, len, descriptor: self.memory.as_ref().map_or(ptr::null_mut(), Memory::descriptor) }
+    }
+}
+
+/// Why memory could not be registered.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The system refuses something.
+    System(Error),
+    /// The provider does.
+    Code(Code),
+}
+
+/// Makes zeroed memory of whole pages, which are there: some devices want that.
+pub(super) fn allocate(rank: u32, bytes: usize) -> Result<Window, Failed> {
+    const PAGE: usize = 4096;
+    const LARGE_PAGE: usize = 2 << 20;
+    let refused = |cause: std::io::Error| Failed::System(Error::os(rank, "allocate memory", cause));
+    let len = bytes.max(1).next_multiple_of(PAGE);
+    let mut options = MmapOptions::new();
+    options.len(len);
+    // Every byte of it goes through copies or devices, which look up fewer pages if they are large.
+    let large = (len >= LARGE_PAGE).then(|| options.map_anon().map(MmapRaw::from)).transpose().map_err(refused)?;
+    let large = large.filter(|map| map.advise(Advice::HugePage).is_ok() && map.advise(Advice::PopulateWrite).is_ok());
+    let map = match large {
+        Some(map) => map,
+        None => MmapRaw::from(options.populate().map_anon().map_err(refused)?),
+    };
+    let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
+    // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
+    Ok(unsafe { Window::new(base, len, Arc::new(map)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_may_do_what_the_role_needs() {
+        let (read, write) = (sys::FI_REMOTE_READ, sys::FI_REMOTE_WRITE);
+        for (purpose, remote) in [
+            (Purpose::Messages, 0),
+            (Purpose::Operations(Access::Local), 0),
+            (Purpose::Operations(Access::Read), read),
+            (Purpose::Operations(Access::Write), write),
+            (Purpose::Operations(Access::ReadWrite), read | write),
+        ] {
+            assert_eq!(purpose.flags() & (read | write), remote, "{purpose:?}");
+            // What may be sent, ofi_rxm lets peers read.
+            let messages = purpose.flags() & (sys::FI_SEND | sys::FI_RECV) != 0;
+            assert_eq!(messages, purpose == Purpose::Messages, "{purpose:?}");
+            // Notes go out from where messages do.
+            assert_ne!(purpose.flags() & sys::FI_WRITE, 0, "{purpose:?}");
+            assert_eq!(purpose.is_registered(sys::FI_MR_VIRT_ADDR as i32), remote != 0, "{purpose:?}");
+            assert!(purpose.is_registered(sys::FI_MR_LOCAL as i32), "{purpose:?}");
+        }
+    }
+}

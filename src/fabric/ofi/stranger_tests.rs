@@ -1,0 +1,153 @@
+//! What an endpoint can do to a world that has not introduced it: over `tcp;ofi_rxm`, where anybody who knows an address
+//! can connect.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use earlybird_ffi::ofi::{
+    self, Code, Domain, InfoList, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, sys,
+};
+
+use super::fabric::{OfiFabric, Settings};
+use super::probe;
+use crate::fabric::{Access, Endpoint, Fabric, Key};
+
+#[path = "../../../ffi/tests/skipped/mod.rs"]
+mod skipped;
+
+const PROVIDER: &str = "tcp;ofi_rxm";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes that a stranger tries to read or write.
+const LEN: usize = 64;
+
+fn library() -> Option<Library> {
+    Library::load(None).inspect_err(|problem| skipped::skipped(problem)).ok()
+}
+
+/// A world of two ranks, with an endpoint each.
+struct World {
+    ends: Vec<Box<dyn Endpoint>>,
+    ranks: Vec<OfiFabric>,
+}
+
+impl World {
+    fn new(library: &Library) -> Self {
+        let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
+        let ranks = OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap();
+        World { ends: ranks.iter().map(|rank| rank.open().unwrap()).collect(), ranks }
+    }
+
+    /// Memory of rank 0, full of a byte: the key and the place by which the provider knows it.
+    fn share(&mut self, access: Access, byte: u8) -> (u64, u64) {
+        let region = self.ends[0].register(LEN, access).unwrap();
+        self.ends[0].window(region).unwrap().write(0, &[byte; LEN]);
+        let Key([_, _, key, base]) = self.ends[0].key(region);
+        (key, base)
+    }
+
+    fn end(self) {
+        let World { ends, ranks } = self;
+        drop(ends);
+        std::thread::scope(|scope| ranks.iter().for_each(|rank| _ = scope.spawn(|| rank.leave())));
+    }
+}
+
+/// Somebody who knows the address of rank 0, and nothing else.
+struct Stranger {
+    list: InfoList,
+    domain: Arc<Domain>,
+    address: Vec<u8>,
+}
+
+impl Stranger {
+    fn new(library: &Library, world: &World) -> Self {
+        let provider = std::ffi::CString::new(PROVIDER).unwrap();
+        let wanted = Wanted { provider: Some(provider), threading: sys::FI_THREAD_SAFE, ..probe::needed() };
+        let list = library.info(&wanted).unwrap();
+        let info = list.iter().next().unwrap();
+        let domain = Domain::open(ofi::Fabric::open(library, info).unwrap(), info).unwrap();
+        let address = world.ranks[0].shared().lock().wire.endpoint().name().unwrap();
+        Stranger { domain, address, list }
+    }
+
+    /// A new endpoint: what is refused ends the connection that it came by. And rank 0, as it knows it.
+    fn endpoint(&self) -> (Arc<ofi::Endpoint>, u64) {
+        let queue = Queue::open(self.domain.clone(), 64, Sign::None).unwrap();
+        let endpoint = ofi::Endpoint::open(self.domain.clone(), self.list.iter().next().unwrap(), queue, 2).unwrap();
+        let peer = endpoint.insert(&self.address).unwrap();
+        (endpoint, peer)
+    }
+
+    /// Tries a one-sided operation; what its near side, first full of a byte, holds when it has completed. Nothing if it
+    /// was refused.
+    fn tries(
+        &self,
+        byte: u8,
+        post: impl Fn(&ofi::Endpoint, Local, u64, *mut c_void) -> Result<(), Code>,
+    ) -> Option<[u8; LEN]> {
+        let (endpoint, peer) = self.endpoint();
+        // Never freed: an operation that has not completed may still use them.
+        let near = Box::into_raw(Box::new([byte; LEN]));
+        let context = Box::into_raw(Box::new(sys::fi_context2 { internal: [ptr::null_mut(); 8] }));
+        let local = Local { base: near.cast(), len: LEN, descriptor: ptr::null_mut() };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match post(&endpoint, local, peer, context.cast()) {
+                Ok(()) => break,
+                // It has to connect first.
+                Err(Code::AGAIN) => _ = endpoint.queue().read(&mut []),
+                Err(code) => panic!("{code:?}"),
+            }
+            assert!(Instant::now() < until, "it never connected");
+        }
+        loop {
+            match endpoint.queue().read(&mut [NO_COMPLETION; 4]) {
+                // SAFETY: it has completed, so nobody writes there any more.
+                Ok(_) => return Some(unsafe { near.read() }),
+                Err(Code::AVAILABLE) => return None,
+                Err(Code::AGAIN) => assert!(Instant::now() < until, "it never completed"),
+                Err(code) => panic!("{code:?}"),
+            }
+        }
+    }
+
+    fn reads(&self, (key, address): (u64, u64)) -> Option<[u8; LEN]> {
+        self.tries(0, |endpoint, to, peer, context| {
+            // SAFETY: this provider wants no registration of the near side, which lives for ever.
+            unsafe { endpoint.read(to, Remote { peer, address, key }, context) }
+        })
+    }
+
+    /// Whether it wrote there.
+    fn writes(&self, (key, address): (u64, u64)) -> bool {
+        // Completion means that it lies there.
+        let how = (sys::FI_DELIVERY_COMPLETE, 0);
+        let written = self.tries(0xBD, |endpoint, from, peer, context| {
+            // SAFETY: as above.
+            unsafe { endpoint.write([(from, Remote { peer, address, key })], how, context) }
+        });
+        written.is_some()
+    }
+}
+
+/// Even with the keys it does only what the role of the memory takes; what no peer needs has no key.
+#[test]
+fn the_provider_keeps_to_the_role_of_memory() {
+    let Some(library) = library() else { return };
+    let mut world = World::new(&library);
+    let stranger = Stranger::new(&library, &world);
+    let [local, read, write, both] =
+        [Access::Local, Access::Read, Access::Write, Access::ReadWrite].map(|access| world.share(access, 0x42));
+    let (full, none) = (Some([0x42; LEN]), None);
+    assert_eq!([read, write, both].map(|place| stranger.reads(place)), [full, none, full]);
+    assert_eq!([read, write, both].map(|place| stranger.writes(place)), [false, true, true]);
+    assert_eq!(stranger.reads(both), Some([0xBD; LEN]));
+    assert_eq!(local, (u64::MAX, u64::MAX), "what is local has a key");
+    let slots = world.ranks[0].shared().lock().wire.notes().map(|notes| (notes.key, notes.base)).unwrap();
+    assert_eq!(stranger.reads(slots), None, "header slots are there to be written");
+    world.end();
+}
