@@ -27,6 +27,7 @@ pub struct Endpoint {
     addresses: Option<NonNull<fid_av>>,
     functions: Option<Functions>,
     memory_mode: i32,
+    key_size: usize,
     inject_size: usize,
     queue: Arc<Queue>,
     domain: Arc<Domain>,
@@ -85,10 +86,11 @@ impl Endpoint {
                 Ok(open(raw, info.as_ptr().cast_mut(), endpoint, ptr::null_mut()))
             }
         })?;
-        let memory_mode = info.domain().map_or(0, |domain| domain.mr_mode);
+        let (memory_mode, key_size) = info.domain().map_or((0, 0), |domain| (domain.mr_mode, domain.mr_key_size));
         let inject_size = info.transmit().map_or(0, |transmit| transmit.inject_size);
+        let (addresses, functions) = (None, None);
         // Made before anything else can fail, so that it is closed.
-        let mut made = Endpoint { endpoint, addresses: None, functions: None, memory_mode, inject_size, queue, domain };
+        let mut made = Endpoint { endpoint, addresses, functions, memory_mode, key_size, inject_size, queue, domain };
         let mut attributes = super::fid::Padded::new(fi_av_attr {
             type_: info.domain().map_or(FI_AV_UNSPEC, |domain| domain.av_type),
             rx_ctx_bits: 0,
@@ -139,6 +141,12 @@ impl Endpoint {
     #[must_use]
     pub fn memory_mode(&self) -> i32 {
         self.memory_mode
+    }
+
+    /// Bytes of the keys of registered memory, as far as peers see them.
+    #[must_use]
+    pub fn key_size(&self) -> usize {
+        self.key_size
     }
 
     /// What places in memory at `base` are counted from in remote operations: its address, or 0.

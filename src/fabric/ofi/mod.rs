@@ -31,6 +31,7 @@ mod endpoint;
 mod engine;
 mod environment;
 mod fabric;
+mod keys;
 mod limits;
 mod message;
 mod notes;

@@ -1,17 +1,18 @@
 //! Memory of this process that libfabric uses: where it comes from, and who may do what with it.
 //!
-//! Peers reach what they have to, and only in the way that they have to. The rest is not registered at all, unless the
-//! provider insists (`FI_MR_LOCAL`): what has no key cannot be named.
+//! Peers reach what they have to, and only in the way that they have to, by keys that strangers have to guess. The rest
+//! is not registered at all, unless the provider insists (`FI_MR_LOCAL`): what has no key cannot be named.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Local, Memory, sys};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use super::keys::{Drawn, Keys};
+use crate::bootstrap::draw;
 use crate::error::Error;
 use crate::fabric::{Access, Window};
 
@@ -51,12 +52,16 @@ impl Purpose {
 pub(super) struct Registrar {
     rank: u32,
     endpoint: Arc<Endpoint>,
-    keys: Arc<AtomicU64>,
+    /// None where the provider chooses them.
+    keys: Option<Arc<Keys>>,
 }
 
 impl Registrar {
+    /// For the only endpoint of a domain.
     pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>) -> Self {
-        Registrar { rank, endpoint, keys: Arc::default() }
+        let chosen = endpoint.memory_mode() & sys::FI_MR_PROV_KEY as i32 == 0;
+        let keys = chosen.then(|| Keys::of_size(endpoint.key_size()));
+        Registrar { rank, endpoint, keys }
     }
 
     /// Makes zeroed memory of whole pages, for a purpose.
@@ -81,19 +86,23 @@ impl Registrar {
             // registration. All access goes through windows.
             unsafe { Memory::register(endpoint, part, purpose.flags(), key, counter.cloned()) }
         };
-        let memory = match purpose.is_registered(self.endpoint.memory_mode()) {
-            true => Some(make(self.keys.fetch_add(1, Ordering::Relaxed)).map_err(Failed::Code)?),
-            false => None,
+        let random = || draw(self.rank).map(u64::from_le_bytes).map_err(Failed::System);
+        let (memory, key) = match &self.keys {
+            _ if !purpose.is_registered(self.endpoint.memory_mode()) => (None, None),
+            // Whatever is asked for.
+            None => (Some(make(0).map_err(Failed::Code)?), None),
+            Some(keys) => keys.give(random, make).map(|(memory, key)| (Some(memory), Some(key)))?,
         };
         let (window, origin) = (window.clone(), self.endpoint.origin(base));
-        Ok(Registered { memory, window, offset: part.start, origin, access: purpose.access() })
+        Ok(Registered { memory, _key: key, window, offset: part.start, origin, access: purpose.access() })
     }
 }
 
-/// Memory of this process that libfabric may use. A registration ends before the memory.
+/// Memory of this process that libfabric may use. A registration ends before its key is free, and before the memory.
 #[derive(Debug)]
 pub(super) struct Registered {
     memory: Option<Memory>,
+    _key: Option<Drawn>,
     window: Window,
     /// Where in the window it begins.
     offset: usize,

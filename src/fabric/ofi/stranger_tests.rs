@@ -134,6 +134,24 @@ impl Stranger {
     }
 }
 
+/// Not with keys that are counted, and not with those beside one that it knows.
+#[test]
+fn an_endpoint_that_was_never_introduced_reads_nothing() {
+    let Some(library) = library() else { return };
+    let mut world = World::new(&library);
+    let stranger = Stranger::new(&library, &world);
+    let (key, base) = world.share(Access::ReadWrite, 0x42);
+    let another = world.share(Access::ReadWrite, 0x43).0;
+    let read: Vec<u64> = (0..=64).filter(|&key| stranger.reads((key, base)).is_some()).collect();
+    assert!(read.is_empty(), "read with keys {read:?}");
+    for near in [another.wrapping_add(1), another.wrapping_sub(1), another ^ 1 << 63, another & u64::from(u32::MAX)] {
+        assert_eq!(stranger.reads((near, base)), None, "a key near another");
+    }
+    // It could if it knew the key.
+    assert_eq!(stranger.reads((key, base)), Some([0x42; LEN]));
+    world.end();
+}
+
 /// Even with the keys it does only what the role of the memory takes; what no peer needs has no key.
 #[test]
 fn the_provider_keeps_to_the_role_of_memory() {
