@@ -298,6 +298,11 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// The reason, for this and every later call.
     fn health(&self, operation: &'static str) -> Result<()>;
 
+    /// Messages and the like that were dropped so far because they were not of this world.
+    fn strangers(&self) -> u64 {
+        0
+    }
+
     /// Looks for dead peers, which takes system calls; then as [`Fabric::health`].
     ///
     /// # Errors

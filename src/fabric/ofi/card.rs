@@ -1,6 +1,7 @@
 //! How a rank introduces itself to the others before libfabric can carry anything.
 
 use super::notes::Notes;
+use super::secret::JobSecret;
 
 /// What stands for no place.
 const NONE: Notes = Notes { key: u64::MAX, base: u64::MAX };
@@ -17,21 +18,21 @@ pub(crate) struct Card {
     /// Where it wants notes, if it can take them.
     pub(crate) notes: Option<Notes>,
     /// Drawn at random. That of rank 0 is the job's.
-    pub(crate) nonce: u32,
+    pub(crate) secret: JobSecret,
     /// Its address, as libfabric has it.
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C46;
+const MAGIC: u32 = 0x4542_4C47;
 
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for number in [MAGIC, self.pid, self.nonce] {
+        for number in [MAGIC, self.pid, self.secret.tag] {
             bytes.extend(number.to_le_bytes());
         }
         let Notes { key, base } = self.notes.unwrap_or(NONE);
-        for number in [key, base] {
+        for number in [self.secret.word, key, base] {
             bytes.extend(number.to_le_bytes());
         }
         for part in [self.provider.as_bytes(), self.host.as_bytes(), &self.address] {
@@ -51,8 +52,9 @@ impl Card {
             Some(u32::from_le_bytes(*number))
         };
         let mut next = || number(&mut rest);
-        let (magic, pid, nonce) = (next()?, next()?, next()?);
+        let (magic, pid, tag) = (next()?, next()?, next()?);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
+        let secret = JobSecret { word: long()?, tag };
         let notes = Some(Notes { key: long()?, base: long()? }).filter(|&notes| notes != NONE);
         let mut part = || -> Option<Vec<u8>> {
             let len = number(&mut rest)? as usize;
@@ -62,7 +64,7 @@ impl Card {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, notes, nonce, address })
+        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, notes, secret, address })
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
             host: host(),
             pid: 7,
             notes: Some(Notes { key: 1 << 40, base: u64::MAX }),
-            nonce: u32::MAX,
+            secret: JobSecret { word: u64::MAX - 1, tag: 5 },
             address: vec![0, 255, 3],
         };
         let bytes = card.encode();

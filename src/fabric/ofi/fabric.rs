@@ -14,11 +14,12 @@ use super::card::{self, Card};
 use super::endpoint::OfiEndpoint;
 use super::engine::Engine;
 use super::environment;
+use super::message::MOST_RANKS;
 use super::probe;
 use super::registration::Failed;
+use super::secret::JobSecret;
 use super::shared::Shared;
 use super::wire::Wire;
-use crate::bootstrap::draw;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
@@ -124,7 +125,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         host: card::host(),
         pid: std::process::id(),
         notes: wire.notes(),
-        nonce: u32::from_le_bytes(draw(rank)?),
+        secret: JobSecret::draw(rank)?,
         address,
     };
     Ok(Opened { wire, card })
@@ -144,6 +145,9 @@ impl OfiFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
+        if ranks > MOST_RANKS {
+            return Err(Error::join(rank, format!("{ranks} ranks; the most over libfabric is {MOST_RANKS}")));
+        }
         let Opened { wire, card } = open(library, settings, rank, ranks)?;
         let cards = gather(&card.encode())?;
         let cards = cards.iter().enumerate().map(|(peer, bytes)| {
@@ -173,7 +177,7 @@ impl OfiFabric {
         let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;
         let neighbours = cards.iter().filter(|theirs| theirs.host == card.host).count() as u32;
         let failed = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(rank, cards[0].nonce, wire, addresses, failed.clone());
+        let engine = Engine::new(rank, cards[0].secret, wire, addresses, failed.clone());
         let shared = Shared::new(engine, failed, watch, settings.silence)?;
         let attendant = shared.clone();
         let thread = thread::Builder::new().name(format!("earlybird ofi {rank}")).spawn(move || attendant.attend());
@@ -297,6 +301,10 @@ impl Fabric for OfiFabric {
 
     fn health(&self, operation: &'static str) -> Result<()> {
         self.shared.health(operation)
+    }
+
+    fn strangers(&self) -> u64 {
+        self.shared.lock().strangers
     }
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {

@@ -6,15 +6,18 @@ use crate::fabric::{Atomic, Change};
 pub(crate) const MOST_HEADER: usize = 64;
 
 /// Bytes of a header that has no second operand. With two words of data it is still so small that
-/// providers inject it, which is faster than sending: 64 bytes over TCP.
+/// providers inject it, which is faster than sending: 64 bytes over TCP. All of them are in use.
 const SHORT: usize = 48;
 
 /// Most bytes of data that travel in a message also where a write could bring the message: with a short header such
 /// a message is injected.
 pub(crate) const MOST_INLINE: usize = MOST_HEADER - SHORT;
 
-/// Most bytes of data that a message brings; providers copy as much at once.
+/// Most bytes of data that a message brings; providers copy as much at once. A header has 16 bits for their number.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
+
+/// Most ranks of a world: a header has 16 bits for who sends it.
+pub(super) const MOST_RANKS: u32 = 1 << 16;
 
 /// A place in a region of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -58,8 +61,8 @@ pub(crate) enum Content {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// Tells worlds apart: an address may have belonged to another one before.
-    pub(crate) job: u32,
+    /// The job's, which keeps strangers out and tells worlds apart: an address may have belonged to another one before.
+    pub(crate) secret: u64,
     /// Who sends it.
     pub(crate) from: u32,
     /// Of those that are counted, from 1; without meaning for the others.
@@ -181,13 +184,17 @@ impl Message {
             at += field.len();
         };
         put(&[fields.kind, fields.change]);
-        put(&self.channel.to_le_bytes());
-        for field in [self.from, self.job, self.number, self.upto, self.len, fields.id] {
+        debug_assert!(self.from < MOST_RANKS && self.len <= u32::from(u16::MAX));
+        for field in [self.channel, self.from as u16, self.len as u16] {
             put(&field.to_le_bytes());
         }
-        put(&fields.first.region.to_le_bytes());
-        put(&fields.second.to_le_bytes());
-        for field in [fields.first.offset, fields.value] {
+        for field in [self.number, self.upto, fields.id] {
+            put(&field.to_le_bytes());
+        }
+        for field in [fields.first.region, fields.second] {
+            put(&field.to_le_bytes());
+        }
+        for field in [fields.first.offset, fields.value, self.secret] {
             put(&field.to_le_bytes());
         }
         if let Some(other) = fields.other {
@@ -203,10 +210,10 @@ impl Message {
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| header[at + index]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| header[at + index]));
-        let (id, first, value) = (word(24), Place { region: half(28), offset: long(32) }, long(40));
+        let (id, first, value) = (word(16), Place { region: half(20), offset: long(24) }, long(32));
         let content = match (header[0], header[1]) {
             (PUT | LANDING, change) => {
-                let cell = Place { region: half(30), offset: u64::from(id) * CELL };
+                let cell = Place { region: half(22), offset: u64::from(id) * CELL };
                 let signal = match change & !PROMPT {
                     NONE => None,
                     SET => Some((cell, Change::Set(value))),
@@ -240,12 +247,12 @@ impl Message {
             _ => return None,
         };
         let message = Message {
-            from: word(4),
-            job: word(8),
-            number: word(12),
-            upto: word(16),
-            len: word(20),
+            secret: long(40),
+            from: u32::from(half(4)),
+            number: word(8),
+            upto: word(12),
             channel: half(2),
+            len: u32::from(half(6)),
             content,
         };
         let data = data.get(..message.len as usize)?;
@@ -280,8 +287,12 @@ mod tests {
         ];
         for content in contents {
             let number = u32::from(content.is_counted()) * 77;
-            let message = Message { job: 1, from: 2, number, upto: 4, channel: 5, len: 3, content };
-            let bytes = [&message.encode()[..], b"abcdef"].concat();
+            let secret = u64::MAX - 1;
+            let message = Message { secret, from: MOST_RANKS - 1, number, upto: 4, channel: 5, len: 3, content };
+            let header = message.encode();
+            // What goes out with two words of data is injected over TCP.
+            assert!(header.len() == SHORT || matches!(content, Content::Atomic { .. }), "{} bytes", header.len());
+            let bytes = [&header[..], b"abcdef"].concat();
             assert_eq!(Message::decode(&bytes), Some((message, &b"abc"[..])));
             assert_eq!(Message::decode(&bytes[..bytes.len() - 4]), None, "data is missing");
         }

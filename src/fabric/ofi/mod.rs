@@ -21,6 +21,11 @@
 //! were dealt with; where there is none to say it by, a word of its own does, when a rank is idle or
 //! goes to sleep. No more than a window of messages to a peer is under way.
 //!
+//! # Strangers
+//! Whoever knows a rank's address can connect to it. A message that does not carry the job's secret is counted and changes
+//! nothing; what a write tells of itself carries a part of it, since some providers deliver that without a key. Keys of
+//! memory are random, and memory that no peer needs has none. SECURITY.md says what that protects against.
+//!
 //! # Death
 //! The kernel tells of processes on the same machine. Of those elsewhere some sign of life is asked
 //! for, by a few ranks each; who finds somebody dead tells everybody.
@@ -39,6 +44,7 @@ pub mod offload;
 mod peer;
 mod probe;
 mod registration;
+mod secret;
 mod shared;
 #[cfg(test)]
 mod stranger_tests;

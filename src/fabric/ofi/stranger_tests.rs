@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::{
@@ -12,8 +13,11 @@ use earlybird_ffi::ofi::{
 };
 
 use super::fabric::{OfiFabric, Settings};
+use super::message::{Content, Message, Place};
+use super::notes::{Mark, NOTED};
 use super::probe;
-use crate::fabric::{Access, Endpoint, Fabric, Key};
+use super::wire::Event;
+use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, Signal};
 
 #[path = "../../../ffi/tests/skipped/mod.rs"]
 mod skipped;
@@ -47,6 +51,30 @@ impl World {
         self.ends[0].window(region).unwrap().write(0, &[byte; LEN]);
         let Key([_, _, key, base]) = self.ends[0].key(region);
         (key, base)
+    }
+
+    /// More messages and writes from rank 1 to rank 0 than are in flight at a time; none may be missing, and none be taken
+    /// for a stranger's.
+    fn works(&mut self) {
+        let before = self.ranks[0].strangers();
+        let region = self.ends[0].register(LEN, Access::Write).unwrap();
+        let key = self.ends[0].key(region);
+        let far = self.ends[1].import(0, key).unwrap();
+        let near = self.ends[1].register(LEN, Access::Local).unwrap();
+        let until = Instant::now() + PATIENCE;
+        for round in 1..=200 {
+            let signal = Signal { at: At { region: far, offset: 0 }, change: Change::Set(round), awaited: true };
+            let (from, to) = (At { region: near, offset: 0 }, At { region: far, offset: 8 });
+            // In a message, and by a write that brings one along.
+            let len = if round % 2 == 0 { 8 } else { 48 };
+            if self.ends[1].put(from, to, len, Some(signal), round).unwrap() == Posted::Pending {
+                while self.ends[1].poll().unwrap().is_none() {
+                    assert!(Instant::now() < until, "put {round} never completed");
+                }
+            }
+            assert_eq!(self.ends[0].window(region).unwrap().cell(0).load(Ordering::Acquire), round);
+        }
+        assert_eq!(self.ranks[0].strangers(), before);
     }
 
     fn end(self) {
@@ -115,6 +143,26 @@ impl Stranger {
         }
     }
 
+    /// Sends messages, each of which must be counted as a stranger's.
+    fn sends(&self, world: &World, messages: &[Vec<u8>]) {
+        let (endpoint, peer) = self.endpoint();
+        let counted = world.ranks[0].strangers() + messages.len() as u64;
+        let until = Instant::now() + PATIENCE;
+        let look = || {
+            _ = endpoint.queue().read(&mut []);
+            assert!(Instant::now() < until, "{} strangers were counted, not {counted}", world.ranks[0].strangers());
+        };
+        for message in messages {
+            while let Err(code) = endpoint.inject(message, peer) {
+                assert_eq!(code, Code::AGAIN);
+                look();
+            }
+        }
+        while world.ranks[0].strangers() < counted {
+            look();
+        }
+    }
+
     fn reads(&self, (key, address): (u64, u64)) -> Option<[u8; LEN]> {
         self.tries(0, |endpoint, to, peer, context| {
             // SAFETY: this provider wants no registration of the near side, which lives for ever.
@@ -167,5 +215,78 @@ fn the_provider_keeps_to_the_role_of_memory() {
     assert_eq!(local, (u64::MAX, u64::MAX), "what is local has a key");
     let slots = world.ranks[0].shared().lock().wire.notes().map(|notes| (notes.key, notes.base)).unwrap();
     assert_eq!(stranger.reads(slots), None, "header slots are there to be written");
+    world.end();
+}
+
+/// Whatever a message asks for, without the secret it changes nothing.
+#[test]
+fn messages_without_the_secret_change_nothing_and_are_counted() {
+    let Some(library) = library() else { return };
+    let mut world = World::new(&library);
+    let stranger = Stranger::new(&library, &world);
+    let region = world.ends[0].register(LEN, Access::ReadWrite).unwrap();
+    let secret = world.ranks[0].shared().lock().secret.word;
+    let cell = Place { region: 0, offset: 0 };
+    let contents = [
+        Content::Put { to: Place { region: 0, offset: 8 }, signal: Some((cell, Change::Set(666))), prompt: true },
+        Content::Landing { mark: 1, parts: 0, signal: (cell, Change::Add(1)), prompt: true },
+        Content::Atomic { at: cell, atomic: Atomic::FetchAdd(1), id: 1 },
+        Content::Exchange { turn: 2 },
+        Content::Abort,
+        Content::Died { rank: 1 },
+        Content::Close,
+        Content::Leave,
+        Content::Gone,
+        Content::Ack,
+    ];
+    let mut messages = Vec::new();
+    for secret in [0, u64::MAX, secret ^ 1, secret ^ 1 << 63, !secret] {
+        for (content, number) in contents.into_iter().zip(1..) {
+            let data = [0xEE; 8];
+            let message = Message { secret, from: 1, number, upto: 1, channel: 1, len: 8, content };
+            messages.push([&message.encode()[..], &data].concat());
+        }
+    }
+    // The secret in another place; too short for a header; nothing at all.
+    let put = Message { secret, from: 1, number: 2, upto: 0, channel: 1, len: 0, content: contents[0] }.encode();
+    messages.extend([[&put[40..48], &put[..40]].concat(), put[..47].to_vec(), vec![0; 48]]);
+    // A layout with 32 bits to tell jobs apart: the same put.
+    let words = [0x0001_0101, 1, secret as u32, 2, 0, 0, 0, 0, 0, 0, 666, 0];
+    messages.push(words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect());
+    stranger.sends(&world, &messages);
+
+    let window = world.ends[0].window(region).unwrap();
+    let mut bytes = [1; LEN];
+    window.read(0, &mut bytes);
+    assert_eq!(bytes, [0; LEN]);
+    for rank in &world.ranks {
+        rank.health("a test").unwrap();
+    }
+    assert!(!world.ranks[0].shared().lock().has_left(1));
+    world.works();
+    world.end();
+}
+
+/// Over this provider a write of no bytes brings what it says without any key.
+#[test]
+fn a_write_without_the_tag_has_not_landed() {
+    let Some(library) = library() else { return };
+    let mut world = World::new(&library);
+    {
+        let mut engine = world.ranks[0].shared().lock();
+        let tag = engine.secret.tag;
+        let mut dropped = |from: u32, which: u16, tag: u32| {
+            let (strangers, told) = (engine.strangers, engine.told_by_peers());
+            engine.deal_with(Event::Landed(Mark { from, which }.encode(tag)));
+            assert_eq!(engine.strangers, strangers + 1, "{which} of rank {from}");
+            assert_eq!(engine.told_by_peers(), told, "{which} of rank {from}");
+        };
+        for tag in [tag ^ 1, tag ^ 1 << 31, !tag] {
+            [0, 1, NOTED - 1, NOTED, NOTED | 2].into_iter().for_each(|which| dropped(1, which, tag));
+        }
+        dropped(2, 1, tag);
+        dropped(1, NOTED | 9, tag); // nobody has written to that slot
+    }
+    world.works();
     world.end();
 }

@@ -9,7 +9,7 @@ use earlybird_ffi::ofi::{Code, Endpoint, Info, NO_COMPLETION, Remote, Watched, s
 
 use super::limits::Limits;
 use super::message::{Header, MOST_DATA, MOST_HEADER};
-use super::notes::{self, NOTE, Notes};
+use super::notes::{self, Mark, NOTE, Notes};
 use super::registration::{Failed, Purpose, Registered, Registrar};
 use crate::fabric::{Access, Window};
 
@@ -76,8 +76,10 @@ pub(super) struct Wire {
     free_rooms: Vec<usize>,
     free_moves: Vec<usize>,
     pub(super) limits: Limits,
-    /// Whether writes can bring a mark of 32 bits.
+    /// Whether writes can bring a mark.
     pub(super) marks: bool,
+    /// Whether it can have a tag.
+    pub(super) tags: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
@@ -116,9 +118,8 @@ impl Wire {
         let (limits, registrar) = (Limits::of(info), Registrar::new(rank, endpoint.clone()));
         // Behind the rooms the notes that go out.
         let rooms = registrar.allocate((RECEIVING + SENDING) * ROOM + limits.moving * NOTE, Purpose::Messages)?;
-        // A mark names the writer and one of its writes.
-        let fits = |domain: &sys::fi_domain_attr| domain.cq_data_size >= size_of::<u32>();
-        let marks = cq_data.unwrap_or(limits.cq_data) && info.domain().is_some_and(fits) && ranks <= 1 << 16;
+        let brings = info.domain().map_or(0, |domain| domain.cq_data_size);
+        let marks = cq_data.unwrap_or(limits.cq_data) && brings >= Mark::BYTES;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
         let slots = || registrar.allocate(notes::size(ranks), Purpose::Operations(Access::Write));
         let notes = (marks && places >= 2).then(slots).transpose()?;
@@ -134,6 +135,7 @@ impl Wire {
             free_moves: (RECEIVING + SENDING..contexts).collect(),
             limits,
             marks,
+            tags: brings >= Mark::TAGGED,
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER,
+    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER, Mark,
     Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Received, Then, Transfer, WINDOW,
 };
 
@@ -87,7 +87,7 @@ impl Engine {
         self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
     }
 
-    pub(super) fn deal_with(&mut self, event: Event) {
+    pub(in crate::fabric::ofi) fn deal_with(&mut self, event: Event) {
         match event {
             Event::Message(room, len) => {
                 self.deal_with_message(Source::Room(room, len));
@@ -114,14 +114,14 @@ impl Engine {
                     Then::Nothing => {}
                 }
             }
-            Event::Landed(mark) => {
-                let (from, mark) = ((mark >> 16) as u32, mark as u16);
-                let Some(peer) = self.peers.get_mut(from as usize) else { return };
-                peer.heard = true;
+            Event::Landed(data) => {
+                let mark = Mark::decode(data, self.tag).filter(|mark| mark.from < self.ranks());
+                let Some(Mark { from, which: mark }) = mark else { return self.drop_stranger("a write") };
                 if mark & NOTED != 0 {
                     let Some(note) = self.wire.note(from, u32::from(mark & !NOTED)) else { return };
                     return self.deal_with_message(Source::Note(from, note));
                 }
+                self.peers[from as usize].heard = true;
                 self.landing(from, mark).landed += 1;
                 self.settle_landing(from, mark);
             }
@@ -135,10 +135,9 @@ impl Engine {
             Source::Room(room, len) => self.wire.message(*room, *len),
             Source::Note(_, note) => note,
         };
-        let (len, decoded) = (bytes.len(), Message::decode(bytes));
-        let Some((message, data)) = decoded.filter(|(message, _)| message.job == self.job) else {
-            return tracing::debug!(rank = self.rank, len, "a message that is not of this world");
-        };
+        // Nothing is touched before this, whoever the message says that it is from.
+        let decoded = Message::decode(bytes).filter(|(message, _)| message.secret == self.secret.word);
+        let Some((message, data)) = decoded else { return self.drop_stranger("a message") };
         let Message { from, channel, content, .. } = message;
         if matches!(source, Source::Note(writer, _) if writer != from) {
             return self.nonsense(from);
@@ -228,6 +227,21 @@ impl Engine {
         }
         if prompt {
             self.tell_soon(from);
+        }
+    }
+
+    /// All that messages and writes of peers change here.
+    #[cfg(test)]
+    pub(in crate::fabric::ofi) fn told_by_peers(&self) -> String {
+        format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.debtors, self.gathered)
+    }
+
+    /// Something came without the job's secret.
+    fn drop_stranger(&mut self, what: &'static str) {
+        self.strangers += 1;
+        if self.strangers == 1 {
+            let why = "it does not carry this job's secret; another job or a stranger sends to this rank's address";
+            tracing::warn!(rank = self.rank, "{what} is dropped: {why}. Further ones are only counted");
         }
     }
 

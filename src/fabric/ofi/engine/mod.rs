@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Entry, Remote};
 use super::message::{Content, MOST_DATA, MOST_HEADER, MOST_INLINE, Message, Place};
-use super::notes::{NOTED, Notes};
+use super::notes::{Mark, NOTED, Notes};
 use super::peer::{Novelty, Received, Sent, WINDOW};
 use super::registration::{Failed, Registered};
+use super::secret::JobSecret;
 use super::wire::{Event, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
@@ -146,7 +147,9 @@ struct Part {
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) rank: u32,
-    job: u32,
+    pub(super) secret: JobSecret,
+    /// What of it marks have.
+    tag: u32,
     // Before the wire: what libfabric uses must not go before its endpoint, which the regions
     // keep alive.
     pub(super) channels: Vec<Channel>,
@@ -170,6 +173,8 @@ pub(super) struct Engine {
     parts: VecDeque<Part>,
     marks: u16,
     landings: Vec<Landing>,
+    /// What did not carry the secret.
+    pub(super) strangers: u64,
     turn: u64,
     /// What ranks gave to an exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
@@ -182,7 +187,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(
         rank: u32,
-        job: u32,
+        secret: JobSecret,
         wire: Wire,
         addresses: Vec<(u64, Option<Notes>)>,
         failed: Arc<AtomicBool>,
@@ -190,7 +195,8 @@ impl Engine {
         let peers = addresses.into_iter().map(|(address, notes)| Peer { address, notes, ..Peer::default() }).collect();
         Engine {
             rank,
-            job,
+            secret,
+            tag: if wire.tags { secret.tag } else { 0 },
             channels: Vec::new(),
             wire,
             kept: Vec::new(),
@@ -208,6 +214,7 @@ impl Engine {
             parts: VecDeque::new(),
             marks: 0,
             landings: Vec::new(),
+            strangers: 0,
             turn: 0,
             gathered: BTreeMap::new(),
             suspects: Vec::new(),
@@ -394,7 +401,8 @@ impl Engine {
                 let parts = len.div_ceil(self.wire.limits.part) as u32;
                 let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
-                (way, then) = (Way::Marked(u64::from(self.rank) << 16 | u64::from(self.marks)), Then::Nothing);
+                let mark = Mark { from: self.rank, which: self.marks };
+                (way, then) = (Way::Marked(mark.encode(self.tag)), Then::Nothing);
             } else {
                 then = Then::Signal(cell, change, prompt);
             }

@@ -3,7 +3,7 @@
 use earlybird_ffi::ofi;
 
 use super::{
-    Content, Data, Engine, Entry, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way, Window,
+    Content, Data, Engine, Entry, Mark, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way, Window,
 };
 use crate::fabric::{At, Change};
 
@@ -20,13 +20,13 @@ fn between(entries: &[Entry], own: At, remote: At) -> Option<(&Registered, ofi::
 
 impl Peer {
     /// A message for it, the next one.
-    fn next_message(&self, (from, job): (u32, u32), (channel, len): (u16, usize), content: Content) -> Message {
+    fn next_message(&self, (from, secret): (u32, u64), (channel, len): (u16, usize), content: Content) -> Message {
         let (number, upto) = (self.sent.next(), self.received.upto());
-        Message { job, from, number, upto, channel, len: len as u32, content }
+        Message { secret, from, number, upto, channel, len: len as u32, content }
     }
 
     /// Where the next message goes to if it is a note, and the mark that tells of it.
-    fn next_note(&self, from: u32) -> Option<(u64, ofi::Remote)> {
+    fn next_note(&self, from: u32) -> Option<(Mark, ofi::Remote)> {
         self.notes.map(|notes| notes.place(self.address, from, self.sent.next()))
     }
 
@@ -64,7 +64,7 @@ impl Engine {
 
     /// Sends what waits for a peer, as far as there is room; whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
-        let Engine { rank, job, peers, channels, wire, .. } = self;
+        let Engine { rank, secret, peers, channels, wire, .. } = self;
         let to = &mut peers[peer as usize];
         while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
             if content.is_counted() && !to.sent.has_room() {
@@ -76,7 +76,7 @@ impl Engine {
                 Data::Bytes(bytes) => bytes.len(),
             };
             let (channel, content) = (*channel, *content);
-            let header = to.next_message((*rank, *job), (channel, len), content).encode();
+            let header = to.next_message((*rank, secret.word), (channel, len), content).encode();
             let own = &channels.get(usize::from(channel));
             let fill = |room: &Window, at: usize| match data {
                 Data::None => {}
@@ -117,9 +117,10 @@ impl Engine {
         let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.limits.noted;
         let (Some((mark, note)), true) = (to.next_note(self.rank), may) else { return false };
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
-        let header = to.next_message((self.rank, self.job), (channel, 0), content).encode();
+        let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
         let transfer = self.note_down(Transfer { channel, token, peer, parts: 1, then: Then::Nothing });
-        let Engine { channels, wire, peers, .. } = self;
+        let Engine { channels, wire, peers, tag, .. } = self;
+        let mark = mark.encode(*tag);
         let to = &mut peers[peer as usize];
         let moved = match between(&channels[usize::from(channel)].entries, own, remote) {
             None => Ok(false),
