@@ -17,10 +17,8 @@ use super::message::{Content, Message, Place};
 use super::notes::{Mark, NOTED};
 use super::probe;
 use super::wire::Event;
-use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, Signal};
-
-#[path = "../../../ffi/tests/skipped/mod.rs"]
-mod skipped;
+use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Signal};
+use crate::skipped::skipped;
 
 const PROVIDER: &str = "tcp;ofi_rxm";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 64;
 
 fn library() -> Option<Library> {
-    Library::load(None).inspect_err(|problem| skipped::skipped(problem)).ok()
+    Library::load(None).inspect_err(|problem| skipped(problem)).ok()
 }
 
 /// A world of two ranks, with an endpoint each.
@@ -42,7 +40,7 @@ impl World {
     fn new(library: &Library) -> Self {
         let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
         let ranks = OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap();
-        World { ends: ranks.iter().map(|rank| rank.open().unwrap()).collect(), ranks }
+        World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
     }
 
     /// Memory of rank 0, full of a byte: the key and the place by which the provider knows it.
