@@ -147,6 +147,28 @@ fn bench_prints_rows_and_json() {
     }
 }
 
+/// What the cut says of late contributions is what the data has, decayed or not; and a rank that waits for a full round
+/// keeps no other one waiting at a barrier.
+#[test]
+fn bench_follows_every_rule_under_skew() {
+    for rule in [
+        &["--absent", "decay=0.3", "--fire", "solo"][..],
+        &["--absent", "decay=0.9", "--fire", "solo", "--dtype", "f64"],
+        &["--absent", "decay=0.5", "--fire", "solo", "--dtype", "bf16"],
+        &["--absent", "drop", "--fire", "majority"],
+        &["--fire", "quorum=3,full=4"],
+        &["--fire", "solo,full=2"],
+        &["--fire", "quorum=2,full=3", "--depth", "1"],
+    ] {
+        let args = ["bench", "-n", "4", "-b", "64", "--skew", "linear:1ms", "--iters", "24", "--warmup", "3", "--json"];
+        let output = earlybird(&[&args[..], rule].concat()).output().unwrap();
+        assert!(output.status.success(), "{rule:?}: {}", text(&output));
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(row["wrong"], 0, "{row}");
+        assert!(row["fresh_mean"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
 #[test]
 fn training_compares_rules() {
     let args = ["train", "digits", "-n", "3", "--compute-ms", "0", "--skew", "none", "--epochs", "20", "--json"];

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::collective::Part;
-use earlybird::{Absent, Allreduce, Element, Executor, Fire, Grace, Mover, Outcome, Result, World, bf16, f16};
+use earlybird::{
+    Absent, Allreduce, Element, Entry, Executor, Fire, Grace, Mover, Outcome, Part, Result, World, bf16, f16,
+};
 
 use super::super::common::mean_over_ranks;
 use super::super::skew::Skew;
@@ -45,22 +46,31 @@ pub(super) struct Measured {
 pub(super) trait Exact: Element {
     const MOST: u32;
     fn from_small(value: u32) -> Self;
+    fn to_f64(self) -> f64;
 }
 
 macro_rules! exact {
-    ($($type:ty: $most:expr, $make:expr);*) => {
+    ($($type:ty: $most:expr, $make:expr, $read:expr);*) => {
         $(impl Exact for $type {
             const MOST: u32 = $most;
             fn from_small(value: u32) -> Self {
                 $make(value)
             }
+            fn to_f64(self) -> f64 {
+                $read(self)
+            }
         })*
     };
 }
 exact!(
-    f32: 1 << 24, |value| value as f32; f64: 1 << 24, f64::from;
-    f16: 1 << 11, |value| f16::from_f32(value as f32); bf16: 1 << 8, |value| bf16::from_f32(value as f32);
-    i32: 1 << 24, |value| value as i32; i64: 1 << 24, i64::from; u32: 1 << 24, |value| value; u64: 1 << 24, u64::from
+    f32: 1 << 24, |value| value as f32, f64::from;
+    f64: 1 << 24, f64::from, |value| value;
+    f16: 1 << 11, |value| f16::from_f32(value as f32), f16::to_f64;
+    bf16: 1 << 8, |value| bf16::from_f32(value as f32), bf16::to_f64;
+    i32: 1 << 24, |value| value as i32, f64::from;
+    i64: 1 << 24, i64::from, |value| value as f64;
+    u32: 1 << 24, |value| value, f64::from;
+    u64: 1 << 24, u64::from, |value| value as f64
 );
 
 /// Contributions whose sums are exact in their type, whatever is carried.
@@ -92,15 +102,36 @@ impl Pattern {
     }
 
     /// Elements of an outcome that are not what its cut says; `tag` of the round they were made for.
-    fn wrong<T: Exact>(self, outcome: &Outcome<'_, T>, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
-        let (mut own, mut count) = (0, 0);
-        for entry in outcome.cut().contributions() {
-            own += self.own_part(entry.rank, tag(outcome.round() - entry.age));
-            count += 1;
-        }
+    fn wrong<T: Exact>(self, outcome: &Outcome<'_, T>, absent: Absent, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
         let data = outcome.data();
-        let bad = |index: &usize| data[*index] != T::from_small(own + count * self.position_part(*index));
-        (outcome.round() as usize % step..data.len()).step_by(step).filter(bad).count() as u64
+        let looked_at = (outcome.round() as usize % step..data.len()).step_by(step);
+        let entries = || outcome.cut().contributions();
+        let own = |entry: &Entry| self.own_part(entry.rank, tag(outcome.round() - entry.age));
+        match absent {
+            Absent::Decay(factor) => {
+                // Products and sums are rounded to 24 bits at least, and the result to what the type has.
+                let factor = |entry: &Entry| f64::from(factor).powf(entry.age as f64);
+                let (mut part, mut weight, mut count) = (0.0, 0.0, 0);
+                for entry in entries() {
+                    part += factor(entry) * f64::from(own(entry));
+                    weight += factor(entry);
+                    count += 1;
+                }
+                let rounding = f64::from(count + 2) / f64::from(1 << 23) + 1.0 / f64::from(T::MOST);
+                let bad = |&index: &usize| {
+                    let expected = part + weight * f64::from(self.position_part(index));
+                    let off = (data[index].to_f64() - expected).abs();
+                    // What is not a number is wrong, too.
+                    off.is_nan() || off > expected * rounding + f64::from(f32::MIN_POSITIVE)
+                };
+                looked_at.filter(bad).count() as u64
+            }
+            Absent::Carry | Absent::Drop => {
+                let (part, count) = entries().fold((0, 0), |(part, count), entry| (part + own(entry), count + 1));
+                let bad = |index: &usize| data[*index] != T::from_small(part + count * self.position_part(*index));
+                looked_at.filter(bad).count() as u64
+            }
+        }
     }
 }
 
@@ -138,7 +169,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             checked.arrive()?;
         }
         for outcome in checked.wait(PATIENCE)? {
-            errors += pattern.wrong(&outcome, |target| target, 1);
+            errors += pattern.wrong(&outcome, case.absent, |target| target, 1);
             newest = outcome.round();
         }
     }
@@ -156,11 +187,17 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     pattern.fill(&mut input, world.rank(), 0);
     let mut written = Vec::with_capacity(4);
     let mut cuts = Cuts::default();
-    let mut latencies = Vec::with_capacity(case.iters as usize);
+    let mut latencies = vec![0.0; case.iters as usize];
     let step = if length <= CHECK_ALL_UP_TO { 1 } else { SPARSE };
+    let (warmup, end) = (u64::from(case.warmup), u64::from(case.warmup) + u64::from(case.iters));
     world.barrier(PATIENCE)?;
-    for iteration in 0..u64::from(case.warmup) + u64::from(case.iters) {
-        let timed = iteration >= u64::from(case.warmup);
+    // With a skew all ranks make the same rounds, else the same number of calls.
+    let (mut calls, mut newest) = (0, 0);
+    loop {
+        let before = if case.skew.is_none() { calls } else { newest };
+        if before >= end {
+            break;
+        }
         if !case.private {
             // Written once, as what is measured is moving it; a collective has several buffers.
             let contribution = sum.contribution()?;
@@ -170,8 +207,12 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             }
         }
         if !case.skew.is_none() {
-            let delays = case.skew.delays(world.size(), iteration, case.seed);
-            world.barrier(PATIENCE)?;
+            let delays = case.skew.delays(world.size(), before, case.seed);
+            // A rank that came late for the round before a full one is still waiting for that: it comes to no barrier
+            // before the others have arrived.
+            if !case.fire.is_full(newest + 1) {
+                world.barrier(PATIENCE)?;
+            }
             std::thread::sleep(delays[world.rank() as usize]);
         }
         let start = Instant::now();
@@ -184,15 +225,19 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         if case.private {
             output.copy_from_slice(&outcomes.newest());
         }
-        let latency = start.elapsed();
+        let latency = start.elapsed().as_secs_f64() * 1e6;
         for outcome in outcomes {
-            errors += pattern.wrong(&outcome, |_| 0, step);
-            if timed {
+            errors += pattern.wrong(&outcome, case.absent, |_| 0, step);
+            if before >= warmup {
                 cuts.count(&outcome);
             }
+            newest = outcome.round();
         }
-        if timed {
-            latencies.push(latency.as_secs_f64() * 1e6);
+        calls += 1;
+        let after = if case.skew.is_none() { calls } else { newest };
+        // Of several rounds that came at once, each took that long.
+        for index in before.max(warmup)..after.min(end) {
+            latencies[(index - warmup) as usize] = latency;
         }
     }
     sum.finish(PATIENCE)?;
