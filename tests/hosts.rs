@@ -13,9 +13,10 @@ use earlybird::{Executor, Mover};
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
-    match common::role().is_some_and(|role| role.split(' ').count() == 3) {
-        true => common::faults::rank(),
-        false => common::stress::play(),
+    match common::role() {
+        Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
+        Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
+        _ => common::stress::play(),
     }
 }
 
@@ -73,6 +74,15 @@ fn a_host_whose_cable_is_pulled_is_named() {
             assert!(named.len() == 1 && elsewhere, "{fire}: rank {rank} names {named:?}: {text}");
         }
     }
+}
+
+/// Most of them were on other hosts, where connections end and no process can be seen to.
+#[test]
+fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
+    let Some(hosts) = four_hosts() else { return };
+    // The one that is stopped must not be taken for dead meanwhile.
+    let variables = [("EARLYBIRD_SILENCE", "60s")];
+    common::faults::stop_while_others_leave(|role| start(&hosts, &variables, role));
 }
 
 /// The store can be reached, but not the address at which rank 2 listens.

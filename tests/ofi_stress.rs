@@ -19,6 +19,7 @@ fn rank() {
         Some("fallback") => fall_back(),
         Some("busy") => compute_while_others_wait(),
         Some("patient") => wait_for_long(),
+        Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
         Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -175,6 +176,15 @@ fn a_rank_that_left_is_not_missed() {
     }
     let ends = Job::start(Way::Ofi(PROVIDERS[0]), 3, "rank", "leaver").finish(Duration::from_secs(60));
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
+}
+
+/// Its process sees that theirs have ended before it has read what they sent.
+#[test]
+fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
+    if libfabric().is_none() {
+        return;
+    }
+    common::faults::stop_while_others_leave(|role| Job::start(Way::Ofi(PROVIDERS[0]), 3, "rank", role));
 }
 
 /// Sums are exact, floats the same bits everywhere, in rounds that fire for each reason. `part`: of the

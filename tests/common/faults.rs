@@ -6,6 +6,7 @@ use earlybird::{Config, Error, Executor, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::marks::Marks;
 use super::{Job, Way, left_behind, role, said, shared_memory_files};
 
 /// Within which everybody must notice.
@@ -99,4 +100,56 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
     assert!(theirs.is_empty() || way == Way::Ofi("shm"), "{way:?}: {theirs:?} was left behind");
     theirs.iter().for_each(|name| std::fs::remove_file(format!("/dev/shm/{name}")).unwrap());
     assert!(ours.is_empty(), "{way:?}: {ours:?} was left behind");
+}
+
+/// Contributions of each rank that leaves while the last one is stopped.
+const STEPS: usize = 2;
+
+/// Plays a rank of a world whose last one is stopped while the others leave; its role ends with a folder of marks.
+pub fn leave_or_be_stopped() {
+    let (marks, patience) = (Marks::of_role(), Duration::from_secs(60));
+    let mut config = Config::from_env().unwrap();
+    // Whoever leaves has to give up on the one that is stopped.
+    config.ofi.linger = Duration::from_millis(200);
+    let world = World::from_env(&config).unwrap();
+    let last = world.size() as usize - 1;
+    // Room for every round: the last rank takes none before it is stopped.
+    let mut sum = world.allreduce::<u64>(&[16]).fire(Fire::SOLO).depth(64).build().unwrap();
+    if (world.rank() as usize) < last {
+        for _ in 0..STEPS {
+            sum.contribution().unwrap().fill(1);
+            sum.arrive().unwrap();
+            sum.wait(patience).unwrap();
+        }
+        sum.finish(patience).unwrap();
+        marks.set(&format!("finished-{}", world.rank()));
+        return marks.wait("stopped");
+    }
+    marks.wait("alone");
+    sum.contribution().unwrap().fill(1);
+    sum.arrive().unwrap();
+    let mut received = vec![0; last + 1];
+    for outcome in sum.wait(patience).unwrap() {
+        let cut = outcome.cut();
+        assert_eq!(outcome.data()[15], cut.contributions().count() as u64, "round {}", outcome.round());
+        cut.contributions().for_each(|entry| received[entry.rank as usize] += 1);
+    }
+    assert_eq!(&received[..last], &vec![STEPS; last][..], "contributions that came from each rank");
+    sum.finish(patience).unwrap();
+}
+
+/// Stops the last rank of a job that plays [`leave_or_be_stopped`] while all others leave and end. It then receives
+/// all that they made, and ends well.
+pub fn stop_while_others_leave(start: impl FnOnce(&str) -> Job) {
+    let marks = Marks::make();
+    let mut job = start(&format!("stopped {}", marks.folder()));
+    let last = job.ranks.len() - 1;
+    (0..last).for_each(|rank| marks.wait(&format!("finished-{rank}")));
+    job.stop(last);
+    marks.set("stopped");
+    (0..last).for_each(|rank| job.wait_for_end(rank));
+    marks.set("alone");
+    job.signal(last, rustix::process::Signal::CONT);
+    let ends = job.finish(Duration::from_secs(60));
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }

@@ -6,6 +6,7 @@ mod skipped;
 
 pub mod faults;
 pub mod hosts;
+pub mod marks;
 pub mod stress;
 pub mod worlds;
 
@@ -90,9 +91,33 @@ impl Way {
     }
 }
 
-/// Processes that are the ranks of one world.
+/// Processes that are the ranks of one world. Those that are left are killed when this is dropped.
 pub struct Job {
     pub ranks: Vec<Child>,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            // One that has ended cannot be killed, and was waited for.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+/// A name that no other test has.
+pub fn unique() -> String {
+    format!("test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish())
+}
+
+/// Waits until something holds; what does not within a minute never will.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < Duration::from_secs(60), "it never came to this: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Starts this executable's ignored test `test` as a rank of so many, by a command that has the rest.
@@ -112,7 +137,7 @@ pub fn start(command: &mut Command, (rank, ranks): (u32, u32), test: &str, role:
 impl Job {
     /// Starts `ranks` processes that run the ignored test `test` of this executable as `role`.
     pub fn start(way: Way, ranks: u32, test: &str, role: &str) -> Job {
-        let meeting = format!("unix:test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish());
+        let meeting = format!("unix:{}", unique());
         let begin = |rank| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.envs(way.variables()).env("EARLYBIRD_STORE", &meeting);
@@ -122,9 +147,9 @@ impl Job {
     }
 
     /// Waits for all, and returns how each ended and what it said; kills what takes too long.
-    pub fn finish(self, limit: Duration) -> Vec<(ExitStatus, String)> {
+    pub fn finish(mut self, limit: Duration) -> Vec<(ExitStatus, String)> {
         let until = Instant::now() + limit;
-        let mut ranks = self.ranks;
+        let mut ranks = std::mem::take(&mut self.ranks);
         let readers: Vec<_> = ranks
             .iter_mut()
             .map(|rank| {
@@ -156,6 +181,21 @@ impl Job {
 
     pub fn pids(&self) -> Vec<u32> {
         self.ranks.iter().map(Child::id).collect()
+    }
+
+    /// Stops a rank, and waits until it has stopped.
+    pub fn stop(&self, rank: usize) {
+        self.signal(rank, rustix::process::Signal::STOP);
+        until("a rank has stopped", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.ranks[rank].id())).unwrap();
+            // Its state stands behind its name, which may hold anything.
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        });
+    }
+
+    /// Waits until a rank has ended.
+    pub fn wait_for_end(&mut self, rank: usize) {
+        until("a rank has ended", || self.ranks[rank].try_wait().unwrap().is_some());
     }
 
     pub fn signal(&self, rank: usize, signal: rustix::process::Signal) {

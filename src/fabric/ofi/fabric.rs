@@ -35,6 +35,8 @@ pub struct Settings {
     pub device: Option<String>,
     /// How long a rank on another machine may say nothing before it counts as dead.
     pub silence: Duration,
+    /// How long a rank that leaves stays at most for those that are behind.
+    pub linger: Duration,
     /// Whether a write may bring data to the queue of its target, where the provider can do that. Without, what a put
     /// signals follows when its data has landed: a way there and back more. None: unless the provider is known to get
     /// stuck.
@@ -43,12 +45,10 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { provider: None, device: None, silence: Duration::from_secs(10), cq_data: None }
+        let (silence, linger) = (Duration::from_secs(10), Duration::from_secs(10));
+        Settings { provider: None, device: None, silence, linger, cq_data: None }
     }
 }
-
-/// How long a rank that leaves stays for those who still need it.
-const LINGER: Duration = Duration::from_secs(10);
 
 /// How long a rank of a world that has failed gives its provider for the last messages.
 const LAST_WORDS: Duration = Duration::from_millis(50);
@@ -63,6 +63,7 @@ pub struct OfiFabric {
     ranks: u32,
     provider: String,
     neighbours: u32,
+    linger: Duration,
     shared: Arc<Shared>,
     opened: AtomicU32,
     exchange: Turns,
@@ -189,6 +190,7 @@ impl OfiFabric {
             ranks,
             provider: card.provider.clone(),
             neighbours,
+            linger: settings.linger,
             shared,
             opened,
             exchange: Turns::default(),
@@ -319,7 +321,7 @@ impl Fabric for OfiFabric {
         self.shared.visit().say_goodbye();
         let now = Instant::now();
         // A rank that was slower may still ask for what lies in this one's memory.
-        self.shared.wait_until(0, &self.bell, now + LINGER, Engine::may_go);
+        self.shared.wait_until(0, &self.bell, now + self.linger, Engine::may_go);
         // Nobody else will say that this rank has dealt with what the others said last.
         self.shared.visit().tell();
         self.shared.wait_until(0, &self.bell, Instant::now() + FAREWELL, Engine::is_heard_by_all);

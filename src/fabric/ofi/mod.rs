@@ -28,7 +28,9 @@
 //!
 //! # Death
 //! The kernel tells of processes on the same machine. Of those elsewhere some sign of life is asked
-//! for, by a few ranks each; who finds somebody dead tells everybody.
+//! for, by a few ranks each. A rank believes in a peer's end only after it has dealt with what had
+//! come by then: a peer that had left in good order is gone, any other is dead, and the rank that
+//! finds it dead tells everybody.
 
 mod card;
 mod channel;
@@ -48,6 +50,7 @@ mod secret;
 mod shared;
 #[cfg(test)]
 mod stranger_tests;
+mod suspects;
 mod wire;
 
 #[cfg(test)]

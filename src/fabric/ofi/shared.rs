@@ -16,9 +16,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::channel::{hush, ring};
 use super::engine::Engine;
+use super::suspects::{Evidence, STEP};
 use crate::error::{Error, Result};
-use crate::fabric::failure::Failure;
-use crate::fabric::watch::{ENDED, Watch};
+use crate::fabric::watch::Watch;
 
 /// How long the thread keeps away from callers that are at work, at first and in the end: each look
 /// takes a core from somebody.
@@ -95,13 +95,15 @@ impl Shared {
         }
     }
 
-    /// Looks for processes on this machine that are gone.
+    /// Looks for processes on this machine that have ended. What they sent before is dealt with before that is
+    /// believed, so it may take a few calls.
     pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
-        let left = |peer| self.lock().has_left(peer);
-        if let Some(peer) = self.watch.ended(left) {
-            self.lock().fail(Failure::Died { peer, how: ENDED.to_owned() });
+        let known = |peer| self.lock().knows_end_of(peer);
+        if let Some(peer) = self.watch.ended(known) {
+            self.lock().suspect(peer, Evidence::Ended);
         }
+        self.lock().look_into_suspects();
         self.health(operation)
     }
 
@@ -199,7 +201,9 @@ impl Shared {
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
                 self.sleep(self.bell.as_fd(), None, nap);
-                self.lock().tell_if_due();
+                let mut engine = self.lock();
+                engine.tell_if_due();
+                engine.look_into_suspects();
                 nap = (2 * nap).min(LONGEST_NAP);
                 continue;
             }
@@ -212,9 +216,11 @@ impl Shared {
                 engine.tell();
                 engine.wire.may_sleep()
             });
+            let at_most = beat.saturating_duration_since(Instant::now());
+            let at_most = if engine.has_suspects() { at_most.min(STEP) } else { at_most };
             drop(engine);
             if let Some(network) = may_sleep {
-                self.sleep(self.bell.as_fd(), Some(&network), beat.saturating_duration_since(Instant::now()));
+                self.sleep(self.bell.as_fd(), Some(&network), at_most);
             }
         }
     }
@@ -223,10 +229,11 @@ impl Shared {
     fn look_after_peers(&self, silent: &mut [u32]) {
         let _ = self.look_for_dead("heartbeat");
         let mut engine = self.lock();
+        // Who has said something is not silent, also if that was while this process was stopped.
+        engine.catch_up();
         let ranks = engine.ranks();
         // Each looks after a few, so that somebody is left to look when several die.
         let near = (0..).map_while(|power| 1u32.checked_shl(power)).take_while(|&step| step < ranks);
-        let mut dead = None;
         for peer in near.map(|step| (self.rank + step) % ranks) {
             if self.watch.watches(peer) || engine.has_left(peer) {
                 continue;
@@ -234,15 +241,10 @@ impl Shared {
             let count = &mut silent[peer as usize];
             *count = if engine.was_heard(peer) { 0 } else { *count + 1 };
             if *count >= self.silence {
-                dead.get_or_insert(peer);
+                engine.suspect(peer, Evidence::Silent(BEAT * self.silence));
             } else if *count > 0 {
                 engine.ping(peer);
             }
-        }
-        if let Some(peer) = dead {
-            let for_so_long = BEAT * self.silence;
-            let how = format!("nothing was heard of it for {for_so_long:?}: its host or the way there is down");
-            engine.fail(Failure::Died { peer, how });
         }
     }
 }

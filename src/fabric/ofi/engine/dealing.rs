@@ -42,10 +42,27 @@ impl Engine {
         if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
             self.tell_if_due();
         }
-        if !self.suspects.is_empty() {
+        if self.has_suspects() {
             self.judge();
         }
         any
+    }
+
+    /// Looks at the network if that may clear or convict a suspect.
+    pub(in crate::fabric::ofi) fn look_into_suspects(&mut self) {
+        if self.has_suspects() {
+            self.progress();
+        }
+    }
+
+    /// Deals with what has come while this rank did not look, or with much of it.
+    pub(in crate::fabric::ofi) fn catch_up(&mut self) {
+        const LOOKS: u32 = 64;
+        for _ in 0..LOOKS {
+            if !self.progress() {
+                break;
+            }
+        }
     }
 
     /// Tells peers what was dealt with, if one has waited long enough for another message to say it.

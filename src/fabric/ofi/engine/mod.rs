@@ -17,6 +17,7 @@ use super::notes::{Mark, NOTED, Notes};
 use super::peer::{Novelty, Received, Sent, WINDOW};
 use super::registration::{Failed, Registered};
 use super::secret::JobSecret;
+use super::suspects::{Evidence, Suspects};
 use super::wire::{Event, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
@@ -178,8 +179,8 @@ pub(super) struct Engine {
     turn: u64,
     /// What ranks gave to an exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
-    /// Peers that were lost, how, and until when that may be somebody else's fault.
-    suspects: Vec<(u32, String, Instant)>,
+    /// Peers that seem to have ended.
+    suspects: Suspects,
     failure: Option<Failure>,
     failed: Arc<AtomicBool>,
 }
@@ -217,7 +218,7 @@ impl Engine {
             strangers: 0,
             turn: 0,
             gathered: BTreeMap::new(),
-            suspects: Vec::new(),
+            suspects: Suspects::new(Instant::now()),
             failure: None,
             failed,
         }

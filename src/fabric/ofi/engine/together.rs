@@ -1,12 +1,9 @@
 //! What concerns all ranks: exchanges, failure, and the end.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::{Channel, Content, Data, Engine, Failure, MOST_DATA, Outgoing, Peer};
-
-/// How long after a peer was lost somebody else may be named.
-const BENEFIT_OF_DOUBT: Duration = Duration::from_millis(100);
+use super::{Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer};
 
 impl Engine {
     /// Gives bytes to an exchange, which is the next.
@@ -41,22 +38,39 @@ impl Engine {
 
     // The end of things.
 
-    /// Something that was to reach a peer did not. It may have ended because of another's failure, and
-    /// the word of that may still be on its way.
+    /// Something that was to reach a peer did not.
     pub(super) fn lost(&mut self, peer: u32, how: &str) {
-        let known = self.suspects.iter().any(|(suspect, ..)| *suspect == peer);
-        if !known && !self.peers[peer as usize].left {
-            self.suspects.push((peer, format!("libfabric: {how}"), Instant::now() + BENEFIT_OF_DOUBT));
+        self.suspect(peer, Evidence::Unreachable(how.to_owned()));
+    }
+
+    /// A peer seems to have ended. What it sent before, and what others say of it, may still be unread.
+    pub(in crate::fabric::ofi) fn suspect(&mut self, peer: u32, evidence: Evidence) {
+        if !self.peers[peer as usize].gone {
+            self.suspects.add(peer, evidence, Instant::now());
         }
     }
 
-    /// Fails the world if a peer was lost and nobody has said why.
-    pub(in crate::fabric::ofi) fn judge(&mut self) {
+    pub(in crate::fabric::ofi) fn has_suspects(&self) -> bool {
+        !self.suspects.is_empty()
+    }
+
+    /// Whether there is nothing new in that a peer's process has ended.
+    pub(in crate::fabric::ofi) fn knows_end_of(&self, peer: u32) -> bool {
+        self.peers[peer as usize].gone || self.suspects.has_ended(peer)
+    }
+
+    /// After a look at the network: a suspect whose end is believed now is gone if it had left in good order; else it
+    /// is dead, and the world fails.
+    pub(super) fn judge(&mut self) {
         let Engine { suspects, peers, .. } = self;
-        suspects.retain(|(peer, ..)| !peers[*peer as usize].left);
-        if suspects.first().is_some_and(|(.., until)| Instant::now() >= *until) {
-            let (peer, how, _) = suspects.remove(0);
-            self.fail(Failure::Died { peer, how });
+        suspects.clear(|peer, evidence| {
+            let peer = &peers[peer as usize];
+            peer.gone || (peer.heard && matches!(evidence, Evidence::Silent(_)))
+        });
+        let Some((peer, evidence)) = suspects.judge(Instant::now(), self.idle > 0) else { return };
+        match self.peers[peer as usize].left {
+            true => self.forget(peer),
+            false => self.fail(Failure::Died { peer, how: evidence.to_string() }),
         }
     }
 

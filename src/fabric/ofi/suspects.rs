@@ -1,0 +1,183 @@
+//! Peers that seem to have ended, until that is believed.
+//!
+//! What a process sent before it ended may lie here unread: its last outcomes, that it leaves in good order, or whose
+//! death it ended for. So a suspicion is believed only when this rank has looked at the network for a while and its
+//! last look found nothing. Time in which this process was stopped does not count.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::fabric::watch::ENDED;
+
+/// How long a peer is suspected, in time that this process ran, before that is believed.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Looks at the network in that time, at least.
+const LOOKS: u32 = 8;
+
+/// The most that counts of the time between two looks. A process that was stopped in between has run for less.
+pub(super) const STEP: Duration = Duration::from_millis(20);
+
+/// What speaks against a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Evidence {
+    /// The kernel says that its process has ended.
+    Ended,
+    /// What was to reach it did not, for this reason.
+    Unreachable(String),
+    /// Nothing was heard of it for so long.
+    Silent(Duration),
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Evidence::Ended => f.write_str(ENDED),
+            Evidence::Unreachable(reason) => write!(f, "libfabric: {reason}"),
+            Evidence::Silent(time) => {
+                write!(f, "nothing was heard of it for {time:?}: its host or the way there is down")
+            }
+        }
+    }
+}
+
+/// The peers that are suspected, in the order in which they came to be.
+#[derive(Debug)]
+pub(super) struct Suspects {
+    suspects: Vec<Suspect>,
+    /// When this rank last looked at the network.
+    looked: Instant,
+}
+
+#[derive(Debug)]
+struct Suspect {
+    peer: u32,
+    evidence: Evidence,
+    /// How long it has been suspected, and how many looks.
+    time: Duration,
+    looks: u32,
+}
+
+impl Suspects {
+    pub(super) fn new(now: Instant) -> Self {
+        Suspects { suspects: Vec::new(), looked: now }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.suspects.is_empty()
+    }
+
+    /// Whether a peer's process is known to have ended.
+    pub(super) fn has_ended(&self, peer: u32) -> bool {
+        self.suspects.iter().any(|suspect| suspect.peer == peer && suspect.evidence == Evidence::Ended)
+    }
+
+    /// Suspects a peer from now on.
+    pub(super) fn add(&mut self, peer: u32, evidence: Evidence, now: Instant) {
+        if self.suspects.is_empty() {
+            self.looked = now;
+        }
+        match self.suspects.iter_mut().find(|suspect| suspect.peer == peer) {
+            None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0 }),
+            // The kernel's word is the clearest, and the same on every rank of the machine.
+            Some(known) if evidence == Evidence::Ended => known.evidence = evidence,
+            Some(_) => {}
+        }
+    }
+
+    /// Drops the suspicions that `is_cleared` says have come to nothing.
+    pub(super) fn clear(&mut self, is_cleared: impl Fn(u32, &Evidence) -> bool) {
+        self.suspects.retain(|suspect| !is_cleared(suspect.peer, &suspect.evidence));
+    }
+
+    /// This rank has just looked at the network, and dealt with what there was; `quiet` if that was nothing. Returns a
+    /// peer whose end is believed from now on.
+    pub(super) fn judge(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
+        let step = now.saturating_duration_since(self.looked).min(STEP);
+        self.looked = now;
+        for suspect in &mut self.suspects {
+            suspect.time += step;
+            suspect.looks = suspect.looks.saturating_add(1);
+        }
+        let convicted = |suspect: &Suspect| quiet && suspect.time >= GRACE && suspect.looks >= LOOKS;
+        let index = self.suspects.iter().position(convicted)?;
+        let Suspect { peer, evidence, .. } = self.suspects.remove(index);
+        Some((peer, evidence))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    /// Stopped for 11 s right after a peer was suspected: what the peer sent before it ended is dealt with first.
+    #[test]
+    fn a_stop_convicts_nobody() {
+        let mut now = Instant::now();
+        for evidence in [Evidence::Ended, Evidence::Unreachable("reset".to_owned()), Evidence::Silent(MILLISECOND)] {
+            let mut suspects = Suspects::new(now);
+            suspects.add(3, evidence.clone(), now);
+            now += Duration::from_secs(11);
+            assert_eq!(suspects.judge(now, true), None, "{evidence:?}: only a look from now on counts");
+            // Dealing with what came takes a while, in which the queue may seem empty.
+            for look in 0..40 {
+                now += MILLISECOND;
+                assert_eq!(suspects.judge(now, look % 2 == 0), None, "{evidence:?}, look {look}");
+            }
+            // Among it was that the peer leaves.
+            suspects.clear(|peer, _| peer == 3);
+            now += Duration::from_secs(11);
+            assert_eq!(suspects.judge(now, true), None);
+            assert!(suspects.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_has_ended_is_named_in_time_and_by_the_clearest_evidence() {
+        let mut now = Instant::now();
+        let mut suspects = Suspects::new(now);
+        now += Duration::from_secs(60);
+        suspects.add(1, Evidence::Unreachable("reset".to_owned()), now);
+        suspects.add(2, Evidence::Silent(MILLISECOND), now);
+        assert!(!suspects.has_ended(1));
+        suspects.add(1, Evidence::Ended, now);
+        assert!(suspects.has_ended(1));
+        suspects.add(1, Evidence::Unreachable("again".to_owned()), now);
+        let mut named = Vec::new();
+        for _ in 0..10 {
+            now += STEP;
+            named.extend(suspects.judge(now, true));
+        }
+        assert_eq!(named, [(1, Evidence::Ended), (2, Evidence::Silent(MILLISECOND))]);
+    }
+
+    proptest! {
+        /// Whatever the time between looks: nobody is convicted before this process has run and looked for long
+        /// enough, nor while something arrives, nor later than then.
+        #[test]
+        fn only_time_that_the_process_ran_counts(
+            looks in proptest::collection::vec((0..50_000u64, any::<bool>()), 1..60),
+        ) {
+            let mut now = Instant::now();
+            let mut suspects = Suspects::new(now);
+            suspects.add(0, Evidence::Ended, now);
+            let (mut ran, mut looked) = (Duration::ZERO, 0);
+            for (gap, quiet) in looks {
+                let gap = Duration::from_micros(gap);
+                now += gap;
+                ran += gap.min(STEP);
+                looked += 1;
+                let due = quiet && ran >= GRACE && looked >= LOOKS;
+                prop_assert_eq!(suspects.judge(now, quiet).is_some(), due);
+                if due {
+                    break;
+                }
+            }
+        }
+    }
+}
