@@ -200,7 +200,7 @@ impl Machine {
 
     fn try_to_enter(&mut self, now: Time, cells: &impl Cells) {
         let Some(arrival) = &self.arrival else { return };
-        let (target, part) = (arrival.target, arrival.part);
+        let (target, part, buffer) = (arrival.target, arrival.part, arrival.buffer);
         let by_tags = self.plan.by_tags();
         let late = target <= self.fired;
         if !self.has_room(target, cells) {
@@ -208,6 +208,10 @@ impl Machine {
                 arrival.waited_for_room = true;
                 self.stats.full_ring += 1;
             }
+            return;
+        }
+        // Of two tags of a buffer, the older one must not land last. (By tags, each round has cells of its own.)
+        if !by_tags && self.has_tags_under_way(buffer) {
             return;
         }
         let limit = self.plan.fire.limit().filter(|_| !self.plan.fire.is_full(target));

@@ -55,7 +55,7 @@ impl Machine {
     fn is_free(&self, buffer: u32) -> bool {
         let round = self.buffers.used[buffer as usize];
         let read = self.fired <= round && !self.plan.fault(Fault::WriteWhatIsRead);
-        let sent = self.tags_under_way[buffer as usize] == 0 || self.plan.fault(Fault::WriteWhatIsSent);
+        let sent = !self.has_tags_under_way(buffer) || self.plan.fault(Fault::WriteWhatIsSent);
         sent && (!read || (self.buffers.private && self.taken >= round))
     }
 }

@@ -36,7 +36,7 @@ impl Machine {
             // What was missed is not wanted any more, but must be complete before this rank goes;
             // and the tag it shows next must not be overtaken by the one before.
             let complete = self.landed == self.fired && self.owes_nothing();
-            if complete && self.tags_under_way[arrival.buffer as usize] == 0 {
+            if complete && !self.has_tags_under_way(buffer) {
                 self.stats.finish_retries += 1;
                 self.taken = self.fired;
                 self.release(self.fired);
@@ -50,7 +50,7 @@ impl Machine {
             self.enter(Stage::Over { needs: self.fired });
         } else if self.plan.fault(Fault::ForgetCarriedBit) {
             self.enter(Stage::Over { needs: self.fired });
-        } else if self.tags_under_way[buffer as usize] > 0 && !self.plan.fault(Fault::PlaceBeforeTag) {
+        } else if self.has_tags_under_way(buffer) && !self.plan.fault(Fault::PlaceBeforeTag) {
             // Once the bit is in, the initiator must find the tag; so that has to land first.
         } else if self.plan.fire.is_full(open) {
             if open - self.taken > self.plan.depth {

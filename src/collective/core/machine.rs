@@ -292,12 +292,23 @@ impl Machine {
     /// Whether there is all that the arrival waits for.
     pub(crate) fn is_served(&self) -> bool {
         self.arrival.as_ref().is_some_and(|arrival| {
-            // Whichever is written next: its tags have landed.
+            // Whichever is written next: what was sent from it has landed.
             let earlier = (0..BUFFERS).filter(|&buffer| buffer != arrival.buffer);
             arrival.is_over()
                 && self.landed >= arrival.needs()
-                && earlier.into_iter().all(|buffer| self.tags_under_way[buffer as usize] == 0)
+                && (self.sends_tags_alone() || earlier.into_iter().all(|buffer| !self.has_tags_under_way(buffer)))
         })
+    }
+
+    /// Whether nothing is sent from a buffer but its tag, so that it may be written before that has landed everywhere.
+    /// A host that does not answer then holds this rank up only when the same buffer is to get another tag.
+    fn sends_tags_alone(&self) -> bool {
+        self.plan.path == Path::Segmented && !self.plan.by_tags()
+    }
+
+    /// Whether a tag of a buffer is not known to have landed on every host.
+    pub(super) fn has_tags_under_way(&self, buffer: u32) -> bool {
+        self.tags_under_way[buffer as usize] > 0
     }
 
     /// Whether this rank left and nothing of it is under way.
