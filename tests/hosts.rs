@@ -7,14 +7,17 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::hosts::Hosts;
+use common::marks::Marks;
 use common::{Job, PROVIDERS, libfabric, said};
-use earlybird::{Executor, Mover};
+use earlybird::{Config, Error, Executor, Fire, Grace, Mover, Outcome, World};
+use rustix::process::Signal;
 
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     match common::role() {
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
+        Some(role) if role.starts_with("stalled ") => go_on_or_be_stalled(),
         Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -27,15 +30,20 @@ const WHERE: [usize; 6] = [0, 0, 1, 2, 3, 3];
 const SILENCE: Duration = Duration::from_secs(2);
 
 fn start(hosts: &Hosts, variables: &[(&str, &str)], role: &str) -> Job {
-    let store = format!("tcp:{}:29400", hosts.address(WHERE[0]));
+    start_on(hosts, &WHERE, variables, role)
+}
+
+/// Starts a rank on each of these hosts.
+fn start_on(hosts: &Hosts, places: &[usize], variables: &[(&str, &str)], role: &str) -> Job {
+    let store = format!("tcp:{}:29400", hosts.address(places[0]));
     let start = |(rank, host): (usize, &usize)| {
         let mut command = hosts.command(*host);
         command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of these hosts");
         command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
         command.env("EARLYBIRD_SILENCE", format!("{}s", SILENCE.as_secs())).envs(variables.iter().copied());
-        common::start(&mut command, (rank as u32, WHERE.len() as u32), "rank", role)
+        common::start(&mut command, (rank as u32, places.len() as u32), "rank", role)
     };
-    Job { ranks: WHERE.iter().enumerate().map(start).collect() }
+    Job { ranks: places.iter().enumerate().map(start).collect() }
 }
 
 fn four_hosts() -> Option<Hosts> {
@@ -103,4 +111,79 @@ fn ranks_without_a_way_between_them_are_named() {
         assert!(named && told.contains("cannot be reached over"), "rank {rank}: {text}");
     }
     assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
+}
+
+/// The rank that is stalled. Its memory has the word of no round before the fifth.
+const STALLED: usize = 3;
+
+/// Rounds that the others make without it.
+const DEPTH: u32 = 3;
+
+/// Elements of 16 MiB.
+const ELEMENTS: usize = 2 << 20;
+
+fn contribution(rank: u32, round: u64) -> u64 {
+    u64::from(rank + 1) * 1000 + round
+}
+
+fn check(outcome: &Outcome<'_, u64>) {
+    let round = outcome.round();
+    let expected = outcome.cut().contributions().map(|entry| contribution(entry.rank, round - entry.age)).sum::<u64>();
+    assert!(outcome.data().iter().all(|&x| x == expected), "round {round}: {:?}", outcome.cut());
+}
+
+/// Three of four ranks make rounds while the fourth is stopped, as many as it may be behind; then it goes on.
+fn go_on_or_be_stalled() {
+    let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let me = world.rank();
+    let sum = world.allreduce::<u64>(&[ELEMENTS]).fire(Fire::quorum(3)).grace(Grace::NONE).depth(DEPTH);
+    let mut sum = sum.build().unwrap();
+    assert_eq!(sum.path(), "segmented");
+    world.barrier(patience).unwrap();
+    marks.set(&format!("ready-{me}"));
+    marks.wait("stalled");
+    if me as usize == STALLED {
+        sum.contribution().unwrap().fill(contribution(me, 1));
+        sum.arrive().unwrap();
+        let outcomes = sum.wait(patience).unwrap();
+        assert!(outcomes.len() >= DEPTH as usize);
+        outcomes.into_iter().for_each(|outcome| check(&outcome));
+    } else {
+        for round in 1..=u64::from(DEPTH) {
+            sum.contribution().unwrap().fill(contribution(me, round));
+            sum.arrive().unwrap();
+            let outcomes = sum.wait(patience).unwrap();
+            assert_eq!(outcomes.len(), 1);
+            outcomes.into_iter().for_each(|outcome| check(&outcome));
+        }
+        // The ring is full of outcomes that the stalled rank has not released.
+        sum.contribution().unwrap().fill(contribution(me, u64::from(DEPTH) + 1));
+        sum.arrive().unwrap();
+        let early = sum.wait(Duration::from_millis(200)).map(|outcomes| outcomes.len());
+        assert!(matches!(early, Err(Error::Timeout { .. })), "{early:?}");
+        marks.set(&format!("done-{me}"));
+        sum.wait(patience).unwrap().into_iter().for_each(|outcome| check(&outcome));
+    }
+    sum.finish(patience).unwrap();
+}
+
+/// It reads nothing for a while, so that what goes to it finds no room: what goes to the others does.
+#[test]
+fn a_receiver_that_is_stalled_holds_up_nobody_else() {
+    let Some(hosts) = four_hosts() else { return };
+    (0..4).for_each(|host| hosts.buffer_little(host));
+    let marks = Marks::make();
+    // Small segments are many writes.
+    let parameters = format!("{}/parameters.toml", marks.folder());
+    std::fs::write(&parameters, "[ofi.\"tcp;ofi_rxm\"]\nsegment = \"64K\"\n").unwrap();
+    let variables = [("EARLYBIRD_SILENCE", "60s"), ("EARLYBIRD_HW_CONFIG", parameters.as_str())];
+    let mut job = start_on(&hosts, &[0, 1, 2, 3], &variables, &format!("stalled {}", marks.folder()));
+    (0..4).for_each(|rank| job.wait_for_mark(rank, (&marks, &format!("ready-{rank}"))));
+    job.stop(STALLED);
+    marks.set("stalled");
+    (0..STALLED).for_each(|rank| job.wait_for_mark(rank, (&marks, &format!("done-{rank}"))));
+    job.signal(STALLED, Signal::CONT);
+    let ends = job.finish(Duration::from_secs(60));
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }

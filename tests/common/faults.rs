@@ -107,7 +107,7 @@ const STEPS: usize = 2;
 
 /// Plays a rank of a world whose last one is stopped while the others leave; its role ends with a folder of marks.
 pub fn leave_or_be_stopped() {
-    let (marks, patience) = (Marks::of_role(), Duration::from_secs(60));
+    let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let mut config = Config::from_env().unwrap();
     // Whoever leaves has to give up on the one that is stopped.
     config.ofi.linger = Duration::from_millis(200);
@@ -144,7 +144,7 @@ pub fn stop_while_others_leave(start: impl FnOnce(&str) -> Job) {
     let marks = Marks::make();
     let mut job = start(&format!("stopped {}", marks.folder()));
     let last = job.ranks.len() - 1;
-    (0..last).for_each(|rank| marks.wait(&format!("finished-{rank}")));
+    (0..last).for_each(|rank| job.wait_for_mark(rank, (&marks, &format!("finished-{rank}"))));
     job.stop(last);
     marks.set("stopped");
     (0..last).for_each(|rank| job.wait_for_end(rank));

@@ -78,6 +78,14 @@ impl Hosts {
         ip(&limit).unwrap();
     }
 
+    /// Lets the kernel hold little of what is in flight on connections that begin later, where that can be set.
+    pub fn buffer_little(&self, host: usize) {
+        for name in ["tcp_rmem", "tcp_wmem"] {
+            let set = format!("echo 4096 65536 262144 > /proc/sys/net/ipv4/{name}");
+            let _ = Command::new("ip").args(["netns", "exec", &self.name(host), "sh", "-c", &set]).status();
+        }
+    }
+
     /// Pulls the cable.
     pub fn unplug(&self, host: usize) {
         ip(&format!("-n {} link set port{host} down", self.switch())).unwrap();

@@ -33,9 +33,13 @@ impl Marks {
         std::fs::write(self.folder.join(name), "").unwrap();
     }
 
+    pub fn has(&self, name: &str) -> bool {
+        self.folder.join(name).exists()
+    }
+
     /// Waits until somebody has set it.
     pub fn wait(&self, name: &str) {
-        until(name, || self.folder.join(name).exists());
+        until(name, || self.has(name));
     }
 }
 

@@ -111,11 +111,11 @@ pub fn unique() -> String {
     format!("test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish())
 }
 
-/// Waits until something holds; what does not within a minute never will.
+/// Waits until something holds; what takes longer than any rank waits never will.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
     while !holds() {
-        assert!(since.elapsed() < Duration::from_secs(60), "it never came to this: {what}");
+        assert!(since.elapsed() < Duration::from_secs(100), "it never came to this: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -191,6 +191,11 @@ impl Job {
             // Its state stands behind its name, which may hold anything.
             stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
         });
+    }
+
+    /// Waits until a rank has set a mark, or has ended, which says more in the end.
+    pub fn wait_for_mark(&mut self, rank: usize, (marks, name): (&marks::Marks, &str)) {
+        until(name, || marks.has(name) || self.ranks[rank].try_wait().unwrap().is_some());
     }
 
     /// Waits until a rank has ended.

@@ -5,12 +5,13 @@ use earlybird_ffi::ofi::Info;
 
 use super::message::MOST_DATA;
 use super::notes::NOTE;
+use super::shares::peers;
 
 /// Longest part of a transfer, whatever the provider can do: messages to the same peer, signs of life
 /// among them, wait behind it.
 const MOST_PART: usize = 1 << 20;
 
-/// One-sided operations under way.
+/// One-sided operations under way, where no more ranks have to share them.
 const MOVING: usize = 64;
 
 /// InfiniBand, RoCE.
@@ -32,10 +33,11 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    pub(super) fn of(info: Info<'_>) -> Self {
+    pub(super) fn of(info: Info<'_>, ranks: u32) -> Self {
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
         let (part, noted) = (longest.clamp(1, MOST_PART), longest.saturating_sub(NOTE).min(MOST_PART));
-        let limits = Limits { put: MOST_DATA, part, noted, moving: MOVING, cq_data: true };
+        let moving = MOVING.max(peers(ranks));
+        let limits = Limits { put: MOST_DATA, part, noted, moving, cq_data: true };
         match info.provider() {
             name if name.ends_with("ofi_rxd") => limits.for_rxd(),
             VERBS => limits.for_verbs(),
@@ -54,7 +56,8 @@ impl Limits {
     /// them in that order. From then on it sees no acknowledgement of the write, however often that comes; once 128
     /// packets to a peer are not acknowledged, nothing goes there any more. So there are never as many: one write or
     /// read at a time, of 23 packets, as many for what the peer reads, a packet for each message in the window, and
-    /// room for 18 words that are not counted.
+    /// room for 18 words that are not counted. One at a time to all peers together: there, one that is stalled holds
+    /// up the others.
     fn for_rxd(self) -> Self {
         const PART: usize = 32 << 10;
         const PACKET: usize = 1 << 10;

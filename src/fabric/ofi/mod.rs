@@ -26,6 +26,11 @@
 //! nothing; what a write tells of itself carries a part of it, since some providers deliver that without a key. Keys of
 //! memory are random, and memory that no peer needs has none. SECURITY.md says what that protects against.
 //!
+//! # Peers that are stalled
+//! Each peer has its share of the message buffers and contexts, and what waits is posted in turns, so
+//! a peer that takes nothing holds up nothing else. Acks wait for no data: they go first, by
+//! injection, or else in a message buffer that is kept for them.
+//!
 //! # Death
 //! The kernel tells of processes on the same machine. Of those elsewhere some sign of life is asked
 //! for, by a few ranks each. A rank believes in a peer's end only after it has dealt with what had
@@ -48,6 +53,7 @@ mod probe;
 mod registration;
 mod secret;
 mod shared;
+mod shares;
 #[cfg(test)]
 mod stranger_tests;
 mod suspects;

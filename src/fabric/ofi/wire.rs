@@ -11,16 +11,26 @@ use super::limits::Limits;
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::notes::{self, Mark, NOTE, Notes};
 use super::registration::{Failed, Purpose, Registered, Registrar};
+use super::shares::{Pool, peers};
 use crate::fabric::{Access, Window};
 
 /// Rooms in which messages arrive.
 const RECEIVING: usize = 128;
 
-/// Rooms from which messages are sent.
+/// Rooms from which messages are sent, where no more ranks have to share them.
 const SENDING: usize = 64;
+
+/// Rooms of each peer's share that are kept for messages which wait for nothing.
+const KEPT: usize = 1;
 
 /// Bytes of a room: a message, to the next line.
 const ROOM: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
+
+/// Where in the memory of the rooms the note of an operation lies: behind the room of injected messages, which has the
+/// number of the first operation's context.
+fn note_at(first_move: usize, number: usize) -> usize {
+    (first_move + 1) * ROOM + number * NOTE
+}
 
 /// What a context that libfabric hands back belonged to.
 #[derive(Clone, Debug)]
@@ -73,8 +83,10 @@ pub(super) struct Wire {
     /// addresses, so they stay where they are.
     contexts: Box<[Context]>,
     uses: Vec<Use>,
-    free_rooms: Vec<usize>,
-    free_moves: Vec<usize>,
+    sending: Pool,
+    moving: Pool,
+    /// The first context of an operation, and the room from which messages are injected: behind the others.
+    first_move: usize,
     pub(super) limits: Limits,
     /// Whether writes can bring a mark.
     pub(super) marks: bool,
@@ -115,15 +127,16 @@ impl Wire {
         (rank, ranks): (u32, u32),
         cq_data: Option<bool>,
     ) -> Result<Self, Failed> {
-        let (limits, registrar) = (Limits::of(info), Registrar::new(rank, endpoint.clone()));
+        let (limits, registrar) = (Limits::of(info, ranks), Registrar::new(rank, endpoint.clone()));
+        let first_move = RECEIVING + SENDING.max(peers(ranks)) + KEPT * peers(ranks);
         // Behind the rooms the notes that go out.
-        let rooms = registrar.allocate((RECEIVING + SENDING) * ROOM + limits.moving * NOTE, Purpose::Messages)?;
+        let rooms = registrar.allocate(note_at(first_move, limits.moving), Purpose::Messages)?;
         let brings = info.domain().map_or(0, |domain| domain.cq_data_size);
         let marks = cq_data.unwrap_or(limits.cq_data) && brings >= Mark::BYTES;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
         let slots = || registrar.allocate(notes::size(ranks), Purpose::Operations(Access::Write));
         let notes = (marks && places >= 2).then(slots).transpose()?;
-        let contexts = RECEIVING + SENDING + limits.moving;
+        let contexts = first_move + limits.moving;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
             registrar,
@@ -131,8 +144,9 @@ impl Wire {
             rooms,
             contexts: (0..contexts).map(|_| internal()).collect(),
             uses: vec![Use::default(); contexts],
-            free_rooms: (RECEIVING..RECEIVING + SENDING).collect(),
-            free_moves: (RECEIVING + SENDING..contexts).collect(),
+            sending: Pool::new(RECEIVING..first_move, ranks),
+            moving: Pool::new(first_move..contexts, ranks),
+            first_move,
             limits,
             marks,
             tags: brings >= Mark::TAGGED,
@@ -200,21 +214,29 @@ impl Wire {
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
     }
 
-    /// Sends a header and data that `fill` copies behind it, to a place in a window.
+    /// Sends a header and data that `fill` copies behind it, to a place in a window. What is not `counted` waits for
+    /// no room that other messages hold.
     pub(super) fn send(
         &mut self,
         (peer, address): (u32, u64),
-        header: &Header,
+        (header, counted): (&Header, bool),
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
-        debug_assert!(header.len() + len <= ROOM);
-        let Some(&room) = self.free_rooms.last() else { return Ok(false) };
+        let len = header.len() + len;
+        debug_assert!(len <= ROOM);
+        let injects = len <= self.endpoint.inject_size();
+        let room = match injects {
+            // It is copied before the call returns, so there is always room for the next.
+            true => Some(self.first_move),
+            false => self.sending.next(peer, if counted { KEPT } else { 0 }),
+        };
+        let Some(room) = room else { return Ok(false) };
         let at = room * ROOM;
         self.rooms.window().write(at, header);
         fill(self.rooms.window(), at + header.len());
-        let from = self.rooms.local(at, header.len() + len);
-        if from.len <= self.endpoint.inject_size() {
+        let from = self.rooms.local(at, len);
+        if injects {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
             return posted(self.endpoint.inject(message, address));
@@ -224,7 +246,7 @@ impl Wire {
         let sent = posted(unsafe { self.endpoint.send(from, address, context) });
         if sent == Ok(true) {
             self.uses[room] = Use { peer, transfer: 0 };
-            self.free_rooms.pop();
+            self.sending.take(peer);
         }
         sent
     }
@@ -263,7 +285,7 @@ impl Wire {
     ) -> Posted {
         let local = own.0.local(own.1, own.2);
         self.start(transfer, peer, |wire, number, context| {
-            let at = (RECEIVING + SENDING) * ROOM + number * NOTE;
+            let at = note_at(wire.first_move, number);
             wire.rooms.window().write(at, header);
             let places = [(local, remote), (wire.rooms.local(at, header.len()), note)];
             // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion
@@ -279,12 +301,12 @@ impl Wire {
         peer: u32,
         post: impl FnOnce(&Self, usize, *mut c_void) -> Result<(), Code>,
     ) -> Posted {
-        let Some(index) = self.free_moves.pop() else { return Ok(false) };
-        self.uses[index] = Use { peer, transfer };
+        let Some(index) = self.moving.next(peer, 0) else { return Ok(false) };
         let context = self.context(index);
-        let moved = posted(post(self, index - RECEIVING - SENDING, context));
-        if moved != Ok(true) {
-            self.free_moves.push(index);
+        let moved = posted(post(self, index - self.first_move, context));
+        if moved == Ok(true) {
+            self.uses[index] = Use { peer, transfer };
+            self.moving.take(peer);
         }
         moved
     }
@@ -321,12 +343,12 @@ impl Wire {
 
     /// An operation is over: its context may be used again.
     fn release(&mut self, index: usize) -> Event {
-        if index < RECEIVING + SENDING {
-            self.free_rooms.push(index);
+        let Use { transfer, peer } = self.uses[index];
+        if index < self.first_move {
+            self.sending.give_back(index, peer);
             Event::Sent
         } else {
-            self.free_moves.push(index);
-            let Use { transfer, peer } = self.uses[index];
+            self.moving.give_back(index, peer);
             Event::Moved(transfer, peer)
         }
     }
@@ -352,7 +374,7 @@ impl Wire {
 
     /// Whether every message that was handed over has been sent.
     pub(super) fn has_sent_all(&self) -> bool {
-        self.free_rooms.len() == SENDING
+        self.sending.is_whole()
     }
 
     /// What to sleep on until there is something to be read, by those who do not hold this value; empty where the

@@ -101,6 +101,11 @@ impl Engine {
     }
 
     pub(super) fn tell_peer(&mut self, peer: u32) {
+        // One that could not be sent yet will say all that there is to say by then.
+        let first = self.peers[peer as usize].outbox.front();
+        if first.is_some_and(|outgoing| matches!(outgoing.content, Content::Ack)) {
+            return;
+        }
         self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
     }
 

@@ -17,6 +17,7 @@ use super::notes::{Mark, NOTED, Notes};
 use super::peer::{Novelty, Received, Sent, WINDOW};
 use super::registration::{Failed, Registered};
 use super::secret::JobSecret;
+use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
 use super::wire::{Event, Way, Wire};
 use crate::error::{Error, Result};
@@ -171,7 +172,7 @@ pub(super) struct Engine {
     asked_so_far: u32,
     transfers: Vec<Transfer>,
     free_transfers: Vec<u32>,
-    parts: VecDeque<Part>,
+    parts: Queues<Part>,
     marks: u16,
     landings: Vec<Landing>,
     /// What did not carry the secret.
@@ -193,7 +194,8 @@ impl Engine {
         addresses: Vec<(u64, Option<Notes>)>,
         failed: Arc<AtomicBool>,
     ) -> Self {
-        let peers = addresses.into_iter().map(|(address, notes)| Peer { address, notes, ..Peer::default() }).collect();
+        let peer = |(address, notes)| Peer { address, notes, ..Peer::default() };
+        let peers: Vec<Peer> = addresses.into_iter().map(peer).collect();
         Engine {
             rank,
             secret,
@@ -201,6 +203,7 @@ impl Engine {
             channels: Vec::new(),
             wire,
             kept: Vec::new(),
+            parts: Queues::new(peers.len() as u32),
             peers,
             waiting: VecDeque::new(),
             debtors: Vec::new(),
@@ -212,7 +215,6 @@ impl Engine {
             asked_so_far: 0,
             transfers: Vec::new(),
             free_transfers: Vec::new(),
-            parts: VecDeque::new(),
             marks: 0,
             landings: Vec::new(),
             strangers: 0,

@@ -88,7 +88,7 @@ impl Engine {
                 }
                 Data::Bytes(bytes) => room.write(at, bytes),
             };
-            match wire.send((peer, to.address), &header, len, fill) {
+            match wire.send((peer, to.address), (&header, content.is_counted()), len, fill) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {
@@ -114,7 +114,8 @@ impl Engine {
     ) -> bool {
         let to = &self.peers[peer as usize];
         // What waits goes first.
-        let may = to.outbox.is_empty() && to.sent.has_room() && self.parts.is_empty() && len <= self.wire.limits.noted;
+        let first = to.outbox.is_empty() && self.parts.is_empty(peer);
+        let may = first && to.sent.has_room() && len <= self.wire.limits.noted;
         let (Some((mark, note)), true) = (to.next_note(self.rank), may) else { return false };
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
@@ -158,32 +159,32 @@ impl Engine {
     }
 
     pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
-        let most = self.wire.limits.part;
+        let (most, peer) = (self.wire.limits.part, transfer.peer);
         let index = self.note_down(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
-            self.parts.push_back(Part { transfer: index, own, remote, len, way });
+            self.parts.push(peer, Part { transfer: index, own, remote, len, way });
         }
         self.move_parts();
     }
 
-    /// Posts parts of transfers, as far as there is room.
+    /// Posts parts of transfers, as far as there is room. What a peer refuses waits, and nothing else for it.
     pub(super) fn move_parts(&mut self) {
-        while let Some(&Part { transfer, own, remote, len, way }) = self.parts.front() {
-            let Transfer { channel, peer, .. } = self.transfers[transfer as usize];
-            if let Some((near, far)) = between(&self.channels[usize::from(channel)].entries, own, remote) {
-                let far = ofi::Remote { peer: self.peers[peer as usize].address, ..far };
-                match self.wire.transfer(transfer, peer, (near, own.offset, len), far, way) {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(code) => {
-                        let text = self.wire.text(code);
-                        self.lost(peer, &text);
-                    }
-                }
-            }
-            self.parts.pop_front();
+        let Engine { parts, transfers, channels, peers, wire, .. } = self;
+        let mut failed = Vec::new();
+        parts.post(|&Part { transfer, own, remote, len, way }| {
+            let Transfer { channel, peer, .. } = transfers[transfer as usize];
+            let Some((near, far)) = between(&channels[usize::from(channel)].entries, own, remote) else { return true };
+            let far = ofi::Remote { peer: peers[peer as usize].address, ..far };
+            wire.transfer(transfer, peer, (near, own.offset, len), far, way).unwrap_or_else(|code| {
+                failed.push((peer, code));
+                true
+            })
+        });
+        for (peer, code) in failed {
+            let text = self.wire.text(code);
+            self.lost(peer, &text);
         }
     }
 }

@@ -1,0 +1,226 @@
+//! What a rank's peers share of its endpoint, and how: a peer that gives nothing back, or refuses everything, holds up
+//! nothing that goes to the others.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Places that operations need until they complete: message buffers, or contexts. Each peer has a share of its own, so
+/// that the others have theirs, whatever one does not give back.
+#[derive(Debug)]
+pub(super) struct Pool {
+    free: Vec<usize>,
+    /// How many each rank holds.
+    held: Vec<usize>,
+    /// Most that one holds.
+    share: usize,
+    places: usize,
+}
+
+impl Pool {
+    /// These places, for the peers of a rank in a world of so many. There are enough for all shares if there is one
+    /// place for each peer.
+    pub(super) fn new(places: Range<usize>, ranks: u32) -> Self {
+        let share = (places.len() / peers(ranks)).max(1);
+        Pool { places: places.len(), free: places.collect(), held: vec![0; ranks as usize], share }
+    }
+
+    /// The place that [`Pool::take`] takes next for a peer; none if it holds its share, but for the last `kept` of it.
+    #[inline]
+    pub(super) fn next(&self, peer: u32, kept: usize) -> Option<usize> {
+        let may = self.held[peer as usize] + kept < self.share;
+        self.free.last().copied().filter(|_| may)
+    }
+
+    /// Takes the place that [`Pool::next`] returned.
+    #[inline]
+    pub(super) fn take(&mut self, peer: u32) {
+        let taken = self.free.pop();
+        debug_assert!(taken.is_some(), "nothing is free");
+        self.held[peer as usize] += usize::from(taken.is_some());
+    }
+
+    /// A peer's operation is over.
+    #[inline]
+    pub(super) fn give_back(&mut self, place: usize, peer: u32) {
+        self.free.push(place);
+        self.held[peer as usize] -= 1;
+    }
+
+    /// Whether nothing is taken.
+    pub(super) fn is_whole(&self) -> bool {
+        self.free.len() == self.places
+    }
+}
+
+/// Other ranks in a world of so many; where there is none, as if there were one.
+pub(super) fn peers(ranks: u32) -> usize {
+    ranks.saturating_sub(1).max(1) as usize
+}
+
+/// What waits until it can be posted, for each peer in order. Peers take turns.
+#[derive(Debug)]
+pub(super) struct Queues<T> {
+    waiting: Vec<VecDeque<T>>,
+    /// Peers for which something waits.
+    turns: VecDeque<u32>,
+    /// The last call of [`Queues::post`] in which each rank refused.
+    refused: Vec<u64>,
+    calls: u64,
+}
+
+impl<T> Queues<T> {
+    pub(super) fn new(ranks: u32) -> Self {
+        Queues {
+            waiting: (0..ranks).map(|_| VecDeque::new()).collect(),
+            turns: VecDeque::with_capacity(ranks as usize),
+            refused: vec![0; ranks as usize],
+            calls: 0,
+        }
+    }
+
+    pub(super) fn is_empty(&self, peer: u32) -> bool {
+        self.waiting[peer as usize].is_empty()
+    }
+
+    pub(super) fn push(&mut self, peer: u32, item: T) {
+        let queue = &mut self.waiting[peer as usize];
+        if queue.is_empty() {
+            self.turns.push_back(peer);
+        }
+        queue.push_back(item);
+    }
+
+    /// Offers what waits to `post`, one of a peer's at a time, until each peer has refused (`false`) or has nothing
+    /// left.
+    #[inline]
+    pub(super) fn post(&mut self, mut post: impl FnMut(&T) -> bool) {
+        self.calls += 1;
+        // Peers in a row for which nothing was posted.
+        let mut idle = 0;
+        while idle < self.turns.len() {
+            let Some(peer) = self.turns.pop_front() else { return };
+            let queue = &mut self.waiting[peer as usize];
+            let refused = &mut self.refused[peer as usize];
+            if *refused != self.calls && queue.front().is_some_and(&mut post) {
+                queue.pop_front();
+                idle = 0;
+            } else {
+                *refused = self.calls;
+                idle += 1;
+            }
+            if !queue.is_empty() {
+                self.turns.push_back(peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RANKS: u32 = 5;
+
+    proptest! {
+        /// Whatever is taken and given back: no place is taken twice, and who holds less than its share gets another.
+        #[test]
+        fn a_share_is_there_for_each_peer(
+            steps in proptest::collection::vec((1..RANKS, any::<bool>()), 1..400),
+            places in 4usize..64,
+        ) {
+            let mut pool = Pool::new(100..100 + places, RANKS);
+            let share = places / 4;
+            let mut held: Vec<Vec<usize>> = vec![Vec::new(); RANKS as usize];
+            for (peer, takes) in steps {
+                let mine = &mut held[peer as usize];
+                if takes {
+                    let next = pool.next(peer, 0);
+                    prop_assert_eq!(next.is_some(), mine.len() < share);
+                    prop_assert_eq!(pool.next(peer, 1).is_some(), mine.len() + 1 < share);
+                    if let Some(place) = next {
+                        pool.take(peer);
+                        mine.push(place);
+                    }
+                } else if let Some(place) = mine.pop() {
+                    pool.give_back(place, peer);
+                }
+                let mut taken = held.concat();
+                taken.sort_unstable();
+                prop_assert!(taken.iter().all(|place| (100..100 + places).contains(place)));
+                taken.dedup();
+                prop_assert_eq!(taken.len(), held.iter().map(Vec::len).sum::<usize>());
+                prop_assert_eq!(pool.is_whole(), taken.is_empty());
+            }
+        }
+
+        /// Peers that refuse hold up nobody: all that waits for the others is posted, in order for each of them, and
+        /// those that accept take turns.
+        #[test]
+        fn what_some_refuse_stops_nothing_else(
+            items in proptest::collection::vec(1..RANKS, 0..100),
+            stalled in proptest::collection::vec(any::<bool>(), RANKS as usize),
+        ) {
+            let mut queues = Queues::new(RANKS);
+            for (number, &peer) in items.iter().enumerate() {
+                queues.push(peer, (peer, number));
+            }
+            let (mut posted, mut refusals) = (Vec::new(), vec![0; RANKS as usize]);
+            queues.post(|&(peer, number)| {
+                let accepts = !stalled[peer as usize];
+                match accepts {
+                    true => posted.push((peer, number)),
+                    false => refusals[peer as usize] += 1,
+                }
+                accepts
+            });
+            prop_assert!(refusals.iter().all(|&times| times <= 1), "asked again: {:?}", refusals);
+            for peer in 1..RANKS {
+                let theirs = |list: &[(u32, usize)]| -> Vec<usize> {
+                    list.iter().filter(|item| item.0 == peer).map(|item| item.1).collect()
+                };
+                let all: Vec<(u32, usize)> = items.iter().enumerate().map(|(number, &peer)| (peer, number)).collect();
+                let expected = if stalled[peer as usize] { Vec::new() } else { theirs(&all) };
+                prop_assert_eq!(theirs(&posted), expected);
+                prop_assert_eq!(queues.is_empty(peer), !stalled[peer as usize] || theirs(&all).is_empty());
+            }
+            // In each turn, all that still have something come once.
+            for upto in 0..posted.len() {
+                let count = |peer: u32| posted[..upto].iter().filter(|item| item.0 == peer).count();
+                let most = (1..RANKS).map(count).max().unwrap_or(0);
+                for (peer, count) in (1..RANKS).map(|peer| (peer, count(peer))) {
+                    let waits = posted[upto..].iter().any(|item| item.0 == peer);
+                    prop_assert!(!waits || count + 1 >= most, "rank {} has {} of {}", peer, count, most);
+                }
+            }
+            // Who was stalled goes on where it was.
+            let mut rest = 0;
+            queues.post(|_| {
+                rest += 1;
+                true
+            });
+            prop_assert_eq!(rest + posted.len(), items.len());
+        }
+    }
+
+    /// Of a scarce thing, each peer gets as much, whoever has most to post.
+    #[test]
+    fn turns_go_on_from_call_to_call() {
+        let mut queues = Queues::new(3);
+        (0..100).for_each(|_| queues.push(1, 1));
+        (0..10).for_each(|_| queues.push(2, 2));
+        let mut posted = vec![0; 3];
+        for _ in 0..20 {
+            let mut left = 1;
+            queues.post(|&peer: &usize| {
+                let accepts = left > 0;
+                left -= i32::from(accepts);
+                posted[peer] += i32::from(accepts);
+                accepts
+            });
+        }
+        assert_eq!(posted, [0, 10, 10]);
+    }
+}
