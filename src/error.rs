@@ -42,6 +42,19 @@ pub enum Error {
         /// What is known of its end.
         how: String,
     },
+    /// A process that had left in good order was still needed. Every later operation of the same collective fails the
+    /// same way.
+    #[error(
+        "rank {rank}: {operation}: rank {peer} has left and can be reached no more; a rank may leave when no other needs its memory"
+    )]
+    PeerLeft {
+        /// Who reports.
+        rank: u32,
+        /// Which operation failed.
+        operation: &'static str,
+        /// Who has left.
+        peer: u32,
+    },
     /// Some rank called `abort`. Every later call fails the same way.
     #[error("rank {rank}: {operation}: rank {by} aborted the job: {reason}")]
     Aborted {

@@ -4,8 +4,11 @@
 
 mod common;
 
-use common::{PROVIDERS, libfabric};
-use earlybird::fabric::ofi::{Device, Progress, devices};
+use std::time::{Duration, Instant};
+
+use common::{PROVIDERS, libfabric, until};
+use earlybird::fabric::ofi::{Device, OfiFabric, Progress, Settings, devices};
+use earlybird::fabric::{At, Change, Fabric, Key, Signal};
 
 #[test]
 fn providers_are_found_with_what_they_can_do() {
@@ -36,4 +39,43 @@ fn errors_have_a_text() {
     let Some(library) = libfabric() else { return };
     assert_eq!(library.error_text(-11), library.error_text(11));
     assert!(library.error_text(-61).contains("No data"), "{}", library.error_text(-61));
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let kilobytes = common::said(&status, "VmRSS:").concat();
+    kilobytes.trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// Both ranks close a collective while a write of one is in flight: its memory goes when that is over.
+#[test]
+fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
+    const BYTES: usize = 32 << 20;
+    const TURNS: usize = 16;
+    let Some(library) = libfabric() else { return };
+    let settings = Settings { provider: Some(PROVIDERS[0].to_owned()), ..Settings::default() };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let world = OfiFabric::in_this_process(&library, &settings, 2, deadline).unwrap();
+    let before = resident();
+    let play = &|fabric: &OfiFabric| {
+        for _ in 0..TURNS {
+            let mut end = fabric.open().unwrap();
+            let own = end.register(BYTES).unwrap();
+            let keys = fabric.exchange("keys", bytemuck::cast_slice(&end.key(own)), deadline).unwrap();
+            if fabric.rank() == 0 {
+                let theirs = end.import(1, bytemuck::pod_read_unaligned::<Key>(&keys[1])).unwrap();
+                let at = |region, offset| At { region, offset };
+                let signal = Signal { at: at(theirs, BYTES - 8), change: Change::Add(1), awaited: false };
+                end.put(at(own, 0), at(theirs, 0), BYTES - 8, Some(signal), 1).unwrap();
+            }
+            drop(end);
+            fabric.exchange("turn", &[], deadline).unwrap();
+        }
+    };
+    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(move || play(fabric))));
+    until("most of the memory is given back", || resident() < before + TURNS * BYTES / 4);
+    world.iter().for_each(|fabric| fabric.health("test").unwrap());
+    // Together: one that goes alone would wait for the other.
+    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(|| fabric.leave())));
 }

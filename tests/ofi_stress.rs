@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
 use earlybird::fabric::ofi::offload::largest_depth;
-use earlybird::{Config, Executor, Fire, Grace, Mover, World};
+use earlybird::fabric::{At, Key, Posted};
+use earlybird::{Config, Error, Executor, Fire, Grace, Mover, World};
 
 #[test]
 #[ignore = "played by the processes that the other tests start"]
@@ -19,6 +20,7 @@ fn rank() {
         Some("fallback") => fall_back(),
         Some("busy") => compute_while_others_wait(),
         Some("patient") => wait_for_long(),
+        Some("reader") => read_from_who_leaves(),
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
         Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
         _ => common::stress::play(),
@@ -63,6 +65,44 @@ fn wait_for_long() {
     // It spins for a millisecond at first, and looks for the dead every 20.
     assert!(used < took / 5, "a rank that waited used {used:?} of {took:?}");
     sum.finish(patience).unwrap();
+}
+
+/// Rank 0 reads from the memory of rank 1, again and again, while that leaves and ends: most of the time a read is in
+/// flight. The read that fails says so.
+fn read_from_who_leaves() {
+    const BYTES: usize = 16 << 20;
+    let patience = Duration::from_secs(20);
+    let mut config = Config::from_env().unwrap();
+    config.ofi.linger = Duration::from_millis(300);
+    let world = World::from_env(&config).unwrap();
+    let mut end = world.fabric().open().unwrap();
+    let own = end.register(BYTES).unwrap();
+    let until = Instant::now() + patience;
+    let keys = world.fabric().exchange("test", bytemuck::cast_slice(&end.key(own)), until).unwrap();
+    if world.rank() == 1 {
+        return;
+    }
+    let theirs = end.import(1, bytemuck::pod_read_unaligned::<Key>(&keys[1])).unwrap();
+    let at = |region| At { region, offset: 0 };
+    let mut reads = 0;
+    let error = 'reading: loop {
+        let mut posted = match end.read(at(theirs), at(own), BYTES, reads) {
+            Ok(posted) => posted,
+            Err(error) => break error,
+        };
+        while posted == Posted::Pending {
+            match end.poll() {
+                Ok(None) => assert!(Instant::now() < until, "read {reads} never ended"),
+                Ok(Some(completion)) => posted = Posted::Done(completion.value),
+                Err(error) => break 'reading error,
+            }
+        }
+        reads += 1;
+    };
+    println!("after {reads} reads: {error}");
+    assert!(matches!(error, Error::PeerLeft { rank: 0, operation: "read", peer: 1 }), "{error}");
+    let again = end.read(at(theirs), at(own), 8, 0).unwrap_err();
+    assert_eq!(again.to_string(), error.to_string());
 }
 
 /// Rank 0, a home, arrives and computes until the others have the round, which they make for themselves.
@@ -175,6 +215,16 @@ fn a_rank_that_left_is_not_missed() {
         return;
     }
     let ends = Job::start(Way::Ofi(PROVIDERS[0]), 3, "rank", "leaver").finish(Duration::from_secs(60));
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
+}
+
+/// It is named by who reads from it.
+#[test]
+fn a_read_from_a_rank_that_leaves_ends() {
+    if libfabric().is_none() {
+        return;
+    }
+    let ends = Job::start(Way::Ofi(PROVIDERS[0]), 2, "rank", "reader").finish(Duration::from_secs(60));
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 

@@ -51,6 +51,8 @@ pub(super) struct Channel {
     pub(super) is_open: bool,
     /// Ranks that have closed theirs.
     pub(super) closed: u32,
+    /// The first operation that failed because a peer had left, and which peer.
+    pub(super) broken: Option<(&'static str, u32)>,
     wait: Wait,
 }
 
@@ -126,10 +128,16 @@ impl Channel {
     }
 
     pub(super) fn complete(&mut self, token: u64, value: u64) {
-        if self.is_open {
+        if self.is_open && self.broken.is_none() {
             self.completions.push_back(Completion { token, value });
             self.wake();
         }
+    }
+
+    /// An operation towards a peer that has left failed: nothing completes from now on.
+    pub(super) fn break_off(&mut self, operation: &'static str, peer: u32) {
+        self.broken.get_or_insert((operation, peer));
+        self.wake();
     }
 
     pub(super) fn announce(&mut self, announced: bool) {

@@ -232,10 +232,12 @@ impl Shared {
         // Who has said something is not silent, also if that was while this process was stopped.
         engine.catch_up();
         let ranks = engine.ranks();
-        // Each looks after a few, so that somebody is left to look when several die.
-        let near = (0..).map_while(|power| 1u32.checked_shl(power)).take_while(|&step| step < ranks);
-        for peer in near.map(|step| (self.rank + step) % ranks) {
-            if self.watch.watches(peer) || engine.has_left(peer) {
+        for step in 1..ranks {
+            let peer = (self.rank + step) % ranks;
+            // Each looks after a few, so that somebody is left to look when several die; after one that has left, as
+            // long as it needs something of it.
+            let is_mine = if engine.has_left(peer) { engine.needs(peer) } else { step.is_power_of_two() };
+            if self.watch.watches(peer) || !is_mine {
                 continue;
             }
             let count = &mut silent[peer as usize];

@@ -43,8 +43,8 @@ pub(super) enum Event {
     Moved(u32, u32),
     /// A peer's write with this mark landed here.
     Landed(u64),
-    /// An operation towards this peer failed.
-    Failed(u32, String),
+    /// An operation towards this peer failed, a part of this transfer if it was one.
+    Failed(u32, Option<u32>, String),
     /// Nothing that matters.
     Nothing,
 }
@@ -365,8 +365,9 @@ impl Wire {
                 None
             }
             Some(index) => {
-                self.release(index);
-                Some(Event::Failed(self.uses[index].peer, failed.text))
+                let Use { peer, transfer } = self.uses[index];
+                let moved = matches!(self.release(index), Event::Moved(..));
+                Some(Event::Failed(peer, moved.then_some(transfer), failed.text))
             }
             None => None,
         })

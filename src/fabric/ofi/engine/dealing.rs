@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{
     Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER, Mark,
-    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Received, Then, Transfer, WINDOW,
+    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Received, WINDOW,
 };
 
 impl Engine {
@@ -120,21 +120,7 @@ impl Engine {
             }
             Event::Moved(index, peer) => {
                 self.peers[peer as usize].heard = true;
-                let transfer = &mut self.transfers[index as usize];
-                transfer.parts -= 1;
-                if transfer.parts > 0 {
-                    return;
-                }
-                let Transfer { channel, token, peer, then, .. } = *transfer;
-                self.free_transfers.push(index);
-                match then {
-                    Then::Done => self.channel(channel).complete(token, 0),
-                    Then::Signal(cell, change, prompt) => {
-                        let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
-                        self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
-                    }
-                    Then::Nothing => {}
-                }
+                self.end_part(index, true);
             }
             Event::Landed(data) => {
                 let mark = Mark::decode(data, self.tag).filter(|mark| mark.from < self.ranks());
@@ -147,7 +133,12 @@ impl Engine {
                 self.landing(from, mark).landed += 1;
                 self.settle_landing(from, mark);
             }
-            Event::Failed(peer, text) => self.lost(peer, &text),
+            Event::Failed(peer, transfer, text) => {
+                self.lost(peer, &text);
+                if let Some(transfer) = transfer {
+                    self.end_part(transfer, false);
+                }
+            }
             Event::Sent | Event::Nothing => {}
         }
     }

@@ -102,6 +102,16 @@ struct Transfer {
     /// Parts that have not completed.
     parts: u32,
     then: Then,
+    /// What it is a part of.
+    operation: &'static str,
+    /// A part failed. What that means depends on what becomes of the peer.
+    failed: bool,
+}
+
+impl Transfer {
+    fn new((channel, token, peer): (u16, u64, u32), operation: &'static str, then: Then) -> Self {
+        Transfer { channel, token, peer, parts: 0, then, operation, failed: false }
+    }
 }
 
 /// What follows when all parts of a transfer have completed.
@@ -239,6 +249,15 @@ impl Engine {
         self.failure.clone().map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
     }
 
+    /// Whether operations of a channel can still complete.
+    fn check(&self, operation: &'static str, channel: u16) -> Result<()> {
+        self.health(operation)?;
+        match self.channels[usize::from(channel)].broken {
+            None => Ok(()),
+            Some((operation, peer)) => Err(Error::PeerLeft { rank: self.rank, operation, peer }),
+        }
+    }
+
     fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
         Error::Usage { rank: self.rank, operation, problem }
     }
@@ -345,7 +364,7 @@ impl Engine {
         signal: Option<Signal>,
         token: u64,
     ) -> Result<Posted> {
-        self.health("put")?;
+        self.check("put", channel)?;
         let source = self.near("put", channel, from, len)?;
         let (owner, place) = self.place("put", channel, (to, len), Access::allows_writing)?;
         let (mut then, mut prompt) = (None, false);
@@ -410,7 +429,7 @@ impl Engine {
                 then = Then::Signal(cell, change, prompt);
             }
         }
-        self.transfer(Transfer { channel, token, peer, parts: 0, then }, from, to, len, way);
+        self.transfer(Transfer::new((channel, token, peer), "put", then), from, to, len, way);
     }
 
     fn put_by_message(
@@ -428,13 +447,13 @@ impl Engine {
     /// What is asked of somebody who has gone gets no answer.
     fn is_here(&self, operation: &'static str, peer: u32) -> Result<()> {
         match self.peers[peer as usize].gone {
-            true => Err(self.usage(operation, "the rank whose memory it is about has left, and gone")),
+            true => Err(Error::PeerLeft { rank: self.rank, operation, peer }),
             false => Ok(()),
         }
     }
 
     pub(super) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
-        self.health("signal")?;
+        self.check("signal", channel)?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
         let signal = Some((cell, signal.change));
         let Some(peer) = owner else { return self.change_own(channel, signal) };
@@ -446,7 +465,7 @@ impl Engine {
     }
 
     pub(super) fn read(&mut self, channel: u16, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
-        self.health("read")?;
+        self.check("read", channel)?;
         let target = self.near("read", channel, to, len)?;
         let (owner, _) = self.place("read", channel, (from, len), Access::allows_reading)?;
         match owner {
@@ -457,7 +476,7 @@ impl Engine {
             }
             Some(peer) => {
                 self.is_here("read", peer)?;
-                let transfer = Transfer { channel, token, peer, parts: 0, then: Then::Done };
+                let transfer = Transfer::new((channel, token, peer), "read", Then::Done);
                 self.transfer(transfer, to, from, len, Way::In);
                 Ok(Posted::Pending)
             }
@@ -465,7 +484,7 @@ impl Engine {
     }
 
     pub(super) fn atomic(&mut self, channel: u16, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
-        self.health("atomic")?;
+        self.check("atomic", channel)?;
         let (owner, at) = self.cell("atomic", channel, at)?;
         let Some(peer) = owner else {
             let value = self.channels[usize::from(channel)].atomic(at, atomic);
@@ -483,7 +502,7 @@ impl Engine {
     pub(super) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
         let completion = self.channels[usize::from(channel)].completions.pop_front();
         if completion.is_none() {
-            self.health("poll")?;
+            self.check("poll", channel)?;
         }
         Ok(completion)
     }

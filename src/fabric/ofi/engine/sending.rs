@@ -1,6 +1,6 @@
 //! Out: messages, as far as there is room, and transfers in parts.
 
-use earlybird_ffi::ofi;
+use earlybird_ffi::ofi::{self, Code};
 
 use super::{
     Content, Data, Engine, Entry, Mark, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way, Window,
@@ -119,7 +119,8 @@ impl Engine {
         let (Some((mark, note)), true) = (to.next_note(self.rank), may) else { return false };
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
-        let transfer = self.note_down(Transfer { channel, token, peer, parts: 1, then: Then::Nothing });
+        let whose = (channel, token, peer);
+        let transfer = self.note_down(Transfer { parts: 1, ..Transfer::new(whose, "put", Then::Nothing) });
         let Engine { channels, wire, peers, tag, .. } = self;
         let mark = mark.encode(*tag);
         let to = &mut peers[peer as usize];
@@ -131,16 +132,16 @@ impl Engine {
             }
         };
         if moved != Ok(false) {
-            // Also of what was refused, the end comes when the peer has gone in good order.
+            // Also of what failed, the end comes when the peer is gone.
             to.was_sent(true, Some((channel, token)));
         }
-        if moved != Ok(true) {
-            self.transfers[transfer as usize].parts = 0;
-            self.free_transfers.push(transfer);
-        }
-        if let Err(code) = moved {
-            let text = self.wire.text(code);
-            self.lost(peer, &text);
+        match moved {
+            Ok(true) => {}
+            Ok(false) => {
+                self.transfers[transfer as usize].parts = 0;
+                self.free_transfers.push(transfer);
+            }
+            Err(code) => self.fail_part(transfer, code),
         }
         moved != Ok(false)
     }
@@ -178,13 +179,63 @@ impl Engine {
             let Some((near, far)) = between(&channels[usize::from(channel)].entries, own, remote) else { return true };
             let far = ofi::Remote { peer: peers[peer as usize].address, ..far };
             wire.transfer(transfer, peer, (near, own.offset, len), far, way).unwrap_or_else(|code| {
-                failed.push((peer, code));
+                failed.push((transfer, code));
                 true
             })
         });
-        for (peer, code) in failed {
-            let text = self.wire.text(code);
-            self.lost(peer, &text);
+        for (transfer, code) in failed {
+            self.fail_part(transfer, code);
+        }
+    }
+
+    /// A part of a transfer could not be posted.
+    fn fail_part(&mut self, transfer: u32, code: Code) {
+        let (peer, text) = (self.transfers[transfer as usize].peer, self.wire.text(code));
+        self.lost(peer, &text);
+        self.end_part(transfer, false);
+    }
+
+    /// A part of a transfer is over, and `moved` or failed.
+    pub(super) fn end_part(&mut self, index: u32, moved: bool) {
+        let transfer = &mut self.transfers[index as usize];
+        transfer.parts -= 1;
+        transfer.failed |= !moved;
+        if transfer.parts > 0 {
+            return;
+        }
+        let Transfer { channel, token, peer, then, failed, .. } = *transfer;
+        if failed {
+            // Unless the peer is gone already, it is a suspect.
+            if self.peers[peer as usize].gone {
+                self.report_failed(peer);
+            }
+        } else {
+            self.free_transfers.push(index);
+            match then {
+                Then::Done => self.channel(channel).complete(token, 0),
+                Then::Signal(cell, change, prompt) => {
+                    let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
+                    self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
+                }
+                Then::Nothing => {}
+            }
+        }
+        self.free_if_closed(channel);
+    }
+
+    /// A peer that had left is gone: whoever waits for a transfer that failed is told so.
+    pub(super) fn report_failed(&mut self, peer: u32) {
+        for index in 0..self.transfers.len() {
+            let transfer = &mut self.transfers[index];
+            if transfer.peer != peer || !transfer.failed {
+                continue;
+            }
+            if transfer.parts == 0 {
+                transfer.failed = false;
+                self.free_transfers.push(index as u32);
+            }
+            let Transfer { channel, operation, .. } = *transfer;
+            self.channel(channel).break_off(operation, peer);
         }
     }
 }

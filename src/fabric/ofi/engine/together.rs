@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer};
+use super::{
+    Asked, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Part, Peer, Suspects, Transfer, Way,
+};
 
 impl Engine {
     /// Gives bytes to an exchange, which is the next.
@@ -45,7 +47,7 @@ impl Engine {
 
     /// A peer seems to have ended. What it sent before, and what others say of it, may still be unread.
     pub(in crate::fabric::ofi) fn suspect(&mut self, peer: u32, evidence: Evidence) {
-        if !self.peers[peer as usize].gone {
+        if !self.is_done_with(peer) {
             self.suspects.add(peer, evidence, Instant::now());
         }
     }
@@ -56,22 +58,45 @@ impl Engine {
 
     /// Whether there is nothing new in that a peer's process has ended.
     pub(in crate::fabric::ofi) fn knows_end_of(&self, peer: u32) -> bool {
-        self.peers[peer as usize].gone || self.suspects.has_ended(peer)
+        self.suspects.has_ended(peer) || self.is_done_with(peer)
+    }
+
+    /// Whether a peer is gone, and no transfer waits for what the provider says of it.
+    pub(in crate::fabric::ofi) fn is_done_with(&self, peer: u32) -> bool {
+        self.peers[peer as usize].gone && !self.has_transfers(peer)
+    }
+
+    /// Whether this rank waits for something of a peer that has left.
+    pub(in crate::fabric::ofi) fn needs(&self, peer: u32) -> bool {
+        let Peer { sent, outbox, .. } = &self.peers[peer as usize];
+        let asked = self.asked.iter().any(|asked| asked.peer == peer);
+        asked || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
+    }
+
+    /// Whether there are transfers to or from a peer of which it is not known how they end.
+    fn has_transfers(&self, peer: u32) -> bool {
+        let undecided = |transfer: &Transfer| transfer.parts > 0 && !transfer.failed;
+        self.transfers.iter().any(|transfer| transfer.peer == peer && undecided(transfer))
     }
 
     /// After a look at the network: a suspect whose end is believed now is gone if it had left in good order; else it
     /// is dead, and the world fails.
     pub(super) fn judge(&mut self) {
-        let Engine { suspects, peers, .. } = self;
+        let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
         suspects.clear(|peer, evidence| {
-            let peer = &peers[peer as usize];
-            peer.gone || (peer.heard && matches!(evidence, Evidence::Silent(_)))
+            let heard = self.peers[peer as usize].heard && matches!(evidence, Evidence::Silent(_));
+            heard || self.is_done_with(peer)
         });
-        let Some((peer, evidence)) = suspects.judge(Instant::now(), self.idle > 0) else { return };
-        match self.peers[peer as usize].left {
-            true => self.forget(peer),
-            false => self.fail(Failure::Died { peer, how: evidence.to_string() }),
+        let convicted = suspects.judge(Instant::now(), self.idle > 0);
+        self.suspects = suspects;
+        let Some((peer, evidence)) = convicted else { return };
+        if !self.peers[peer as usize].left {
+            return self.fail(Failure::Died { peer, how: evidence.to_string() });
         }
+        // Nobody is there to answer, whatever the provider says of what is in flight, and when.
+        let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);
+        in_flight.for_each(|transfer| transfer.failed = true);
+        self.forget(peer);
     }
 
     /// Fails the world, and tells the others.
@@ -115,13 +140,20 @@ impl Engine {
 
     /// Memory may be used by others until all have closed the channel.
     pub(super) fn count_closed(&mut self, channel: u16) {
-        let (ranks, failed) = (self.ranks(), self.failure.is_some());
-        let moves = self.transfers.iter().any(|transfer| transfer.channel == channel && transfer.parts > 0);
-        let own = self.channel(channel);
-        own.closed += 1;
+        self.channel(channel).closed += 1;
+        self.free_if_closed(channel);
+    }
+
+    /// Gives the memory of a channel back that all have closed, unless this rank still moves some of it: then, when
+    /// that is over.
+    pub(super) fn free_if_closed(&mut self, channel: u16) {
+        let closed = self.channel(channel).closed;
         // In a world that has failed others may close what this rank still moves.
-        if own.closed >= ranks && !failed && !moves {
-            own.entries = Vec::new();
+        if closed < self.ranks() || self.failure.is_some() {
+            return;
+        }
+        if !self.transfers.iter().any(|transfer| transfer.channel == channel && transfer.parts > 0) {
+            self.channel(channel).entries = Vec::new();
         }
     }
 
@@ -141,20 +173,26 @@ impl Engine {
         }
     }
 
-    /// A peer, which has left, deals with nothing any more. What was written to it is done, as far as
-    /// anybody can tell; whoever waits for an answer waits in vain.
+    /// A peer, which has left, is gone: it deals with nothing any more. A transfer that failed, a read and a question
+    /// fail for who waits for them. Anything else that was to go there is done, since nobody is there to see it.
     pub(super) fn forget(&mut self, from: u32) {
         let peer = &mut self.peers[from as usize];
         (peer.left, peer.gone) = (true, true);
         let waiting = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
         let done: Vec<_> = peer.sent.give_up().chain(waiting).flatten().collect();
+        for Part { transfer, way, .. } in self.parts.give_up(from) {
+            self.end_part(transfer, way != Way::In);
+        }
+        self.report_failed(from);
+        let (vain, asked): (Vec<_>, _) = std::mem::take(&mut self.asked).into_iter().partition(|it| it.peer == from);
+        self.asked = asked;
+        for Asked { channel, .. } in vain {
+            self.channel(channel).break_off("atomic", from);
+        }
         for (channel, token) in done {
             self.channel(channel).complete(token, 0);
         }
         self.channel(0).wake();
-        if self.asked.iter().any(|asked| asked.peer == from) {
-            self.fail(Failure::Died { peer: from, how: "it had left when it was asked for something".to_owned() });
-        }
     }
 
     /// Whether nobody needs this rank any more: all have left.
