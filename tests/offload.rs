@@ -368,6 +368,41 @@ fn ranks_that_call_nothing_take_part_in_every_armed_round() {
     }
 }
 
+/// Near the last use of its slots a world makes all rounds that are left, whole, and then none: a counter of `sockets`
+/// that has passed 2^31 seems to have passed every threshold.
+#[test]
+fn rounds_end_before_counters_do() {
+    let Some(library) = libfabric() else { return };
+    const LEFT: u64 = 5;
+    for ranks in [2, 3, 5] {
+        let mut world = cards(&library, ranks, Start::First);
+        let last = world[0].most_uses();
+        for card in &mut world {
+            assert_eq!(card.most_uses(), last);
+            card.wind(last - LEFT).unwrap();
+        }
+        let playing: Vec<_> = world
+            .into_iter()
+            .zip(0..)
+            .map(|(card, rank)| {
+                thread::spawn(move || {
+                    let mut rank = Rank::new(card, rank, ranks);
+                    rank.play(LEFT * SLOTS, true, u64::from(ranks));
+                    rank
+                })
+            })
+            .collect();
+        let mut world: Vec<Rank> = playing.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(conserved(&world, LEFT * SLOTS) > 0);
+        for rank in &mut world {
+            for slot in 0..SLOTS as usize {
+                let error = rank.card.arm(slot).unwrap_err().to_string();
+                assert!(error.contains("counters can count no further"), "{ranks} ranks, slot {slot}: {error}");
+            }
+        }
+    }
+}
+
 /// A slot that could not be armed whole is never over: the provider may hold a part of its work.
 #[test]
 fn what_was_queued_in_part_is_not_forgotten() {

@@ -14,7 +14,6 @@ use super::provider::Provider;
 use super::seat::{Helper, Seat};
 use crate::error::{Error, Result};
 use crate::reduce::Element;
-use crate::trigger::LAST_ROUND;
 use crate::world::{Deadline, World};
 
 /// A persistent partial allreduce: round after round over the same memory.
@@ -35,6 +34,8 @@ pub struct Allreduce<T> {
     cuts: Vec<Cut>,
     /// Where their outcomes lie.
     places: Vec<usize>,
+    /// The last round that can be made.
+    last_round: u64,
     /// Newest round that was returned.
     taken: u64,
     /// The buffer of the next contribution.
@@ -68,6 +69,7 @@ impl<T: Element> Allreduce<T> {
     ) -> Result<Self> {
         let memory = driver.lender();
         let plan = driver.machine().plan().clone();
+        let last_round = driver.last_round();
         let seat = match executor {
             Executor::Thread => Seat::Shared(Helper::start(driver, patience.clone(), plan.me)?),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
@@ -83,6 +85,7 @@ impl<T: Element> Allreduce<T> {
             lengths,
             cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
             places: vec![0; plan.slots() as usize],
+            last_round,
             taken: 0,
             buffer: 0,
             begun: false,
@@ -230,9 +233,11 @@ impl<T: Element> Allreduce<T> {
     fn hand_in(&mut self, operation: &'static str, start: fn(&mut Machine, Time, u16)) -> Result<Time> {
         self.settle();
         self.check_free(operation)?;
-        // A late contribution may be carried a whole ring further.
-        let last = self.taken < LAST_ROUND - (1 << 20);
-        self.check(operation, last, "it has made all the rounds that can be told apart (2^40); make a new one")?;
+        // A late contribution may be carried a whole ring further, and whoever leaves needs a round.
+        let is_left = self.taken < self.last_round.saturating_sub(1 << 20);
+        let problem =
+            "it has made all the rounds that can be told apart (2^40, or what its provider can count); make a new one";
+        self.check(operation, is_left, problem)?;
         self.world.fabric().health(operation)?;
         let mut driver = self.seat.take();
         let now = self.patience.clock.now_for(driver.machine());

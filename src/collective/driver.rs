@@ -14,7 +14,7 @@ use crate::fabric::{Access, Arena, At, Change, Completion, Endpoint, Lender, Pos
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Dtype, Reduce};
 use crate::sync::{self, Ordering};
-use crate::trigger::Task;
+use crate::trigger::{LAST_ROUND, Task};
 
 /// How long a sleep lasts where a provider's work is waited for, which wakes nobody.
 const DOZE: Duration = Duration::from_micros(50);
@@ -279,6 +279,11 @@ impl Driver {
     /// Where a provider runs the program.
     pub(crate) fn provider(&mut self) -> Option<&mut Provider> {
         self.provider.as_deref_mut()
+    }
+
+    /// The last round that can be made.
+    pub(crate) fn last_round(&self) -> u64 {
+        self.provider.as_ref().map_or(LAST_ROUND, |provider| provider.last_round().min(LAST_ROUND))
     }
 
     /// Where nothing wakes who sleeps, how long to sleep at most.

@@ -57,6 +57,11 @@ impl Provider {
         Ok((Provider { card, slots: plan.slots(), ranks: plan.ranks, row, bytes: plan.bytes }, introduction))
     }
 
+    /// The last round that it can carry out, the same on all ranks.
+    pub(crate) fn last_round(&self) -> u64 {
+        self.card.most_uses().saturating_mul(self.slots)
+    }
+
     /// Makes the others known.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use earlybird_ffi::ofi::Library;
 
 use crate::fabric::ofi::devices;
-use crate::trigger::{Action, Operation, Profile, Program, Request, Schedule, Start, compile};
+use crate::trigger::{Action, Operation, Profile, Program, Request, Schedule, Signal, Start, compile};
 
 /// The provider that runs programs in a world that `world` carries, or shared memory: that one, or else
 /// a card, or else one that acts as a card.
@@ -47,6 +47,34 @@ pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     (budget(provider) / each.max(1)).saturating_sub(1)
 }
 
+/// The largest value of a provider's counters that is read as it is. `sockets` keeps 32 bits and reads them with a
+/// sign, so beyond half of them a counter seems to have passed every threshold. The counters of `cxi` have 48 bits.
+fn largest_count(provider: &str) -> u64 {
+    match provider {
+        "sockets" => u64::from(i32::MAX.unsigned_abs()),
+        _ => (1 << 48) - 1,
+    }
+}
+
+/// How often a slot can be used before a counter of any rank might pass what its provider can count.
+pub(super) fn most_uses(provider: &str, world: &[Program]) -> u64 {
+    largest_count(provider) / most_increments(world).max(1)
+}
+
+/// Most increments of a counter in a use of its slot, over all ranks.
+fn most_increments(world: &[Program]) -> u64 {
+    let inputs = |program: &Program| program.counters.iter().map(|counter| u64::from(counter.inputs)).max();
+    let most = |program: &Program| inputs(program).unwrap_or(0).max(signals(program));
+    world.iter().map(most).max().unwrap_or(0)
+}
+
+/// Signals that a rank's provider writes to other ranks in a use of a slot.
+pub(super) fn signals(program: &Program) -> u64 {
+    let tells = |operation: &&Operation| !matches!(operation.action, Action::Put { .. });
+    let remote = |signal: &&Signal| signal.rank != program.rank;
+    program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count() as u64
+}
+
 /// Operations that a rank's table comes to in a provider, for each use of a slot.
 #[must_use]
 pub fn operations(program: &Program) -> u64 {
@@ -61,6 +89,46 @@ pub fn operations(program: &Program) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A counter as `sockets` has it.
+    struct Fake(i32);
+
+    impl Fake {
+        fn add(&mut self, value: u64) {
+            self.0 = self.0.wrapping_add(value as i32);
+        }
+
+        fn read(&self) -> u64 {
+            i64::from(self.0).cast_unsigned()
+        }
+    }
+
+    /// The last use of a slot leaves every counter as it should be read, and one more would not.
+    #[test]
+    fn slots_end_before_a_counter_does() {
+        for ranks in 2..=64 {
+            for start in [Start::Everybody, Start::First, Start::Count(ranks / 2)] {
+                let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots: 1 };
+                let world = compile(&request, &Profile::NETWORK);
+                let uses = most_uses("sockets", &world);
+                let counts = |program: &Program| -> Vec<u64> {
+                    let inputs = program.counters.iter().map(|counter| u64::from(counter.inputs));
+                    inputs.chain([signals(program)]).collect()
+                };
+                let counts = world.iter().flat_map(counts);
+                let (mut whole, mut beyond) = (true, true);
+                for each in counts {
+                    let mut counter = Fake(0);
+                    counter.add((uses - 1) * each);
+                    (0..each).for_each(|_| counter.add(1));
+                    whole &= counter.read() == uses * each;
+                    (0..each).for_each(|_| counter.add(1));
+                    beyond &= counter.read() == (uses + 1) * each;
+                }
+                assert!(whole && !beyond, "{ranks} ranks, {start:?}: {uses} uses");
+            }
+        }
+    }
 
     /// As docs/guides/libfabric.md has them.
     #[test]

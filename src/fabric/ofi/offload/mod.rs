@@ -28,6 +28,7 @@ use super::registration::{Failed, Purpose, Registered, Registrar, allocate};
 use crate::error::{Error, Result};
 use crate::fabric::{Access, RawAccess, Window};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
+use budget::most_uses;
 pub use budget::{budget, largest_depth, operations, provider_for};
 pub use introduction::Introduction;
 use introduction::{Keys, TOLD};
@@ -52,6 +53,7 @@ pub struct Card {
     program: Program,
     bytes: usize,
     slots: Vec<Slot>,
+    most_uses: u64,
     /// What tokens are written from.
     one: Arc<Registered>,
     /// All that peers reach, and in front of it what the caller asked for.
@@ -98,7 +100,9 @@ impl Card {
             let problem = "providers run programs that gather; sums of vectors are beyond them";
             return Err(Error::Usage { rank, operation: "open", problem });
         }
-        let program = compile(request, &Profile::NETWORK).swap_remove(rank as usize);
+        let mut world = compile(request, &Profile::NETWORK);
+        let most_uses = most_uses(provider, &world);
+        let program = world.swap_remove(rank as usize);
         let (slots, each, most) = (request.slots, operations(&program), budget(provider));
         if slots * each > most {
             let cause = format!(
@@ -122,7 +126,7 @@ impl Card {
         let window = allocate(rank, front + request.slots as usize * Slot::bytes(request)).map_err(failed)?;
         let slot = |index: u64| {
             let at = front + index as usize * Slot::bytes(request);
-            Slot::new(&domain, &registrar, (&window, at), (rank, request), &program)
+            Slot::new(&domain, &registrar, (&window, at), request, &program)
         };
         let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
         let one = registrar.allocate(CELL, Purpose::Operations(Access::Local)).map_err(failed)?;
@@ -137,6 +141,7 @@ impl Card {
             program,
             bytes,
             slots,
+            most_uses,
             one,
             window,
             peers: Vec::new(),
@@ -230,8 +235,8 @@ impl Card {
     /// Queues a slot's work for its next use, and puts the token into the gate.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`connect`](Card::connect), and before [`is_over`](Card::is_over) for the last use; what
-    /// the provider says: what it can queue is limited.
+    /// [`Error::Usage`] before [`connect`](Card::connect), before [`is_over`](Card::is_over) for the last use, and after
+    /// [`most_uses`](Card::most_uses); what the provider says: what it can queue is limited.
     pub fn arm(&mut self, slot: usize) -> Result<()> {
         if self.peers.len() < self.ranks as usize {
             return Err(self.usage("arm", "the other ranks are not known; call connect first"));
@@ -239,6 +244,10 @@ impl Card {
         let uses = self.slots[slot].uses;
         if uses > 0 && !self.is_over(slot)? {
             return Err(self.usage("arm", "the slot is still in use; wait until it is over"));
+        }
+        if uses >= self.most_uses {
+            let problem = "the provider's counters can count no further round; make a new collective";
+            return Err(Error::Usage { rank: self.rank, operation: "arm", problem });
         }
         self.reset_gate(slot)?;
         // Before anything is queued: what is refused half-way leaves a use that is never over, whose work the provider
@@ -418,6 +427,30 @@ impl Card {
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls
+    }
+
+    /// How often a slot can be used, the same on all ranks: the provider's counters count no further.
+    #[must_use]
+    pub fn most_uses(&self) -> u64 {
+        self.most_uses
+    }
+
+    /// Goes on as if every slot had been used so often: for tests of what comes late. Before anything is armed, on all
+    /// ranks.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn wind(&mut self, uses: u64) -> Result<()> {
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            for counter in self.program.counters.iter().filter(|counter| counter.role != Role::Gate) {
+                let value = uses * u64::from(counter.inputs);
+                slot.counters[&counter.role].set(value).map_err(|code| self.refused(code))?;
+            }
+            slot.told.set(uses * slot.signals).map_err(|code| self.refused(code))?;
+            self.slots[index].uses = uses;
+        }
+        Ok(())
     }
 
     /// Operations that a use of a slot queues.

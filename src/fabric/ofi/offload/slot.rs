@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use earlybird_ffi::ofi::{Counter, Domain, Work};
 
+use super::budget::signals;
 use super::introduction::{ABSENT, Keys, TOLD};
 use super::{CELL, Failed, Purpose, Registered, Registrar};
 use crate::fabric::{Access, Window};
-use crate::trigger::{Action, Operation, Program, Request, Role, Signal};
+use crate::trigger::{Program, Request, Role};
 
 pub(super) struct Slot {
     /// Uses that were armed.
@@ -55,7 +56,7 @@ impl Slot {
         domain: &Arc<Domain>,
         registrar: &Registrar,
         (window, at): (&Window, usize),
-        (rank, request): (u32, &Request),
+        request: &Request,
         program: &Program,
     ) -> std::result::Result<Self, Failed> {
         let stride = Self::stride(request);
@@ -77,10 +78,6 @@ impl Slot {
         }
         let contribution = register(0..stride, Access::Local, None)?;
         let inbox = register(inboxes, Access::Write, counters.get(&Role::Sealed))?;
-        let remote = |signal: &&Signal| signal.rank != rank;
-        let tells = |operation: &&Operation| !matches!(operation.action, Action::Put { .. });
-        let signals =
-            program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count();
         Ok(Slot {
             uses: 0,
             readied: 0,
@@ -89,7 +86,7 @@ impl Slot {
             work: Vec::new(),
             counters,
             told: open()?,
-            signals: signals as u64,
+            signals: signals(program),
             cells,
             inboxes: inbox,
             contribution,
