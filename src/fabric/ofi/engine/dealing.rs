@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{
     Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER, Mark,
-    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Place, Received, WINDOW,
+    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, WINDOW,
 };
 
 impl Engine {
