@@ -56,6 +56,7 @@ pub(crate) use arena::{Arena, Lender};
 pub use window::Window;
 
 use crate::error::Result;
+use crate::sync::{self, AtomicU64};
 
 /// Memory that an endpoint can name: its own, or imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -185,6 +186,17 @@ pub enum Change {
     Add(u64),
 }
 
+impl Change {
+    /// Changes a cell that this process can reach. Whoever sees the change sees what this thread wrote before.
+    #[inline]
+    pub(crate) fn apply(self, cell: &AtomicU64) {
+        match self {
+            Change::Set(value) => sync::announce(cell, value),
+            Change::Add(value) => _ = sync::add(cell, value),
+        }
+    }
+}
+
 /// An atomic operation on a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Atomic {
@@ -197,6 +209,17 @@ pub enum Atomic {
         /// The value that replaces it.
         new: u64,
     },
+}
+
+impl Atomic {
+    /// Carries it out on a cell that this process can reach; what the cell held.
+    #[inline]
+    pub(crate) fn apply(self, cell: &AtomicU64) -> u64 {
+        match self {
+            Atomic::FetchAdd(value) => sync::add(cell, value),
+            Atomic::CompareSwap { expect, new } => sync::swap(cell, expect, new),
+        }
+    }
 }
 
 /// What a rank waits for; any value but 0. A wake-up names one and reaches those who wait for it.

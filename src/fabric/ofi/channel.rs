@@ -109,22 +109,14 @@ impl Channel {
     /// Changes a cell. Release: who sees it sees the data before it.
     #[must_use]
     pub(super) fn change(&self, place: Place, change: Change) -> Option<()> {
-        let cell = self.cell(place)?;
-        match change {
-            Change::Set(value) => sync::announce(cell, value),
-            Change::Add(value) => _ = sync::add(cell, value),
-        }
+        change.apply(self.cell(place)?);
         Some(())
     }
 
     /// Changes a cell; what it held.
     #[must_use]
     pub(super) fn atomic(&self, place: Place, atomic: Atomic) -> Option<u64> {
-        let cell = self.cell(place)?;
-        Some(match atomic {
-            Atomic::FetchAdd(value) => sync::add(cell, value),
-            Atomic::CompareSwap { expect, new } => sync::swap(cell, expect, new),
-        })
+        Some(atomic.apply(self.cell(place)?))
     }
 
     pub(super) fn complete(&mut self, token: u64, value: u64) {

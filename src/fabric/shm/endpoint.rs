@@ -7,7 +7,7 @@ use super::doorbell::Doorbell;
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::fabric::{
-    Access, At, Atomic, Change, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Waker, Window,
+    Access, At, Atomic, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Waker, Window,
 };
 use crate::sync::{self, full_fence};
 
@@ -71,11 +71,8 @@ impl ShmEndpoint {
             return Err(self.usage("signal", "a cell that is not aligned to 8 bytes"));
         }
         let cell = mapped.window.cell(signal.at.offset / size_of::<u64>());
-        // Release: whoever sees the signal sees the data that was copied before.
-        match signal.change {
-            Change::Set(value) => sync::announce(cell, value),
-            Change::Add(value) => _ = sync::add(cell, value),
-        }
+        // Whoever sees the signal sees the data that was copied before.
+        signal.change.apply(cell);
         full_fence();
         self.segment.doorbell(self.channel, mapped.owner).ring_always();
         Ok(())
@@ -140,11 +137,7 @@ impl Endpoint for ShmEndpoint {
             return Err(self.usage("atomic", "a cell that is not aligned to 8 bytes"));
         }
         let cell = mapped.window.cell(at.offset / size_of::<u64>());
-        let before = match atomic {
-            Atomic::FetchAdd(value) => sync::add(cell, value),
-            Atomic::CompareSwap { expect, new } => sync::swap(cell, expect, new),
-        };
-        Ok(Posted::Done(before))
+        Ok(Posted::Done(atomic.apply(cell)))
     }
 
     fn poll(&mut self) -> Result<Option<Completion>> {
