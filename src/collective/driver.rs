@@ -1,6 +1,9 @@
 //! Carries out the machine's operations on an endpoint, one at a time.
 #![forbid(unsafe_code)]
 
+mod cells;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod reducing;
 
 use std::time::Duration;
@@ -10,11 +13,12 @@ use super::provider::Provider;
 use super::rule::{Absent, Scale};
 use crate::error::Result;
 use crate::fabric::arena::{Goal, Place, Source};
-use crate::fabric::{Access, Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{Access, Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker};
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Dtype, Reduce};
-use crate::sync::{self, Ordering};
+use crate::sync;
 use crate::trigger::{LAST_ROUND, Task};
+use cells::HostCells;
 
 /// How long a sleep lasts where a provider's work is waited for, which wakes nobody.
 const DOZE: Duration = Duration::from_micros(50);
@@ -65,25 +69,6 @@ pub(crate) struct Driver {
     fuse: Option<Fuse>,
 }
 
-#[derive(Debug)]
-struct HostCells(Window);
-
-impl Cells for HostCells {
-    #[inline]
-    fn load(&self, cell: usize) -> u64 {
-        sync::look(self.0.cell(cell))
-    }
-}
-
-impl HostCells {
-    /// Stores cells in a row, to be published by a later release.
-    fn store_all(&self, first: usize, values: impl Iterator<Item = u64>) {
-        for (value, cell) in values.zip(first..) {
-            self.0.cell(cell).store(value, Ordering::Relaxed);
-        }
-    }
-}
-
 impl Reduction {
     /// What a contribution is multiplied by.
     pub(crate) fn factor(self, entry: &Entry) -> f32 {
@@ -126,7 +111,7 @@ impl Driver {
     ) -> Result<Self> {
         let own = plan.host() as usize;
         let window = |endpoint: &dyn Endpoint, region| endpoint.window(region).expect("own host's memory is mapped");
-        let control = HostCells(window(&*endpoint, regions.control[own]));
+        let control = HostCells::new(window(&*endpoint, regions.control[own]));
         let data = match &provider {
             Some(provider) => provider.window().clone(),
             None => window(&*endpoint, regions.data[own]),
@@ -259,7 +244,7 @@ impl Driver {
         if let Some(round) = machine.nearly_over()
             && provider.is_over(round)?
         {
-            sync::announce(control.0.cell(plan.over(round)), round);
+            control.announce(plan.over(round), round);
         }
         let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
         let record = plan.record(round);
@@ -271,7 +256,7 @@ impl Driver {
                 let (elements, divisor) = (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch));
                 arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);
             }
-            sync::announce(control.0.cell(record), round);
+            control.announce(record, round);
         }
         Ok(())
     }
@@ -347,10 +332,10 @@ impl Driver {
         match op {
             // Release: who sees a tag sees the contribution, who sees a round released knows that
             // its outcome is not read any more.
-            Op::Store { cell, value } => sync::announce(self.control.0.cell(cell), value),
+            Op::Store { cell, value } => self.control.announce(cell, value),
             Op::Raise { cell, value } => {
                 Fuse::pass(&mut self.fuse, Crash::BetweenSignals);
-                sync::raise(self.control.0.cell(cell), value);
+                self.control.raise(cell, value);
             }
             Op::Fence => sync::full_fence(),
             Op::Signal { host, data, cell, change, token } => {
@@ -417,7 +402,7 @@ impl Driver {
             None => {
                 // Visible to all that learn of this round's end through the record, which is
                 // stored with release order after this.
-                (first..first + count).for_each(|cell| self.control.0.cell(cell).store(0, Ordering::Relaxed));
+                self.control.clear(first..first + count);
                 Posted::Done(0)
             }
             Some(region) => {
@@ -437,7 +422,7 @@ impl Driver {
             self.control.store_all(record + 1, cut.encode());
             // Release: who sees the round sees the cut, the cleared words of the next round, and
             // for small data the outcome.
-            sync::announce(self.control.0.cell(record), round);
+            self.control.announce(record, round);
             self.machine.complete(token, 0, now);
             return Ok(());
         }

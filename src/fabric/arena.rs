@@ -66,12 +66,12 @@ impl Arena {
         self.operands.clear();
         for Source { at, wide, factor } in sources {
             let address = match (at, &self.staging) {
-                (Place::Staged(offset), Some(staging)) => staging.bytes(offset, bytes(wide)),
-                (Place::Here(offset) | Place::Staged(offset), _) => self.data.bytes(offset, bytes(wide)),
+                (Place::Staged(offset), Some(staging)) => staging.source(offset, bytes(wide)),
+                (Place::Here(offset) | Place::Staged(offset), _) => self.data.source(offset, bytes(wide)),
             };
             self.operands.push(Operand { data: address.as_ptr(), wide, factor });
         }
-        let data = self.data.bytes(goal.at, bytes(goal.wide)).as_ptr();
+        let data = self.data.target(goal.at, bytes(goal.wide)).as_ptr();
         // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the
         // plan's offsets are). The sources are members of a closed cut, the target is a claimed
         // segment of a slot that every receiver has released: nobody writes or reads otherwise.
@@ -92,7 +92,7 @@ pub(crate) struct Lender {
 impl Lender {
     /// The contribution that is being written.
     pub(crate) fn contribution<T: Pod>(&mut self, at: usize, bytes: usize) -> &mut [T] {
-        let address = self.data.bytes(at, bytes);
+        let address = self.data.target(at, bytes);
         // SAFETY: mapped, aligned (the plan's strides are), any bits are a valid element. Until it
         // is handed in by `arrive`, which needs the same `&mut`, the buffer belongs to this rank:
         // its last content entered a round that has landed. Where it is handed in before it is
@@ -102,7 +102,7 @@ impl Lender {
 
     /// An outcome that has landed and was not released.
     pub(crate) fn outcome<T: Pod>(&self, at: usize, bytes: usize) -> &[T] {
-        let address = self.data.bytes(at, bytes);
+        let address = self.data.source(at, bytes);
         // SAFETY: mapped, aligned, any bits are a valid element. The round has landed, so its
         // writers are done, and the slot is not written again before this rank releases the
         // round, which it does when nothing borrows the outcome any more.

@@ -39,6 +39,8 @@ pub(crate) mod failure;
 #[cfg(feature = "internals")]
 pub mod measure;
 pub(crate) mod memory;
+#[cfg(all(test, loom))]
+pub(crate) mod modelled;
 pub mod ofi;
 pub mod shm;
 #[cfg(feature = "internals")]

@@ -3,10 +3,14 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::sync::AtomicU64;
+#[cfg(all(test, loom))]
+use loom::cell::UnsafeCell;
+
+use crate::sync::{AtomicU64, Ordering};
 
 /// A mapped region: cells that are atomics, and bytes that are raw.
 ///
@@ -19,6 +23,9 @@ pub struct Window {
     len: usize,
     /// Keeps the mapping alive.
     _owner: Arc<dyn Any + Send + Sync>,
+    /// One for each 8 bytes that loom watches.
+    #[cfg(all(test, loom))]
+    watched: Arc<Vec<UnsafeCell<()>>>,
 }
 
 // SAFETY: a window is an address and the ownership of a mapping that is valid in every thread;
@@ -33,7 +40,27 @@ impl Window {
     /// otherwise initialised, for as long as `owner` lives.
     pub(crate) unsafe fn new(base: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         debug_assert_eq!(base.as_ptr() as usize % align_of::<AtomicU64>(), 0);
-        Window { base, len, _owner: owner }
+        Window {
+            base,
+            len,
+            _owner: owner,
+            #[cfg(all(test, loom))]
+            watched: Arc::default(),
+        }
+    }
+
+    /// The same memory. Loom demands from now on that whoever writes bytes of it knows of all who read or wrote them,
+    /// and whoever reads them of all who wrote them.
+    #[cfg(all(test, loom))]
+    pub(crate) fn watched(self) -> Self {
+        let cells = (0..self.len / size_of::<u64>()).map(|_| UnsafeCell::new(())).collect();
+        Window { watched: Arc::new(cells), ..self }
+    }
+
+    #[cfg(all(test, loom))]
+    fn watched_at(&self, offset: usize, len: usize) -> impl Iterator<Item = &UnsafeCell<()>> {
+        let cells = offset / size_of::<u64>()..(offset + len).div_ceil(size_of::<u64>());
+        self.watched.iter().skip(cells.start).take(cells.len())
     }
 
     /// Bytes.
@@ -71,12 +98,41 @@ impl Window {
         unsafe { self.base.add(offset) }
     }
 
+    /// As [`Window::bytes`], of bytes that are read here while nobody writes them.
+    #[inline]
+    pub(crate) fn source(&self, offset: usize, len: usize) -> NonNull<u8> {
+        #[cfg(all(test, loom))]
+        self.watched_at(offset, len).for_each(|cell| cell.with(|_| ()));
+        self.bytes(offset, len)
+    }
+
+    /// As [`Window::bytes`], of bytes that are written here while nobody else reads or writes them.
+    #[inline]
+    pub(crate) fn target(&self, offset: usize, len: usize) -> NonNull<u8> {
+        #[cfg(all(test, loom))]
+        self.watched_at(offset, len).for_each(|cell| cell.with_mut(|_| ()));
+        self.bytes(offset, len)
+    }
+
+    /// Zeroes cells that nobody makes use of meanwhile. A later release has to publish that.
+    pub(crate) fn clear(&self, cells: Range<usize>) {
+        for cell in cells.map(|index| self.cell(index)) {
+            cell.store(0, Ordering::Relaxed);
+            #[cfg(all(test, loom))]
+            {
+                // SAFETY: the value is not used. Loom demands that all earlier changes are known here, and the
+                // zero to whoever changes the cell next.
+                let _ = unsafe { cell.unsync_load() };
+            }
+        }
+    }
+
     /// Copies bytes in.
     ///
     /// # Panics
     /// If they do not fit.
     pub(crate) fn write(&self, offset: usize, data: &[u8]) {
-        let target = self.bytes(offset, data.len());
+        let target = self.target(offset, data.len());
         // SAFETY: inside the mapping, which no Rust reference to `data` overlaps. Peers were not
         // given the key yet, or have no business there by the contract of `put`.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), target.as_ptr(), data.len()) };
@@ -87,7 +143,7 @@ impl Window {
     /// # Panics
     /// If there are not so many.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
-        let source = self.bytes(offset, data.len());
+        let source = self.source(offset, data.len());
         // SAFETY: as for `write`, the other way round.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), data.as_mut_ptr(), data.len()) };
     }
@@ -97,8 +153,8 @@ impl Window {
     /// # Panics
     /// If either side lies outside.
     pub(crate) fn copy(from: (&Window, usize), to: (&Window, usize), len: usize) {
-        let source = from.0.bytes(from.1, len);
-        let target = to.0.bytes(to.1, len);
+        let source = from.0.source(from.1, len);
+        let target = to.0.target(to.1, len);
         // SAFETY: both ranges lie in live mappings. Nobody writes the source or touches the target
         // meanwhile: that is the contract of `put` and `read`, whose bodies this is, towards peers;
         // memory of another process can only be protected by such a contract.

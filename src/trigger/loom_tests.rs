@@ -11,6 +11,7 @@ use super::compile::{Request, Schedule, Start};
 use super::gate::{Deposit, Gate};
 use super::layout::{Layout, Target, Work};
 use super::worker::{SlotCells, Task, Want, Worker};
+use crate::sync::modelled::{Operation, find};
 use crate::sync::{AtomicU64, announce, full_fence, look, raise, swap};
 
 const ROUND: u64 = 1;
@@ -250,4 +251,16 @@ fn a_deposit_is_in_or_refused() {
         let accepted = depositor.join().unwrap();
         assert_eq!(accepted, sealed != Deposit::default());
     });
+}
+
+#[test]
+fn a_deposit_without_its_orderings_is_found() {
+    find(Operation::Swap, a_deposit_is_in_or_refused);
+}
+
+#[test]
+fn a_counter_without_its_orderings_is_found() {
+    for operation in [Operation::Raise, Operation::Look, Operation::Fence] {
+        find(operation, the_last_to_raise_runs_what_that_sets_off);
+    }
 }

@@ -1,10 +1,8 @@
 //! Every order of effects that the memory model allows, for each protocol in the head of the memory
 //! file. Run as `docs/testing.md` says.
-#![allow(unsafe_code)]
 
 use std::time::Duration;
 
-use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -12,7 +10,8 @@ use super::doorbell::Doorbell;
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
 use crate::fabric::failure::Failure;
-use crate::sync::{AtomicU64, add, announce, full_fence, look};
+use crate::sync::modelled::{Operation, find};
+use crate::sync::{AtomicU64, announce, full_fence, look};
 
 const LONG: Duration = Duration::from_secs(1);
 
@@ -125,90 +124,15 @@ fn the_first_failure_stays_and_is_whole() {
     });
 }
 
-/// Three ranks show their tags, as in a synchronous round: one of them at least sees all, and it
-/// sees the data that came before them.
 #[test]
-fn of_the_last_tags_somebody_sees_all() {
-    loom::model(|| {
-        let shared = Arc::new([(); 3].map(|()| (AtomicU64::new(0), UnsafeCell::new(0))));
-        let play = |me: usize, shared: Arc<[(AtomicU64, UnsafeCell<u64>); 3]>| {
-            // SAFETY: written before the tag is shown, and by nobody else.
-            shared[me].1.with_mut(|data| unsafe { *data = me as u64 + 1 });
-            announce(&shared[me].0, 1);
-            full_fence();
-            let all = shared.iter().all(|(tag, _)| look(tag) == 1);
-            if all {
-                // SAFETY: all tags are there, so nobody writes any more.
-                let sum: u64 = shared.iter().map(|(_, data)| data.with(|data| unsafe { *data })).sum();
-                assert_eq!(sum, 6);
-            }
-            all
-        };
-        let others: Vec<_> = [1, 2]
-            .into_iter()
-            .map(|rank| {
-                let shared = shared.clone();
-                thread::spawn(move || play(rank, shared))
-            })
-            .collect();
-        let mut seen = play(0, shared);
-        for other in others {
-            seen |= other.join().unwrap();
-        }
-        assert!(seen);
-    });
+fn a_sleep_without_a_fence_is_found() {
+    find(Operation::Fence, no_ring_is_lost);
+    find(Operation::Fence, no_general_ring_is_lost);
 }
 
-/// A bit that is added to the word carries the tag that was stored before it.
 #[test]
-fn who_finds_a_bit_finds_the_tag() {
-    loom::model(|| {
-        let shared = Arc::new((AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)]));
-        let play = |me: usize, shared: Arc<(AtomicU64, [AtomicU64; 2])>| {
-            announce(&shared.1[me], 7);
-            let before = add(&shared.0, 1 << me);
-            if before != 0 {
-                assert_eq!(look(&shared.1[1 - me]), 7);
-            }
-            before == 0
-        };
-        let other = {
-            let shared = shared.clone();
-            thread::spawn(move || play(1, shared))
-        };
-        let first = play(0, shared);
-        assert!(first != other.join().unwrap(), "exactly one comes first");
-    });
-}
-
-/// Segments are claimed once each, and whoever counts the last one sees all of them.
-#[test]
-fn segments_are_moved_once() {
-    loom::model(|| {
-        let shared = Arc::new((AtomicU64::new(0), AtomicU64::new(0), [UnsafeCell::new(0), UnsafeCell::new(0)]));
-        let play = |shared: Arc<(AtomicU64, AtomicU64, [UnsafeCell<u64>; 2])>| {
-            let mut batch = 0;
-            loop {
-                let segment = add(&shared.0, 1);
-                if segment >= 2 {
-                    break;
-                }
-                // SAFETY: the claim is this thread's alone.
-                shared.2[segment as usize].with_mut(|data| unsafe { *data += segment + 1 });
-                batch += 1;
-            }
-            if batch > 0 && add(&shared.1, batch) + batch == 2 {
-                // SAFETY: both are counted.
-                let sum: u64 = shared.2.iter().map(|data| data.with(|data| unsafe { *data })).sum();
-                assert_eq!(sum, 3);
-                return 1;
-            }
-            0
-        };
-        let other = {
-            let shared = shared.clone();
-            thread::spawn(move || play(shared))
-        };
-        assert_eq!(play(shared) + other.join().unwrap(), 1, "one counts the last");
-    });
+fn a_post_without_its_orderings_is_found() {
+    for operation in [Operation::Announce, Operation::Look, Operation::Fence] {
+        find(operation, an_exchange_is_read_as_it_was_posted);
+    }
 }
