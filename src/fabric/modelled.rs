@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Word;
 use std::time::Duration;
 
-use super::{At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
+use super::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 use crate::error::Result;
 use crate::sync::AtomicU64;
 
@@ -48,7 +48,7 @@ impl Host {
 const ELSEWHERE: &str = "a rank that shares memory with all others addresses another host";
 
 impl Endpoint for Host {
-    fn register(&mut self, _: usize) -> Result<Region> {
+    fn register(&mut self, _: usize, _: Access) -> Result<Region> {
         unreachable!("{ELSEWHERE}")
     }
 
