@@ -288,6 +288,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             segment,
             run: parameters.run(),
             pull_after: parameters.pull_after(bytes),
+            waits_fence_peer: false,
             helpers: self.world.cores().clamp(1, ranks),
             program,
             #[cfg(feature = "faults")]

@@ -103,7 +103,7 @@ impl Driver {
     /// # Panics
     /// If the regions of the own host cannot be mapped; the fabric has promised that they can.
     pub(crate) fn new(
-        plan: Plan,
+        mut plan: Plan,
         mut endpoint: Box<dyn Endpoint>,
         regions: Regions,
         reduction: Reduction,
@@ -128,6 +128,7 @@ impl Driver {
         let arena = Arena::new(data, staged, plan.ranks);
         let scratch = Cut::with_room_for(plan.ranks);
         let sources = Vec::with_capacity(2 * plan.ranks as usize);
+        plan.waits_fence_peer = endpoint.waits_fence_peer();
         let machine = Machine::new(plan);
         Ok(Driver {
             machine,

@@ -404,6 +404,13 @@ pub trait Endpoint: Send + Debug {
     /// Announces a wait; look at memory once more before [`Endpoint::wait`].
     fn prepare_wait(&mut self, interest: Interest);
 
+    /// Whether [`prepare_wait`](Endpoint::prepare_wait) also puts a fence between the stores and the later looks of the
+    /// other rank of this host, where there is one other: then what it stores before it calls
+    /// [`wake`](Endpoint::wake) needs no fence of its own. Known once all ranks have opened this endpoint.
+    fn waits_fence_peer(&self) -> bool {
+        true
+    }
+
     /// Takes the announcement back.
     fn cancel_wait(&mut self);
 

@@ -230,6 +230,7 @@ impl Scenario {
             run: self.run,
             helpers: 2,
             pull_after: self.pull_after,
+            waits_fence_peer: true,
             program: self.program.clone(),
             fault: self.fault,
         }

@@ -61,6 +61,7 @@ impl World {
             run: 1,
             helpers: 1,
             pull_after: 1,
+            waits_fence_peer: true,
             program: None,
             fault: None,
         };

@@ -59,6 +59,7 @@ impl World {
             run: 1,
             helpers: 1,
             pull_after: 1,
+            waits_fence_peer: true,
             program: (self.path == Path::Program).then(program),
             fault: None,
         }

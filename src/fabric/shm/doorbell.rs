@@ -9,7 +9,7 @@ use crate::sync::{AtomicU32, Ordering, full_fence};
 /// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
 /// bell rang since. Whoever rings takes the announcement, so a sleeper is woken once.
 #[repr(C, align(64))]
-#[cfg_attr(loom, derive(Default))]
+#[cfg_attr(any(loom, test), derive(Default))]
 pub(super) struct Doorbell {
     interest: AtomicU32,
     rung: AtomicU32,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::doorbell::Doorbell;
+use super::membarrier;
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::fabric::{
@@ -150,6 +151,13 @@ impl Endpoint for ShmEndpoint {
 
     fn prepare_wait(&mut self, interest: Interest) {
         self.bell().announce(interest);
+        if self.waits_fence_peer() {
+            membarrier::everywhere();
+        }
+    }
+
+    fn waits_fence_peer(&self) -> bool {
+        self.segment.is_fenced_pair()
     }
 
     fn cancel_wait(&mut self) {

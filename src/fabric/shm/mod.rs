@@ -13,6 +13,7 @@ mod failure;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
+mod membarrier;
 mod segment;
 
 use std::os::fd::OwnedFd;
@@ -59,6 +60,9 @@ impl ShmFabric {
     pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
         let segment = Arc::new(Segment::open(memory, rank, ranks)?);
         let watch = Watch::new(rank, pids)?;
+        if membarrier::register() {
+            segment.reach(rank);
+        }
         Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Turns::default(), watch })
     }
 

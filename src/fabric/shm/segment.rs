@@ -22,7 +22,7 @@ pub(crate) const MOST_RANKS: u32 = 4096;
 /// Endpoints of a world, number 0 being the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
 
-const MAGIC: u64 = 0x6561_726C_7962_0001;
+const MAGIC: u64 = 0x6561_726C_7962_0002;
 
 /// The file is sparse: only what is allocated takes memory.
 const FILE: u64 = 1 << 44;
@@ -45,6 +45,8 @@ struct Head {
 #[repr(C, align(128))]
 struct RankHead {
     left: AtomicU32,
+    /// Its process is among those that a barrier of another process reaches.
+    fenced: AtomicU32,
     mailboxes: [Mailbox; 2],
 }
 
@@ -132,6 +134,16 @@ impl Segment {
         let index = (channel * self.ranks + rank) as usize;
         // SAFETY: within `head_bytes`, behind all rank heads; aligned as above; only atomics.
         unsafe { &*self.map.as_ptr().add(offset).cast::<Doorbell>().add(index) }
+    }
+
+    /// A barrier that any process of this machine asks for reaches this rank from now on.
+    pub(super) fn reach(&self, rank: u32) {
+        self.rank_head(rank).fenced.store(1, Ordering::Release);
+    }
+
+    /// Whether there are two ranks, and a barrier reaches both.
+    pub(super) fn is_fenced_pair(&self) -> bool {
+        self.ranks == 2 && (0..2).all(|rank| self.rank_head(rank).fenced.load(Ordering::Acquire) != 0)
     }
 
     pub(super) fn leave(&self, rank: u32) {

@@ -1,0 +1,84 @@
+//! A fence that one process puts into all others, so that they need none on their fast path.
+//!
+//! A rank that goes to sleep announces that and looks once more at what its peer stores; the peer stores and looks at
+//! the announcement. One of the two must see the other, which takes a full fence on both sides. The sleeper is slow
+//! anyway, so it can pay for both: membarrier(2) with `MEMBARRIER_CMD_GLOBAL_EXPEDITED` interrupts every running thread
+//! of the processes that registered, and each passes a full fence before the call returns. Then the peer has either
+//! stored before (the sleeper sees that), or looks afterwards (and sees the announcement).
+#![forbid(unsafe_code)]
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+/// From now on this process can be reached. Whether the kernel does that.
+pub(super) fn register() -> bool {
+    membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+}
+
+/// Every thread of every process that is registered passes a full fence before this returns.
+pub(super) fn everywhere() {
+    let passed = membarrier(MembarrierCommand::GlobalExpedited);
+    // It was offered when this process registered; should it be refused since, a sleeper looks again after a heartbeat.
+    debug_assert!(passed.is_ok(), "{passed:?}");
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::hint::spin_loop;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::thread;
+
+    use super::super::doorbell::Doorbell;
+    use super::*;
+
+    const ROUNDS: u64 = 100_000;
+
+    /// In how many rounds a rank would sleep for a tag that is there, and is not woken. The peer stores the tag and
+    /// rings, without a fence; the sleeper announces, fences as `everywhere` says, and looks.
+    fn lost(everywhere: fn()) -> u64 {
+        let (bell, tag) = (Doorbell::default(), AtomicU64::new(0));
+        let (begun, met, rang) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let meet = |meeting: u64| {
+            met.fetch_add(1, Ordering::SeqCst);
+            while met.load(Ordering::SeqCst) < 2 * meeting {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    while begun.load(Ordering::SeqCst) < round {
+                        spin_loop();
+                    }
+                    (0..round % 61).for_each(|_| spin_loop());
+                    tag.store(round, Ordering::Release);
+                    let heard = bell.ring(1);
+                    rang.store(heard, Ordering::SeqCst);
+                    meet(2 * round - 1);
+                    meet(2 * round);
+                }
+            });
+            let mut lost = 0;
+            for round in 1..=ROUNDS {
+                begun.store(round, Ordering::SeqCst);
+                (0..round % 53).for_each(|_| spin_loop());
+                bell.announce(1);
+                everywhere();
+                let sleeps = tag.load(Ordering::Acquire) != round;
+                meet(2 * round - 1);
+                lost += u64::from(sleeps && !rang.load(Ordering::SeqCst));
+                bell.withdraw();
+                meet(2 * round);
+            }
+            lost
+        })
+    }
+
+    #[test]
+    fn a_peer_without_a_fence_wakes_who_fenced_for_it() {
+        if !register() {
+            return crate::skipped::skipped("this kernel has no membarrier(2); ranks fence for themselves");
+        }
+        println!("lost without the fence: {} of {ROUNDS}", lost(|| {}));
+        assert_eq!(lost(everywhere), 0);
+    }
+}
