@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::coverage::operation;
 use super::oracle::Oracle;
-use super::scenario::Habits;
+use super::scenario::{Death, Habits, Since};
 use crate::collective::core::{Effort, Machine, Op, Stats, Time};
 use crate::collective::driver::Driver;
 use crate::fabric::Lender;
@@ -81,10 +81,13 @@ pub(super) struct Actor {
     finishing: bool,
     pub(super) scheduled: u64,
     pub(super) turns: u64,
-    /// When it hears that somebody died.
-    news: Option<(Time, u32)>,
+    /// When it hears of whose death.
+    news: Vec<(Time, u32)>,
     /// Who died, as far as this rank knows.
-    heard: Option<u32>,
+    heard: Vec<u32>,
+    /// At which of its turns it handed in its last arrival, and first heard of a death.
+    left_off: Option<u64>,
+    mourns: Option<u64>,
     /// When it hears that somebody aborted.
     aborted: Option<Time>,
     /// Operations that it made, as bits.
@@ -101,7 +104,7 @@ pub(super) struct Saved {
     judged: u64,
     dropped: u64,
     finishing: bool,
-    heard: Option<u32>,
+    heard: Vec<u32>,
 }
 
 impl Hash for Saved {
@@ -117,14 +120,15 @@ impl Actor {
         let Actor { driver, doing, begun, made, judged, dropped, finishing, heard, .. } = self;
         let machine = driver.machine().clone();
         let (doing, begun, made, judged, dropped) = (*doing, *begun, *made, *judged, *dropped);
-        Saved { machine, doing, begun, made, judged, dropped, finishing: *finishing, heard: *heard }
+        Saved { machine, doing, begun, made, judged, dropped, finishing: *finishing, heard: heard.clone() }
     }
 
     pub(super) fn restore(&mut self, saved: &Saved) {
         *self.driver.machine_mut() = saved.machine.clone();
         (self.doing, self.made, self.judged) = (saved.doing, saved.made, saved.judged);
         (self.begun, self.dropped) = (saved.begun, saved.dropped);
-        (self.finishing, self.heard) = (saved.finishing, saved.heard);
+        self.finishing = saved.finishing;
+        self.heard.clone_from(&saved.heard);
     }
 
     /// Whether its next step is nobody else's business: it writes only what nobody reads before a
@@ -148,12 +152,12 @@ impl Actor {
     }
 
     pub(super) fn has_heard(&self) -> bool {
-        self.heard.is_some()
+        !self.heard.is_empty()
     }
 
     /// Learns that somebody died.
     pub(super) fn hear_of(&mut self, dead: u32) {
-        self.heard = Some(dead);
+        self.heard.push(dead);
     }
 
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
@@ -169,8 +173,10 @@ impl Actor {
             finishing: false,
             scheduled: 0,
             turns: 0,
-            news: None,
-            heard: None,
+            news: Vec::new(),
+            heard: Vec::new(),
+            left_off: None,
+            mourns: None,
             aborted: None,
             performed: 0,
         }
@@ -194,12 +200,32 @@ impl Actor {
         self.doing == Doing::Dead
     }
 
+    /// Whether it has handed in its last arrival.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.finishing
+    }
+
+    /// Whether a death of it is due.
+    pub(super) fn is_due(&self, death: &Death) -> bool {
+        let since = match death.since {
+            Since::Start => Some(0),
+            Since::Leaving => self.left_off,
+            Since::News => self.mourns,
+        };
+        since.is_some_and(|since| since + death.turns <= self.turns)
+    }
+
     pub(super) fn die(&mut self) {
         self.doing = Doing::Dead;
     }
 
     pub(super) fn will_hear(&mut self, time: Time, dead: u32) {
-        self.news = Some((time, dead));
+        self.news.push((time, dead));
+    }
+
+    /// When it hears next of a death.
+    pub(super) fn next_news(&self) -> Option<Time> {
+        self.news.iter().map(|&(time, _)| time).min()
     }
 
     pub(super) fn summary(&self) -> String {
@@ -242,9 +268,9 @@ impl Actor {
     }
 
     fn try_turn(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
-        self.heard = self.heard.or(self.news.filter(|&(time, _)| time <= now).map(|(_, dead)| dead));
+        self.take_news(now);
         match self.doing {
-            Doing::Computing if self.heard.is_some() => {
+            Doing::Computing if self.has_heard() => {
                 self.doing = Doing::Failed;
                 return Ok(Next::Gone);
             }
@@ -280,6 +306,18 @@ impl Actor {
             Doing::Gone | Doing::Failed | Doing::Dead => return Ok(Next::Gone),
         }
         Ok(self.pause(rng))
+    }
+
+    fn take_news(&mut self, now: Time) {
+        let heard = &mut self.heard;
+        self.news.retain(|&(time, dead)| {
+            let is_new = time <= now;
+            heard.extend(is_new.then_some(dead));
+            !is_new
+        });
+        if self.has_heard() {
+            self.mourns.get_or_insert(self.turns);
+        }
     }
 
     fn pause(&self, rng: &mut Xoshiro256PlusPlus) -> Next {
@@ -318,6 +356,7 @@ impl Actor {
             self.driver.machine_mut().arrive(now, weight);
         } else {
             self.finishing = true;
+            self.left_off = Some(self.turns);
             Rc::make_mut(oracle).leaves(rank, now);
             self.driver.machine_mut().leave();
         }
@@ -398,9 +437,10 @@ impl Actor {
                 return Ok(Next::After(rng.random_range(1..=self.habits.holds)));
             }
         }
-        if let Some(dead) = self.heard {
+        if self.has_heard() {
             // One step at a time, so that the others come in between.
-            self.driver.machine_mut().inherit(dead);
+            let machine = self.driver.machine_mut();
+            self.heard.iter().for_each(|&dead| machine.inherit(dead));
             if self.step(now, Effort::Search, oracle)? {
                 return Ok(self.pause(rng));
             }
@@ -427,8 +467,8 @@ impl Actor {
             return Ok(self.pause(rng));
         }
         self.doing = Doing::Parked;
-        let news = self.news.filter(|_| self.heard.is_none()).map(|(time, _)| time);
-        Ok(Next::Parked(self.driver.machine().next_timer().into_iter().chain(news).chain(self.aborted).min()))
+        let timer = self.driver.machine().next_timer();
+        Ok(Next::Parked(timer.into_iter().chain(self.next_news()).chain(self.aborted).min()))
     }
 
     fn release(&mut self, newest: u64, oracle: &mut Rc<Oracle>) -> Step<()> {

@@ -10,7 +10,7 @@ use super::scenario::Scenario;
 use crate::collective::rule::Grace;
 use crate::fabric::sim::Weather;
 
-/// One schedule. Written as `2:17`, or `2:17+3,ranks=2,calm`: the world that generator 2 draws from seed 17, in
+/// One schedule. Written as `3:17`, or `3:17+3,ranks=2,calm`: the world that generator 3 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -85,6 +85,8 @@ pub enum Edit {
     Calm,
     /// Nobody dies.
     Immortal,
+    /// A rank does not die.
+    Survives(u32),
     /// No rank overlaps, holds on to outcomes, is descheduled, or fills what it has handed in.
     Punctual,
 }
@@ -124,7 +126,8 @@ impl Edit {
             Edit::Depth(depth) => scenario.depth = scenario.depth.min(u64::from(depth.max(1))),
             Edit::Graceless => scenario.grace = Grace::NONE,
             Edit::Calm => (scenario.weather, scenario.freeze) = (Weather::default(), None),
-            Edit::Immortal => scenario.death = None,
+            Edit::Immortal => scenario.deaths.clear(),
+            Edit::Survives(rank) => scenario.deaths.retain(|death| death.rank != rank as usize),
             Edit::Punctual => {
                 for habits in &mut scenario.ranks {
                     (habits.overlaps, habits.holds, habits.preempted, habits.fills) = (0, 1, 0, false);
@@ -142,7 +145,9 @@ impl Edit {
         edits.dedup();
         let troubled = scenario.freeze.is_some() || !scenario.weather.is_calm();
         edits.extend(troubled.then_some(Edit::Calm));
-        edits.extend(scenario.death.map(|_| Edit::Immortal));
+        edits.extend((!scenario.deaths.is_empty()).then_some(Edit::Immortal));
+        let several = scenario.deaths.iter().filter(|_| scenario.deaths.len() > 1);
+        edits.extend(several.map(|death| Edit::Survives(death.rank as u32)));
         edits.extend((scenario.elements > 1).then_some(Edit::Elements(1)));
         for (rank, habits) in (0..).zip(&scenario.ranks) {
             let fewer = [0, habits.steps / 2, habits.steps.saturating_sub(1)];
@@ -168,6 +173,7 @@ impl fmt::Display for Edit {
             Edit::Graceless => f.write_str("graceless"),
             Edit::Calm => f.write_str("calm"),
             Edit::Immortal => f.write_str("immortal"),
+            Edit::Survives(rank) => write!(f, "survives={rank}"),
             Edit::Punctual => f.write_str("punctual"),
         }
     }
@@ -218,6 +224,7 @@ impl FromStr for Case {
                 ("graceless", None) => Edit::Graceless,
                 ("calm", None) => Edit::Calm,
                 ("immortal", None) => Edit::Immortal,
+                ("survives", Some(rank)) => Edit::Survives(number(rank)?),
                 ("punctual", None) => Edit::Punctual,
                 _ => return Err(bad()),
             })
@@ -238,7 +245,8 @@ mod tests {
 
     #[test]
     fn cases_are_read_as_they_are_written() {
-        for text in ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual"] {
+        for text in ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual,survives=1"]
+        {
             let text = format!("{GENERATOR}:{text}");
             assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         }

@@ -70,6 +70,12 @@ coverage! {
     activations,
     /// Ranks that died.
     deaths,
+    /// Ranks that died while others had to do with an earlier death.
+    deaths_together,
+    /// Ranks that died between their last arrival and their leaving.
+    deaths_while_leaving,
+    /// Ranks that died after they had taken over an operation of a dead one.
+    heirs_died,
     /// Operations of a dead rank that another one did again.
     inherited,
     /// Pieces of data that landed more than once.

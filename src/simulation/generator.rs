@@ -4,12 +4,13 @@
 //! ever met. So each world draws first which of them are there at all, and how strong (Groce et al.: Swarm Testing,
 //! ISSTA 2012); and the ways to move data are equally likely, however many rules have them.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::scenario::{Habits, Scenario};
+use super::scenario::{Death, Habits, Scenario, Since};
 use crate::collective::choice::Mover;
 use crate::collective::core::{Effort, Path};
 use crate::collective::driver::Reduction;
@@ -21,7 +22,7 @@ use crate::trigger::Schedule;
 
 /// What today's generator is called: a seed means another world to another generator. It changes with
 /// everything that changes which world or which order of events a seed draws.
-pub const GENERATOR: u32 = 2;
+pub const GENERATOR: u32 = 3;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ pub struct Options {
     /// Whether all ranks make the same number of contributions, each on a host of its own where the
     /// mover allows that.
     pub alike: bool,
-    /// How often a rank dies, anywhere, from 0 to 1.
+    /// How often a rank dies, anywhere, from 0 to 1. Of three or more ranks a second one may die too.
     pub deaths: f64,
     /// Whether the network has troubles: data that lands more than once, receivers that are not
     /// ready, links and partitions on which nothing moves for a time, operations that complete
@@ -138,14 +139,10 @@ impl Scenario {
         };
         let fills = rng.random_bool(0.3);
         let habits = draw_habits(rng, options, &hosts, fills);
-        // Early ones are as interesting as late ones.
-        let someone = |rng: &mut Xoshiro256PlusPlus| {
-            let most = 10u64.pow(rng.random_range(1..4));
-            (rng.random_range(0..ranks as usize), rng.random_range(0..most))
-        };
-        let death = (ranks > 1 && rng.random_bool(options.deaths)).then(|| someone(rng));
+        let deadly = ranks > 1 && rng.random_bool(options.deaths);
+        let deaths = if deadly { draw_deaths(rng, ranks) } else { Vec::new() };
         let freeze = (options.weather && rng.random_bool(0.2)).then(|| {
-            let (rank, turn) = someone(rng);
+            let (rank, turn) = draw_moment(rng, ranks, 1..4);
             (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
         let weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
@@ -161,7 +158,7 @@ impl Scenario {
             pull_after: 10u64.pow(rng.random_range(2..7)),
             schedule,
             program: None,
-            death,
+            deaths,
             freeze,
             weather,
             reduction,
@@ -171,6 +168,29 @@ impl Scenario {
         scenario.compile();
         scenario
     }
+}
+
+/// A rank, and so many of its turns, below a power of ten with an exponent from a range: early ones are as interesting as
+/// late ones.
+fn draw_moment(rng: &mut Xoshiro256PlusPlus, ranks: u32, exponents: Range<u32>) -> (usize, u64) {
+    let most = 10u64.pow(rng.random_range(exponents));
+    (rng.random_range(0..ranks as usize), rng.random_range(0..most))
+}
+
+/// A death, and often a second one where somebody is left to see both: at a time of its own, or while the survivors deal
+/// with the first.
+fn draw_deaths(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<Death> {
+    // Little is left to do after a last arrival, or after such news.
+    let exponents = |since: Since| if since == Since::Start { 1..4 } else { 0..3 };
+    let since = if rng.random_bool(0.25) { Since::Leaving } else { Since::Start };
+    let (first, turns) = draw_moment(rng, ranks, exponents(since));
+    let mut deaths = vec![Death { rank: first, turns, since }];
+    if ranks > 2 && rng.random_bool(0.4) {
+        let since = [Since::Start, Since::Leaving, Since::News, Since::News][rng.random_range(0..4)];
+        let (other, turns) = draw_moment(rng, ranks - 1, exponents(since));
+        deaths.push(Death { rank: (first + 1 + other) % ranks as usize, turns, since });
+    }
+    deaths
 }
 
 /// Which habits the ranks of this world have at all, and how strong each rank has them.

@@ -147,15 +147,14 @@ fn simulate(
                     actor.scheduled = at(&mut agenda, turn + length, index);
                     continue;
                 }
-                if scenario.death.is_some_and(|(victim, at)| victim == index && at <= actor.turns) && !actor.is_gone() {
+                if scenario.deaths.iter().any(|death| death.rank == index && actor.is_due(death)) && !actor.is_gone() {
                     actor.die();
                     tell(story, turn, index, || "dies".to_owned());
                     net.lock().kill(index);
                     for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
                         // They go on as if nothing had happened until they hear of it.
-                        let time = turn + rng.random_range(0..20_000);
-                        actor.will_hear(time, index as u32);
-                        if actor.is_parked() {
+                        actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
+                        if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
                             actor.scheduled = at(&mut agenda, time, survivor);
                         }
                     }
@@ -239,13 +238,17 @@ fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, S
         let stuck: Vec<String> = stuck.map(|(rank, actor)| format!("\n  rank {rank}: {}", actor.summary())).collect();
         return Err(format!("liveness: nothing left to happen, and not done are{}", stuck.concat()));
     }
-    let deaths = actors.iter().filter(|actor| actor.is_dead()).count() as u64;
+    let dead = || actors.iter().filter(|actor| actor.is_dead());
+    let deaths = dead().count() as u64;
     let whole = deaths == 0 && !failed;
     if whole {
         oracle.closes()?;
     }
     let mut coverage = Coverage {
         deaths,
+        deaths_together: deaths.saturating_sub(1),
+        deaths_while_leaving: dead().filter(|actor| actor.is_leaving()).count() as u64,
+        heirs_died: dead().filter(|actor| actor.stats().inherited > 0).count() as u64,
         contributions: oracle.contributions,
         rounds: oracle.rounds(),
         carried_with_fresh: oracle.carried_with_fresh,

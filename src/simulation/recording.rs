@@ -99,3 +99,32 @@ pub(super) mod as_text {
         String::deserialize(from)?.parse().map_err(de::Error::custom)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::scenario::{Death, Since};
+    use super::*;
+
+    const WORLD: &str = include_str!("../../tests/corpora/worlds/share-lands-again-2.toml");
+
+    fn deaths(line: &str) -> Vec<Death> {
+        let read = |text: &str| text.parse::<Recording>().unwrap();
+        let recording = read(&WORLD.replacen("[world]\n", &format!("[world]\n{line}\n"), 1));
+        assert_eq!(read(&recording.to_string()).world.deaths, recording.world.deaths, "{recording}");
+        recording.world.deaths
+    }
+
+    #[test]
+    fn files_have_no_death_or_one_or_several() {
+        let first = Death { rank: 1, turns: 57, since: Since::Start };
+        let second = Death { rank: 3, turns: 0, since: Since::Leaving };
+        let third = Death { rank: 0, turns: 9, since: Since::News };
+        assert!(deaths("").is_empty());
+        assert_eq!(deaths("death = [1, 57]"), [first]);
+        let several = "deaths = [{ rank = 1, turns = 57, since = 'start' }, { rank = 3, turns = 0, since = 'leaving' }, \
+                       { rank = 0, turns = 9, since = 'news' }]";
+        assert_eq!(deaths(several), [first, second, third]);
+        let stranger = WORLD.replacen("[world]\n", "[world]\ndeath = [4, 57]\n", 1);
+        assert!(stranger.parse::<Recording>().is_err_and(|error| error.to_string().contains("none of this world")));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::explore::{Means, World};
 use super::recording::as_text;
@@ -35,8 +35,9 @@ pub(super) struct Scenario {
     pub(super) schedule: Option<Schedule>,
     #[serde(skip)]
     pub(super) program: Option<Arc<Layout>>,
-    /// Who dies, and at which of its turns.
-    pub(super) death: Option<(usize, u64)>,
+    /// Who dies, and when.
+    #[serde(default, alias = "death", deserialize_with = "Death::list", skip_serializing_if = "Vec::is_empty")]
+    pub(super) deaths: Vec<Death>,
     /// Who freezes, at which of its turns, and for how long.
     pub(super) freeze: Option<(usize, u64, u64)>,
     #[serde(skip)]
@@ -75,7 +76,7 @@ impl std::fmt::Debug for Scenario {
             schedule,
             reduction,
             ranks,
-            death,
+            deaths,
             freeze,
             weather,
             fault,
@@ -84,10 +85,49 @@ impl std::fmt::Debug for Scenario {
         write!(
             f,
             "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, {} {schedule:?}, {elements} elements, \
-             segments of {segment}, {reduction:?}, death {death:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
+             segments of {segment}, {reduction:?}, deaths {deaths:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
             hosts.len(),
             path.name(),
         )
+    }
+}
+
+/// A rank that dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Death {
+    pub(super) rank: usize,
+    /// After so many of its turns.
+    pub(super) turns: u64,
+    /// From when on they are counted.
+    pub(super) since: Since,
+}
+
+/// From when on turns are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Since {
+    /// From the beginning.
+    Start,
+    /// From its last arrival: it dies before it has left.
+    Leaving,
+    /// From when it heard that another rank had died.
+    News,
+}
+
+impl Death {
+    /// A list as a file has it; of one death a file may say rank and turns alone, as a pair.
+    fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Death>, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Deaths {
+            Pair(usize, u64),
+            List(Vec<Death>),
+        }
+        Ok(match Deaths::deserialize(from)? {
+            Deaths::Pair(rank, turns) => vec![Death { rank, turns, since: Since::Start }],
+            Deaths::List(deaths) => deaths,
+        })
     }
 }
 
@@ -123,7 +163,7 @@ impl Scenario {
         let dense = |host: &u32| known.binary_search(host).unwrap_or(0) as u32;
         self.hosts = self.hosts.iter().map(dense).collect();
         self.fire = self.fire.clamped(ranks);
-        self.death = self.death.filter(|&(rank, _)| rank < kept);
+        self.deaths.retain(|death| death.rank < kept);
         self.freeze = self.freeze.filter(|&(rank, ..)| rank < kept);
     }
 
@@ -157,7 +197,7 @@ impl Scenario {
             return bad("`depth`, `elements`, `segment` or `run` is out of range");
         }
         let outside = |rank: usize| rank >= ranks;
-        if self.death.is_some_and(|(rank, _)| outside(rank)) || self.freeze.is_some_and(|(rank, ..)| outside(rank)) {
+        if self.deaths.iter().any(|death| outside(death.rank)) || self.freeze.is_some_and(|(rank, ..)| outside(rank)) {
             return bad("the rank that dies or freezes is none of this world");
         }
         if self.ranks.iter().any(|habits| habits.compute == 0 || habits.holds == 0) {
@@ -206,7 +246,7 @@ impl Scenario {
             program,
             reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
             ranks: world.steps.iter().map(habits).collect(),
-            death: None,
+            deaths: Vec::new(),
             freeze: None,
             weather: Weather::default(),
             fault: world.fault,
