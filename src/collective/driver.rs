@@ -293,10 +293,10 @@ impl Driver {
         missing
     }
 
-    /// A rank died. Finishes what it had begun, as far as possible now; whether others still have
+    /// These ranks died. Finishes what they had begun, as far as possible now; whether others still have
     /// something in their hands.
-    pub(crate) fn inherit(&mut self, rank: u32, now: Time) -> Result<bool> {
-        self.machine.inherit(rank);
+    pub(crate) fn inherit(&mut self, ranks: impl IntoIterator<Item = u32>, now: Time) -> Result<bool> {
+        ranks.into_iter().for_each(|rank| self.machine.inherit(rank));
         self.drive(now, Effort::Search)?;
         Ok(self.is_pending())
     }

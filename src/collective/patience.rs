@@ -217,7 +217,9 @@ impl Patience {
         let last_words = self.clock.now() + LAST_WORDS.as_nanos() as Time;
         let until = deadline.map_or(last_words, |deadline| deadline.min(last_words));
         loop {
-            let others_at_work = driver.inherit(peer, self.clock.now())?;
+            // Others may have died together with it, or while they did what it had in hand.
+            let dead = std::iter::once(peer).chain(self.fabric.dead());
+            let others_at_work = driver.inherit(dead, self.clock.now())?;
             if over(driver.machine()) {
                 return Ok(());
             }
@@ -286,5 +288,117 @@ impl Spin {
         } else {
             self.budget = (self.budget / 2).max(LEAST_SPIN.min(self.most));
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+    use crate::collective::core::{Op, Path, Plan, Token, Topology, program};
+    use crate::collective::driver::{Reduction, Regions};
+    use crate::collective::rule::{Absent, Fire, Grace, Scale};
+    use crate::fabric::shm::ShmFabric;
+    use crate::fabric::{Endpoint, RawAccess};
+    use crate::reduce::{Dtype, Reduce};
+    use crate::trigger::Schedule;
+
+    const RANKS: u32 = 3;
+    const ELEMENTS: usize = 4;
+    const SUM: Reduction =
+        Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry };
+
+    fn plan(me: u32) -> Plan {
+        let (fire, grace, depth, segment) = (Fire::ALL, Grace::NONE, 2, 8);
+        let bytes = ELEMENTS * size_of::<u64>();
+        Plan {
+            ranks: RANKS,
+            me,
+            topology: Topology::new(vec![0; RANKS as usize]),
+            fire,
+            grace,
+            absent: Absent::Carry,
+            weighted: false,
+            depth,
+            path: Path::Program,
+            bytes,
+            wide_bytes: bytes,
+            segment,
+            run: 1,
+            helpers: 1,
+            pull_after: 1,
+            program: Some(program(RANKS, (fire, grace), Schedule::Doubling, (bytes, segment), depth)),
+            fault: None,
+        }
+    }
+
+    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the others.
+    fn world(others: &[Child]) -> Vec<Arc<ShmFabric>> {
+        let memory = ShmFabric::create(RANKS).unwrap();
+        let unwatched = vec![None; RANKS as usize];
+        let watched: Vec<_> = std::iter::once(None).chain(others.iter().map(|child| Some(child.id()))).collect();
+        let join = |rank: u32| {
+            let pids = if rank == 0 { &watched } else { &unwatched };
+            Arc::new(ShmFabric::join(memory.try_clone().unwrap(), rank, RANKS, pids).unwrap())
+        };
+        (0..RANKS).map(join).collect()
+    }
+
+    fn drivers(fabrics: &[Arc<ShmFabric>]) -> Vec<Driver> {
+        let open = |fabric: &Arc<ShmFabric>| fabric.open(RawAccess::CRATE).unwrap();
+        let mut ends: Vec<Box<dyn Endpoint>> = fabrics.iter().map(open).collect();
+        let cells = plan(0).control_cells() * size_of::<u64>();
+        let regions = [(cells, Regions::CONTROL), (plan(0).data_bytes(), Regions::DATA)];
+        let own = regions.map(|(bytes, access)| ends[0].register(bytes, access).unwrap());
+        let keys = own.map(|region| ends[0].key(region));
+        let driver = |(rank, mut end): (u32, Box<dyn Endpoint>)| {
+            let [control, data] = if rank == 0 { own } else { keys.map(|key| end.import(0, key).unwrap()) };
+            let regions = Regions { control: vec![control], data: vec![data] };
+            Driver::new(plan(rank), end, regions, SUM, None).unwrap()
+        };
+        (0..).zip(ends).map(driver).collect()
+    }
+
+    /// Hands in a contribution of ones.
+    fn arrive(driver: &mut Driver) {
+        let (plan, buffer) = (driver.machine().plan().clone(), driver.machine().buffer());
+        driver.lender().contribution::<u64>(plan.contribution(plan.me, buffer), plan.bytes).fill(1);
+        driver.machine_mut().arrive(0, 1);
+    }
+
+    /// Goes on until an operation is claimed, and no further: like a process that is killed then.
+    fn claim(driver: &mut Driver) {
+        let is_claim = |op: &Op| matches!(op, Op::Atomic { token: Token::Swap, .. });
+        loop {
+            let claims = driver.machine().peek_op().is_some_and(is_claim);
+            assert!(driver.step(0, Effort::Work).unwrap(), "there is nothing to claim");
+            if claims {
+                return;
+            }
+        }
+    }
+
+    /// Each of two dead ranks holds an operation without which a round that has fired cannot land.
+    #[test]
+    fn a_round_that_had_fired_outlives_two_deaths() {
+        let sleeper = || Command::new("sleep").arg("600").spawn().unwrap();
+        let mut others = [sleeper(), sleeper()];
+        let fabrics = world(&others);
+        for other in &mut others {
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+        let mut drivers = drivers(&fabrics);
+        drivers.iter_mut().for_each(arrive);
+        drivers[1..].iter_mut().for_each(claim);
+        let survivor = &mut drivers[0];
+        let mut patience = Patience::new(fabrics[0].clone(), Duration::from_millis(1), true);
+        let deadline = Deadline::from(Duration::from_secs(60));
+        patience.block(survivor, "wait", deadline, |machine| !machine.ready().is_empty()).unwrap();
+        assert_eq!(survivor.machine().stats().inherited, 2);
+        let at = survivor.machine().outcome_at(1);
+        assert_eq!(survivor.lender().outcome::<u64>(at, plan(0).bytes), [u64::from(RANKS); ELEMENTS]);
+        assert_eq!(fabrics[0].dead(), [1, 2]);
     }
 }

@@ -334,6 +334,12 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// As [`Fabric::health`].
     fn look_for_dead(&self, operation: &'static str) -> Result<()>;
 
+    /// The ranks that share memory with this one and have ended without leaving, which takes system calls: the others
+    /// can go on with what these had in hand.
+    fn dead(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Fails every later call of every rank. The first reason stays. From any thread.
     fn abort(&self, reason: &str);
 

@@ -41,17 +41,17 @@ impl Watch {
         Ok(Watch { processes })
     }
 
-    /// The lowest rank whose process has ended and was not expected to: `left` says who told that
+    /// The ranks, ascending, whose processes have ended and were not expected to: `left` says who told that
     /// it leaves, which a process does before it ends.
-    pub(crate) fn ended(&self, left: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(crate) fn ended(&self, left: impl Fn(u32) -> bool) -> Vec<u32> {
         let watched = || self.processes.iter().enumerate().filter_map(|(peer, fd)| Some((peer as u32, fd.as_ref()?)));
         let watched: Vec<_> = watched().filter(|(peer, _)| !left(*peer)).collect();
         let mut polled: Vec<_> = watched.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
         if poll(&mut polled, Some(&rustix::time::Timespec::default())).unwrap_or(0) == 0 {
-            return None;
+            return Vec::new();
         }
         let ended = watched.iter().zip(&polled).filter(|(_, poll)| !poll.revents().is_empty());
-        ended.map(|((peer, _), _)| *peer).find(|&peer| !left(peer))
+        ended.map(|((peer, _), _)| *peer).filter(|&peer| !left(peer)).collect()
     }
 
     /// Whether the kernel tells of a rank's end.

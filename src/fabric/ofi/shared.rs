@@ -100,7 +100,7 @@ impl Shared {
     pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
         let known = |peer| self.lock().knows_end_of(peer);
-        if let Some(peer) = self.watch.ended(known) {
+        if let Some(&peer) = self.watch.ended(known).first() {
             self.lock().suspect(peer, Evidence::Ended);
         }
         self.lock().look_into_suspects();

@@ -166,7 +166,7 @@ impl Fabric for ShmFabric {
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
-        if let Some(peer) = self.watch.ended(|peer| self.segment.has_left(peer)) {
+        if let Some(&peer) = self.dead().first() {
             let failure = Failure::Died { peer, how: ENDED.to_owned() };
             tracing::debug!(rank = self.rank, peer, "found dead");
             self.segment.fail(&failure);
@@ -176,6 +176,10 @@ impl Fabric for ShmFabric {
             return Err(failure.error(self.rank, operation));
         }
         self.health(operation)
+    }
+
+    fn dead(&self) -> Vec<u32> {
+        self.watch.ended(|peer| self.segment.has_left(peer))
     }
 
     fn abort(&self, reason: &str) {
