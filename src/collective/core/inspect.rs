@@ -10,8 +10,9 @@ use super::tag::Tag;
 use super::word;
 
 impl Machine {
-    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive,
-    /// those whose data is not there yet, or all those of whom some are closing or moving the round.
+    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive, the home that
+    /// does not answer, those whose data is not there yet, or all those of whom some are closing or moving the round,
+    /// or have not taken what this rank sent.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let mut missing = RankSet::empty(self.plan.ranks);
         let Some(arrival) = &self.arrival else { return missing };
@@ -52,10 +53,26 @@ impl Machine {
             let me = self.plan.me;
             self.silent_homes(self.fired, cells).filter(|&home| home != me).for_each(|home| missing.insert(home));
         }
-        if missing.is_empty() && arrival.target > self.landed {
+        if let Some(home) = self.asked_home() {
+            missing.insert(home);
+        }
+        if missing.is_empty() {
             self.may_be_working().for_each(|rank| missing.insert(rank));
         }
         missing
+    }
+
+    /// The home on another host that this rank has asked about the next round's words, and that has not answered. Usually
+    /// that takes no time; while a rank does not answer, others may seem to be missing because they wait for it, too.
+    fn asked_home(&self) -> Option<u32> {
+        let arrival = self.arrival.as_ref()?;
+        let asked = match arrival.stage {
+            Stage::Adding | Stage::Ticketing | Stage::Probing { .. } | Stage::Closing { .. } => arrival.target,
+            Stage::Placing { round } => round,
+            _ => return None,
+        };
+        let home = self.plan.home(self.fired + 1, &self.active);
+        (asked == self.fired + 1 && self.plan.host_of(home) != self.plan.host()).then_some(home)
     }
 
     /// All are here, so somebody is closing the round or moves a piece of it. An arrival that fulfils
@@ -108,5 +125,101 @@ impl Machine {
         format!(
             "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {pending:?} {mover:?} {offloaded:?}"
         )
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Effort, Op, Plan, Topology};
+    use super::*;
+    use crate::collective::rule::{Absent, Fire, Grace};
+
+    struct Memory(Vec<u64>);
+
+    impl Cells for Memory {
+        fn load(&self, cell: usize) -> u64 {
+            self.0[cell]
+        }
+    }
+
+    impl Memory {
+        fn of(plan: &Plan) -> Self {
+            Memory(vec![0; plan.control_cells()])
+        }
+
+        /// The tag with which a rank that arrives for a round shows a buffer lands here.
+        fn show(&mut self, cell: usize, target: u64) {
+            self.0[cell] = Tag { target, buffer: 0, weight: 1, leaving: false }.cell();
+        }
+
+        /// Goes on as far as a machine can whose operations on other hosts never complete.
+        fn run(&mut self, machine: &mut Machine) {
+            while machine.poll(0, Effort::Work, self) {
+                while let Some(op) = machine.next_op() {
+                    if let Op::Store { cell, value } = op {
+                        self.0[cell] = value;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each rank on a host of its own.
+    fn plan(me: u32, ranks: u32, fire: Fire, path: Path) -> Plan {
+        Plan {
+            ranks,
+            me,
+            topology: Topology::new((0..ranks).collect()),
+            fire,
+            grace: Grace::NONE,
+            absent: Absent::Carry,
+            weighted: false,
+            depth: 1,
+            path,
+            bytes: 8,
+            wide_bytes: 8,
+            segment: 8,
+            run: 1,
+            helpers: 1,
+            pull_after: 1,
+            program: None,
+            fault: None,
+        }
+    }
+
+    fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {
+        machine.missing(memory).iter().collect()
+    }
+
+    /// It has arrived, and the third rank has not: perhaps because it does not answer that one either.
+    #[test]
+    fn a_home_that_does_not_answer_is_missing() {
+        let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
+        let home = of(0).home(1, &RankSet::full(3));
+        let mut machine = Machine::new(of((home + 1) % 3));
+        let mut memory = Memory::of(machine.plan());
+        memory.show(machine.plan().tag(home, 0), 1);
+        machine.arrive(0, 1);
+        memory.run(&mut machine);
+        let mut expected = [home, (home + 2) % 3];
+        expected.sort_unstable();
+        assert_eq!(missing(&machine, &memory), expected);
+    }
+
+    /// The round has landed here; what this rank sent for the one before has not landed there.
+    #[test]
+    fn a_rank_that_takes_nothing_is_missing() {
+        let mut machine = Machine::new(plan(0, 2, Fire::ALL, Path::Replicated));
+        let mut memory = Memory::of(machine.plan());
+        for round in 1..=2 {
+            machine.arrive(0, 1);
+            memory.run(&mut machine);
+            memory.show(machine.plan().tag(1, Plan::tag_of(round)), round);
+            memory.run(&mut machine);
+            assert_eq!(machine.landed(), round);
+            let taken = machine.take(true);
+            assert_eq!(taken.is_empty(), round == 2, "{taken:?}");
+        }
+        assert_eq!(missing(&machine, &memory), [1]);
     }
 }
