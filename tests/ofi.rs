@@ -5,11 +5,13 @@
 
 mod common;
 
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{PROVIDERS, libfabric, until};
 use earlybird::fabric::ofi::{Device, OfiFabric, Progress, Settings, devices};
 use earlybird::fabric::{Access, At, Change, Fabric, Key, RawAccess, Signal};
+use earlybird::{Error, Result};
 
 #[test]
 fn providers_are_found_with_what_they_can_do() {
@@ -81,4 +83,35 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     world.iter().for_each(|fabric| fabric.health("test").unwrap());
     // Together: one that goes alone would wait for the other.
     std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(|| fabric.leave())));
+}
+
+/// Rank 2 comes to the meeting, and does nothing then. Rank 0 gives it up and tells rank 1, which would wait for longer.
+#[test]
+fn a_rank_that_gives_up_joining_says_why() {
+    let Some(library) = libfabric() else { return };
+    let settings = Settings { provider: Some(PROVIDERS[0].to_owned()), ..Settings::default() };
+    let cards = Mutex::new(vec![Vec::new(); 3]);
+    let (all_told, the_end) = (Barrier::new(3), Barrier::new(3));
+    let join = &|rank: u32| -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(if rank == 0 { 5 } else { 60 });
+        let joined = OfiFabric::join(&library, &settings, (rank, 3), until, |card| {
+            cards.lock().unwrap()[rank as usize] = card.to_vec();
+            all_told.wait();
+            if rank == 2 {
+                the_end.wait();
+                return Err(Error::Config("it goes no further".to_owned()));
+            }
+            Ok(cards.lock().unwrap().clone())
+        });
+        if rank != 2 {
+            the_end.wait();
+        }
+        joined.map(drop)
+    };
+    let [first, second, _] = std::thread::scope(|scope| {
+        let joining = [0, 1, 2].map(|rank| scope.spawn(move || join(rank)));
+        joining.map(|thread| thread.join().unwrap().unwrap_err())
+    });
+    assert!(first.to_string().contains("rank 2 came to the meeting and cannot be reached"), "{first}");
+    assert!(matches!(&second, Error::Aborted { by: 0, reason, .. } if *reason == first.to_string()), "{second}");
 }

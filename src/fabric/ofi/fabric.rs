@@ -206,13 +206,19 @@ impl OfiFabric {
             );
             Error::join(rank, cause)
         };
-        fabric.exchange("join", &[], deadline).map_err(|error| match error {
+        let all_here = fabric.exchange("join", &[], deadline).map_err(|error| match error {
             Error::Timeout { missing, waited, .. } => {
                 unreached(missing.to_string(), format!("nothing was heard for {waited:.1?}"))
             }
             Error::PeerDied { peer, how, .. } if how != ENDED => unreached(format!("rank {peer}"), how),
             other => other,
-        })?;
+        });
+        if let Err(error) = all_here {
+            // A rank that still waits hears why this one goes; else it would find this one dead.
+            fabric.abort(&error.to_string());
+            fabric.leave();
+            return Err(error);
+        }
         Ok(fabric)
     }
 
