@@ -23,7 +23,7 @@ fn rank() {
         Some("patient") => wait_for_long(),
         Some("reader") => read_from_who_leaves(),
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
-        Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
+        Some(role) if role.split(' ').count() == 4 => common::faults::rank(),
         _ => common::stress::play(),
     }
 }

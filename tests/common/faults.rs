@@ -7,21 +7,57 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::marks::Marks;
-use super::{Job, Way, left_behind, role, said, shared_memory_files};
+use super::{Job, Way, left_behind, role, said, shared_memory_files, until};
 
 /// Within which everybody must notice.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Plays a rank that goes on until something fails, and says what failed; checks every sum.
+/// What a rank plays, as its role says: `FIRE MOVER PATIENCE [FOLDER [LENGTH DEADLINE]]`, in milliseconds, elements and
+/// seconds. Under the mover `provider` a provider carries programs out. In the folder the rank marks that it has
+/// started, and finds the mark that it is enough.
+struct Part {
+    fire: Fire,
+    how: (Mover, Executor),
+    patience: Duration,
+    marks: Option<Marks>,
+    length: Option<usize>,
+    deadline: Duration,
+}
+
+impl Part {
+    fn of(role: &str) -> Part {
+        let words: Vec<&str> = role.split(' ').collect();
+        let shorter = std::env::var("TEST_DEADLINE").ok();
+        let seconds = words.get(5).copied().or(shorter.as_deref());
+        Part {
+            fire: words[0].parse().unwrap(),
+            how: match words[1] {
+                "provider" => (Mover::Tree, Executor::Provider),
+                mover => (mover.parse().unwrap(), Executor::Auto),
+            },
+            patience: Duration::from_millis(words[2].parse().unwrap()),
+            marks: words.get(3).map(|folder| Marks::at(folder)),
+            length: words.get(4).map(|length| length.parse().unwrap()),
+            deadline: seconds.map_or(DEADLINE, |seconds| Duration::from_secs(seconds.parse().unwrap())),
+        }
+    }
+}
+
+/// Set by ranks that have started, each by its number.
+const STARTED: &str = "started-";
+
+/// Set for ranks that shall leave.
+pub const ENOUGH: &str = "enough";
+
+/// Whether all ranks of a world have said that they have started.
+pub fn have_started(marks: &Marks, ranks: u32) -> bool {
+    (0..ranks).all(|rank| marks.has(&format!("{STARTED}{rank}")))
+}
+
+/// Plays a rank that goes on until something fails or it is enough, and says what failed; checks every sum.
 pub fn rank() {
     let Some(role) = role() else { return };
-    let words: Vec<&str> = role.split(' ').collect();
-    let patience = Duration::from_millis(words[2].parse().unwrap());
-    let how = match words[1] {
-        "provider" => (Mover::Tree, Executor::Provider),
-        mover => (mover.parse().unwrap(), Executor::Auto),
-    };
-    let error = match play(words[0].parse().unwrap(), how, patience) {
+    let error = match play(&Part::of(&role)) {
         Err(error) => error,
         Ok(()) => return println!("\nENDED well"),
     };
@@ -33,16 +69,23 @@ pub fn rank() {
     println!("TEXT {error}");
 }
 
-fn play(fire: Fire, (mover, executor): (Mover, Executor), patience: Duration) -> Result<(), Error> {
-    let shorter = std::env::var("TEST_DEADLINE").map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
-    let world = World::from_env(&Config { deadline: shorter.unwrap_or(DEADLINE), ..Config::from_env()? })?;
+fn play(part: &Part) -> Result<(), Error> {
+    let Part { fire, how: (mover, executor), patience, ref marks, length, deadline } = *part;
+    let mut config = Config { deadline, ..Config::from_env()? };
+    if marks.is_some() {
+        // All leave together, unless one cannot.
+        config.ofi.linger = Duration::from_secs(5);
+    }
+    let world = World::from_env(&config)?;
     // Two ranks have nothing but messages, which a provider may still hold without a context when the peer is gone.
-    let length = if world.size() == 2 { 1 } else { 3000 };
+    let length = length.unwrap_or(if world.size() == 2 { 1 } else { 3000 });
     let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build()?;
     let started = Instant::now();
     let mut newest = 0;
     println!("\nSTARTED");
-    while started.elapsed() < Duration::from_secs(60) {
+    marks.iter().for_each(|marks| marks.set(&format!("{STARTED}{}", world.rank())));
+    let is_enough = || marks.as_ref().is_some_and(|marks| marks.has(ENOUGH));
+    while started.elapsed() < Duration::from_secs(60) && !is_enough() {
         let mine = u64::from(world.rank() + 1) * 1000 + newest + 1;
         sum.contribution()?.fill(mine);
         sum.arrive()?;
@@ -58,19 +101,26 @@ fn play(fire: Fire, (mover, executor): (Mover, Executor), patience: Duration) ->
     sum.finish(patience)
 }
 
-/// So many times: a rank is killed at a random moment of `window`, from joining to full flight.
-/// Everybody names it.
+/// So many times: a rank is killed at a random moment of `window`, from joining to full flight; every other time
+/// that is counted from when the world has started. Everybody names it.
 pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Duration>) {
     let (before, mut pids) = (shared_memory_files(), Vec::new());
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
+    let mut killed_after_start = 0;
     for turn in 0..turns {
         let ranks = [2, 3, 5][turn % 3];
         let fire = ["all", "solo", "quorum=2"][turn / 3 % 3];
         let mover = movers[turn / 9 % movers.len()];
-        let mut job = Job::start(way, ranks, "rank", &format!("{fire} {mover} 8000"));
+        let marks = Marks::make();
+        let mut job = Job::start(way, ranks, "rank", &format!("{fire} {mover} 8000 {}", marks.folder()));
         pids.extend(job.pids());
         let victim = rng.random_range(0..ranks) as usize;
-        std::thread::sleep(rng.random_range(window.clone()));
+        let moment = rng.random_range(window.clone());
+        if turn % 2 == 1 {
+            until("a world has started", || have_started(&marks, ranks));
+        }
+        std::thread::sleep(moment);
+        killed_after_start += usize::from(have_started(&marks, ranks));
         let killed = Instant::now();
         job.ranks[victim].kill().unwrap();
         let ends = job.finish(Duration::from_secs(20));
@@ -95,6 +145,10 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
             );
         }
     }
+    assert!(
+        3 * killed_after_start >= turns,
+        "{way:?}: {killed_after_start} of {turns} kills hit a world that had started"
+    );
     // libfabric's own provider for shared memory has files with names, which a killed process leaves.
     let (theirs, ours): (Vec<_>, Vec<_>) = left_behind(&before, &pids).into_iter().partition(|name| name.contains(':'));
     assert!(theirs.is_empty() || way == Way::Ofi("shm"), "{way:?}: {theirs:?} was left behind");

@@ -21,8 +21,12 @@ impl Marks {
 
     /// The folder with which the role of this process ends.
     pub fn of_role() -> Marks {
-        let role = role().unwrap();
-        Marks { folder: role.rsplit(' ').next().unwrap().into(), own: false }
+        Marks::at(role().unwrap().rsplit(' ').next().unwrap())
+    }
+
+    /// A folder that another process has made.
+    pub fn at(folder: &str) -> Marks {
+        Marks { folder: folder.into(), own: false }
     }
 
     pub fn folder(&self) -> std::path::Display<'_> {
