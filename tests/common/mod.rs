@@ -8,6 +8,7 @@ pub mod faults;
 pub mod hosts;
 pub mod marks;
 pub mod stress;
+pub mod troubles;
 pub mod worlds;
 
 use std::collections::hash_map::RandomState;

@@ -1,0 +1,282 @@
+//! A rank of a small world is stopped, frozen, killed or terminated at a random moment. What happens is drawn from a
+//! seed, which plays it again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rustix::process::Signal;
+
+use super::faults::{ENOUGH, have_started};
+use super::marks::Marks;
+use super::{Job, PROVIDERS, Way, left_behind, providers, said, shared_memory_files};
+
+/// By when everything that a rank waits for is over: joining, making a collective, its patience, and what it lingers.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What is done to a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trouble {
+    /// It is stopped, and goes on before any other loses patience: nothing fails.
+    Stop,
+    /// It is stopped until all others have ended: they name it.
+    Freeze,
+    /// It is killed: the others name it.
+    Kill,
+    /// It is told to end, which nothing in it handles: the others name it.
+    Term,
+}
+
+impl Trouble {
+    const EVERY: [Trouble; 4] = [Trouble::Stop, Trouble::Freeze, Trouble::Kill, Trouble::Term];
+
+    /// The signal by which the rank ends, if that is its end.
+    fn deadly(self) -> Option<Signal> {
+        match self {
+            Trouble::Stop | Trouble::Freeze => None,
+            Trouble::Kill => Some(Signal::KILL),
+            Trouble::Term => Some(Signal::TERM),
+        }
+    }
+
+    /// How long the others wait for it at a time.
+    fn patience(self) -> Duration {
+        Duration::from_secs(match self {
+            Trouble::Stop => 20,
+            Trouble::Freeze => 4,
+            Trouble::Kill | Trouble::Term => 8,
+        })
+    }
+
+    /// How long they wait for it while the world is set up.
+    fn deadline(self) -> Duration {
+        Duration::from_secs(if self == Trouble::Stop { 30 } else { 10 })
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Trouble::Stop => "stop",
+            Trouble::Freeze => "freeze",
+            Trouble::Kill => "kill",
+            Trouble::Term => "term",
+        })
+    }
+}
+
+/// What a seed draws.
+#[derive(Clone, Debug)]
+pub struct Case {
+    seed: u64,
+    way: Way,
+    ranks: u32,
+    victim: usize,
+    trouble: Trouble,
+    fire: &'static str,
+    mover: &'static str,
+    length: usize,
+    /// The moment is counted from when the world has started, not from when its processes are made.
+    after_start: bool,
+    moment: Duration,
+    /// How long it is stopped.
+    pause: Duration,
+}
+
+impl Case {
+    fn draw(seed: u64) -> Case {
+        let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
+        // A provider, or none.
+        let way = PROVIDERS.get(rng.random_range(0..=PROVIDERS.len())).copied().map_or(Way::Shm, Way::Ofi);
+        let trouble = match way {
+            // In libfabric's shm a process that is stopped may hold a lock in the memory of the others. They spin in
+            // there until it goes on; for ever, if it does not.
+            Way::Ofi("shm") => Trouble::Stop,
+            _ => Trouble::EVERY[rng.random_range(0..Trouble::EVERY.len())],
+        };
+        let movers: &[&str] = match way {
+            Way::Shm => &["cut", "tree"],
+            Way::Ofi("sockets") if trouble != Trouble::Freeze => &["cut", "cut", "provider"],
+            Way::Ofi(_) => &["cut"],
+        };
+        let ranks = [2, 3, 5, 6, 7][rng.random_range(0..5)];
+        // Half of them certainly, and more if it happens so.
+        let after_start = seed % 2 == 1;
+        let longest = match way {
+            _ if after_start => 300,
+            Way::Shm => 60,
+            Way::Ofi(_) => 1500,
+        };
+        let mut time = |longest: u64| Duration::from_micros(rng.random_range(0..longest * 1000));
+        let (moment, pause) = (time(longest), time(800));
+        Case {
+            seed,
+            way,
+            ranks,
+            victim: rng.random_range(0..ranks) as usize,
+            trouble,
+            fire: ["all", "solo", "quorum=2", "majority"][rng.random_range(0..4)],
+            mover: movers[rng.random_range(0..movers.len())],
+            length: [1, 3000, 40_000][rng.random_range(0..3)],
+            after_start,
+            moment,
+            pause,
+        }
+    }
+
+    fn transport(&self) -> &'static str {
+        match self.way {
+            Way::Shm => "shared memory",
+            Way::Ofi(provider) => provider,
+        }
+    }
+
+    /// Whether this machine has what it takes.
+    fn can_be_played(&self) -> bool {
+        match self.way {
+            Way::Shm => true,
+            Way::Ofi(provider) => providers().contains(&provider),
+        }
+    }
+
+    /// Plays it in processes that run the ignored test `rank` of this executable.
+    fn play(&self) -> Played {
+        let (before, marks) = (shared_memory_files(), Marks::make());
+        let Case { way, ranks, victim, trouble, fire, mover, length, .. } = *self;
+        let (patience, deadline) = (trouble.patience().as_millis(), trouble.deadline().as_secs());
+        let role = format!("{fire} {mover} {patience} {} {length} {deadline}", marks.folder());
+        let mut job = Job::start(way, ranks, "rank", &role);
+        let pids = job.pids();
+        if self.after_start {
+            wait_until(|| have_started(&marks, ranks));
+        }
+        std::thread::sleep(self.moment);
+        let after_start = have_started(&marks, ranks);
+        match trouble {
+            Trouble::Stop => {
+                job.signal(victim, Signal::STOP);
+                std::thread::sleep(self.pause);
+                job.signal(victim, Signal::CONT);
+                marks.set(ENOUGH);
+            }
+            Trouble::Freeze => {
+                job.signal(victim, Signal::STOP);
+                let others = job.ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim);
+                let mut others: Vec<_> = others.map(|(_, process)| process).collect();
+                wait_until(|| others.iter_mut().all(|process| process.try_wait().unwrap().is_some()));
+                job.signal(victim, Signal::CONT);
+            }
+            Trouble::Kill => job.signal(victim, Signal::KILL),
+            Trouble::Term => job.signal(victim, Signal::TERM),
+        }
+        let ends = job.finish(LIMIT);
+        let left = left_behind(&before, &pids);
+        let judged = self.judge(&ends).and_then(|()| match left.is_empty() {
+            true => Ok(()),
+            false => Err(format!("{left:?} was left behind")),
+        });
+        Played { case: self.clone(), after_start, failure: judged.err() }
+    }
+
+    /// Whether all ended as they should.
+    fn judge(&self, ends: &[(ExitStatus, String)]) -> Result<(), String> {
+        for (rank, (status, text)) in ends.iter().enumerate() {
+            let bad = |what: &str| Err(format!("rank {rank} {what} ({status}): {text}"));
+            if !said(text, "WRONG").is_empty() || text.contains("panicked") {
+                return bad("is wrong");
+            }
+            if let Some(signal) = self.trouble.deadly().filter(|_| rank == self.victim) {
+                match status.signal() == Some(signal.as_raw()) {
+                    true => continue,
+                    false => return bad("did not end by its signal"),
+                }
+            }
+            if !status.success() {
+                return bad("did not come to an end");
+            }
+            let named = match self.trouble {
+                Trouble::Stop if said(text, "ENDED") == ["well"] => true,
+                Trouble::Stop => return bad("failed"),
+                Trouble::Freeze => rank == self.victim || names(text, self.victim),
+                // Before the world stands there is nobody to watch: the meeting says who did not come.
+                Trouble::Kill | Trouble::Term if said(text, "STARTED").is_empty() => names(text, self.victim),
+                Trouble::Kill | Trouble::Term => said(text, "DIED") == [self.victim.to_string()],
+            };
+            if !named {
+                return bad(&format!("does not name {}", self.victim));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { seed, ranks, victim, trouble, fire, mover, length, moment, pause, .. } = self;
+        let since = if self.after_start { "they have started" } else { "their processes are made" };
+        write!(
+            f,
+            "seed {seed}: {ranks} ranks over {}, {fire} {mover}, {length} elements; {trouble} of rank {victim} {moment:.1?} after \
+             {since}",
+            self.transport()
+        )?;
+        if *trouble == Trouble::Stop { write!(f, ", for {pause:.1?}") } else { Ok(()) }
+    }
+}
+
+/// Waits until something holds, but not for ever: what did not happen shows in how the ranks end.
+fn wait_until(mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !holds() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether the error that a rank ended with names another one: behind "rank", or in a list behind "ranks".
+fn names(text: &str, rank: usize) -> bool {
+    let (told, rank) = (said(text, "TEXT").concat(), rank.to_string());
+    told.split("rank").skip(1).any(|rest| {
+        let list = rest.trim_start_matches('s');
+        let end = list.find(|c: char| !(c.is_ascii_digit() || c == ',' || c == ' ')).unwrap_or(list.len());
+        list[..end].split(',').any(|number| number.trim() == rank)
+    })
+}
+
+/// A case, and what came of it.
+struct Played {
+    case: Case,
+    /// The world had started when it happened.
+    after_start: bool,
+    failure: Option<String>,
+}
+
+/// Plays the cases of seeds, as far as this machine can, and prints a table. All must end as they should, and at least
+/// a third must have hit a world that had started.
+pub fn play(seeds: Range<u64>) {
+    let mut table: BTreeMap<(&str, Trouble), [usize; 3]> = BTreeMap::new();
+    let mut failed = Vec::new();
+    let (mut played, mut after_start) = (0, 0);
+    for case in seeds.map(Case::draw).filter(Case::can_be_played) {
+        let began = Instant::now();
+        let Played { case, after_start: late, failure } = case.play();
+        println!("{case}: {:.1?}{}", began.elapsed(), if failure.is_some() { ", FAILED" } else { "" });
+        let row = table.entry((case.transport(), case.trouble)).or_default();
+        let counts = [1, usize::from(late), usize::from(failure.is_some())];
+        row.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        failed.extend(failure.map(|what| format!("{case}\n  {what}")));
+        played += 1;
+        after_start += usize::from(late);
+    }
+    println!("\n{:<14}  {:<6}  {:>5}  {:>11}  {:>6}", "transport", "what", "cases", "after start", "failed");
+    for ((transport, trouble), [cases, late, failures]) in &table {
+        println!("{transport:<14}  {trouble:<6}  {cases:>5}  {late:>11}  {failures:>6}");
+    }
+    println!("{played} cases, {after_start} of them after the start, {} failed", failed.len());
+    assert!(failed.is_empty(), "tests/kill-and-freeze 1 SEED plays one again:\n{}", failed.join("\n"));
+    assert!(played < 2 || 3 * after_start >= played, "{after_start} of {played} hit a world that had started");
+}

@@ -1,0 +1,38 @@
+//! Ranks that are stopped, frozen, killed or terminated at random moments, over shared memory and libfabric: no wrong
+//! result, no hang, the right name, and nothing left behind.
+//!
+//! `tests/kill-and-freeze` plays any number of cases.
+#![cfg(feature = "internals")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::ops::Range;
+
+/// A number that the environment gives.
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Names of its variables begin otherwise: the library refuses an `EARLYBIRD_` that it does not know.
+fn asked_for() -> Range<u64> {
+    let (cases, first) = (number("TEST_CASES", 200), number("TEST_SEED", 0));
+    first..first.checked_add(cases).unwrap()
+}
+
+#[test]
+#[ignore = "played by the processes that the other tests start"]
+fn rank() {
+    common::faults::rank();
+}
+
+#[test]
+fn some_dozens() {
+    common::troubles::play(0..30);
+}
+
+#[test]
+#[ignore = "takes a while: tests/kill-and-freeze [CASES [SEED]]"]
+fn as_many_as_asked_for() {
+    common::troubles::play(asked_for());
+}
