@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Job, said};
+use common::{Job, Need, said};
 use earlybird::{Config, World};
 
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -353,12 +353,13 @@ fn copy_for_everybody() -> std::path::PathBuf {
 fn a_rank_of_another_user_is_refused_by_name() {
     const NOBODY: u32 = 65534;
     if !rustix::process::geteuid().is_root() {
-        return common::skipped("only root can start a process as another user");
+        return common::skipped(Need::Root, "only root can start a process as another user");
     }
     let program = copy_for_everybody();
     if let Err(problem) = Command::new(&program).arg("--list").uid(NOBODY).output() {
         std::fs::remove_file(&program).unwrap();
-        return common::skipped(format_args!("another user cannot run {}: {problem}", program.display()));
+        let why = format!("another user cannot run {}: {problem}", program.display());
+        return common::skipped(Need::Root, why);
     }
     for way in ways().into_iter().filter(|way| way.is("unix:")) {
         let begin = |rank: u32| {
@@ -383,7 +384,7 @@ fn a_rank_in_another_process_namespace_is_refused_by_name() {
     let unshare = ["--pid", "--fork", "--kill-child"];
     let probe = Command::new("unshare").args(unshare).arg("true").output();
     if !probe.as_ref().is_ok_and(|probe| probe.status.success()) {
-        return common::skipped(format_args!("no process namespaces here: {probe:?}"));
+        return common::skipped(Need::Namespaces, format_args!("no process namespaces here: {probe:?}"));
     }
     let meet = |inside: u32| -> Vec<String> {
         let way = shm();

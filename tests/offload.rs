@@ -191,7 +191,7 @@ fn libfabric() -> Option<Library> {
     let library = common::libfabric()?;
     let offers = earlybird::fabric::ofi::devices(&library).unwrap();
     if !offers.iter().any(|device| device.provider == "sockets" && device.triggers) {
-        common::skipped("this libfabric has no sockets provider");
+        common::skipped(common::Need::Libfabric, "this libfabric has no sockets provider");
         return None;
     }
     Some(library)

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use skipped::{Need, skipped};
 
 /// A program over every name that is promised.
 const PROMISED: &str = r#"
@@ -173,7 +174,8 @@ impl Consumer {
             .env_remove("RUSTFLAGS")
             .env_remove("CARGO_ENCODED_RUSTFLAGS")
             .output();
-        let output = output.inspect_err(|error| skipped::skipped(format_args!("cargo cannot be run: {error}"))).ok()?;
+        let skip = |error: &std::io::Error| skipped(Need::Cargo, format_args!("cargo cannot be run: {error}"));
+        let output = output.inspect_err(skip).ok()?;
         let mut verdict = Verdict { said: String::from_utf8_lossy(&output.stderr).into_owned(), ..Verdict::default() };
         for line in String::from_utf8_lossy(&output.stdout).lines() {
             let Ok(message) = serde_json::from_str::<Value>(line) else { continue };

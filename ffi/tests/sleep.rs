@@ -7,14 +7,14 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use earlybird_ffi::ofi::{Domain, Endpoint, Fabric, Library, Queue, Sign, Wanted, sys};
-use skipped::skipped;
+use skipped::{Need, skipped};
 
 /// Every so many endpoints a clock's tick falls into the wait that brings the list up to date.
 const ENDPOINTS: u32 = 100;
 
 #[test]
 fn a_list_is_up_to_date_and_quiet() {
-    let Ok(library) = Library::load(None).inspect_err(|problem| skipped(problem)) else { return };
+    let Ok(library) = Library::load(None).inspect_err(|problem| skipped(Need::Libfabric, problem)) else { return };
     for provider in [c"tcp;ofi_rxm", c"tcp"] {
         let wanted = Wanted {
             caps: sys::FI_MSG | sys::FI_RMA,

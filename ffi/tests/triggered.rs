@@ -11,7 +11,7 @@ use earlybird_ffi::ofi::{
     Counter, Domain, Endpoint, Fabric, Library, Local, Memory, Queue, Remote, Sign, Wanted, Work, sys,
 };
 
-use skipped::skipped;
+use skipped::{Need, skipped};
 
 /// A rank: an endpoint, 64 cells that peers write, and a counter of what they wrote.
 struct Rank {
@@ -32,7 +32,7 @@ fn domain(library: &Library) -> Option<(Arc<Domain>, Vec<Rank>)> {
         ..Wanted::default()
     };
     let Ok(list) = library.info(&wanted) else {
-        skipped("this libfabric has no sockets provider");
+        skipped(Need::Libfabric, "this libfabric has no sockets provider");
         return None;
     };
     let info = list.iter().next().unwrap();
@@ -93,7 +93,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 fn a_chain_of_writes_and_counters_runs_by_itself() {
     let library = match Library::load(None) {
         Ok(library) => library,
-        Err(problem) => return skipped(problem),
+        Err(problem) => return skipped(Need::Libfabric, problem),
     };
     let Some((domain, ranks)) = domain(&library) else { return };
     let [a, b] = &ranks[..] else { panic!("two ranks") };

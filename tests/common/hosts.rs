@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::skipped;
+use super::{Need, skipped};
 
 /// So many hosts; they go when this is dropped.
 pub struct Hosts {
@@ -26,12 +26,16 @@ impl Hosts {
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let hosts = Hosts { count, id };
         if !rustix::process::getuid().is_root() {
-            skipped("network namespaces need root");
+            skipped(Need::Root, "network namespaces need root");
+            return None;
+        }
+        if let Err(error) = Command::new("ip").arg("-V").output() {
+            skipped(Need::Ip, format_args!("ip cannot be run: {error}; install iproute2"));
             return None;
         }
         let switch = hosts.switch();
         if let Err(problem) = ip(&format!("netns add {switch}")) {
-            skipped(format_args!("no network namespaces here: {problem}"));
+            skipped(Need::Namespaces, format_args!("no network namespaces here: {problem}"));
             return None;
         }
         let all = || -> Result<(), String> {

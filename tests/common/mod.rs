@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use earlybird::fabric::ofi::PROVIDER_VARIABLES;
-pub use skipped::skipped;
+pub use skipped::{Need, skipped};
 
 /// Set in a process that plays a rank.
 const ROLE: &str = "TEST_ROLE";
@@ -67,7 +67,7 @@ fn has_verbs(library: &earlybird::fabric::ofi::Library) -> bool {
 pub fn verbs() -> bool {
     let found = libfabric().is_some_and(|library| has_verbs(&library));
     if !found {
-        skipped(format_args!("{VERBS} has no device here; Soft-RoCE would do (rdma link add)"));
+        skipped(Need::Verbs, format_args!("{VERBS} has no device here; Soft-RoCE would do (rdma link add)"));
     }
     found
 }
@@ -75,7 +75,7 @@ pub fn verbs() -> bool {
 /// Whether there is a libfabric to test with; says so if not.
 pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
     let library = earlybird::fabric::ofi::Library::load(None);
-    library.inspect_err(|problem| skipped(problem)).ok()
+    library.inspect_err(|problem| skipped(Need::Libfabric, problem)).ok()
 }
 
 impl Way {

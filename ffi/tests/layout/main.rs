@@ -9,7 +9,7 @@ mod table;
 use std::fmt::Write;
 use std::process::Command;
 
-use skipped::skipped;
+use skipped::{Need, skipped};
 use table::LAYOUTS;
 
 pub(crate) struct Layout {
@@ -52,8 +52,8 @@ fn structures_are_as_the_c_compiler_has_them() {
     let probe = Command::new(&compiler).args(["-E", "-x", "c", "-include", "rdma/fabric.h", "/dev/null"]).output();
     if !probe.as_ref().is_ok_and(|probe| probe.status.success()) {
         std::fs::remove_dir_all(&folder).unwrap();
-        skipped(format_args!("no {compiler} or no headers of libfabric here; install gcc and libfabric-dev"));
-        return;
+        let why = format!("no {compiler} or no headers of libfabric here; install gcc and libfabric-dev");
+        return skipped(Need::Headers, why);
     }
     let compiled = Command::new(&compiler).args(["-w", "-o"]).arg(&binary).arg(&source).output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));

@@ -120,7 +120,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
-    use crate::skipped::skipped;
+    use crate::skipped::{Need, skipped};
 
     /// A path where nothing is yet.
     fn nothing_at(name: &str) -> PathBuf {
@@ -189,7 +189,9 @@ mod tests {
         Folder::open(&path).unwrap();
         match chown(&path, Some(65534), None) {
             Ok(()) => refused(&path, "it belongs to user 65534, where user "),
-            Err(cause) => skipped(format_args!("no folder can be given to another user here: {cause}")),
+            Err(cause) => {
+                skipped(Need::Root, format_args!("no folder can be given to another user here: {cause}"));
+            }
         }
         fs::remove_dir(&path).unwrap();
     }

@@ -342,7 +342,7 @@ mod tests {
 
     use super::*;
     use crate::bootstrap::store::Secret;
-    use crate::skipped::skipped;
+    use crate::skipped::{Need, skipped};
 
     const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -355,7 +355,8 @@ mod tests {
     fn users() -> Option<(u32, Uid)> {
         let other = Uid::from_raw(65534);
         let became = std::thread::spawn(move || become_user(other)).join().unwrap();
-        became.inspect_err(|cause| skipped(format_args!("no thread can act as another user here: {cause}"))).ok()?;
+        let why = |cause: &rustix::io::Errno| format!("no thread can act as another user here: {cause}");
+        became.inspect_err(|cause| skipped(Need::Root, why(cause))).ok()?;
         Some((geteuid().as_raw(), other))
     }
 

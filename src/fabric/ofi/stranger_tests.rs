@@ -18,7 +18,7 @@ use super::notes::{Mark, NOTED};
 use super::probe;
 use super::wire::Event;
 use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Signal};
-use crate::skipped::skipped;
+use crate::skipped::{Need, skipped};
 
 const PROVIDER: &str = "tcp;ofi_rxm";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 64;
 
 fn library() -> Option<Library> {
-    Library::load(None).inspect_err(|problem| skipped(problem)).ok()
+    Library::load(None).inspect_err(|problem| skipped(Need::Libfabric, problem)).ok()
 }
 
 /// A world of two ranks, with an endpoint each.
