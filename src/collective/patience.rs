@@ -291,7 +291,8 @@ impl Spin {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::process::{Child, Command};
 
@@ -328,6 +329,7 @@ mod tests {
             run: 1,
             helpers: 1,
             pull_after: 1,
+            waits_fence_peer: true,
             program: Some(program(RANKS, (fire, grace), Schedule::Doubling, (bytes, segment), depth)),
             fault: None,
         }

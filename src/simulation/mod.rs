@@ -155,7 +155,7 @@ fn simulate(
                         // They go on as if nothing had happened until they hear of it.
                         actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
                         if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
-                            actor.scheduled = at(&mut agenda, time, survivor);
+                            actor.scheduled = at(&mut agenda, time.max(turn), survivor);
                         }
                     }
                     continue;

@@ -15,6 +15,8 @@ pub enum Need {
     Ip,
     /// libfabric, with the provider `sockets`.
     Libfabric,
+    /// A kernel with membarrier(2).
+    Membarrier,
     /// A kernel that makes network and process namespaces for this user.
     Namespaces,
     /// To be root, and to act as another user.
@@ -27,8 +29,16 @@ pub enum Need {
 const NO_SKIPS: &str = "TEST_NO_SKIPS";
 
 impl Need {
-    const EVERY: [Need; 7] =
-        [Need::Cargo, Need::Headers, Need::Ip, Need::Libfabric, Need::Namespaces, Need::Root, Need::Verbs];
+    const EVERY: [Need; 8] = [
+        Need::Cargo,
+        Need::Headers,
+        Need::Ip,
+        Need::Libfabric,
+        Need::Membarrier,
+        Need::Namespaces,
+        Need::Root,
+        Need::Verbs,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -36,6 +46,7 @@ impl Need {
             Need::Headers => "headers",
             Need::Ip => "ip",
             Need::Libfabric => "libfabric",
+            Need::Membarrier => "membarrier",
             Need::Namespaces => "namespaces",
             Need::Root => "root",
             Need::Verbs => "verbs",

@@ -182,6 +182,7 @@ mod tests {
             run: 1,
             helpers: 1,
             pull_after: 1,
+            waits_fence_peer: true,
             program: None,
             fault: None,
         }

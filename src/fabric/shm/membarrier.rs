@@ -21,7 +21,8 @@ pub(super) fn everywhere() {
     debug_assert!(passed.is_ok(), "{passed:?}");
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::hint::spin_loop;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,6 +30,7 @@ mod tests {
 
     use super::super::doorbell::Doorbell;
     use super::*;
+    use crate::skipped::{Need, skipped};
 
     const ROUNDS: u64 = 100_000;
 
@@ -76,7 +78,7 @@ mod tests {
     #[test]
     fn a_peer_without_a_fence_wakes_who_fenced_for_it() {
         if !register() {
-            return crate::skipped::skipped("this kernel has no membarrier(2); ranks fence for themselves");
+            return skipped(Need::Membarrier, "this kernel has none; ranks fence for themselves");
         }
         println!("lost without the fence: {} of {ROUNDS}", lost(|| {}));
         assert_eq!(lost(everywhere), 0);
