@@ -1,84 +1,165 @@
-//! Deliberate faults, to prove that the tests find them. Only with the feature `faults`.
+//! Deliberate mistakes, to prove that the tests find them. Only with the feature `faults`.
+//!
+//! The table below says of each mistake what it is, which part of the library makes it, and which tests have to find it.
+//!
+//! # How a mistake is chosen
+//! `Fault::during` chooses one for what a thread does in the meantime. A fabric or a collective that is made then keeps
+//! the mistake, whichever thread uses it later; a meeting and a broadcast make it while they last. So tests with
+//! mistakes run beside others. The simulator, whose ranks share a thread, writes the mistake into the plans of a world.
+//!
+//! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are not there.
 
 use crate::collective::Mover;
+#[cfg(feature = "faults")]
+use crate::fabric::RawAccess;
 
-/// A mistake that the protocol makes on request.
+/// The mistakes, by the part that makes them and the tests that have to find them.
+macro_rules! faults {
+    ($($place:literal in $suite:ident { $($(#[$doc:meta])+ $fault:ident,)+ })+) => {
+        /// A mistake that the library makes on request.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Fault {
+            $($($(#[$doc])+ $fault,)+)+
+        }
+
+        impl Fault {
+            /// All of them.
+            pub const EVERY: &'static [Fault] = &[$($(Fault::$fault,)+)+];
+
+            /// The part of the library that makes it, as its path below `src`.
+            #[must_use]
+            pub fn place(self) -> &'static str {
+                match self {
+                    $($(Fault::$fault)|+ => $place,)+
+                }
+            }
+
+            /// The tests that have to find it.
+            #[must_use]
+            pub fn suite(self) -> Suite {
+                match self {
+                    $($(Fault::$fault)|+ => Suite::$suite,)+
+                }
+            }
+        }
+    };
+}
+
+faults! {
+    "collective/core" in Simulator {
+        /// Counts a carried contribution as a fresh one when the cut is written down.
+        CarriedAsFresh,
+        /// Lets an arrival into a round whose slot somebody may still read.
+        ReuseSlotEarly,
+        /// Believes that a late contribution was placed without adding its bit.
+        ForgetCarriedBit,
+        /// Ends the grace from what was last seen of the word instead of closing it.
+        CloseWithoutWord,
+        /// Never says that outcomes were released.
+        SkipRelease,
+        /// Does not clear the words of the next round.
+        SkipRearm,
+        /// Clears the words of the next round after everybody may use them.
+        LateRearm,
+        /// Adds its bit again now and then, as if the first time had got lost.
+        RepeatAtomic,
+        /// Places a late contribution before its tag is known to have landed.
+        PlaceBeforeTag,
+        /// Says that small data is in place before it is.
+        LandBeforeData,
+        /// In worlds of several words, closes by ticket without closing the words.
+        TrustTicket,
+        /// Makes what is carried a round older than it is.
+        WrongAge,
+        /// Counts the last segment without moving it.
+        SkipSegment,
+        /// Hands out a record and wakes nobody.
+        ForgetWake,
+        /// Leaves what a dead rank had claimed undone.
+        AbandonTheDead,
+        /// Fires a quorum with an arrival too few.
+        MiscountQuorum,
+        /// Goes on waiting for those who left.
+        ForgetLeavers,
+        /// Draws a rank that may have left, and nobody stands in for it.
+        DrawnMayBeGone,
+        /// Fires a full round with its first arrival.
+        FullAsUsual,
+        /// Drops a late contribution without counting it.
+        DropUncounted,
+        /// Closes a round when half of its time is over.
+        HastyDeadline,
+        /// Lets a slot be used again while what was written from it may still be read.
+        ReleaseBeforeLanding,
+        /// Releases outcomes as soon as they have landed, and before anybody has read them.
+        ReleaseOnLanding,
+        /// Forgets what was to enter a full round with the next arrival.
+        ForgetDeferred,
+        /// Shows a weight of 1, whatever was given.
+        LoseWeight,
+        /// Releases outcomes and wakes nobody who waits for room.
+        ForgetWakeForRoom,
+        /// Reduces a segment without looking whether everybody has filled it.
+        ReadUnfilled,
+        /// Fills a piece and wakes nobody who waits for it.
+        ForgetWakeForPieces,
+        /// Makes a round for itself from contributions that may not have been handed in.
+        PullUnasked,
+        /// Takes a round of which a share has not come.
+        TakeIncomplete,
+        /// Writes a contribution where others may still read the one before.
+        WriteWhatIsRead,
+        /// Writes a contribution where the one before may not have been sent.
+        WriteWhatIsSent,
+        /// Hands a round out where what was handed out before may still land.
+        HandOutEarly,
+        /// Receives shares where writes to the shares of earlier homes may still land.
+        ReceiveAmongOldShares,
+        /// Enters a round while those who left with the last one may still read that.
+        OvertakeLeavers,
+    }
+    "collective/driver" in Simulator {
+        /// Writes a record's round to another host before its entries.
+        PublishBeforeEntries,
+        /// Writes a record to another host without its last entry.
+        ShortRecord,
+        /// Carries out the signal of a write without its data.
+        SignalWithoutData,
+        /// Takes a completion in passing, and tells nobody.
+        DropCompletion,
+        /// Clears a round's words without its ticket and its claims.
+        ForgetClaims,
+        /// Counts the words of another host as cleared when that is posted.
+        ClearUnawaited,
+    }
+    "trigger" in Simulator {
+        /// Takes what is in a gate without closing it, so a deposit may come in between.
+        GateOff,
+        /// Signals that a sum is there before it is.
+        SignalBeforeData,
+        /// Forgets the last of an operation's signals.
+        ForgetSignal,
+        /// Runs an operation with an input too few.
+        StartShort,
+        /// Takes a gate that was closed for an earlier round for closed.
+        OldGate,
+        /// Completes an outcome and wakes nobody.
+        ForgetCall,
+    }
+}
+
+/// Tests that have to find mistakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
-    /// Counts a carried contribution as a fresh one when the cut is written down.
-    CarriedAsFresh,
-    /// Lets an arrival into a round whose slot somebody may still read.
-    ReuseSlotEarly,
-    /// Believes that a late contribution was placed without adding its bit.
-    ForgetCarriedBit,
-    /// Ends the grace from what was last seen of the word instead of closing it.
-    CloseWithoutWord,
-    /// Never says that outcomes were released.
-    SkipRelease,
-    /// Does not clear the words of the next round.
-    SkipRearm,
-    /// Clears the words of the next round after everybody may use them.
-    LateRearm,
-    /// Adds its bit again now and then, as if the first time had got lost.
-    RepeatAtomic,
-    /// Places a late contribution before its tag is known to have landed.
-    PlaceBeforeTag,
-    /// Says that small data is in place before it is.
-    LandBeforeData,
-    /// In worlds of several words, closes by ticket without closing the words.
-    TrustTicket,
-    /// Makes what is carried a round older than it is.
-    WrongAge,
-    /// Counts the last segment without moving it.
-    SkipSegment,
-    /// Hands out a record and wakes nobody.
-    ForgetWake,
-    /// Takes what is in a gate without closing it, so a deposit may come in between.
-    GateOff,
-    /// Signals that a sum is there before it is.
-    SignalBeforeData,
-    /// Forgets the last of an operation's signals.
-    ForgetSignal,
-    /// Leaves what a dead rank had claimed undone.
-    AbandonTheDead,
-    /// Fires a quorum with an arrival too few.
-    MiscountQuorum,
-    /// Goes on waiting for those who left.
-    ForgetLeavers,
-    /// Draws a rank that may have left, and nobody stands in for it.
-    DrawnMayBeGone,
-    /// Fires a full round with its first arrival.
-    FullAsUsual,
-    /// Drops a late contribution without counting it.
-    DropUncounted,
-    /// Closes a round when half of its time is over.
-    HastyDeadline,
-    /// Lets a slot be used again while what was written from it may still be read.
-    ReleaseBeforeLanding,
-    /// Releases outcomes as soon as they have landed, and before anybody has read them.
-    ReleaseOnLanding,
-    /// Forgets what was to enter a full round with the next arrival.
-    ForgetDeferred,
-    /// Shows a weight of 1, whatever was given.
-    LoseWeight,
-    /// Releases outcomes and wakes nobody who waits for room.
-    ForgetWakeForRoom,
-    /// Reduces a segment without looking whether everybody has filled it.
-    ReadUnfilled,
-    /// Fills a piece and wakes nobody who waits for it.
-    ForgetWakeForPieces,
-    /// Makes a round for itself from contributions that may not have been handed in.
-    PullUnasked,
-    /// Takes a round of which a share has not come.
-    TakeIncomplete,
-    /// Writes a contribution where others may still read the one before.
-    WriteWhatIsRead,
-    /// Writes a contribution where the one before may not have been sent.
-    WriteWhatIsSent,
-    /// Hands a round out where what was handed out before may still land.
-    HandOutEarly,
-    /// Receives shares where writes to the shares of earlier homes may still land.
-    ReceiveAmongOldShares,
+pub enum Suite {
+    /// Random schedules: `tests/simulation.rs`.
+    Simulator,
+}
+
+impl Suite {
+    /// What it has to find.
+    pub fn faults(self) -> impl Iterator<Item = Fault> {
+        Fault::EVERY.iter().copied().filter(move |fault| fault.suite() == self)
+    }
 }
 
 /// Where a process kills itself, to prove that others finish what it had in hand.
@@ -130,52 +211,17 @@ impl Fuse {
 }
 
 impl Fault {
-    /// All of them.
-    pub const EVERY: [Fault; 37] = [
-        Fault::CarriedAsFresh,
-        Fault::ReuseSlotEarly,
-        Fault::ForgetCarriedBit,
-        Fault::CloseWithoutWord,
-        Fault::SkipRelease,
-        Fault::SkipRearm,
-        Fault::LateRearm,
-        Fault::RepeatAtomic,
-        Fault::PlaceBeforeTag,
-        Fault::LandBeforeData,
-        Fault::TrustTicket,
-        Fault::WrongAge,
-        Fault::SkipSegment,
-        Fault::ForgetWake,
-        Fault::GateOff,
-        Fault::SignalBeforeData,
-        Fault::ForgetSignal,
-        Fault::AbandonTheDead,
-        Fault::MiscountQuorum,
-        Fault::ForgetLeavers,
-        Fault::DrawnMayBeGone,
-        Fault::FullAsUsual,
-        Fault::DropUncounted,
-        Fault::HastyDeadline,
-        Fault::ReleaseBeforeLanding,
-        Fault::ReleaseOnLanding,
-        Fault::ForgetDeferred,
-        Fault::LoseWeight,
-        Fault::ForgetWakeForRoom,
-        Fault::ReadUnfilled,
-        Fault::ForgetWakeForPieces,
-        Fault::PullUnasked,
-        Fault::TakeIncomplete,
-        Fault::WriteWhatIsRead,
-        Fault::WriteWhatIsSent,
-        Fault::HandOutEarly,
-        Fault::ReceiveAmongOldShares,
-    ];
-
-    /// The mover that can make it; nothing if both can.
+    /// Of those of the simulator: the mover that can make it; nothing if both can.
     #[must_use]
     pub fn mover(self) -> Option<Mover> {
         match self {
-            Fault::GateOff | Fault::SignalBeforeData | Fault::ForgetSignal | Fault::AbandonTheDead => Some(Mover::Tree),
+            Fault::GateOff
+            | Fault::SignalBeforeData
+            | Fault::ForgetSignal
+            | Fault::StartShort
+            | Fault::OldGate
+            | Fault::ForgetCall
+            | Fault::AbandonTheDead => Some(Mover::Tree),
             Fault::MiscountQuorum
             | Fault::ForgetLeavers
             | Fault::DrawnMayBeGone
@@ -200,5 +246,44 @@ impl Fault {
     #[inline(always)]
     pub(crate) fn is(self, chosen: Option<Fault>) -> bool {
         cfg!(feature = "faults") && chosen == Some(self)
+    }
+
+    /// What this thread has chosen.
+    #[cfg(feature = "faults")]
+    pub(crate) fn chosen() -> Option<Fault> {
+        CHOSEN.get()
+    }
+
+    /// What this thread has chosen.
+    #[cfg(not(feature = "faults"))]
+    pub(crate) fn chosen() -> Option<Fault> {
+        None
+    }
+
+    /// Does something as a thread that has chosen this, for one that was started by another: `fault` is what that one
+    /// had [chosen](Fault::chosen).
+    #[cfg(feature = "faults")]
+    pub(crate) fn passed_on<R>(fault: Option<Fault>, work: impl FnOnce() -> R) -> R {
+        struct Before(Option<Fault>);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                CHOSEN.set(self.0);
+            }
+        }
+        let _before = Before(CHOSEN.replace(fault));
+        work()
+    }
+}
+
+#[cfg(feature = "faults")]
+thread_local! {
+    static CHOSEN: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
+}
+
+#[cfg(feature = "faults")]
+impl Fault {
+    /// Chooses this mistake while `work` lasts. What it makes may break any rule about memory.
+    pub fn during<R>(self, _: RawAccess, work: impl FnOnce() -> R) -> R {
+        Fault::passed_on(Some(self), work)
     }
 }

@@ -143,7 +143,7 @@ fn worlds_of_several_words() {
 #[cfg(feature = "faults")]
 mod faults {
     use super::*;
-    use earlybird::fault::Fault;
+    use earlybird::fault::Suite;
 
     /// Schedules within which a fault must show.
     const WITHIN: u64 = 10_000;
@@ -153,8 +153,8 @@ mod faults {
         // The core asserts what it believes; a fault often shows as such a panic, which is a
         // catch like any other. Do not print thousands of them.
         std::panic::set_hook(Box::new(|_| {}));
-        let found: Vec<_> = Fault::EVERY
-            .into_iter()
+        let found: Vec<_> = Suite::Simulator
+            .faults()
             .map(|fault| {
                 let options = Options::everything().with_fault(fault);
                 (fault, (0..WITHIN).find_map(|seed| run(&Case::from(seed), &options).err()))

@@ -178,8 +178,8 @@ fn fault_option(_: &Args) -> String {
 
 #[cfg(feature = "faults")]
 fn find_fault(name: &str) -> Result<earlybird::fault::Fault, String> {
-    let known = earlybird::fault::Fault::EVERY;
-    let found = known.into_iter().find(|fault| format!("{fault:?}") == name);
-    let names = || known.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(", ");
+    let known = || earlybird::fault::Suite::Simulator.faults();
+    let found = known().find(|fault| format!("{fault:?}") == name);
+    let names = || known().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(", ");
     found.ok_or_else(|| format!("unknown fault {name:?}; use one of {}", names()))
 }

@@ -13,6 +13,7 @@ use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
+use crate::fault::Fault;
 use crate::reduce::{Element, Reduce};
 use crate::world::{Deadline, World};
 
@@ -30,8 +31,6 @@ pub struct AllreduceBuilder<'w, T> {
     depth: u32,
     mover: Mover,
     executor: Executor,
-    #[cfg(feature = "faults")]
-    fault: Option<crate::fault::Fault>,
     #[cfg(feature = "faults")]
     fuse: Option<crate::fault::Fuse>,
     element: PhantomData<T>,
@@ -53,8 +52,6 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             depth: 8,
             mover: Mover::Auto,
             executor: Executor::Auto,
-            #[cfg(feature = "faults")]
-            fault: None,
             #[cfg(feature = "faults")]
             fuse: None,
             element: PhantomData,
@@ -108,13 +105,6 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// Who carries a round out. Default: [`Executor::Auto`], by the hw-config.
     pub fn executor(mut self, executor: Executor) -> Self {
         self.executor = executor;
-        self
-    }
-
-    /// A deliberate mistake in the protocol: what is lent may change meanwhile.
-    #[cfg(feature = "faults")]
-    pub fn fault(mut self, _: RawAccess, fault: Option<crate::fault::Fault>) -> Self {
-        self.fault = fault;
         self
     }
 
@@ -291,10 +281,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             waits_fence_peer: false,
             helpers: self.world.cores().clamp(1, ranks),
             program,
-            #[cfg(feature = "faults")]
-            fault: self.fault,
-            #[cfg(not(feature = "faults"))]
-            fault: None,
+            fault: Fault::chosen(),
         };
         plan.checked_data_bytes()
             .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;

@@ -14,7 +14,7 @@ use super::rule::{Absent, Scale};
 use crate::error::Result;
 use crate::fabric::arena::{Goal, Place, Source};
 use crate::fabric::{Access, Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker};
-use crate::fault::{Crash, Fuse};
+use crate::fault::{Crash, Fault, Fuse};
 use crate::reduce::{Dtype, Reduce};
 use crate::sync;
 use crate::trigger::{LAST_ROUND, Task};
@@ -22,6 +22,9 @@ use cells::HostCells;
 
 /// How long a sleep lasts where a provider's work is waited for, which wakes nobody.
 const DOZE: Duration = Duration::from_micros(50);
+
+/// The token of operations that nobody waits for. Only deliberate faults post some.
+const UNHEEDED: u64 = u64::MAX;
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug)]
@@ -203,7 +206,9 @@ impl Driver {
         if effort == Effort::Nothing
             && let Some(completion) = self.endpoint.completion()?
         {
-            self.complete(completion, now);
+            if !self.machine.plan().fault(Fault::DropCompletion) {
+                self.complete(completion, now);
+            }
             return Ok(true);
         }
         self.look_at_provider(effort)?;
@@ -279,6 +284,9 @@ impl Driver {
 
     fn complete(&mut self, completion: Completion, now: Time) {
         self.settled = None;
+        if cfg!(feature = "faults") && completion.token == UNHEEDED {
+            return;
+        }
         self.machine.complete(Token::from_code(completion.token), completion.value, now);
     }
 
@@ -341,6 +349,7 @@ impl Driver {
             Op::Fence => sync::full_fence(),
             Op::Signal { host, data, cell, change, token } => {
                 let signal = self.signal(host, cell, change, token);
+                let data = data.filter(|_| !self.machine.plan().fault(Fault::SignalWithoutData));
                 let posted = match data {
                     None => self.endpoint.signal(signal, token.code())?,
                     Some((from, to, len)) => {
@@ -398,7 +407,8 @@ impl Driver {
 
     fn clear(&mut self, host: u32, round: u64, token: Token, now: Time) -> Result<()> {
         let plan = self.machine.plan();
-        let (first, count) = (plan.word(round, 0), plan.home_cells());
+        let first = plan.word(round, 0);
+        let count = if plan.fault(Fault::ForgetClaims) { plan.words() as usize } else { plan.home_cells() };
         let posted = match self.zeros.filter(|_| host != plan.host()) {
             None => {
                 // Visible to all that learn of this round's end through the record, which is
@@ -408,7 +418,10 @@ impl Driver {
             }
             Some(region) => {
                 let to = self.control_at(host, first);
-                self.endpoint.put(At { region, offset: 0 }, to, count * size_of::<u64>(), None, token.code())?
+                let unawaited = plan.fault(Fault::ClearUnawaited);
+                let code = if unawaited { UNHEEDED } else { token.code() };
+                let posted = self.endpoint.put(At { region, offset: 0 }, to, count * size_of::<u64>(), None, code)?;
+                if unawaited { Posted::Done(0) } else { posted }
             }
         };
         self.posted(posted, token, now);
@@ -427,10 +440,14 @@ impl Driver {
             self.machine.complete(token, 0, now);
             return Ok(());
         }
-        let bytes = (1 + cut.entries().len()) * size_of::<u64>();
+        let cells = 1 + cut.entries().len() - usize::from(plan.fault(Fault::ShortRecord));
+        let bytes = cells * size_of::<u64>();
         let (from, to) = (self.control_at(plan.host(), record + 1), self.control_at(host, record + 1));
-        let signal = self.signal(host, record, Change::Set(round), token);
-        let posted = self.endpoint.put(from, to, bytes, Some(signal), token.code())?;
+        let mut signal = Some(self.signal(host, record, Change::Set(round), token));
+        if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
+            self.endpoint.signal(early, UNHEEDED)?;
+        }
+        let posted = self.endpoint.put(from, to, bytes, signal, token.code())?;
         self.posted(posted, token, now);
         Ok(())
     }

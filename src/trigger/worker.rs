@@ -198,7 +198,8 @@ impl Worker {
 
     /// An input of a counter was raised: notes what that set off.
     pub(crate) fn moved(&mut self, layout: &Layout, counter: u32, round: u64, cells: &impl SlotCells) {
-        if layout.is_reached(counter, round, cells) {
+        let lacks_one = || layout.value(counter, round, cells) + 1 == layout.counters[counter as usize].threshold;
+        if layout.is_reached(counter, round, cells) || (Fault::StartShort.is(self.fault) && lacks_one()) {
             let rows = layout.counters[counter as usize].rows.iter();
             let free = rows.filter(|&&row| layout.is_unclaimed(row, round, cells));
             self.todo.extend(free.map(|&row| Task { round, row }));
@@ -297,7 +298,7 @@ impl Worker {
                         }
                     } else if counter != layout.done {
                         self.moved(layout, counter, task.round, cells);
-                    } else if layout.is_complete(task.round, cells) {
+                    } else if layout.is_complete(task.round, cells) && !Fault::ForgetCall.is(self.fault) {
                         want(Want::Call { most: Some(u32::MAX) });
                     }
                 }
@@ -337,7 +338,8 @@ impl Worker {
     fn seal(&mut self, layout: &Layout, task: Task, rank: u32, found: u64, want: &mut impl FnMut(Want)) {
         let gate = Gate(found).at(task.round);
         debug_assert!(Gate(found).round() <= task.round, "a gate of {} for {task:?}", Gate(found).round());
-        if gate.is_closed() || Fault::GateOff.is(self.fault) {
+        let was_closed = Fault::OldGate.is(self.fault) && Gate(found).is_closed();
+        if gate.is_closed() || was_closed || Fault::GateOff.is(self.fault) {
             return self.signal(layout, task, want);
         }
         self.stage = Stage::Sealing { task, found };

@@ -267,7 +267,8 @@ impl Machine {
             // And what it moved itself has landed for the last time, or is where nobody else writes.
             let settled = self.pushes == 0 || self.plan.topology.hosts() == 1;
             let settled = settled && (!self.plan.path.has_homes() || self.has_settled(target));
-            settled && self.leavers.iter().all(|rank| cells.load(self.plan.released(rank)) == FOREVER)
+            let is_done = |rank| cells.load(self.plan.released(rank)) == FOREVER;
+            settled && (self.plan.fault(Fault::OvertakeLeavers) || self.leavers.iter().all(is_done))
         } else {
             target <= self.fired || self.is_released(target.saturating_sub(self.plan.depth), cells)
         }
