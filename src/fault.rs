@@ -9,6 +9,8 @@
 //!
 //! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are not there.
 
+use std::time::Duration;
+
 use crate::collective::Mover;
 #[cfg(feature = "faults")]
 use crate::fabric::RawAccess;
@@ -146,6 +148,32 @@ faults! {
         /// Completes an outcome and wakes nobody.
         ForgetCall,
     }
+    "fabric/shm" in Conformance {
+        /// Gives the signal of a put before it copies the data.
+        SignalBeforeCopy,
+        /// Copies whole words only.
+        ForgetTail,
+        /// Gives a signal and rings no bell.
+        ForgetRing,
+        /// Makes wakers that end no wait.
+        ForgetWaker,
+        /// Wakes one rank where all were to be woken.
+        WakeOne,
+        /// Hands out what ranks gave to the exchange before.
+        StaleExchange,
+        /// Uses one mailbox for all exchanges, so that a fast rank overwrites what a slow one has not read.
+        OneMailbox,
+        /// Never looks whether the world has failed.
+        IgnoreFailure,
+        /// Gives memory back when its owner has closed its endpoint, and others have not.
+        FreeEarly,
+    }
+    "fabric/ofi" in Conformance {
+        /// Changes a cell twice, as if a message had come again and nobody had counted.
+        DealTwice,
+        /// Deals with a put and wakes nobody who waits for it.
+        ForgetBell,
+    }
 }
 
 /// Tests that have to find mistakes.
@@ -153,6 +181,8 @@ faults! {
 pub enum Suite {
     /// Random schedules: `tests/simulation.rs`.
     Simulator,
+    /// What every fabric must do: `tests/conformance.rs`.
+    Conformance,
 }
 
 impl Suite {
@@ -273,6 +303,18 @@ impl Fault {
         let _before = Before(CHOSEN.replace(fault));
         work()
     }
+
+    /// Does something; there is nothing to pass on.
+    #[cfg(not(feature = "faults"))]
+    pub(crate) fn passed_on<R>(_: Option<Fault>, work: impl FnOnce() -> R) -> R {
+        work()
+    }
+
+    /// How long a test waits for what must come: not for long where a mistake may keep it away.
+    pub(crate) fn patience(usual: Duration) -> Duration {
+        const WITH_A_FAULT: Duration = Duration::from_secs(1);
+        if Fault::chosen().is_some() { usual.min(WITH_A_FAULT) } else { usual }
+    }
 }
 
 #[cfg(feature = "faults")]
@@ -285,5 +327,15 @@ impl Fault {
     /// Chooses this mistake while `work` lasts. What it makes may break any rule about memory.
     pub fn during<R>(self, _: RawAccess, work: impl FnOnce() -> R) -> R {
         Fault::passed_on(Some(self), work)
+    }
+
+    /// Those of some mistakes that a test does not see. It must hold without any.
+    pub fn unseen(faults: impl IntoIterator<Item = Fault>, access: RawAccess, test: impl Fn()) -> Vec<Fault> {
+        test();
+        let unseen = |fault: &Fault| {
+            println!("{fault:?}, in {}:", fault.place());
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fault.during(access, &test))).is_ok()
+        };
+        faults.into_iter().filter(unseen).collect()
     }
 }

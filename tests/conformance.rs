@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use earlybird::fabric::ofi::{OfiFabric, Settings};
+use earlybird::fabric::ofi::{Library, OfiFabric, Settings};
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
 use earlybird::fabric::{Fabric, conformance};
@@ -32,7 +32,7 @@ fn sim_on_a_host_each() {
 
 #[test]
 fn shm() {
-    conformance::all(&|ranks| boxed(ShmFabric::in_this_process(ranks).unwrap()));
+    conformance::all(&over_shm);
 }
 
 fn ofi(provider: &str) {
@@ -42,11 +42,17 @@ fn ofi(provider: &str) {
 fn by(provider: &str, cq_data: Option<bool>) {
     let Some(library) = common::libfabric() else { return };
     let settings = Settings { provider: Some(provider.to_owned()), cq_data, ..Settings::default() };
-    conformance::all(&|ranks| {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let world = OfiFabric::in_this_process(&library, &settings, ranks, deadline);
-        boxed(world.unwrap_or_else(|error| panic!("{provider}: {error}")))
-    });
+    conformance::all(&|ranks| over_ofi(&library, &settings, ranks));
+}
+
+fn over_ofi(library: &Library, settings: &Settings, ranks: u32) -> Vec<Box<dyn Fabric>> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let world = OfiFabric::in_this_process(library, settings, ranks, deadline);
+    boxed(world.unwrap_or_else(|error| panic!("{:?}: {error}", settings.provider)))
+}
+
+fn over_shm(ranks: u32) -> Vec<Box<dyn Fabric>> {
+    boxed(ShmFabric::in_this_process(ranks).unwrap())
 }
 
 #[test]
@@ -81,5 +87,37 @@ fn ofi_udp() {
 fn ofi_without_remote_completion_data() {
     for provider in common::PROVIDERS {
         by(provider, Some(false));
+    }
+}
+
+/// The suite sees what it is there for.
+#[cfg(feature = "faults")]
+mod faults {
+    use super::*;
+    use earlybird::fabric::RawAccess;
+    use earlybird::fault::{Fault, Suite};
+
+    #[allow(unsafe_code, reason = "what is broken on purpose may break memory")]
+    fn every_fault_is_found(place: &str, suite: impl Fn()) {
+        // SAFETY: the suite keeps the promise but for the mistakes, and looks at what they break by atomics and copies.
+        let access = unsafe { RawAccess::promise() };
+        let faults: Vec<Fault> = Suite::Conformance.faults().filter(|fault| fault.place() == place).collect();
+        assert!(!faults.is_empty());
+        let unseen = Fault::unseen(faults, access, suite);
+        assert!(unseen.is_empty(), "unseen: {unseen:?}");
+    }
+
+    #[test]
+    fn in_shm() {
+        every_fault_is_found("fabric/shm", || conformance::all(&over_shm));
+    }
+
+    #[test]
+    fn in_ofi() {
+        let Some(library) = common::libfabric() else { return };
+        // Worlds that fail do not linger.
+        let (provider, linger) = (Some(common::PROVIDERS[0].to_owned()), Duration::from_millis(200));
+        let settings = Settings { provider, linger, ..Settings::default() };
+        every_fault_is_found("fabric/ofi", || conformance::all(&|ranks| over_ofi(&library, &settings, ranks)));
     }
 }

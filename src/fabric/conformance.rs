@@ -3,10 +3,13 @@
 //! Each check is given a fresh world of the fabric under test, all of its ranks in this process,
 //! and panics with what it found. Run [`all`] in a test of the fabric.
 
+mod threads;
+
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
+use super::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, Window};
+use crate::fault::Fault;
 
 /// Makes a world of so many ranks.
 pub type MakeWorld<'a> = &'a dyn Fn(u32) -> Vec<Box<dyn Fabric>>;
@@ -23,7 +26,13 @@ pub fn all(make: MakeWorld<'_>) {
         signals_add_up(make, ranks);
         reads_see_what_was_there(make, ranks);
         atomics_are_one_order(make, ranks);
+        threads::exchanges_bring_what_each_gave(make, ranks);
     }
+    what_has_completed_is_there(make);
+    many_are_in_flight_at_once(make);
+    memory_stays_until_all_have_closed_it(make);
+    threads::a_signal_comes_after_all_of_its_data(make);
+    threads::sleepers_are_woken(make);
     bad_places_are_refused(make);
     bad_keys_are_refused(make);
     only_what_the_owner_allows(make);
@@ -57,12 +66,33 @@ impl std::ops::Deref for Fabrics {
 }
 
 const SIZE: usize = 1 << 16;
-const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of data: a cell, what goes in a message, by one operation, and by several.
+const LENGTHS: [usize; 8] = [8, 16, 48, 1000, 8 << 10, 64 << 10, 256 << 10, (2 << 20) + 8];
+
+/// Where a cell lies behind the longest of them.
+const BEHIND: usize = LENGTHS[LENGTHS.len() - 1];
+
+const CELL: usize = size_of::<u64>();
+
+/// A word of some data: each byte of it is another one in the next round.
+fn word(round: u64, cell: usize) -> u64 {
+    round.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (cell as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
+fn patience() -> Duration {
+    Fault::patience(Duration::from_secs(20))
+}
 
 fn world(make: MakeWorld<'_>, ranks: u32) -> World {
+    sized(make, ranks, SIZE)
+}
+
+/// A world in which every rank has a region of so many bytes.
+fn sized(make: MakeWorld<'_>, ranks: u32, size: usize) -> World {
     let fabrics = Fabrics(make(ranks));
     let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).expect("open")).collect();
-    let own: Vec<_> = ends.iter_mut().map(|end| end.register(SIZE, Access::ReadWrite).expect("register")).collect();
+    let own: Vec<_> = ends.iter_mut().map(|end| end.register(size, Access::ReadWrite).expect("register")).collect();
     let keys: Vec<_> = ends.iter().zip(&own).map(|(end, &region)| end.key(region)).collect();
     let regions = ends
         .iter_mut()
@@ -83,7 +113,7 @@ fn at(region: Region, offset: usize) -> At {
 }
 
 impl World {
-    fn own(&self, rank: usize) -> super::Window {
+    fn own(&self, rank: usize) -> Window {
         self.ends[rank].window(self.regions[rank][rank]).expect("the own region is mapped")
     }
 
@@ -97,7 +127,7 @@ impl World {
                     assert_eq!(completion.token, token, "a completion for another operation");
                     return completion.value;
                 }
-                assert!(start.elapsed() < PATIENCE, "operation {token} never completed");
+                assert!(start.elapsed() < patience(), "operation {token} never completed");
             },
         }
     }
@@ -148,7 +178,7 @@ fn put_lands_before_its_signal(make: MakeWorld<'_>, ranks: u32) {
         let mut completed = matches!(posted, Posted::Done(_));
         while world.load(to, SIZE - 8) != round {
             completed |= world.ends[from].poll().expect("poll").is_some();
-            assert!(start.elapsed() < PATIENCE, "the signal never came");
+            assert!(start.elapsed() < patience(), "the signal never came");
         }
         let seen: Vec<u64> = (0..len / 8).map(|cell| world.own(to).cell(4096 + cell).load(Ordering::Relaxed)).collect();
         assert!(seen.iter().all(|&cell| cell == fill), "the signal came before its data");
@@ -210,6 +240,80 @@ fn atomics_are_one_order(make: MakeWorld<'_>, ranks: u32) {
         winners += u32::from(world.finish(from, posted, 1) == 0);
     }
     assert_eq!((winners, world.load(0, 136)), (1, 1), "one compare-swap wins, and the value is its");
+}
+
+/// What has completed is there, without another look by the target.
+fn what_has_completed_is_there(make: MakeWorld<'_>) {
+    let mut world = sized(make, 2, BEHIND + CELL);
+    let (source, target) = (world.own(0), world.own(1));
+    let (near, far) = (at(world.regions[0][0], 0), at(world.regions[0][1], 0));
+    for (round, len) in (1u64..).zip(LENGTHS) {
+        let cells = len / CELL;
+        (0..cells).for_each(|cell| source.cell(cell).store(word(round, cell), Ordering::Relaxed));
+        let signal = Signal {
+            at: at(world.regions[0][1], BEHIND),
+            change: Change::Set(round),
+            awaited: round.is_multiple_of(2),
+        };
+        let posted = world.ends[0].put(near, far, len, Some(signal), round).expect("put");
+        world.finish(0, posted, round);
+        let is_there = |window: &Window, cell: usize| window.cell(cell).load(Ordering::Relaxed) == word(round, cell);
+        assert_eq!(target.cell(BEHIND / CELL).load(Ordering::Acquire), round, "a put of {len} bytes has not signalled");
+        assert!((0..cells).rev().all(|cell| is_there(&target, cell)), "a put of {len} bytes is not there");
+
+        // And back, over what was sent.
+        (0..cells).for_each(|cell| source.cell(cell).store(0, Ordering::Relaxed));
+        let posted = world.ends[0].read(far, near, len, round).expect("read");
+        world.finish(0, posted, round);
+        assert!((0..cells).rev().all(|cell| is_there(&source, cell)), "a read of {len} bytes is not there");
+    }
+}
+
+/// More operations than any fabric has in flight: each completes once.
+fn many_are_in_flight_at_once(make: MakeWorld<'_>) {
+    const COUNT: usize = 200;
+    /// Cells of one: that of its signal, and its data.
+    const EACH: usize = 8;
+    let mut world = world(make, 2);
+    let (source, target) = (world.own(0), world.own(1));
+    let (near, far) = (world.regions[0][0], world.regions[0][1]);
+    (0..COUNT * EACH).for_each(|cell| source.cell(cell).store(word(1, cell), Ordering::Relaxed));
+    let data = |number: usize| number % EACH;
+    let mut done = [false; COUNT];
+    for (number, done) in done.iter_mut().enumerate() {
+        let place = number * EACH * CELL;
+        let (change, awaited) = (Change::Set(number as u64 + 1), number % 2 == 0);
+        let signal = Signal { at: at(far, place), change, awaited };
+        let (from, to) = (at(near, place + CELL), at(far, place + CELL));
+        let posted = world.ends[0].put(from, to, data(number) * CELL, Some(signal), number as u64).expect("put");
+        *done = posted != Posted::Pending;
+    }
+    let start = Instant::now();
+    while done.contains(&false) {
+        if let Some(completion) = world.ends[0].poll().expect("poll") {
+            let before = std::mem::replace(&mut done[completion.token as usize], true);
+            assert!(!before, "operation {} completed twice", completion.token);
+        }
+        assert!(start.elapsed() < patience(), "some never completed: {done:?}");
+    }
+    for number in 0..COUNT {
+        let load = |cell: usize| target.cell(number * EACH + cell).load(Ordering::Acquire);
+        assert_eq!(load(0), number as u64 + 1, "the signal of operation {number}");
+        for cell in 1..EACH {
+            let expected = if cell <= data(number) { word(1, number * EACH + cell) } else { 0 };
+            assert_eq!(load(cell), expected, "cell {cell} of operation {number}");
+        }
+    }
+}
+
+fn memory_stays_until_all_have_closed_it(make: MakeWorld<'_>) {
+    let mut world = world(make, 2);
+    world.own(1).cell(5).store(77, Ordering::Release);
+    drop(world.ends.pop());
+    let (from, to) = (at(world.regions[0][1], 5 * CELL), at(world.regions[0][0], 0));
+    let posted = world.ends[0].read(from, to, CELL, 1).expect("read");
+    world.finish(0, posted, 1);
+    assert_eq!(world.load(0, 0), 77, "it went with the endpoint of its owner");
 }
 
 fn bad_places_are_refused(make: MakeWorld<'_>) {
@@ -280,17 +384,18 @@ fn a_signal_ends_a_wait(make: MakeWorld<'_>) {
     // Posted before the wait begins and after it was announced: it must not be missed.
     let posted = one.signal(signal, 1).expect("signal");
     let start = Instant::now();
-    two.wait(PATIENCE);
-    while window.cell(1).load(Ordering::Acquire) != 9 {
-        assert!(start.elapsed() < PATIENCE / 2, "the signal did not end the wait");
+    loop {
+        two.wait(patience());
+        assert!(start.elapsed() < patience() / 2, "the signal did not end the wait");
         two.prepare_wait(1);
-        if window.cell(1).load(Ordering::Acquire) != 9 {
-            two.wait(PATIENCE);
+        if window.cell(1).load(Ordering::Acquire) == 9 {
+            break;
         }
     }
+    two.cancel_wait();
     if posted == Posted::Pending {
         while one.poll().expect("poll").is_none() {
-            assert!(start.elapsed() < PATIENCE, "the signal never completed");
+            assert!(start.elapsed() < patience(), "the signal never completed");
         }
     }
 }
@@ -305,9 +410,12 @@ fn a_wake_reaches_who_waits_for_it(make: MakeWorld<'_>) {
     world.ends[2].prepare_wait(2);
     assert_eq!(world.ends[0].wake(u32::MAX, 2), 1);
     assert_eq!(world.ends[0].wake(u32::MAX, 1), 1);
-    world.ends[1].wait(PATIENCE);
-    world.ends[2].wait(PATIENCE);
+    world.ends[1].wait(patience());
+    world.ends[2].wait(patience());
     assert_eq!(world.ends[0].wake(u32::MAX, 1), 0, "nobody waits");
+    world.ends[1].prepare_wait(1);
+    world.ends[2].prepare_wait(1);
+    assert_eq!(world.ends[0].wake(u32::MAX, 1), 2, "both wait");
     world.ends[1].prepare_wait(1);
     world.ends[2].prepare_wait(1);
     assert_eq!(world.ends[0].wake(1, 1), 1, "one is enough");
@@ -323,7 +431,7 @@ fn abort_reaches_everybody(make: MakeWorld<'_>) {
     world.fabrics[1].abort("a reason to stop");
     let start = Instant::now();
     while world.fabrics.iter().any(|fabric| fabric.health("conformance").is_ok()) {
-        assert!(start.elapsed() < PATIENCE, "some never heard of it");
+        assert!(start.elapsed() < patience(), "some never heard of it");
     }
     world.fabrics[2].abort("too late");
     for fabric in world.fabrics.iter() {

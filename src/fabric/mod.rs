@@ -7,9 +7,10 @@
 //! # Memory
 //! [`register`](Endpoint::register) makes zeroed memory. Its owner says what peers may do with it once
 //! they hold its key ([`Access`]); an operation that it does not allow is refused where it is posted, and
-//! on networks by the owner's provider, too. Offsets of cells are multiples of 8. Nothing is ever a Rust
-//! reference while a peer may write it: a [`Window`] gives atomics and raw copies. No operation checks that:
-//! opening an endpoint takes a [`RawAccess`], whose contract covers all that is done with it.
+//! on networks by the owner's provider, too. It stays until all ranks have dropped their endpoints. Offsets of
+//! cells are multiples of 8. Nothing is ever a Rust reference while a peer may write it: a [`Window`] gives
+//! atomics and raw copies. No operation checks that: opening an endpoint takes a [`RawAccess`], whose contract
+//! covers all that is done with it.
 //!
 //! # Completion
 //! Each operation is given a token. It either completes in the call ([`Posted::Done`]) or later,

@@ -25,6 +25,7 @@ use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
+use crate::fault::Fault;
 
 /// Which of libfabric's providers carries a world, and how.
 #[derive(Clone, Debug)]
@@ -229,6 +230,7 @@ impl OfiFabric {
     pub fn in_this_process(library: &Library, settings: &Settings, ranks: u32, deadline: Instant) -> Result<Vec<Self>> {
         let cards = Mutex::new(vec![None; ranks as usize]);
         let all_told = Barrier::new(ranks as usize);
+        let fault = Fault::chosen();
         let join = &|rank: u32| {
             let mut told = false;
             let joined = Self::join(library, settings, (rank, ranks), deadline, |card| {
@@ -244,7 +246,8 @@ impl OfiFabric {
             joined
         };
         thread::scope(|scope| {
-            let joining: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || join(rank))).collect();
+            let joining: Vec<_> =
+                (0..ranks).map(|rank| scope.spawn(move || Fault::passed_on(fault, || join(rank)))).collect();
             let panicked = |_| Err(Error::join(0, "a thread that joined panicked"));
             joining.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
         })

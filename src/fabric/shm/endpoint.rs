@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::fabric::{
     Access, At, Atomic, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Waker, Window,
 };
+use crate::fault::Fault;
 use crate::sync::{self, full_fence};
 
 /// A key is an offset in the world's file, a length with the owner above it, and what the owner allows.
@@ -21,6 +22,7 @@ pub(super) struct ShmEndpoint {
     rank: u32,
     channel: u32,
     regions: Vec<Mapped>,
+    fault: Option<Fault>,
 }
 
 #[derive(Debug)]
@@ -33,8 +35,8 @@ struct Mapped {
 }
 
 impl ShmEndpoint {
-    pub(super) fn new(segment: Arc<Segment>, rank: u32, channel: u32) -> Self {
-        ShmEndpoint { segment, rank, channel, regions: Vec::new() }
+    pub(super) fn new(segment: Arc<Segment>, rank: u32, channel: u32, fault: Option<Fault>) -> Self {
+        ShmEndpoint { segment, rank, channel, regions: Vec::new(), fault }
     }
 
     fn bell(&self) -> &Doorbell {
@@ -75,7 +77,9 @@ impl ShmEndpoint {
         // Whoever sees the signal sees the data that was copied before.
         signal.change.apply(cell);
         full_fence();
-        self.segment.doorbell(self.channel, mapped.owner).ring_always();
+        if !Fault::ForgetRing.is(self.fault) {
+            self.segment.doorbell(self.channel, mapped.owner).ring_always();
+        }
         Ok(())
     }
 }
@@ -113,6 +117,12 @@ impl Endpoint for ShmEndpoint {
             self.far("put", signal.at, size_of::<u64>(), Access::allows_writing)?;
         }
         let (source, target) = (self.mapped("put", from, len)?, self.far("put", to, len, Access::allows_writing)?);
+        if let Some(signal) = signal.filter(|_| Fault::SignalBeforeCopy.is(self.fault)) {
+            self.change(signal)?;
+            Window::copy((&source.window, from.offset), (&target.window, to.offset), len);
+            return Ok(Posted::Done(0));
+        }
+        let len = if Fault::ForgetTail.is(self.fault) { len / size_of::<u64>() * size_of::<u64>() } else { len };
         Window::copy((&source.window, from.offset), (&target.window, to.offset), len);
         match signal {
             Some(signal) => self.change(signal)?,
@@ -169,10 +179,12 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn waker(&self) -> Waker {
-        let (segment, channel, rank) = (self.segment.clone(), self.channel, self.rank);
+        let (segment, channel, rank, fault) = (self.segment.clone(), self.channel, self.rank, self.fault);
         Waker::new(move || {
             full_fence();
-            segment.doorbell(channel, rank).ring_always();
+            if !Fault::ForgetWaker.is(fault) {
+                segment.doorbell(channel, rank).ring_always();
+            }
         })
     }
 
@@ -181,6 +193,7 @@ impl Endpoint for ShmEndpoint {
         // was stored before this.
         full_fence();
         let ranks = self.segment.ranks();
+        let most = if Fault::WakeOne.is(self.fault) { most.min(1) } else { most };
         let mut woken = 0;
         for next in 1..=ranks {
             let rank = (self.rank + next) % ranks;
@@ -198,7 +211,7 @@ impl Endpoint for ShmEndpoint {
 impl Drop for ShmEndpoint {
     fn drop(&mut self) {
         // The last rank to close gives the memory back; those before may still be read from.
-        if self.segment.close(self.channel) {
+        if self.segment.close(self.channel) || Fault::FreeEarly.is(self.fault) {
             self.regions.iter().for_each(|region| self.segment.free(region.offset, region.bytes));
         }
     }

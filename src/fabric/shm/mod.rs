@@ -26,8 +26,10 @@ use super::turns::Turns;
 use super::watch::{ENDED, Watch};
 use super::{Endpoint, Fabric, RawAccess, sealed};
 use crate::error::{Error, Ranks, Result};
+use crate::fault::Fault;
 use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
+use mailbox::Mailbox;
 pub(crate) use segment::MOST_RANKS;
 use segment::Segment;
 
@@ -42,6 +44,7 @@ pub struct ShmFabric {
     opened: AtomicU32,
     exchange: Turns,
     watch: Watch,
+    fault: Option<Fault>,
 }
 
 impl ShmFabric {
@@ -63,7 +66,8 @@ impl ShmFabric {
         if membarrier::register() {
             segment.reach(rank);
         }
-        Ok(ShmFabric { segment, rank, opened: AtomicU32::new(0), exchange: Turns::default(), watch })
+        let (opened, exchange, fault) = (AtomicU32::new(0), Turns::default(), Fault::chosen());
+        Ok(ShmFabric { segment, rank, opened, exchange, watch, fault })
     }
 
     /// A world of which every rank is in this process: for tests.
@@ -88,9 +92,13 @@ impl ShmFabric {
         self.segment.doorbell(0, self.rank)
     }
 
+    fn mailbox(&self, rank: u32, turn: u64) -> &Mailbox {
+        self.segment.mailbox(rank, if Fault::OneMailbox.is(self.fault) { 0 } else { turn })
+    }
+
     /// Ranks that have not posted in this turn of an exchange.
     fn not_posted(&self, turn: u64) -> Vec<u32> {
-        (0..self.segment.ranks()).filter(|&rank| self.segment.mailbox(rank, turn).turn() < turn).collect()
+        (0..self.segment.ranks()).filter(|&rank| self.mailbox(rank, turn).turn() < turn).collect()
     }
 }
 
@@ -126,13 +134,13 @@ impl Fabric for ShmFabric {
             let problem = "a world can make 4095 collectives and broadcasts in its life; keep and reuse them";
             return Err(Error::Usage { rank: self.rank, operation: "open", problem });
         }
-        Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1)))
+        Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1, self.fault)))
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         self.exchange.take(self, operation, (mine, mailbox::MAILBOX), |turn| {
             let started = Instant::now();
-            self.segment.mailbox(self.rank, turn).post(turn, mine);
+            self.mailbox(self.rank, turn).post(turn, mine);
             // Of the last to post at least one sees everybody, and wakes.
             if self.not_posted(turn).is_empty() {
                 (0..self.ranks()).for_each(|rank| _ = self.segment.doorbell(0, rank).ring(1));
@@ -156,12 +164,14 @@ impl Fabric for ShmFabric {
                     return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
                 }
             }
-            Ok((0..self.ranks()).map(|rank| self.segment.mailbox(rank, turn).read()).collect())
+            let turn = turn - u64::from(Fault::StaleExchange.is(self.fault));
+            Ok((0..self.ranks()).map(|rank| self.mailbox(rank, turn).read()).collect())
         })
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {
-        self.segment.failure().map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
+        let failure = self.segment.failure().filter(|_| !Fault::IgnoreFailure.is(self.fault));
+        failure.map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
     }
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {

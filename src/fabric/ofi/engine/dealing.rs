@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Asked, Content, Data, Engine, Event, Failure, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing, MOST_HEADER, Mark,
-    Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, WINDOW,
+    Announced, Asked, Content, Data, Engine, Event, Failure, Fault, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing,
+    MOST_HEADER, Mark, Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, WINDOW,
 };
 
 impl Engine {
@@ -196,7 +196,12 @@ impl Engine {
                 if written.and(changed).is_none() {
                     return self.nonsense(from);
                 }
-                own.wake();
+                if let Some((cell, change)) = signal.filter(|_| Fault::DealTwice.is(self.fault)) {
+                    _ = own.change(cell, change);
+                }
+                if !Fault::ForgetBell.is(self.fault) {
+                    own.wake();
+                }
             }
             Content::Atomic { at, atomic, id } => {
                 let own = self.channels.get(usize::from(channel)).and_then(|own| own.to_be_written(at));

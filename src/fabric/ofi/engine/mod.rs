@@ -23,6 +23,7 @@ use super::wire::{Event, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Atomic, Change, Completion, Key, NOT_ALLOWED, Posted, Region, Signal, Window};
+use crate::fault::Fault;
 
 /// Polls without a message after which peers are told what was dealt with, if there was no other
 /// message to tell them by.
@@ -194,6 +195,7 @@ pub(super) struct Engine {
     suspects: Suspects,
     failure: Option<Failure>,
     failed: Arc<AtomicBool>,
+    fault: Option<Fault>,
 }
 
 impl Engine {
@@ -233,6 +235,7 @@ impl Engine {
             suspects: Suspects::new(Instant::now()),
             failure: None,
             failed,
+            fault: Fault::chosen(),
         }
     }
 

@@ -1,0 +1,151 @@
+//! Checks in which ranks act at the same time, each in a thread of its own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{BEHIND, CELL, Fabrics, LENGTHS, MakeWorld, World, at, patience, sized, word, world};
+use crate::fabric::{Change, MOST_EXCHANGED, Posted, Signal};
+
+/// Each rank gives something else in each turn, and a fast one goes on with the next.
+pub(super) fn exchanges_bring_what_each_gave(make: MakeWorld<'_>, ranks: u32) {
+    const TURNS: u32 = 100;
+    let (fabrics, patience) = (Fabrics(make(ranks)), patience());
+    if fabrics[0].name() == "sim" {
+        return; // all of its ranks are made by one hand
+    }
+    let gift = |rank: u32, turn: u32| -> Vec<u8> {
+        let len = (turn * 389 + rank * 101) as usize % (MOST_EXCHANGED + 1);
+        (0..len).map(|index| word(u64::from(turn), index + MOST_EXCHANGED * rank as usize) as u8).collect()
+    };
+    let long = |rank: u32| vec![rank as u8; 2 * MOST_EXCHANGED + 7 * rank as usize];
+    std::thread::scope(|scope| {
+        for fabric in fabrics.iter() {
+            scope.spawn(move || {
+                let me = fabric.rank();
+                for turn in 1..=TURNS {
+                    let until = Instant::now() + patience;
+                    let given = fabric.exchange("conformance", &gift(me, turn), until).expect("exchange");
+                    let expected: Vec<_> = (0..ranks).map(|rank| gift(rank, turn)).collect();
+                    assert!(given == expected, "rank {me} of {ranks} got something else in turn {turn}");
+                }
+                let given = fabric.exchange_long("conformance", &long(me), Instant::now() + patience);
+                let expected: Vec<_> = (0..ranks).map(long).collect();
+                assert!(given.expect("exchange") == expected, "rank {me} of {ranks} got something else in the end");
+            });
+        }
+    });
+}
+
+/// Rank 1 looks for a signal, awake and asleep, and then at once for all of its data, the last bytes first.
+pub(super) fn a_signal_comes_after_all_of_its_data(make: MakeWorld<'_>) {
+    let (mut world, patience) = (sized(make, 2, BEHIND + CELL), patience());
+    let (source, target) = (world.own(0), world.own(1));
+    let (near, far) = (world.regions[0][0], world.regions[0][1]);
+    let World { ends, .. } = &mut world;
+    let [one, two] = &mut ends[..] else { panic!("two ends") };
+    let times = |len: usize| if len > 1 << 20 { 2 } else { 25 };
+    let lengths = LENGTHS.iter().flat_map(|&len| std::iter::repeat_n(len, times(len)));
+    let rounds: Vec<(u64, usize)> = (1..).zip(lengths).collect();
+    let checked = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let (rounds, checked) = (&rounds, &checked);
+        let reading = scope.spawn(move || {
+            for &(round, len) in rounds {
+                let start = Instant::now();
+                let has_come = || target.cell(BEHIND / CELL).load(Ordering::Acquire) == round;
+                while !has_come() {
+                    if round.is_multiple_of(2) {
+                        two.prepare_wait(1);
+                        if has_come() {
+                            two.cancel_wait();
+                        } else {
+                            two.wait(patience);
+                        }
+                    }
+                    assert_eq!(two.poll().expect("poll"), None, "a completion for nothing");
+                    assert!(start.elapsed() < patience / 2, "the signal of {len} bytes never came, or ended no wait");
+                }
+                let is_stale = |cell: &usize| target.cell(*cell).load(Ordering::Relaxed) != word(round, *cell);
+                let stale = (0..len / CELL).rev().find(is_stale);
+                assert_eq!(stale, None, "the signal of {len} bytes came before one of their cells");
+                checked.store(round, Ordering::Release);
+            }
+        });
+        for &(round, len) in rounds {
+            (0..len / CELL).for_each(|cell| source.cell(cell).store(word(round, cell), Ordering::Relaxed));
+            let (change, awaited) = (Change::Set(round), round.is_multiple_of(3));
+            let signal = Signal { at: at(far, BEHIND), change, awaited };
+            let posted = one.put(at(near, 0), at(far, 0), len, Some(signal), round).expect("put");
+            let (start, mut completed) = (Instant::now(), posted != Posted::Pending);
+            while !completed || checked.load(Ordering::Acquire) != round {
+                completed |= one.poll().expect("poll").is_some();
+                if reading.is_finished() && checked.load(Ordering::Acquire) != round {
+                    return; // it has found something
+                }
+                assert!(start.elapsed() < patience, "a put of {len} bytes does not complete");
+            }
+        }
+    });
+}
+
+/// A rank that sleeps is woken by its waker, by a rank of its host, and by a signal.
+pub(super) fn sleepers_are_woken(make: MakeWorld<'_>) {
+    const ROUNDS: u64 = 9;
+    let (mut world, patience) = (world(make, 2), patience());
+    let hosts = world.fabrics[0].hosts();
+    let (far, target) = (world.regions[0][1], world.own(1));
+    let World { ends, .. } = &mut world;
+    let [one, two] = &mut ends[..] else { panic!("two ends") };
+    let waker = two.waker();
+    let (news, asleep, awake) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (news, asleep, awake) = (&news, &asleep, &awake);
+        let sleeping = scope.spawn(move || {
+            for round in 1..=ROUNDS {
+                let start = Instant::now();
+                loop {
+                    two.prepare_wait(1);
+                    let cells = [news.load(Ordering::Acquire), target.cell(0).load(Ordering::Acquire)];
+                    if cells.contains(&round) {
+                        break;
+                    }
+                    asleep.store(round, Ordering::Release);
+                    two.wait(patience);
+                    assert!(start.elapsed() < patience / 2, "it slept through round {round}");
+                }
+                two.cancel_wait();
+                awake.store(round, Ordering::Release);
+            }
+        });
+        for round in 1..=ROUNDS {
+            let start = Instant::now();
+            while asleep.load(Ordering::Acquire) != round && !sleeping.is_finished() {
+                std::thread::yield_now();
+            }
+            // Most of the time it sleeps by then. If not, it has to see that it must not.
+            std::thread::sleep(Duration::from_millis(1));
+            let mut completed = true;
+            match round % 3 {
+                0 => {
+                    news.store(round, Ordering::Release);
+                    waker.wake();
+                }
+                1 if hosts[0] == hosts[1] => {
+                    news.store(round, Ordering::Release);
+                    one.wake(u32::MAX, 1);
+                }
+                _ => {
+                    let signal = Signal { at: at(far, 0), change: Change::Set(round), awaited: true };
+                    completed = one.signal(signal, round).expect("signal") != Posted::Pending;
+                }
+            }
+            while !completed || awake.load(Ordering::Acquire) != round {
+                completed |= one.poll().expect("poll").is_some();
+                if sleeping.is_finished() && awake.load(Ordering::Acquire) != round {
+                    return; // it says why
+                }
+                assert!(start.elapsed() < patience, "round {round} does not end");
+            }
+        }
+    });
+}
