@@ -174,6 +174,18 @@ faults! {
         /// Deals with a put and wakes nobody who waits for it.
         ForgetBell,
     }
+    "fabric/ofi" in Stepping {
+        /// Acknowledges marked writes when they are announced, and not when they have landed.
+        AcknowledgeEarly,
+        /// Gives the signal of marked writes when the first has landed.
+        SignalBeforeLastPart,
+        /// Completes a read, or a write without a signal, before its last part.
+        CompleteBeforeLastPart,
+        /// Writes each header where the last one may still be read.
+        ReuseHeaderSlot,
+        /// Sends more messages than the window has room for.
+        CreditTooEarly,
+    }
 }
 
 /// Tests that have to find mistakes.
@@ -183,6 +195,8 @@ pub enum Suite {
     Simulator,
     /// What every fabric must do: `tests/conformance.rs`.
     Conformance,
+    /// Events of libfabric in an order of the test's own: `fabric/ofi/stepping_tests.rs`.
+    Stepping,
 }
 
 impl Suite {

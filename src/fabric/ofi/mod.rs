@@ -55,6 +55,8 @@ mod secret;
 mod shared;
 mod shares;
 #[cfg(test)]
+mod stepping_tests;
+#[cfg(test)]
 mod stranger_tests;
 mod suspects;
 mod wire;

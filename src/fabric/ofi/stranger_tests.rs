@@ -21,23 +21,23 @@ use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, R
 use crate::skipped::{Need, skipped};
 
 const PROVIDER: &str = "tcp;ofi_rxm";
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes that a stranger tries to read or write.
 const LEN: usize = 64;
 
-fn library() -> Option<Library> {
+pub(super) fn library() -> Option<Library> {
     Library::load(None).inspect_err(|problem| skipped(Need::Libfabric, problem)).ok()
 }
 
 /// A world of two ranks, with an endpoint each.
-struct World {
-    ends: Vec<Box<dyn Endpoint>>,
-    ranks: Vec<OfiFabric>,
+pub(super) struct World {
+    pub(super) ends: Vec<Box<dyn Endpoint>>,
+    pub(super) ranks: Vec<OfiFabric>,
 }
 
 impl World {
-    fn new(library: &Library) -> Self {
+    pub(super) fn new(library: &Library) -> Self {
         let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
         let ranks = OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap();
         World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
@@ -75,7 +75,7 @@ impl World {
         assert_eq!(self.ranks[0].strangers(), before);
     }
 
-    fn end(self) {
+    pub(super) fn end(self) {
         let World { ends, ranks } = self;
         drop(ends);
         std::thread::scope(|scope| ranks.iter().for_each(|rank| _ = scope.spawn(|| rank.leave())));

@@ -3,7 +3,8 @@
 use earlybird_ffi::ofi::{self, Code};
 
 use super::{
-    Content, Data, Engine, Entry, Mark, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way, Window,
+    Content, Data, Engine, Entry, Fault, Mark, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way,
+    Window,
 };
 use crate::fabric::{At, Change};
 
@@ -26,8 +27,14 @@ impl Peer {
     }
 
     /// Where the next message goes to if it is a note, and the mark that tells of it.
-    fn next_note(&self, from: u32) -> Option<(Mark, ofi::Remote)> {
-        self.notes.map(|notes| notes.place(self.address, from, self.sent.next()))
+    fn next_note(&self, from: u32, fault: Option<Fault>) -> Option<(Mark, ofi::Remote)> {
+        let number = if Fault::ReuseHeaderSlot.is(fault) { 0 } else { self.sent.next() };
+        self.notes.map(|notes| notes.place(self.address, from, number))
+    }
+
+    /// Whether another message that is counted may be sent.
+    fn has_credit(&self, fault: Option<Fault>) -> bool {
+        self.sent.has_room() || Fault::CreditTooEarly.is(fault)
     }
 
     /// The next message is on its way, or nobody will ever deal with it.
@@ -64,10 +71,10 @@ impl Engine {
 
     /// Sends what waits for a peer, as far as there is room; whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
-        let Engine { rank, secret, peers, channels, wire, .. } = self;
+        let Engine { rank, secret, peers, channels, wire, fault, .. } = self;
         let to = &mut peers[peer as usize];
         while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
-            if content.is_counted() && !to.sent.has_room() {
+            if content.is_counted() && !to.has_credit(*fault) {
                 return false;
             }
             let len = match data {
@@ -115,8 +122,8 @@ impl Engine {
         let to = &self.peers[peer as usize];
         // What waits goes first.
         let first = to.outbox.is_empty() && self.parts.is_empty(peer);
-        let may = first && to.sent.has_room() && len <= self.wire.limits.noted;
-        let (Some((mark, note)), true) = (to.next_note(self.rank), may) else { return false };
+        let may = first && to.has_credit(self.fault) && len <= self.wire.limits.noted;
+        let (Some((mark, note)), true) = (to.next_note(self.rank, self.fault), may) else { return false };
         let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
         let whose = (channel, token, peer);
@@ -200,6 +207,11 @@ impl Engine {
         let transfer = &mut self.transfers[index as usize];
         transfer.parts -= 1;
         transfer.failed |= !moved;
+        if Fault::CompleteBeforeLastPart.is(self.fault) && transfer.parts == 1 && matches!(transfer.then, Then::Done) {
+            transfer.then = Then::Nothing;
+            let Transfer { channel, token, .. } = *transfer;
+            return self.channel(channel).complete(token, 0);
+        }
         if transfer.parts > 0 {
             return;
         }

@@ -1,0 +1,182 @@
+//! Ranks whose events are dealt with in an order of the test's own, over `tcp;ofi_rxm`.
+//!
+//! The test holds the lock of an engine, so that nobody else deals with what comes, and what it holds back has not
+//! happened for that rank.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use earlybird_ffi::ofi::Library;
+
+use super::peer::WINDOW;
+use super::stranger_tests::{self, World, library};
+use super::wire::Event;
+use crate::fabric::{Access, At, Change, Posted, Region, Signal};
+use crate::fault::Fault;
+
+/// Parts of what is moved.
+const PARTS: usize = 3;
+
+/// The first endpoint of a rank.
+const CHANNEL: u16 = 1;
+
+fn patience() -> Duration {
+    Fault::patience(stranger_tests::PATIENCE)
+}
+
+fn at(region: Region, offset: usize) -> At {
+    At { region, offset }
+}
+
+/// Bytes of a transfer in so many parts.
+fn several_parts(world: &World) -> usize {
+    PARTS * world.ranks[0].shared().lock().wire.limits.part
+}
+
+/// Memory of rank 0, and how rank 1 names it.
+fn share(world: &mut World, bytes: usize, access: Access) -> (Region, Region) {
+    let own = world.ends[0].register(bytes, access).unwrap();
+    let key = world.ends[0].key(own);
+    (own, world.ends[1].import(0, key).unwrap())
+}
+
+/// Of a large write neither its signal nor the word that it was dealt with comes before the last part.
+fn a_write_is_dealt_with_when_its_last_part_has_landed(library: &Library) {
+    let mut world = World::new(library);
+    let len = several_parts(&world);
+    let (own, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
+    let near = world.ends[1].register(len, Access::Local).unwrap();
+    let window = world.ends[0].window(own).unwrap();
+    let cell = window.cell(len / size_of::<u64>());
+    let signal = Signal { at: at(far, len), change: Change::Set(7), awaited: true };
+
+    let mut engine = world.ranks[0].shared().lock();
+    assert!(engine.wire.marks, "this provider brings marks");
+    let put = world.ends[1].put(at(near, 0), at(far, 0), len, Some(signal), 1);
+    assert_eq!(put.unwrap(), Posted::Pending);
+    let (until, mut landed) = (Instant::now() + patience(), Vec::new());
+    while landed.len() < PARTS {
+        engine.wire.look().unwrap();
+        while let Some(event) = engine.wire.next() {
+            match event {
+                Event::Landed(_) => landed.push(event),
+                other => engine.deal_with(other),
+            }
+        }
+        engine.tell();
+        assert_eq!(world.ends[1].poll().unwrap(), None, "acknowledged, and nothing has landed");
+        assert!(Instant::now() < until, "{} parts never came", PARTS - landed.len());
+    }
+    // What was said by now is there.
+    for _ in 0..1000 {
+        assert_eq!(world.ends[1].poll().unwrap(), None, "acknowledged, and nothing has landed");
+    }
+    let last = landed.pop();
+    for event in landed {
+        engine.deal_with(event);
+        assert_eq!(cell.load(Ordering::Acquire), 0, "signalled before the last part has landed");
+    }
+    last.into_iter().for_each(|event| engine.deal_with(event));
+    assert_eq!(cell.load(Ordering::Acquire), 7);
+    engine.tell();
+    drop(engine);
+    while world.ends[1].poll().unwrap().is_none() {
+        assert!(Instant::now() < until, "the write never completed");
+    }
+    world.end();
+}
+
+fn a_read_completes_with_its_last_part(library: &Library) {
+    let mut world = World::new(library);
+    let len = several_parts(&world);
+    let (_, far) = share(&mut world, len, Access::Read);
+    let near = world.ends[1].register(len, Access::Local).unwrap();
+
+    let mut engine = world.ranks[1].shared().lock();
+    assert_eq!(engine.read(CHANNEL, at(far, 0), at(near, 0), len, 1).unwrap(), Posted::Pending);
+    let (until, mut moved) = (Instant::now() + patience(), Vec::new());
+    while moved.len() < PARTS {
+        engine.wire.look().unwrap();
+        while let Some(event) = engine.wire.next() {
+            match event {
+                Event::Moved(..) => moved.push(event),
+                other => engine.deal_with(other),
+            }
+        }
+        assert_eq!(world.ends[0].poll().unwrap(), None);
+        assert!(Instant::now() < until, "{} parts never came", PARTS - moved.len());
+    }
+    let last = moved.pop();
+    for event in moved {
+        engine.deal_with(event);
+        assert_eq!(engine.completion(CHANNEL).unwrap(), None, "completed before the last part is here");
+    }
+    last.into_iter().for_each(|event| engine.deal_with(event));
+    assert_eq!(engine.completion(CHANNEL).unwrap().map(|completion| completion.token), Some(1));
+    drop(engine);
+    world.end();
+}
+
+/// More writes with headers than there are slots for: those that have no credit wait, and all arrive.
+fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
+    // A slot for each, of a cell and its data.
+    const SLOT: usize = 64;
+    const DATA: usize = SLOT - size_of::<u64>();
+    let mut world = World::new(library);
+    let count = 3 * WINDOW as usize;
+    let (own, far) = share(&mut world, count * SLOT, Access::Write);
+    let near = world.ends[1].register(count * SLOT, Access::Local).unwrap();
+    let source = world.ends[1].window(near).unwrap();
+    let value = |cell: usize| (cell as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let cells = count * SLOT / size_of::<u64>();
+    (0..cells).for_each(|cell| source.cell(cell).store(value(cell), Ordering::Relaxed));
+
+    let until = Instant::now() + patience();
+    let stalled = world.ranks[0].shared().lock();
+    for number in 0..count {
+        let place = number * SLOT;
+        let signal = Signal { at: at(far, place), change: Change::Set(number as u64 + 1), awaited: false };
+        let (from, to) = (at(near, place + size_of::<u64>()), at(far, place + size_of::<u64>()));
+        let put = world.ends[1].put(from, to, DATA, Some(signal), number as u64);
+        assert_eq!(put.unwrap(), Posted::Pending);
+        assert_eq!(world.ends[1].poll().unwrap(), None, "dealt with by a rank that does not look");
+    }
+    drop(stalled);
+    let mut done = vec![false; count];
+    while done.contains(&false) {
+        if let Some(completion) = world.ends[1].poll().unwrap() {
+            let before = std::mem::replace(&mut done[completion.token as usize], true);
+            assert!(!before, "write {} completed twice", completion.token);
+        }
+        assert!(Instant::now() < until, "{done:?}");
+    }
+    let target = world.ends[0].window(own).unwrap();
+    for cell in 0..cells {
+        let number = cell * size_of::<u64>() / SLOT;
+        let expected = if (cell * size_of::<u64>()).is_multiple_of(SLOT) { number as u64 + 1 } else { value(cell) };
+        assert_eq!(target.cell(cell).load(Ordering::Acquire), expected, "cell {cell}, of write {number}");
+    }
+    world.end();
+}
+
+fn all(library: &Library) {
+    a_write_is_dealt_with_when_its_last_part_has_landed(library);
+    a_read_completes_with_its_last_part(library);
+    a_rank_that_does_not_look_loses_nothing(library);
+}
+
+#[test]
+fn nothing_is_done_before_its_data_is_dealt_with() {
+    if let Some(library) = library() {
+        all(&library);
+    }
+}
+
+#[cfg(feature = "faults")]
+#[test]
+fn every_fault_is_found() {
+    let Some(library) = library() else { return };
+    let faults = crate::fault::Suite::Stepping.faults();
+    let unseen = Fault::unseen(faults, crate::fabric::RawAccess::CRATE, || all(&library));
+    assert!(unseen.is_empty(), "unseen: {unseen:?}");
+}
