@@ -186,6 +186,24 @@ faults! {
         /// Sends more messages than the window has room for.
         CreditTooEarly,
     }
+    "bootstrap" in Meetings {
+        /// Lets two processes in as the same rank.
+        AdmitTwice,
+        /// Lets a rank in that was told another world size.
+        AdmitOtherSize,
+        /// Begins at the deadline, whoever is missing.
+        GoWithoutTheMissing,
+        /// Takes whatever is said for the introduction of a rank.
+        GreetStrangers,
+        /// Believes a guest whose seal is wrong.
+        TrustAnyGuest,
+        /// Believes an answer whose seal is wrong, or that was meant for another.
+        TrustAnyAnswer,
+        /// Leaves in the folder what an earlier job has left there.
+        KeepOldFiles,
+        /// Writes a file where others may read it half written.
+        WriteInPlace,
+    }
 }
 
 /// Tests that have to find mistakes.
@@ -197,6 +215,8 @@ pub enum Suite {
     Conformance,
     /// Events of libfabric in an order of the test's own: `fabric/ofi/stepping_tests.rs`.
     Stepping,
+    /// Meetings in one process: `bootstrap/store/meeting_tests.rs`.
+    Meetings,
 }
 
 impl Suite {
@@ -302,6 +322,11 @@ impl Fault {
     #[cfg(not(feature = "faults"))]
     pub(crate) fn chosen() -> Option<Fault> {
         None
+    }
+
+    /// Whether this thread has chosen this one.
+    pub(crate) fn is_chosen(self) -> bool {
+        self.is(Fault::chosen())
     }
 
     /// Does something as a thread that has chosen this, for one that was started by another: `fault` is what that one

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Ranks;
+use crate::fault::Fault;
 
 /// After a mistake is seen, how long the others are awaited so that they hear of it too.
 const LINGER: Duration = Duration::from_secs(1);
@@ -34,10 +35,10 @@ impl Roll {
         let expected = self.present.len() as u32;
         let place = self.present.get_mut(rank as usize);
         let problem = match place {
-            _ if ranks != expected => {
+            _ if ranks != expected && !Fault::AdmitOtherSize.is_chosen() => {
                 format!("the world has {ranks} ranks on rank {rank} and {expected} on rank 0")
             }
-            Some(present) if !*present => {
+            Some(present) if !*present || Fault::AdmitTwice.is_chosen() => {
                 *present = true;
                 return true;
             }
@@ -73,7 +74,7 @@ impl Roll {
                 (missing.is_empty() || late || since.elapsed() > LINGER).then(|| Err(mistake.clone()))
             }
             // A rank that comes twice has been seen if nobody is at the door. Somebody always may be.
-            None if missing.is_empty() => {
+            None if missing.is_empty() || (late && Fault::GoWithoutTheMissing.is_chosen()) => {
                 let complete = self.complete.get_or_insert_with(Instant::now);
                 (quiet || late || complete.elapsed() > PATIENCE).then_some(Ok(()))
             }

@@ -1,6 +1,7 @@
 //! What ranks say to each other at their meeting, as bytes.
 
 use crate::fabric::shm::MOST_RANKS;
+use crate::fault::Fault;
 
 const MAGIC: u32 = 0x4542_4452;
 const VERSION: u32 = 1;
@@ -30,7 +31,8 @@ impl Hello {
     /// Nothing for a stranger, or another version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let field = |index: usize| bytes.get(4 * index..4 * index + 4)?.try_into().ok().map(u32::from_le_bytes);
-        (field(0)? == MAGIC && field(1)? == VERSION).then_some(())?;
+        let is_ours = field(0)? == MAGIC && field(1)? == VERSION;
+        (is_ours || Fault::GreetStrangers.is_chosen()).then_some(())?;
         Some(Hello { rank: field(2)?, ranks: field(3)? })
     }
 }

@@ -17,6 +17,7 @@ use super::frame::{self, HEADING, Heard, Hello, NONCE};
 use crate::bootstrap::draw;
 use crate::bootstrap::roll::Roll;
 use crate::error::Result;
+use crate::fault::Fault;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long rank 0 waits for the guests to have read its answer, at least: else until the deadline.
@@ -39,7 +40,7 @@ fn answer_file(rank: u32) -> String {
 pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
     let cannot = |cause: Unusable| meeting.error(format!("rank 0 cannot use this folder: {cause}"));
     let folder = Folder::make(path).map_err(cannot)?;
-    for rank in 1..meeting.ranks {
+    for rank in (1..meeting.ranks).filter(|_| !Fault::KeepOldFiles.is_chosen()) {
         for file in [guest_file(rank), answer_file(rank)] {
             folder.remove(&file).map_err(|cause| cannot(cause.into()))?;
         }

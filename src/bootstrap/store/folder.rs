@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, open, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
+use crate::fault::Fault;
+
 /// Why a folder is not used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
@@ -65,6 +67,10 @@ impl Folder {
 
     /// Writes a file at once, which only this user can read.
     pub(super) fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        if Fault::WriteInPlace.is_chosen() {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+            return File::from(openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)?).write_all(bytes);
+        }
         let draft = format!("{name}.draft-{}", std::process::id());
         // A process of the same number may have left one.
         self.remove(&draft)?;

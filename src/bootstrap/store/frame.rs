@@ -2,6 +2,7 @@
 
 use super::seal::{SEAL, Secret};
 use super::{MOST, MOST_RANKS};
+use crate::fault::Fault;
 
 const MAGIC: u32 = 0x4542_5354;
 const VERSION: u32 = 1;
@@ -85,7 +86,7 @@ impl Hello {
             return Heard::Stranger;
         }
         let (Some(data), Some(seal)) = (rest.get(..len), rest.get(len..len + SEAL)) else { return Heard::More };
-        if !secret.is_sealed(&[b"hello", greeted, head, data], seal) {
+        if !secret.is_sealed(&[b"hello", greeted, head, data], seal) && !Fault::TrustAnyGuest.is_chosen() {
             return Heard::Stranger;
         }
         let mut nonce = [0; NONCE];
@@ -120,7 +121,8 @@ pub(crate) fn judged(
     secret: &Secret,
 ) -> Option<Result<Vec<u8>, String>> {
     let (body, seal) = rest.split_at_checked(rest.len().checked_sub(SEAL)?)?;
-    secret.is_sealed(&[b"verdict", nonce, heading, body], seal).then_some(())?;
+    let is_sealed = secret.is_sealed(&[b"verdict", nonce, heading, body], seal);
+    (is_sealed || Fault::TrustAnyAnswer.is_chosen()).then_some(())?;
     let [_, refused, _] = words(heading)?;
     Some(match refused {
         0 => Ok(body.to_vec()),

@@ -8,6 +8,8 @@
 mod file;
 mod folder;
 pub(crate) mod frame;
+#[cfg(test)]
+mod meeting_tests;
 mod net;
 mod seal;
 

@@ -1,0 +1,202 @@
+//! Small meetings, all of their ranks in this process: who is let in, and who is believed.
+
+use std::fs;
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::folder::Folder;
+use super::frame::{self, Hello, NONCE};
+use super::{Secret, gather};
+use crate::bootstrap::{Place, meet};
+use crate::error::Result;
+use crate::fault::Fault;
+
+/// Some meetings last as long as this.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// What a rank is told.
+type Told = Result<Vec<Vec<u8>>>;
+
+/// A name that nothing else has.
+fn fresh(what: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("meeting-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// An empty folder of this user's own.
+fn folder(what: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("earlybird-{}", fresh(what)));
+    fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+    path
+}
+
+/// Does all of it at the same time, with the mistake that this thread has chosen; what came of each.
+fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
+    let fault = Fault::chosen();
+    thread::scope(|scope| {
+        let started: Vec<_> = all.into_iter().map(|one| scope.spawn(move || Fault::passed_on(fault, one))).collect();
+        started.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// Ranks with the world sizes that they were told meet on one machine; what each was told.
+fn meet_as(ranks: &[(u32, u32)]) -> Vec<Result<()>> {
+    let name = &fresh("shm");
+    together(ranks.iter().map(|&rank| move || meet(name, rank, DEADLINE).map(drop)).collect())
+}
+
+/// Ranks of a world of so many meet at a place, each with a secret; what each was told.
+fn gather_at(place: &Place, ranks: u32, came: &[(u32, &str)]) -> Vec<Told> {
+    let visit = |&(rank, secret): &(u32, &str)| {
+        let secret = Secret::new(Some(secret), "");
+        move || gather(place, (rank, ranks), &[rank as u8], &secret, DEADLINE)
+    };
+    together(came.iter().map(visit).collect())
+}
+
+fn refused<T: std::fmt::Debug>(told: &Result<T>, why: &str) {
+    let error = told.as_ref().unwrap_err().to_string();
+    assert!(error.contains(why), "{why:?} is not in: {error}");
+}
+
+fn two_processes_do_not_come_as_one_rank() {
+    // Rank 2 does not come, so that rank 0 waits until both have.
+    meet_as(&[(0, 3), (1, 3), (1, 3)]).iter().for_each(|told| refused(told, "two processes came as rank 1"));
+}
+
+fn all_know_the_same_world() {
+    let why = "the world has 3 ranks on rank 1 and 2 on rank 0";
+    meet_as(&[(0, 2), (1, 3)]).iter().for_each(|told| refused(told, why));
+}
+
+fn nobody_goes_without_the_missing() {
+    let place = Place::Unix(fresh("missing"));
+    let told = gather_at(&place, 3, &[(0, "s"), (2, "s")]);
+    told.iter().for_each(|told| refused(told, "rank 1 did not come within"));
+}
+
+fn who_does_not_know_the_secret_is_no_guest() {
+    let place = Place::Unix(fresh("secret"));
+    let told = gather_at(&place, 2, &[(0, "friend"), (1, "sesame")]);
+    refused(&told[0], "rank 1 did not come within");
+    refused(&told[1], "does not know this job's secret");
+}
+
+/// Something that is no rank comes before rank 1, and says more than an introduction is long.
+fn strangers_are_not_greeted() {
+    const STRANGER: u32 = 2;
+    let name = &fresh("stranger");
+    let address = &SocketAddr::from_abstract_name(format!("earlybird-{name}")).unwrap();
+    let has_come = &AtomicBool::new(false);
+    let visit = || {
+        let until = Instant::now() + DEADLINE;
+        let mut visitor = UnixStream::connect_addr(address);
+        while visitor.is_err() && Instant::now() < until {
+            thread::yield_now();
+            visitor = UnixStream::connect_addr(address);
+        }
+        visitor.and_then(|mut visitor| visitor.write_all(&b"GET / HTTP/1.1\r\n".repeat(9)))
+    };
+    let play = |who: u32| {
+        move || {
+            if who == STRANGER {
+                let said = visit();
+                has_come.store(true, Ordering::Release);
+                return said.unwrap();
+            }
+            while who == 1 && !has_come.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            meet(name, (who, 2), DEADLINE).map(drop).unwrap();
+        }
+    };
+    together((0..3).map(play).collect());
+}
+
+/// What two ranks are told that meet in a folder, if nothing there deceives them.
+fn met(told: Vec<Told>) {
+    told.into_iter().for_each(|told| assert_eq!(told.unwrap(), [vec![0], vec![1]]));
+}
+
+/// Of an earlier job with the same secret: sealed for the number that its guest drew.
+fn an_old_answer_is_not_believed() {
+    let path = folder("answer");
+    let old = Ok(frame::encode_world(&[b"an old".to_vec(), b"world".to_vec()]));
+    let answer = frame::verdict(&old, &[7; NONCE], &Secret::new(Some("s"), ""));
+    fs::write(path.join("earlybird-answer-1"), answer).unwrap();
+    let (place, fault, guest_file) = (Place::File(path.clone()), Fault::chosen(), path.join("earlybird-guest-1"));
+    let told = thread::scope(|scope| {
+        let guest = scope.spawn(|| Fault::passed_on(fault, || gather_at(&place, 2, &[(1, "s")])));
+        while !guest_file.exists() && !guest.is_finished() {
+            thread::yield_now();
+        }
+        // It looks for an answer by now, and finds this one.
+        thread::sleep(Duration::from_millis(50));
+        let mut told = gather_at(&place, 2, &[(0, "s")]);
+        told.extend(guest.join().unwrap());
+        told
+    });
+    met(told);
+    fs::remove_dir_all(path).unwrap();
+}
+
+fn an_old_guest_is_not_let_in() {
+    let path = folder("guest");
+    let old = Hello { rank: 1, ranks: 2, nonce: [7; NONCE], data: b"an old guest".to_vec() };
+    // In a folder nobody is greeted.
+    let said = old.encode(&[0; NONCE], &Secret::new(Some("s"), ""));
+    fs::write(path.join("earlybird-guest-1"), said).unwrap();
+    met(gather_at(&Place::File(path.clone()), 2, &[(0, "s"), (1, "s")]));
+    fs::remove_dir_all(path).unwrap();
+}
+
+/// Whoever reads a file while it is written anew finds all of the old or all of the new.
+fn files_appear_whole() {
+    const BYTES: usize = 256 << 10;
+    let path = folder("whole");
+    let shared = Folder::open(&path).unwrap();
+    shared.put("word", &[0; BYTES]).unwrap();
+    let (fault, shared) = (Fault::chosen(), &shared);
+    thread::scope(|scope| {
+        let writing = scope.spawn(move || {
+            let write = || (1..100u8).try_for_each(|turn| shared.put("word", &[turn; BYTES]));
+            Fault::passed_on(fault, write).unwrap();
+        });
+        while !writing.is_finished() {
+            let found = shared.read("word").unwrap();
+            assert_eq!(found.len(), BYTES, "half a file");
+            assert!(found.iter().all(|byte| *byte == found[0]), "half of one file and half of another");
+        }
+    });
+    fs::remove_dir_all(path).unwrap();
+}
+
+const MEETINGS: [fn(); 8] = [
+    two_processes_do_not_come_as_one_rank,
+    all_know_the_same_world,
+    nobody_goes_without_the_missing,
+    who_does_not_know_the_secret_is_no_guest,
+    strangers_are_not_greeted,
+    an_old_answer_is_not_believed,
+    an_old_guest_is_not_let_in,
+    files_appear_whole,
+];
+
+#[test]
+fn nobody_is_let_in_or_believed_who_should_not_be() {
+    together(MEETINGS.to_vec());
+}
+
+#[cfg(feature = "faults")]
+#[test]
+fn every_fault_is_found() {
+    let faults = crate::fault::Suite::Meetings.faults();
+    let unseen = Fault::unseen(faults, crate::fabric::RawAccess::CRATE, || _ = together(MEETINGS.to_vec()));
+    assert!(unseen.is_empty(), "unseen: {unseen:?}");
+}
