@@ -204,6 +204,12 @@ faults! {
         /// Writes a file where others may read it half written.
         WriteInPlace,
     }
+    "world" in Broadcasts {
+        /// Returns from a broadcast at the root while its memory may still be read.
+        BroadcastWithoutBarrier,
+        /// Broadcasts without a look at the lengths.
+        BroadcastAnyLength,
+    }
 }
 
 /// Tests that have to find mistakes.
@@ -217,6 +223,8 @@ pub enum Suite {
     Stepping,
     /// Meetings in one process: `bootstrap/store/meeting_tests.rs`.
     Meetings,
+    /// Broadcasts in one process: `world/tests.rs`.
+    Broadcasts,
 }
 
 impl Suite {
@@ -376,5 +384,39 @@ impl Fault {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fault.during(access, &test))).is_ok()
         };
         faults.into_iter().filter(unseen).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn each_part_makes_some() {
+        let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
+        Fault::EVERY.iter().for_each(|fault| *parts.entry(fault.place()).or_default() += 1);
+        println!("{parts:?}");
+        let expected =
+            ["bootstrap", "collective/core", "collective/driver", "fabric/ofi", "fabric/shm", "trigger", "world"];
+        assert!(parts.keys().eq(&expected), "{parts:?}");
+        assert!(parts.values().all(|&count| count >= 2), "{parts:?}");
+        assert!(Fault::EVERY.len() >= 50, "only {}", Fault::EVERY.len());
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn a_fault_is_chosen_for_a_thread_and_a_time() {
+        let seen = Fault::ForgetTail.during(RawAccess::CRATE, || {
+            let elsewhere = std::thread::spawn(Fault::chosen).join().unwrap();
+            let inside = Fault::StaleExchange.during(RawAccess::CRATE, Fault::chosen);
+            (Fault::chosen(), elsewhere, inside)
+        });
+        assert_eq!(seen, (Some(Fault::ForgetTail), None, Some(Fault::StaleExchange)));
+        let unseen = Fault::unseen([Fault::ForgetTail, Fault::FreeEarly], RawAccess::CRATE, || {
+            assert!(!Fault::ForgetTail.is_chosen());
+        });
+        assert_eq!((unseen, Fault::chosen()), (vec![Fault::FreeEarly], None));
     }
 }

@@ -255,7 +255,7 @@ pub const MOST_EXCHANGED: usize = 1000;
 /// The same where it takes several exchanges.
 const MOST_EXCHANGED_LONG: usize = 1 << 20;
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
