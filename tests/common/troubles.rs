@@ -274,7 +274,7 @@ pub fn play(seeds: Range<u64>) {
         played += 1;
         after_start += usize::from(late);
     }
-    println!("\n{:<14}  {:<6}  {:>5}  {:>11}  {:>6}", "transport", "what", "cases", "after start", "failed");
+    println!("\ntransport       what    cases  after start  failed");
     for ((transport, trouble), [cases, late, failures]) in &table {
         println!("{transport:<14}  {trouble:<6}  {cases:>5}  {late:>11}  {failures:>6}");
     }

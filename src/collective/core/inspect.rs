@@ -31,7 +31,7 @@ impl Machine {
                 .filter(|&rank| released(rank) < least)
                 .for_each(|rank| missing.insert(rank));
         } else if arrival.target > self.fired && self.has_fired(cells) {
-            return self.holders(cells);
+            missing = self.holders(cells);
         } else if arrival.target > self.fired {
             let tag = |rank, number| Tag::from_cell(cells.load(self.plan.tag(rank, number)));
             let words_are_here = !self.plan.by_tags() && self.home_host(arrival.target) == self.plan.host();

@@ -378,6 +378,16 @@ impl Wire {
         self.sending.is_whole()
     }
 
+    /// Whether nothing is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.has_sent_all() && self.moving.is_whole()
+    }
+
+    /// Leaves the endpoint open until the process ends, with all that libfabric knows of it.
+    pub(super) fn abandon(&mut self) {
+        std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
+    }
+
     /// What to sleep on until there is something to be read, by those who do not hold this value; empty where the
     /// provider cannot tell. None if it is not safe to sleep now.
     pub(super) fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {

@@ -194,6 +194,8 @@ pub(super) struct Engine {
     /// Peers that seem to have ended.
     suspects: Suspects,
     failure: Option<Failure>,
+    /// This rank has said that it goes.
+    gone: bool,
     failed: Arc<AtomicBool>,
     fault: Option<Fault>,
 }
@@ -234,6 +236,7 @@ impl Engine {
             gathered: BTreeMap::new(),
             suspects: Suspects::new(Instant::now()),
             failure: None,
+            gone: false,
             failed,
             fault: Fault::chosen(),
         }
@@ -508,18 +511,5 @@ impl Engine {
             self.check("poll", channel)?;
         }
         Ok(completion)
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // The regions end first, because the endpoint cannot while they are registered. What libfabric
-        // still does with their memory then ends with the endpoint.
-        let own = self.channels.iter().flat_map(|channel| &channel.entries);
-        self.kept.extend(own.filter_map(|entry| match entry {
-            Entry::Own(registered, _) => Some(registered.window().clone()),
-            Entry::Peer(_) => None,
-        }));
-        self.kept.extend(self.wire.windows().cloned());
     }
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Asked, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Part, Peer, Suspects, Transfer, Way,
+    Asked, Channel, Content, Data, Engine, Entry, Evidence, Failure, MOST_DATA, Outgoing, Part, Peer, Suspects,
+    Transfer, Way,
 };
 
 impl Engine {
@@ -166,6 +167,7 @@ impl Engine {
 
     /// Tells those who are left that this rank goes now.
     pub(in crate::fabric::ofi) fn go(&mut self) {
+        self.gone = true;
         for peer in self.others() {
             if !self.peers[peer as usize].gone {
                 self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
@@ -224,6 +226,25 @@ impl Engine {
         // One that cannot be sent is as good as one that gets no answer.
         if self.peers[peer as usize].outbox.is_empty() {
             self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The regions end first, because the endpoint cannot while they are registered. What libfabric
+        // still does with their memory then ends with the endpoint.
+        let own = self.channels.iter().flat_map(|channel| &channel.entries);
+        self.kept.extend(own.filter_map(|entry| match entry {
+            Entry::Own(registered, _) => Some(registered.window().clone()),
+            Entry::Peer(_) => None,
+        }));
+        self.kept.extend(self.wire.windows().cloned());
+        if !self.gone || !self.wire.is_idle() {
+            // A rank that gives up in the middle: `ofi_rxm` (1.17) crashes now and then when an endpoint is closed while
+            // something of its own or of a peer's is in flight. It stays open until the process ends.
+            self.wire.abandon();
+            std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }
     }
 }
