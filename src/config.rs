@@ -1,5 +1,6 @@
 //! What can be set from outside, in one table.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::time::Duration;
 
@@ -112,6 +113,10 @@ fn long_enough(secret: String) -> Result<String> {
     }
 }
 
+fn not_text(name: &str) -> Error {
+    Error::Config(format!("{name} is not text (UTF-8); random bytes can be written as hexadecimal digits"))
+}
+
 /// How to join a world.
 #[derive(Clone)]
 pub struct Config {
@@ -161,9 +166,12 @@ impl Config {
     /// [`Error::Config`] naming the variable, for a value that cannot be used or a variable that
     /// begins with `EARLYBIRD_` and is none.
     pub fn from_env() -> Result<Self> {
-        Self::from_vars(
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
-        )
+        let own = |(name, value): (OsString, OsString)| {
+            let name = name.into_string().ok().filter(|name| name.starts_with("EARLYBIRD_"))?;
+            let value = value.into_string().map_err(|_| not_text(&name));
+            Some(value.map(|value| (name, value)))
+        };
+        Self::from_vars(std::env::vars_os().filter_map(own).collect::<Result<Vec<_>>>()?.into_iter())
     }
 
     pub(crate) fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
@@ -213,8 +221,11 @@ impl Config {
     /// configured.
     pub(crate) fn job_secret(&self) -> Result<Option<String>> {
         match &self.secret {
-            Some(secret) => Ok(Some(secret.clone())),
-            None => std::env::var(SECRET).ok().map(long_enough).transpose(),
+            Some(secret) => long_enough(secret.clone()).map(Some),
+            None => {
+                let given = std::env::var_os(SECRET).map(|secret| secret.into_string().map_err(|_| not_text(SECRET)));
+                given.transpose()?.map(long_enough).transpose()
+            }
         }
     }
 }

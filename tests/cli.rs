@@ -198,6 +198,18 @@ fn training_compares_rules() {
     }
 }
 
+/// A secret that is not text is no secret that was not given.
+#[test]
+fn values_that_are_not_text_are_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe not text at all");
+    for name in ["EARLYBIRD_SECRET", "EARLYBIRD_FABRIC"] {
+        let output = earlybird(&["bench", "-n", "2", "-b", "8", "--iters", "5"]).env(name, odd).output().unwrap();
+        let text = text(&output);
+        assert!(!output.status.success() && text.contains(&format!("{name} is not text (UTF-8)")), "{text}");
+    }
+}
+
 #[test]
 fn run_prefixes_output_and_reports_who_failed() {
     let script = "echo hello from $EARLYBIRD_RANK of $EARLYBIRD_WORLD_SIZE; [ $EARLYBIRD_RANK = 1 ] && exit 7; exit 0";

@@ -73,7 +73,12 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
                 continue;
             }
         };
-        let Some(Hello { rank, ranks: told }) = greet(&stream) else { continue };
+        let Some(Hello { rank, ranks: told }) = greet(&stream) else {
+            // Of two that do not see each other, that one has found out first, and says nothing.
+            let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
+            unseen.into_iter().for_each(|why| roll.turn_away(why));
+            continue;
+        };
         let pid = peer::process(peer).unwrap_or_else(|problem| {
             roll.blame(format!("rank {rank} {problem}"));
             0

@@ -32,6 +32,9 @@ impl RawAccess {
     ///   [`Card::open`](super::ofi::offload::Card::open) returned them for the same request.
     /// - [`Card::write`](super::ofi::offload::Card::write) is called before the slot is armed, or while its token is
     ///   out.
+    /// - [`Card::wind`](super::ofi::offload::Card::wind) is called before anything is armed, and
+    ///   [`Card::set_off`](super::ofi::offload::Card::set_off) when no peer reads what the rest of the program writes.
+    /// - An endpoint lives until its operations have completed.
     /// - [`Card::contribution_of`](super::ofi::offload::Card::contribution_of) another rank is called from when
     ///   [`has_outcome`](super::ofi::offload::Card::has_outcome) says so until
     ///   [`ready`](super::ofi::offload::Card::ready) is called for the next use.

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::fault::Fault;
 
 /// Some meetings last as long as this.
-const DEADLINE: Duration = Duration::from_secs(1);
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// What a rank is told.
 type Told = Result<Vec<Vec<u8>>>;

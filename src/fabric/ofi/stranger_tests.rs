@@ -12,6 +12,7 @@ use earlybird_ffi::ofi::{
     self, Code, Domain, InfoList, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, sys,
 };
 
+use super::engine::MOST_GUESSES;
 use super::fabric::{OfiFabric, Settings};
 use super::message::{Content, Message, Place};
 use super::notes::{Mark, NOTED};
@@ -287,4 +288,19 @@ fn a_write_without_the_tag_has_not_landed() {
     }
     world.works();
     world.end();
+}
+
+/// 32 bits can be guessed, but not at leisure.
+#[test]
+fn a_job_does_not_let_its_tag_be_guessed() {
+    let Some(library) = library() else { return };
+    let world = World::new(&library);
+    let mut engine = world.ranks[0].shared().lock();
+    let tag = engine.secret.tag;
+    for guess in 1..=MOST_GUESSES {
+        assert!(engine.health("test").is_ok(), "after {guess} guesses");
+        engine.deal_with(Event::Landed(Mark { from: 1, which: 1 }.encode(tag.wrapping_add(guess))));
+    }
+    let failed = engine.health("test").unwrap_err().to_string();
+    assert!(failed.contains("a stranger guesses it"), "{failed}");
 }

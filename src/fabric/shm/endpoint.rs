@@ -13,7 +13,7 @@ use crate::fabric::{
 use crate::fault::Fault;
 use crate::sync::{self, full_fence};
 
-/// A key is an offset in the world's file, a length with the owner above it, and what the owner allows.
+/// A key is an offset in the world's file, a length with the owner above it, what the owner allows, and the channel.
 const OWNER: u32 = 48;
 
 #[derive(Debug)]
@@ -93,13 +93,19 @@ impl Endpoint for ShmEndpoint {
     fn key(&self, region: Region) -> Key {
         let shared = self.regions.get(region.0 as usize).filter(|mapped| mapped.access.is_shared());
         shared.map_or(Key::NONE, |&Mapped { owner, access, offset, bytes, .. }| {
-            Key([offset, bytes as u64 | u64::from(owner) << OWNER, access.code(), 0])
+            Key([offset, bytes as u64 | u64::from(owner) << OWNER, access.code(), u64::from(self.channel)])
         })
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let bad = || self.usage("import", "not a key of that peer");
-        let Key([offset, what, access, _]) = key;
+        let Key([offset, what, access, channel]) = key;
+        if channel != u64::from(self.channel) {
+            // Its memory would go when the others have closed what they take for this.
+            let problem =
+                "a key of another collective; threads of a rank must make theirs in the same order on all ranks";
+            return Err(self.usage("import", problem));
+        }
         let bytes = usize::try_from(what & ((1 << OWNER) - 1)).map_err(|_| bad())?;
         if offset == 0 || what >> OWNER != u64::from(peer) {
             return Err(bad());

@@ -11,7 +11,9 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 /// From now on this process can be reached. Whether the kernel does that.
 pub(super) fn register() -> bool {
+    // Tried at once: a filter of system calls may allow the one and not the other.
     membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+        && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
 }
 
 /// Every thread of every process that is registered passes a full fence before this returns.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{
     Announced, Asked, Content, Data, Engine, Event, Failure, Fault, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing,
-    MOST_HEADER, Mark, Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, WINDOW,
+    MOST_GUESSES, MOST_HEADER, Mark, Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, WINDOW,
 };
 
 impl Engine {
@@ -124,7 +124,7 @@ impl Engine {
             }
             Event::Landed(data) => {
                 let mark = Mark::decode(data, self.tag).filter(|mark| mark.from < self.ranks());
-                let Some(Mark { from, which: mark }) = mark else { return self.drop_stranger("a write") };
+                let Some(Mark { from, which: mark }) = mark else { return self.drop_guess() };
                 if mark & NOTED != 0 {
                     let Some(note) = self.wire.note(from, u32::from(mark & !NOTED)) else { return };
                     return self.deal_with_message(Source::Note(from, note));
@@ -263,6 +263,17 @@ impl Engine {
         if self.strangers == 1 {
             let why = "it does not carry this job's secret; another job or a stranger sends to this rank's address";
             tracing::warn!(rank = self.rank, "{what} is dropped: {why}. Further ones are only counted");
+        }
+    }
+
+    /// A write came with another tag. It has too few bits to be guessed at leisure.
+    fn drop_guess(&mut self) {
+        self.drop_stranger("a write");
+        self.guesses += 1;
+        if self.guesses == MOST_GUESSES {
+            let reason =
+                format!("{MOST_GUESSES} writes came without this job's tag: a stranger guesses it; see SECURITY.md");
+            self.fail(Failure::Aborted { by: self.rank, reason });
         }
     }
 

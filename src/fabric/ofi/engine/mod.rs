@@ -39,6 +39,9 @@ const LOOKS_PER_CLOCK: u32 = 16;
 /// beside it.
 const LARGE: usize = 256 << 10;
 
+/// Writes without the job's tag after which the job fails: one in 65,536 of what it takes to guess 32 bits.
+pub(super) const MOST_GUESSES: u32 = 1 << 16;
+
 /// Where a key says what the region's owner allows: above the rank, which has 16 bits.
 const ACCESS: u32 = 48;
 
@@ -188,6 +191,8 @@ pub(super) struct Engine {
     landings: Vec<Landing>,
     /// What did not carry the secret.
     pub(super) strangers: u64,
+    /// Of them, writes with another tag.
+    guesses: u32,
     turn: u64,
     /// What ranks gave to an exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
@@ -232,6 +237,7 @@ impl Engine {
             marks: 0,
             landings: Vec::new(),
             strangers: 0,
+            guesses: 0,
             turn: 0,
             gathered: BTreeMap::new(),
             suspects: Suspects::new(Instant::now()),

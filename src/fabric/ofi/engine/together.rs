@@ -169,7 +169,9 @@ impl Engine {
     pub(in crate::fabric::ofi) fn go(&mut self) {
         self.gone = true;
         for peer in self.others() {
-            if !self.peers[peer as usize].gone {
+            // Not in a world that has failed: should the news of that not get through, this would tell the peer that all
+            // is well.
+            if !self.peers[peer as usize].gone && self.failure.is_none() {
                 self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
             }
         }
