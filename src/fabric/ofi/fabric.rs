@@ -343,6 +343,10 @@ impl Fabric for OfiFabric {
         if failed {
             // What a provider has taken it may send a little later; the others would name this rank.
             self.shared.wait_until(0, &self.bell, Instant::now() + LAST_WORDS, |_| false);
+        } else {
+            // Ranks of one process share what libfabric's `shm` maps: a last message to an endpoint that is closed would
+            // go to memory that is not there.
+            self.shared.wait_until(0, &self.bell, Instant::now() + FAREWELL, Engine::is_alone);
         }
         self.stop();
     }

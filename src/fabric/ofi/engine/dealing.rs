@@ -238,7 +238,10 @@ impl Engine {
                 let how = String::from_utf8_lossy(data).into_owned();
                 self.fail_quietly(Failure::Died { peer: rank, how });
             }
-            Content::Gone => self.forget(from),
+            Content::Gone => {
+                self.peers[from as usize].said_gone = true;
+                self.forget(from);
+            }
             Content::Close => self.count_closed(channel),
             Content::Leave => {
                 self.peers[from as usize].left = true;

@@ -66,8 +66,10 @@ struct Peer {
     heard: bool,
     /// It said that it leaves.
     left: bool,
-    /// It said that it goes.
+    /// Nothing is sent to it any more: it said that it goes, or has ended after it left.
     gone: bool,
+    /// It said so, and waits to hear the same.
+    said_gone: bool,
 }
 
 /// A message that is not sent yet.

@@ -50,8 +50,8 @@ impl Engine {
     /// Sends a message now, or when there is room.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
-        if to.gone {
-            // Nobody is there to deal with it.
+        if (to.gone || self.gone) && !matches!(outgoing.content, Content::Gone) {
+            // Nobody is there to deal with it, or before long.
             if let Some(token) = outgoing.token {
                 self.channel(outgoing.channel).complete(token, 0);
             }

@@ -169,12 +169,16 @@ impl Engine {
     pub(in crate::fabric::ofi) fn go(&mut self) {
         self.gone = true;
         for peer in self.others() {
-            // Not in a world that has failed: should the news of that not get through, this would tell the peer that all
-            // is well.
-            if !self.peers[peer as usize].gone && self.failure.is_none() {
+            // One that has said so waits to hear it, too; one whose process has ended does not.
+            if !self.peers[peer as usize].gone || self.peers[peer as usize].said_gone {
                 self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
             }
         }
+    }
+
+    /// Whether every other rank has said that it goes, or the world has failed: nobody sends to this rank any more.
+    pub(in crate::fabric::ofi) fn is_alone(&self) -> bool {
+        self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].gone)
     }
 
     /// A peer, which has left, is gone: it deals with nothing any more. A transfer that failed, a read and a question
