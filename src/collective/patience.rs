@@ -297,7 +297,7 @@ mod tests {
     use std::process::{Child, Command};
 
     use super::*;
-    use crate::collective::core::{Op, Path, Plan, Token, Topology, program};
+    use crate::collective::core::{Op, Path, Plan, Token, program};
     use crate::collective::driver::{Reduction, Regions};
     use crate::collective::rule::{Absent, Fire, Grace, Scale};
     use crate::fabric::shm::ShmFabric;
@@ -314,24 +314,12 @@ mod tests {
         let (fire, grace, depth, segment) = (Fire::ALL, Grace::NONE, 2, 8);
         let bytes = ELEMENTS * size_of::<u64>();
         Plan {
-            ranks: RANKS,
-            me,
-            topology: Topology::new(vec![0; RANKS as usize]),
-            fire,
-            grace,
-            absent: Absent::Carry,
-            weighted: false,
             depth,
-            path: Path::Program,
             bytes,
             wide_bytes: bytes,
             segment,
-            run: 1,
-            helpers: 1,
-            pull_after: 1,
-            waits_fence_peer: true,
             program: Some(program(RANKS, (fire, grace), Schedule::Doubling, (bytes, segment), depth)),
-            fault: None,
+            ..Plan::sample(me, vec![0; RANKS as usize], fire, Path::Program)
         }
     }
 

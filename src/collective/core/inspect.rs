@@ -130,9 +130,9 @@ impl Machine {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Effort, Op, Plan, Topology};
+    use super::super::{Effort, Op, Plan};
     use super::*;
-    use crate::collective::rule::{Absent, Fire, Grace};
+    use crate::collective::rule::Fire;
 
     struct Memory(Vec<u64>);
 
@@ -166,26 +166,7 @@ mod tests {
 
     /// Each rank on a host of its own.
     fn plan(me: u32, ranks: u32, fire: Fire, path: Path) -> Plan {
-        Plan {
-            ranks,
-            me,
-            topology: Topology::new((0..ranks).collect()),
-            fire,
-            grace: Grace::NONE,
-            absent: Absent::Carry,
-            weighted: false,
-            depth: 1,
-            path,
-            bytes: 8,
-            wide_bytes: 8,
-            segment: 8,
-            run: 1,
-            helpers: 1,
-            pull_after: 1,
-            waits_fence_peer: true,
-            program: None,
-            fault: None,
-        }
+        Plan::sample(me, (0..ranks).collect(), fire, path)
     }
 
     fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan, Topology};
-use crate::collective::rule::{Absent, Fire, Grace};
+use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
+use crate::collective::rule::{Fire, Grace};
 use crate::trigger::{Cards, Gate, Offload, Profile, Request, Role, Schedule, Signal, Start, compile};
 
 struct Memory(Vec<u64>);
@@ -45,26 +45,7 @@ struct World {
 
 impl World {
     fn new(ranks: u32, fire: Fire, depth: u64, (seed, hasty): (u64, bool), rng: &mut Xoshiro256PlusPlus) -> Self {
-        let plan = |me| Plan {
-            ranks,
-            me,
-            topology: Topology::new((0..ranks).collect()),
-            fire,
-            grace: Grace::NONE,
-            absent: Absent::Carry,
-            weighted: false,
-            depth,
-            path: Path::Offloaded,
-            bytes: 8,
-            wide_bytes: 8,
-            segment: 8,
-            run: 1,
-            helpers: 1,
-            pull_after: 1,
-            waits_fence_peer: true,
-            program: None,
-            fault: None,
-        };
+        let plan = |me| Plan { depth, ..Plan::sample(me, (0..ranks).collect(), fire, Path::Offloaded) };
         let slots = plan(0).slots();
         let start = Start::of(fire, Grace::NONE, ranks);
         let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots };

@@ -177,6 +177,34 @@ pub(crate) struct Plan {
     pub(crate) fault: Option<Fault>,
 }
 
+#[cfg(test)]
+impl Plan {
+    /// A small world of ranks on these hosts, with nothing but the ordinary; tests change what they are about.
+    pub(crate) fn sample(me: u32, hosts: Vec<u32>, fire: Fire, path: Path) -> Self {
+        let word = size_of::<u64>();
+        Plan {
+            ranks: hosts.len() as u32,
+            me,
+            topology: Topology::new(hosts),
+            fire,
+            grace: Grace::NONE,
+            absent: Absent::Carry,
+            weighted: false,
+            depth: 1,
+            path,
+            bytes: word,
+            wide_bytes: word,
+            segment: word,
+            run: 1,
+            helpers: 1,
+            pull_after: 1,
+            waits_fence_peer: true,
+            program: None,
+            fault: None,
+        }
+    }
+}
+
 impl Plan {
     pub(crate) fn host(&self) -> u32 {
         self.topology.host_of[self.me as usize]

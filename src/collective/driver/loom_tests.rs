@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use loom::thread;
 
 use super::{Driver, Reduction, Regions};
-use crate::collective::core::{Effort, Path, Plan, Topology, program};
+use crate::collective::core::{Effort, Path, Plan, program};
 use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::fabric::Lender;
 use crate::fabric::modelled::Host;
@@ -44,24 +44,11 @@ impl World {
         let (bytes, grace) = (self.elements * size_of::<u64>(), Grace::NONE);
         let program = || program(self.ranks, (self.fire, grace), Schedule::Doubling, (bytes, 0), self.depth);
         Plan {
-            ranks: self.ranks,
-            me,
-            topology: Topology::new(vec![0; self.ranks as usize]),
-            fire: self.fire,
-            grace,
-            absent: Absent::Carry,
-            weighted: false,
             depth: self.depth,
-            path: self.path,
             bytes,
             wide_bytes: bytes,
-            segment: size_of::<u64>(),
-            run: 1,
-            helpers: 1,
-            pull_after: 1,
-            waits_fence_peer: true,
             program: (self.path == Path::Program).then(program),
-            fault: None,
+            ..Plan::sample(me, vec![0; self.ranks as usize], self.fire, self.path)
         }
     }
 
