@@ -318,9 +318,12 @@ fn without_provider_variables(args: &[&str]) -> Command {
 fn ranks_set_the_variables_of_libfabric_whatever_started_them() {
     let output = without_provider_variables(&["run", "-n", "1", "--", "env"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    for (name, _) in PROVIDER_VARIABLES {
-        assert!(!text(&output).contains(name), "the launcher has set {name}");
+    for (name, value) in PROVIDER_VARIABLES {
+        assert!(text(&output).contains(&format!("{name}={value}")), "the launcher has not set {name}");
     }
+    let (name, _) = PROVIDER_VARIABLES[0];
+    let output = earlybird(&["run", "-n", "1", "--", "env"]).env(name, "1048576").output().unwrap();
+    assert!(text(&output).contains(&format!("{name}=1048576")), "the user's own stays: {}", text(&output));
     if common::libfabric().is_none() {
         return;
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use earlybird::fabric::ofi::PROVIDER_VARIABLES;
+use earlybird::fabric::ofi;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -91,11 +91,9 @@ impl Launch<'_> {
         command.env("EARLYBIRD_RANK", rank.to_string());
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
-        // Ranks that have several threads before they join cannot set them.
-        let lacks = |name: &str| std::env::var_os(name).is_none();
-        command.envs(PROVIDER_VARIABLES.iter().filter(|it| lacks(it.name)).map(|it| (it.name, it.value)));
+        command.envs(ofi::variables_not_set());
         // A user's own stays: ranks that are started otherwise may know it, too.
-        if lacks("EARLYBIRD_SECRET") {
+        if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
         }
         command.stdin(Stdio::null()).process_group(0);

@@ -52,6 +52,10 @@ pub const PROVIDER_VARIABLES: [ProviderVariable; COUNT] = [
 ];
 
 impl ProviderVariable {
+    fn is_lacking(&self) -> bool {
+        std::env::var_os(self.name).is_none()
+    }
+
     fn concerns(&self, provider: &str) -> bool {
         provider == self.provider || provider.split(';').any(|layer| layer == self.provider)
     }
@@ -102,20 +106,26 @@ pub fn provider_variables() -> Vec<InForce> {
     each.map(|(variable, set_by)| InForce { variable, value: value(&variable), set_by }).collect()
 }
 
+/// What the user has not set, and its value. The launcher gives it to its ranks: one that has several threads before it
+/// joins cannot set it itself.
+pub fn variables_not_set() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PROVIDER_VARIABLES.iter().filter(|it| it.is_lacking()).map(|it| (it.name, it.value))
+}
+
 /// Sets what the user has not set, the first time that it is called: before libfabric is loaded. Who has set what.
 pub(super) fn prepare() -> [SetBy; COUNT] {
     static SET_BY: OnceLock<[SetBy; COUNT]> = OnceLock::new();
     *SET_BY.get_or_init(|| {
         let alone = has_one_thread();
-        PROVIDER_VARIABLES.map(|variable| match std::env::var_os(variable.name) {
-            Some(_) => SetBy::User,
-            None if alone => {
+        PROVIDER_VARIABLES.map(|variable| match variable.is_lacking() {
+            false => SetBy::User,
+            true if alone => {
                 // SAFETY: another thread must not read or write the environment meanwhile, by libc or otherwise. There
                 // is none: the kernel has just listed this one alone, and nothing but this one can start another.
                 unsafe { std::env::set_var(variable.name, variable.value) };
                 SetBy::Earlybird
             }
-            None => SetBy::Default,
+            true => SetBy::Default,
         })
     })
 }

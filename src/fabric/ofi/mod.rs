@@ -64,7 +64,7 @@ mod wire;
 #[cfg(test)]
 pub(crate) use card::Card;
 pub use earlybird_ffi::ofi::{Library, LoadError};
-pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables};
+pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables, variables_not_set};
 pub use fabric::{OfiFabric, Settings};
 #[cfg(test)]
 pub(crate) use message::Message;
