@@ -1,6 +1,6 @@
 //! What a run met, and which conditions it met together.
 
-use crate::collective::core::{Op, Path, Stats, Token};
+use crate::collective::core::{Counted, Op, Path, Stats, Token};
 use crate::collective::rule::{Absent, Grace, Scale, When};
 use crate::fabric::sim::Met;
 
@@ -142,7 +142,8 @@ pub(super) fn operation(op: &Op) -> u32 {
         | Op::Atomic { token, .. }
         | Op::Read { token, .. }
         | Op::Publish { token, .. } => match token {
-            Token::Push => Some(0),
+            Token::Counted { what: Counted::Push, .. } => Some(0),
+            Token::Counted { what: Counted::Read, .. } => Some(8),
             Token::Ticket => Some(1),
             Token::Probe => Some(2),
             Token::Close => Some(3),
@@ -150,11 +151,10 @@ pub(super) fn operation(op: &Op) -> u32 {
             Token::Clear => Some(5),
             Token::Land => Some(6),
             Token::Claim => Some(7),
-            Token::Read => Some(8),
             Token::Done => Some(9),
             Token::Deposit => Some(10),
             Token::Swap => Some(11),
-            Token::Notice | Token::Outcome | Token::Tag { .. } | Token::Arrive => None,
+            Token::Counted { .. } | Token::Arrive => None,
         },
         _ => None,
     };

@@ -3,7 +3,7 @@
 use super::Time;
 use super::cut::Part;
 use super::machine::{Cells, FOREVER, Machine};
-use super::op::{Interest, Op, Token};
+use super::op::{Counted, Interest, Op, Token};
 use super::plan::{Path, Plan};
 use super::tag::Tag;
 use super::tree::Effort;
@@ -57,8 +57,8 @@ pub(super) enum Stage {
     Closing { index: u32 },
     /// Initiator: the cut is closed; waits for the tags of its members.
     Gathering,
-    /// Initiator: readies the words of the next round.
-    Clearing,
+    /// Initiator: readies the words of the next round on a host.
+    Clearing { host: u32 },
     /// Initiator: the outcome of small data is on its way.
     Landing,
     /// Initiator: the record is on its way.
@@ -232,8 +232,9 @@ impl Machine {
         if by_tags && self.plan.path == Path::Segmented && self.plan.home(target, &self.active) == self.plan.me {
             // Everybody took round target - 1, so nobody looks at what this slot held before; and
             // nobody claims before seeing the tag that follows.
-            self.push(Op::Clear { host: self.plan.host(), round: target, token: Token::Push });
-            self.pushes += 1;
+            let host = self.plan.host();
+            let token = self.count(Counted::Push, host);
+            self.push(Op::Clear { host, round: target, token });
         }
         if self.plan.path.has_homes() {
             self.settle_homes(target);
@@ -288,8 +289,8 @@ impl Machine {
             (self.plan.contribution(me, buffer), to, self.plan.bytes)
         });
         self.for_receivers_elsewhere(|machine, host| {
-            machine.tags_under_way[buffer as usize] += 1;
-            machine.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
+            let token = machine.count(Counted::Tag { buffer }, host);
+            machine.push(Op::Signal { host, data, cell, change: Change::Set(value), token });
         });
     }
 
@@ -341,7 +342,7 @@ impl Machine {
             (Token::Ticket, Stage::Ticketing) => self.ticketed(target, value, now),
             (Token::Probe, Stage::Probing { pause }) => self.probed(target, value, now, pause),
             (Token::Close, Stage::Closing { index }) => self.close_answered(index, value),
-            (Token::Clear, Stage::Clearing) => self.cleared(),
+            (Token::Clear, Stage::Clearing { .. }) => self.cleared(),
             (Token::Land, Stage::Landing) => self.publish(),
             (Token::Place, Stage::Placing { round }) => {
                 if self.is_in(round, value, Part::Carried) {

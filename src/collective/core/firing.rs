@@ -3,7 +3,7 @@
 use super::arrival::Stage;
 use super::cut::{Entry, Part};
 use super::machine::{Cells, Machine};
-use super::op::{Interest, Op, Token};
+use super::op::{Counted, Interest, Op, Token};
 use super::plan::{BUFFERS, Path};
 use super::tag::Tag;
 use super::word;
@@ -28,17 +28,28 @@ impl Machine {
             // have released the round that used them last: this rank checked when it arrived.
             let home = self.plan.home(round + 1, &self.next_active);
             let host = self.plan.host_of(home);
-            self.enter(Stage::Clearing);
+            self.enter(Stage::Clearing { host });
             if self.plan.fault(Fault::SkipRearm) || self.plan.fault(Fault::LateRearm) {
                 self.cleared();
             } else {
                 self.push(Op::Clear { host, round: round + 1, token: Token::Clear });
             }
             if self.plan.fault(Fault::LateRearm) {
-                self.pushes += 1;
-                self.push(Op::Clear { host, round: round + 1, token: Token::Push });
+                let token = self.count(Counted::Push, host);
+                self.push(Op::Clear { host, round: round + 1, token });
             }
         }
+    }
+
+    /// Members of the cut that this rank has closed whose tags are not here.
+    pub(super) fn untagged(&self, cells: &impl Cells) -> impl Iterator<Item = u32> {
+        let round = self.fired + 1;
+        (0..self.plan.ranks).filter(move |&rank| {
+            let known = self.words[(rank / word::RANKS_PER_WORD) as usize];
+            let has = |bits: u64| bits >> (rank % word::RANKS_PER_WORD) & 1 == 1;
+            (has(word::carried(known)) && self.carried_tag(rank, round, cells).is_none())
+                || (has(word::arrived(known)) && self.fresh_tag(rank, round, cells).is_none())
+        })
     }
 
     fn fill(&self, cut: &mut super::Cut, round: u64, cells: &impl Cells) -> bool {
@@ -100,12 +111,12 @@ impl Machine {
     pub(super) fn publish(&mut self) {
         let round = self.fired + 1;
         let own = self.plan.host();
-        self.pushes += 1;
-        self.push(Op::Publish { host: own, round, token: Token::Push });
+        let token = self.count(Counted::Push, own);
+        self.push(Op::Publish { host: own, round, token });
         self.for_receivers_elsewhere(|machine, host| {
-            machine.pushes += 1;
             machine.stats.activations += 1;
-            machine.push(Op::Publish { host, round, token: Token::Push });
+            let token = machine.count(Counted::Push, host);
+            machine.push(Op::Publish { host, round, token });
         });
         let most = if self.plan.path == Path::Segmented { self.plan.helpers } else { u32::MAX };
         if !self.plan.fault(Fault::ForgetWake) {
@@ -130,9 +141,8 @@ impl Machine {
         let at = self.plan.outcome(round) + from;
         let cell = self.plan.done(round);
         self.for_receivers_elsewhere(|machine, host| {
-            machine.pushes += 1;
-            let change = Change::Add(1);
-            machine.push(Op::Signal { host, data: Some((at, at, len)), cell, change, token: Token::Push });
+            let (change, token) = (Change::Add(1), machine.count(Counted::Push, host));
+            machine.push(Op::Signal { host, data: Some((at, at, len)), cell, change, token });
         });
     }
 }

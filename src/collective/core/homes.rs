@@ -9,8 +9,8 @@
 
 use super::cut::{Entry, Part};
 use super::machine::{Cells, Machine};
-use super::op::{Interest, Op, Token};
-use super::plan::{BUFFERS, Path, Plan, RECEIVING_ROWS};
+use super::op::{Counted, Interest, Op};
+use super::plan::{Path, Plan, RECEIVING_ROWS};
 use super::rank_set::RankSet;
 use crate::fabric::Change;
 use crate::fault::Fault;
@@ -103,7 +103,7 @@ impl Machine {
             let before = self.homes.since;
             self.homes.settle(&self.plan, &self.active, round);
             let moved = self.plan.path == Path::Scattered && self.homes.since > before;
-            self.stats.moved_shares += u64::from(moved && self.tags_under_way != [0; BUFFERS as usize]);
+            self.stats.moved_shares += u64::from(moved && self.in_flight.has_tags());
         }
         if !self.plan.fault(Fault::ReceiveAmongOldShares) {
             self.homes.choose_row(round);
@@ -122,7 +122,7 @@ impl Machine {
     /// Whether what this rank has handed out has landed for the last time: the next goes to the same place. Those
     /// who arrive for the next round say that it has, unless they made it for themselves.
     fn may_hand_out(&self) -> bool {
-        self.outcomes_under_way == 0 || self.plan.fault(Fault::HandOutEarly)
+        !self.in_flight.has(Counted::Outcome) || self.plan.fault(Fault::HandOutEarly)
     }
 
     pub(super) fn is_home(&self) -> bool {
@@ -174,8 +174,8 @@ impl Machine {
                 _ => self.plan.pushed(me, buffer, round) + from,
             };
             let (host, data) = (self.plan.host_of(home), (has_data && len > 0).then_some((at, to, len)));
-            self.tags_under_way[buffer as usize] += 1;
-            self.push(Op::Signal { host, data, cell, change: Change::Set(value), token: Token::Tag { buffer } });
+            let token = self.count(Counted::Tag { buffer }, host);
+            self.push(Op::Signal { host, data, cell, change: Change::Set(value), token });
         }
         self.homes = homes;
     }
@@ -255,21 +255,21 @@ impl Machine {
         let (at, cell) = (self.plan.outcome(round) + from, self.plan.told(self.plan.me, round));
         let data = (len > 0).then_some((at, at, len));
         let (host, value) = (self.plan.host(), word(round, plain));
-        let token = Token::Outcome;
         self.push(Op::Combine { round, segment: 0 });
         if !plain {
-            self.outcomes_under_way += 1;
+            let token = self.count(Counted::Outcome, host);
             self.push(Op::Publish { host, round, token });
         }
         self.push(Op::Store { cell, value });
         let homes = std::mem::take(&mut self.homes);
         for (_, &lead) in homes.leads.iter().enumerate().filter(|&(place, _)| place != homes.own) {
             let host = self.plan.host_of(lead);
-            self.outcomes_under_way += 1 + u32::from(!plain);
             self.stats.activations += 1;
             if !plain {
+                let token = self.count(Counted::Outcome, host);
                 self.push(Op::Publish { host, round, token });
             }
+            let token = self.count(Counted::Outcome, host);
             self.push(Op::Signal { host, data, cell, change: Change::Set(value), token });
         }
         self.homes = homes;

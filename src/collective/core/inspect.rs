@@ -4,15 +4,15 @@ use std::hash::{Hash, Hasher};
 
 use super::arrival::Stage;
 use super::machine::{Cells, FOREVER, Machine};
+use super::op::Counted;
 use super::plan::{BUFFERS, Path};
 use super::rank_set::RankSet;
 use super::tag::Tag;
 use super::word;
 
 impl Machine {
-    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive, the home that
-    /// does not answer, those whose data is not there yet, or all those of whom some are closing or moving the round,
-    /// or have not taken what this rank sent.
+    /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive, those whose hosts do
+    /// not answer, those whose data is not there yet, or all those of whom some are closing or moving the round.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let mut missing = RankSet::empty(self.plan.ranks);
         let Some(arrival) = &self.arrival else { return missing };
@@ -30,6 +30,10 @@ impl Machine {
                 .filter(awaited)
                 .filter(|&rank| released(rank) < least)
                 .for_each(|rank| missing.insert(rank));
+        } else if arrival.stage == Stage::Gathering {
+            self.untagged(cells).for_each(|rank| missing.insert(rank));
+        } else if matches!(arrival.stage, Stage::Clearing { .. }) {
+            // That it is ready is all that is waited for.
         } else if arrival.target > self.fired && self.has_fired(cells) {
             missing = self.holders(cells);
         } else if arrival.target > self.fired {
@@ -53,8 +57,12 @@ impl Machine {
             let me = self.plan.me;
             self.silent_homes(self.fired, cells).filter(|&home| home != me).for_each(|home| missing.insert(home));
         }
-        if let Some(home) = self.asked_home() {
-            missing.insert(home);
+        if let Some(host) = self.asked() {
+            missing.insert(self.plan.topology.leader(host));
+        }
+        if missing.is_empty() {
+            let others = self.owing().filter(|&host| host != self.plan.host());
+            others.for_each(|host| missing.insert(self.plan.topology.leader(host)));
         }
         if missing.is_empty() {
             self.may_be_working().for_each(|rank| missing.insert(rank));
@@ -62,17 +70,36 @@ impl Machine {
         missing
     }
 
-    /// The home on another host that this rank has asked about the next round's words, and that has not answered. Usually
-    /// that takes no time; while a rank does not answer, others may seem to be missing because they wait for it, too.
-    fn asked_home(&self) -> Option<u32> {
+    /// The host that has not answered this rank: it keeps the next round's words or a round's claims. Usually that takes
+    /// no time; while it does not answer, others may seem to be missing because they wait for it, too.
+    fn asked(&self) -> Option<u32> {
+        let words = |round| (round == self.fired + 1).then(|| self.home_host(round));
         let arrival = self.arrival.as_ref()?;
         let asked = match arrival.stage {
-            Stage::Adding | Stage::Ticketing | Stage::Probing { .. } | Stage::Closing { .. } => arrival.target,
-            Stage::Placing { round } => round,
-            _ => return None,
+            Stage::Adding | Stage::Ticketing | Stage::Probing { .. } | Stage::Closing { .. } => words(arrival.target),
+            Stage::Placing { round } => words(round),
+            Stage::Clearing { host } => Some(host),
+            _ => None,
         };
-        let home = self.plan.home(self.fired + 1, &self.active);
-        (asked == self.fired + 1 && self.plan.host_of(home) != self.plan.host()).then_some(home)
+        asked.or(self.mover.asks()).filter(|&host| host != self.plan.host())
+    }
+
+    /// Hosts that owe an answer without which this rank does not go on, although every rank is here.
+    fn owing(&self) -> impl Iterator<Item = u32> {
+        let awaited = |what: &Counted| {
+            let Some(arrival) = &self.arrival else { return false };
+            match (*what, &arrival.stage) {
+                (Counted::Read, _) => true,
+                (Counted::Tag { buffer }, Stage::Over { needs }) => {
+                    self.landed >= *needs && self.writes_soon(arrival, buffer)
+                }
+                (Counted::Tag { buffer }, Stage::Blocked) => buffer == arrival.buffer && !self.plan.by_tags(),
+                (Counted::Tag { buffer }, Stage::Late { tried }) => buffer == arrival.buffer && self.fired >= *tried,
+                (Counted::Push | Counted::Outcome, Stage::Blocked) => self.plan.by_tags(),
+                _ => false,
+            }
+        };
+        Counted::ALL.into_iter().filter(awaited).flat_map(|what| self.in_flight.owing(what))
     }
 
     /// All are here, so somebody is closing the round or moves a piece of it. An arrival that fulfils
@@ -98,14 +125,10 @@ impl Machine {
             cut.encode().for_each(|cell| cell.hash(state));
         }
         (taken, fired, landed, active, arrival, buffers, mover, dead, left).hash(state);
-        let Machine {
-            released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops, ..
-        } = self;
-        (released_by_all, leavers, missing, arriving, pushes, tags_under_way, released, words, ops).hash(state);
-        self.outcomes_under_way.hash(state);
+        let Machine { released_by_all, leavers, missing, arriving, in_flight, released, words, ops, .. } = self;
+        (released_by_all, leavers, missing, arriving, in_flight, released, words, ops).hash(state);
         (
             self.pending,
-            self.notices,
             self.release_later,
             (self.homes.since, self.homes.rows, self.homes.handed),
             &self.pull,
@@ -120,17 +143,17 @@ impl Machine {
 
     /// Where it stands, in a line.
     pub(crate) fn summary(&self) -> String {
-        let Machine { taken, fired, landed, arrival, pending, mover, pushes, tags_under_way, offloaded, .. } = self;
+        let Machine { taken, fired, landed, arrival, pending, mover, in_flight, offloaded, .. } = self;
         let active: Vec<u32> = self.active.iter().collect();
         format!(
-            "taken {taken} fired {fired} landed {landed} active {active:?} pushes {pushes} tags {tags_under_way:?} {arrival:?} {pending:?} {mover:?} {offloaded:?}"
+            "taken {taken} fired {fired} landed {landed} active {active:?} {in_flight:?} {arrival:?} {pending:?} {mover:?} {offloaded:?}"
         )
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Effort, Op, Plan};
+    use super::super::{Effort, Op, Plan, Token};
     use super::*;
     use crate::collective::rule::Fire;
 
@@ -154,10 +177,17 @@ mod tests {
 
         /// Goes on as far as a machine can whose operations on other hosts never complete.
         fn run(&mut self, machine: &mut Machine) {
+            self.run_with(machine, |_| false);
+        }
+
+        /// The same where signals complete on hosts that answer.
+        fn run_with(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool) {
             while machine.poll(0, Effort::Work, self) {
                 while let Some(op) = machine.next_op() {
-                    if let Op::Store { cell, value } = op {
-                        self.0[cell] = value;
+                    match op {
+                        Op::Store { cell, value } => self.0[cell] = value,
+                        Op::Signal { host, token, .. } if answers(host) => machine.complete(token, 0, 0),
+                        _ => {}
                     }
                 }
             }
@@ -188,20 +218,49 @@ mod tests {
         assert_eq!(missing(&machine, &memory), expected);
     }
 
-    /// The round has landed here; what this rank sent for the one before has not landed there.
+    /// The round has landed here; what this rank sent for the one before has not landed at one of the others.
     #[test]
     fn a_rank_that_takes_nothing_is_missing() {
-        let mut machine = Machine::new(plan(0, 2, Fire::ALL, Path::Replicated));
-        let mut memory = Memory::of(machine.plan());
-        for round in 1..=2 {
-            machine.arrive(0, 1);
-            memory.run(&mut machine);
-            memory.show(machine.plan().tag(1, Plan::tag_of(round)), round);
-            memory.run(&mut machine);
-            assert_eq!(machine.landed(), round);
-            let taken = machine.take(true);
-            assert_eq!(taken.is_empty(), round == 2, "{taken:?}");
+        for silent in [1, 2] {
+            let mut machine = Machine::new(plan(0, 3, Fire::ALL, Path::Replicated));
+            let mut memory = Memory::of(machine.plan());
+            for round in 1..=2 {
+                machine.arrive(0, 1);
+                memory.run_with(&mut machine, |host| host != silent);
+                (1..3).for_each(|rank| memory.show(machine.plan().tag(rank, Plan::tag_of(round)), round));
+                memory.run_with(&mut machine, |host| host != silent);
+                assert_eq!(machine.landed(), round);
+                let taken = machine.take(true);
+                assert_eq!(taken.is_empty(), round == 2, "{taken:?}");
+            }
+            assert_eq!(missing(&machine, &memory), [silent]);
         }
-        assert_eq!(missing(&machine, &memory), [1]);
+    }
+
+    /// A partial round has fired with this rank as its initiator, and the words of the next round lie on a host that does
+    /// not clear them; or a member's tag is not here.
+    #[test]
+    fn who_keeps_an_initiator_from_handing_out_the_round_is_missing() {
+        let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
+        let all = RankSet::full(4);
+        let me = of(0).home(1, &all);
+        let next_home = of(0).home(2, &all);
+        let mut machine = Machine::new(of(me));
+        let mut memory = Memory::of(machine.plan());
+        let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
+        machine.arrive(0, 1);
+        memory.run(&mut machine);
+        let before = others[..2].iter().map(|&rank| word::arrived_bit(rank)).sum();
+        machine.complete(Token::Arrive, before, 0);
+        memory.run(&mut machine);
+        assert_eq!(missing(&machine, &memory), others[..2]);
+        memory.show(machine.plan().tag(others[0], 0), 1);
+        memory.run(&mut machine);
+        assert_eq!(missing(&machine, &memory), others[1..2]);
+        memory.show(machine.plan().tag(others[1], 0), 1);
+        memory.run(&mut machine);
+        let expected = if next_home == me { Vec::new() } else { vec![next_home] };
+        assert_eq!(missing(&machine, &memory), expected);
+        assert_ne!(next_home, me, "choose other rounds");
     }
 }

@@ -9,10 +9,11 @@ use super::arrival::Arrival;
 use super::buffers::Buffers;
 use super::cut::{Cut, Part};
 use super::homes::Homes;
+use super::in_flight::InFlight;
 use super::late::Pending;
 use super::moving::Mover;
 use super::offloaded::Offloaded;
-use super::op::{Interest, Op, Token};
+use super::op::{Counted, Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::pulling::Pull;
@@ -77,17 +78,10 @@ pub(crate) struct Machine {
     pub(super) arriving: bool,
     /// The newest round that this rank closed, until it was measured how long it took to land.
     pub(super) unmeasured: Option<u64>,
-    /// Outcomes and cuts that were written to other hosts, and are not known to have landed for the
-    /// last time: until then they are read here and may be written there, whoever has seen them.
-    pub(super) pushes: u32,
-    /// What this rank has pushed as a home and is not known to have landed.
-    pub(super) outcomes_under_way: u32,
-    /// Notices of releases that have not completed.
-    pub(super) notices: u32,
+    /// What was begun towards hosts and is not known to be over for the last time, whoever has seen its effect.
+    pub(super) in_flight: InFlight,
     /// A release that waits for pushes.
     pub(super) release_later: u64,
-    /// Tags of each buffer that are not known to have landed on other hosts.
-    pub(super) tags_under_way: [u32; BUFFERS as usize],
     /// Newest round that was released.
     pub(super) released: u64,
     /// What is known of the words of the round that is being entered.
@@ -127,11 +121,8 @@ impl Machine {
             missing: 0,
             arriving: false,
             unmeasured: None,
-            pushes: 0,
-            outcomes_under_way: 0,
-            notices: 0,
+            in_flight: InFlight::new(plan.topology.hosts()),
             release_later: 0,
-            tags_under_way: [0; BUFFERS as usize],
             released: 0,
             words: vec![0; plan.words() as usize],
             next_active: RankSet::empty(plan.ranks),
@@ -265,7 +256,7 @@ impl Machine {
             // All others show by their own arrival that they are done with the round before; those
             // who left with it will not arrive again.
             // And what it moved itself has landed for the last time, or is where nobody else writes.
-            let settled = self.pushes == 0 || self.plan.topology.hosts() == 1;
+            let settled = !self.in_flight.has(Counted::Push) || self.plan.topology.hosts() == 1;
             let settled = settled && (!self.plan.path.has_homes() || self.has_settled(target));
             let is_done = |rank| cells.load(self.plan.released(rank)) == FOREVER;
             settled && (self.plan.fault(Fault::OvertakeLeavers) || self.leavers.iter().all(is_done))
@@ -293,23 +284,22 @@ impl Machine {
     /// Whether there is all that the arrival waits for.
     pub(crate) fn is_served(&self) -> bool {
         self.arrival.as_ref().is_some_and(|arrival| {
-            // Whichever is written next: what was sent from it has landed.
-            let earlier = (0..BUFFERS).filter(|&buffer| buffer != arrival.buffer);
-            arrival.is_over()
-                && self.landed >= arrival.needs()
-                && (self.sends_tags_alone() || earlier.into_iter().all(|buffer| !self.has_tags_under_way(buffer)))
+            let sent = |buffer| self.writes_soon(arrival, buffer) && self.has_tags_under_way(buffer);
+            arrival.is_over() && self.landed >= arrival.needs() && !(0..BUFFERS).any(sent)
         })
     }
 
-    /// Whether nothing is sent from a buffer but its tag, so that it may be written before that has landed everywhere.
-    /// A host that does not answer then holds this rank up only when the same buffer is to get another tag.
-    fn sends_tags_alone(&self) -> bool {
-        self.plan.path == Path::Segmented && !self.plan.by_tags()
+    /// Whether a buffer may be written as soon as an arrival is over, so that what was sent from it has to have landed.
+    /// Where nothing but a tag was, the data is free without that: a host that does not answer holds this rank up only
+    /// when the same buffer is to get another tag.
+    pub(super) fn writes_soon(&self, arrival: &Arrival, buffer: u32) -> bool {
+        let sends_tags_alone = self.plan.path == Path::Segmented && !self.plan.by_tags();
+        buffer != arrival.buffer && !sends_tags_alone
     }
 
     /// Whether a tag of a buffer is not known to have landed on every host.
     pub(super) fn has_tags_under_way(&self, buffer: u32) -> bool {
-        self.tags_under_way[buffer as usize] > 0
+        self.in_flight.has(Counted::Tag { buffer })
     }
 
     /// Whether this rank left and nothing of it is under way.
@@ -323,9 +313,7 @@ impl Machine {
     }
 
     fn is_quiet(&self) -> bool {
-        let written =
-            self.pushes + self.notices + self.outcomes_under_way == 0 && self.tags_under_way == [0; BUFFERS as usize];
-        written && self.ops.is_empty() && self.pull.is_idle()
+        self.in_flight.is_empty() && self.ops.is_empty() && self.pull.is_idle()
     }
 
     /// Whether nobody waits for something that this rank has claimed.
@@ -363,7 +351,10 @@ impl Machine {
             self.transitions += 1;
             return;
         }
-        if self.pushes > 0 && self.plan.topology.hosts() > 1 && !self.plan.fault(Fault::ReleaseBeforeLanding) {
+        if self.in_flight.has(Counted::Push)
+            && self.plan.topology.hosts() > 1
+            && !self.plan.fault(Fault::ReleaseBeforeLanding)
+        {
             self.release_later = self.release_later.max(round);
             return;
         }
@@ -371,10 +362,10 @@ impl Machine {
         let before = std::mem::replace(&mut self.released, round);
         self.push(Op::Store { cell, value: round });
         self.for_receivers_elsewhere(|machine, host| {
-            machine.notices += 1;
             // Added, not set: two of these may overtake each other.
             let change = Change::Add(round - before);
-            machine.push(Op::Signal { host, data: None, cell, change, token: Token::Notice });
+            let token = machine.count(Counted::Notice, host);
+            machine.push(Op::Signal { host, data: None, cell, change, token });
         });
         if !self.plan.fault(Fault::ForgetWakeForRoom) {
             self.wake(u32::MAX, Interest::Room);
@@ -396,6 +387,12 @@ impl Machine {
         self.transitions += 1;
     }
 
+    /// Counts an operation towards a host until it completes, which the token says.
+    pub(super) fn count(&mut self, what: Counted, host: u32) -> Token {
+        self.in_flight.begin(what, host);
+        Token::Counted { what, host }
+    }
+
     pub(super) fn wake(&mut self, most: u32, interest: Interest) {
         self.push(Op::Wake { most, interest });
     }
@@ -408,21 +405,22 @@ impl Machine {
     pub(crate) fn complete(&mut self, token: Token, value: u64, now: Time) {
         self.transitions += 1;
         match token {
-            Token::Push => {
-                self.pushes -= 1;
-                if self.pushes == 0 && self.release_later > 0 {
+            Token::Counted { what: Counted::Read, host } => {
+                self.in_flight.end(Counted::Read, host);
+                if self.plan.path.has_homes() { self.pull_answered(value, now) } else { self.piece_is_here() }
+            }
+            Token::Counted { what, host } => {
+                self.in_flight.end(what, host);
+                if self.release_later > 0 && !self.in_flight.has(Counted::Push) {
                     let round = std::mem::take(&mut self.release_later);
                     self.release(round);
                 }
             }
-            Token::Outcome => self.outcomes_under_way -= 1,
-            Token::Notice => self.notices -= 1,
-            Token::Tag { buffer } => self.tags_under_way[buffer as usize] -= 1,
-            Token::Probe | Token::Read if self.plan.path.has_homes() => self.pull_answered(value, now),
+            Token::Probe if self.plan.path.has_homes() => self.pull_answered(value, now),
             Token::Arrive | Token::Ticket | Token::Probe | Token::Close | Token::Place | Token::Clear | Token::Land => {
                 self.complete_arrival(token, value, now);
             }
-            Token::Claim | Token::Read | Token::Done => self.complete_move(token, value),
+            Token::Claim | Token::Done => self.complete_move(token, value),
             Token::Deposit if self.plan.path == Path::Offloaded => self.token_answered(value),
             Token::Deposit => self.gate_answered(value),
             Token::Swap => self.swapped(value),

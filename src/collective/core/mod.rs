@@ -12,6 +12,7 @@ mod cut;
 mod filling;
 mod firing;
 mod homes;
+mod in_flight;
 mod inspect;
 mod late;
 mod learning;
@@ -35,7 +36,7 @@ mod word;
 
 pub use cut::{Cut, Entry, Part};
 pub(crate) use machine::{Cells, FOREVER, Machine};
-pub(crate) use op::{Op, Token};
+pub(crate) use op::{Counted, Op, Token};
 pub(crate) use plan::{Path, Plan, Topology, program};
 pub use rank_set::RankSet;
 pub use stats::Stats;

@@ -3,7 +3,7 @@
 
 use super::cut::Cut;
 use super::machine::{Cells, Machine};
-use super::op::{Interest, Op, Token};
+use super::op::{Counted, Interest, Op, Token};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 
@@ -28,6 +28,7 @@ enum Stage {
     Claiming {
         /// The ticket that it wants; nothing if it takes the next one.
         wanted: Option<u64>,
+        host: u32,
     },
     /// So many pieces of the segment are not here yet.
     Reading {
@@ -38,6 +39,14 @@ enum Stage {
 }
 
 impl Mover {
+    /// The host that is asked for a segment.
+    pub(super) fn asks(&self) -> Option<u32> {
+        match self.stage {
+            Stage::Claiming { host, .. } => Some(host),
+            _ => None,
+        }
+    }
+
     /// Whether nobody waits for a segment of this rank, or to be woken by it.
     pub(super) fn owes_nothing(&self) -> bool {
         self.stage == Stage::Idle && self.batch == 0
@@ -79,8 +88,8 @@ impl Machine {
             Some(ticket) => Atomic::CompareSwap { expect: ticket, new: ticket + 1 },
         };
         self.mover.awaited = None;
-        self.mover.stage = Stage::Claiming { wanted };
         let host = self.claim_host();
+        self.mover.stage = Stage::Claiming { wanted, host };
         self.atomic(host, cell, atomic, Token::Claim);
     }
 
@@ -142,19 +151,23 @@ impl Machine {
     pub(super) fn complete_move(&mut self, token: Token, value: u64) {
         match (token, self.mover.stage.clone()) {
             // Somebody else was faster.
-            (Token::Claim, Stage::Claiming { wanted: Some(ticket) }) if ticket != value => {
+            (Token::Claim, Stage::Claiming { wanted: Some(ticket), .. }) if ticket != value => {
                 self.mover.stage = Stage::Idle;
             }
             (Token::Claim, Stage::Claiming { .. }) => self.claimed(value),
-            (Token::Read, Stage::Reading { segment, missing }) => {
-                if missing > 1 {
-                    self.mover.stage = Stage::Reading { segment, missing: missing - 1 };
-                } else {
-                    self.combine(segment);
-                }
-            }
             (Token::Done, Stage::Counting) => self.counted(value),
             (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
+        }
+    }
+
+    /// One of the pieces that a segment is reduced from.
+    pub(super) fn piece_is_here(&mut self) {
+        match self.mover.stage {
+            Stage::Reading { segment, missing: 1 } => self.combine(segment),
+            Stage::Reading { segment, missing } => {
+                self.mover.stage = Stage::Reading { segment, missing: missing - 1 };
+            }
+            ref stage => debug_assert!(false, "a piece arrived in stage {stage:?}"),
         }
     }
 
@@ -195,7 +208,8 @@ impl Machine {
             let host = self.plan.host_of(entry.rank);
             if host != self.plan.host() {
                 let from = self.plan.contribution(entry.rank, entry.buffer) + from;
-                self.push(Op::Read { host, from, len, row, token: Token::Read });
+                let token = self.count(Counted::Read, host);
+                self.push(Op::Read { host, from, len, row, token });
                 missing += 1;
             }
         }

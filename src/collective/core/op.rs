@@ -1,20 +1,50 @@
 //! What the machine asks its driver to do, and what comes back.
 
+use super::plan::BUFFERS;
 use crate::fabric::{Atomic, Change};
 use crate::trigger::Task;
 
+/// Operations of which several may be in flight towards a host, so that they are only counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Counted {
+    /// An outcome, a cut, or zeros for the next round's words.
+    Push,
+    /// A release.
+    Notice,
+    /// A home's share of an outcome.
+    Outcome,
+    /// A look at a piece of a contribution there.
+    Read,
+    /// The tag (and data) of the contribution in a buffer.
+    Tag { buffer: u32 },
+}
+
+impl Counted {
+    /// Tags, by buffer.
+    pub(super) const TAGS: [Counted; BUFFERS as usize] =
+        [Counted::Tag { buffer: 0 }, Counted::Tag { buffer: 1 }, Counted::Tag { buffer: 2 }];
+
+    pub(super) const ALL: [Counted; 4 + BUFFERS as usize] =
+        [Counted::Push, Counted::Notice, Counted::Outcome, Counted::Read, Self::TAGS[0], Self::TAGS[1], Self::TAGS[2]];
+
+    /// Its place in [`Counted::ALL`].
+    pub(super) fn index(self) -> usize {
+        match self {
+            Counted::Push => 0,
+            Counted::Notice => 1,
+            Counted::Outcome => 2,
+            Counted::Read => 3,
+            Counted::Tag { buffer } => 4 + buffer as usize,
+        }
+    }
+}
+
 /// Names an operation to the machine when it completes. At most one operation of a kind is under
-/// way, except for those that are only counted: pushes, outcomes, notices, tags and reads.
+/// way, except for those that are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Token {
-    /// An outcome or a cut, to another host.
-    Push,
-    /// A release, to another host.
-    Notice,
-    /// A home's share of an outcome, to another host.
-    Outcome,
-    /// The tag (and data) of the contribution in a buffer, to another host.
-    Tag { buffer: u32 },
+    /// One of several, towards a host, which may be the own one.
+    Counted { what: Counted, host: u32 },
     /// The arrived bit.
     Arrive,
     /// The ticket of a large world.
@@ -31,8 +61,6 @@ pub(crate) enum Token {
     Land,
     /// A segment to move.
     Claim,
-    /// A piece of somebody's contribution.
-    Read,
     /// Segments that landed on the own host.
     Done,
     /// The own gate.
@@ -41,18 +69,22 @@ pub(crate) enum Token {
     Swap,
 }
 
+/// The code of the first kind of those that are counted.
+const FIRST_COUNTED: u64 = 12;
+const HOST_SHIFT: u32 = 8;
+
 impl Token {
     /// Whether its operation's completion is waited for before anything else comes from there, if it carries large
     /// data. Large contributions and shares are sent in synchronous rounds only; there all send something in every
     /// round, and that says what became of the round before.
     pub(crate) fn is_awaited(self) -> bool {
-        !matches!(self, Token::Tag { .. } | Token::Outcome)
+        !matches!(self, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome, .. })
     }
 
     /// As a fabric carries it.
     pub(crate) fn code(self) -> u64 {
         match self {
-            Token::Push => 0,
+            Token::Counted { what, host } => (FIRST_COUNTED + what.index() as u64) | (u64::from(host) << HOST_SHIFT),
             Token::Arrive => 1,
             Token::Ticket => 2,
             Token::Probe => 3,
@@ -60,21 +92,16 @@ impl Token {
             Token::Place => 5,
             Token::Clear => 6,
             Token::Claim => 7,
-            Token::Read => 8,
-            Token::Done => 9,
-            Token::Land => 10,
-            Token::Deposit => 11,
-            Token::Swap => 12,
-            Token::Notice => 13,
-            Token::Outcome => 14,
-            Token::Tag { buffer } => 15 + u64::from(buffer),
+            Token::Done => 8,
+            Token::Land => 9,
+            Token::Deposit => 10,
+            Token::Swap => 11,
         }
     }
 
     /// What [`Token::code`] stands for.
     pub(crate) fn from_code(code: u64) -> Self {
         match code {
-            0 => Token::Push,
             1 => Token::Arrive,
             2 => Token::Ticket,
             3 => Token::Probe,
@@ -82,14 +109,14 @@ impl Token {
             5 => Token::Place,
             6 => Token::Clear,
             7 => Token::Claim,
-            8 => Token::Read,
-            9 => Token::Done,
-            10 => Token::Land,
-            11 => Token::Deposit,
-            12 => Token::Swap,
-            13 => Token::Notice,
-            14 => Token::Outcome,
-            buffer => Token::Tag { buffer: (buffer - 15) as u32 },
+            8 => Token::Done,
+            9 => Token::Land,
+            10 => Token::Deposit,
+            11 => Token::Swap,
+            counted => {
+                let index = (counted & ((1 << HOST_SHIFT) - 1)) - FIRST_COUNTED;
+                Token::Counted { what: Counted::ALL[index as usize], host: (counted >> HOST_SHIFT) as u32 }
+            }
         }
     }
 }
@@ -153,6 +180,10 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_fabric() {
-        (0..19).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+        (1..19).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+        for what in Counted::ALL {
+            let token = Token::Counted { what, host: u32::MAX };
+            assert_eq!(Token::from_code(token.code()), token);
+        }
     }
 }
