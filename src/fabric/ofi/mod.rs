@@ -21,6 +21,10 @@
 //! were dealt with; where there is none to say it by, a word of its own does, when a rank is idle or
 //! goes to sleep. No more than a window of messages to a peer is under way.
 //!
+//! # Closing
+//! The memory of a collective stays until all ranks have said that they have closed it. A rank says so when nothing that
+//! it began there is in flight, and leaves after that.
+//!
 //! # Strangers
 //! Whoever knows a rank's address can connect to it. A message that does not carry the job's secret is counted and changes
 //! nothing; what a write tells of itself carries a part of it, since some providers deliver that without a key. Keys of

@@ -26,6 +26,11 @@ impl<T> Sent<T> {
         self.open.len() < WINDOW as usize
     }
 
+    /// What the peer has not said to have dealt with.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &T> {
+        self.open.iter()
+    }
+
     /// Whether all were dealt with.
     pub(crate) fn is_empty(&self) -> bool {
         self.open.is_empty()

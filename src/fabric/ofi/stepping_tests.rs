@@ -11,7 +11,7 @@ use earlybird_ffi::ofi::Library;
 use super::peer::WINDOW;
 use super::stranger_tests::{self, World, library};
 use super::wire::Event;
-use crate::fabric::{Access, At, Change, Posted, Region, Signal};
+use crate::fabric::{Access, At, Change, Fabric, Posted, Region, Signal};
 use crate::fault::Fault;
 
 /// Parts of what is moved.
@@ -159,10 +159,111 @@ fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
     world.end();
 }
 
+/// More parts than a provider takes at once: what is said of the channel, and that the rank leaves, comes behind all of
+/// them.
+fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
+    const PART: usize = 4 << 10;
+    const LEN: usize = 300 * PART;
+    let mut world = World::new(library);
+    let (own, far) = share(&mut world, LEN, Access::Write);
+    let near = world.ends[1].register(LEN, Access::Local).unwrap();
+    world.ends[1].window(near).unwrap().write(0, &vec![0x42; LEN]);
+    let target = world.ends[0].window(own).unwrap();
+    let landed = || {
+        let mut bytes = vec![0; LEN];
+        target.read(0, &mut bytes);
+        bytes.iter().filter(|&&byte| byte == 0x42).count()
+    };
+    world.ranks[1].shared().lock().wire.limits.part = PART;
+
+    let until = Instant::now() + patience();
+    let mut engine = world.ranks[0].shared().lock();
+    assert_eq!(world.ends[1].put(at(near, 0), at(far, 0), LEN, None, 1).unwrap(), Posted::Pending);
+    drop(world.ends.pop());
+    std::thread::scope(|scope| {
+        scope.spawn(|| world.ranks[1].leave());
+        while !engine.has_left(1) {
+            engine.wire.look().unwrap();
+            while let Some(event) = engine.wire.next() {
+                engine.deal_with(event);
+                let told = engine.channel(CHANNEL).closed > 0 || engine.has_left(1);
+                assert!(!told || landed() == LEN, "closed or left with {} of {LEN} bytes", landed());
+            }
+            engine.tell();
+            assert!(Instant::now() < until, "it never left: {} of {LEN} bytes are there", landed());
+        }
+        assert_eq!(engine.channel(CHANNEL).closed, 1, "it left before it closed");
+        drop(engine);
+        world.ends.clear();
+        world.ranks[0].leave();
+    });
+}
+
+/// A rank that has let marked writes go, and closed, does not say so before their target has dealt with them, and does
+/// not leave.
+fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
+    let mut world = World::new(library);
+    let len = several_parts(&world);
+    let (_, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
+    let near = world.ends[1].register(len, Access::Local).unwrap();
+    let signal = Signal { at: at(far, len), change: Change::Set(7), awaited: true };
+
+    let (until, mut landed) = (Instant::now() + patience(), Vec::new());
+    let mut engine = world.ranks[0].shared().lock();
+    let put = world.ends[1].put(at(near, 0), at(far, 0), len, Some(signal), 1);
+    assert_eq!(put.unwrap(), Posted::Pending);
+    drop(world.ends.pop());
+    let mut quiet = 0;
+    while landed.len() < PARTS || quiet < 1000 {
+        quiet += 1;
+        engine.wire.look().unwrap();
+        while let Some(event) = engine.wire.next() {
+            quiet = 0;
+            match event {
+                Event::Landed(_) => landed.push(event),
+                other => engine.deal_with(other),
+            }
+        }
+        engine.tell();
+        assert_eq!(engine.channel(CHANNEL).closed, 0, "closed, and nothing has landed");
+        assert!(!world.ranks[1].shared().lock().has_closed_all());
+        assert!(Instant::now() < until, "{} parts never came", PARTS - landed.len());
+    }
+    landed.into_iter().for_each(|event| engine.deal_with(event));
+    engine.tell();
+    while engine.channel(CHANNEL).closed == 0 {
+        engine.progress();
+        assert!(Instant::now() < until, "it never closed");
+    }
+    assert!(world.ranks[1].shared().lock().has_closed_all());
+    drop(engine);
+    world.end();
+}
+
+/// Nothing that is in flight is waited for there.
+fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
+    let mut world = World::new(library);
+    let len = several_parts(&world);
+    let (_, far) = share(&mut world, len, Access::Write);
+    let near = world.ends[1].register(len, Access::Local).unwrap();
+    let stalled = world.ranks[0].shared().lock();
+    assert_eq!(world.ends[1].put(at(near, 0), at(far, 0), len, None, 1).unwrap(), Posted::Pending);
+    drop(world.ends.pop());
+    let has_closed_all = || world.ranks[1].shared().lock().has_closed_all();
+    assert!(!has_closed_all());
+    world.ranks[1].abort("a test");
+    assert!(has_closed_all());
+    drop(stalled);
+    world.end();
+}
+
 fn all(library: &Library) {
     a_write_is_dealt_with_when_its_last_part_has_landed(library);
     a_read_completes_with_its_last_part(library);
     a_rank_that_does_not_look_loses_nothing(library);
+    a_channel_is_closed_behind_the_parts_that_wait(library);
+    a_channel_is_closed_behind_writes_that_have_not_landed(library);
+    a_world_that_has_failed_waits_for_no_close(library);
 }
 
 #[test]

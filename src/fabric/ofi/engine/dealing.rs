@@ -45,6 +45,9 @@ impl Engine {
         if self.has_suspects() {
             self.judge();
         }
+        if !self.closing.is_empty() {
+            self.close_settled();
+        }
         any
     }
 

@@ -191,6 +191,8 @@ pub(super) struct Engine {
     parts: Queues<Part>,
     marks: u16,
     landings: Vec<Landing>,
+    /// Channels that this rank has closed and has not said so.
+    closing: Vec<u16>,
     /// What did not carry the secret.
     pub(super) strangers: u64,
     /// Of them, writes with another tag.
@@ -238,6 +240,7 @@ impl Engine {
             free_transfers: Vec::new(),
             marks: 0,
             landings: Vec::new(),
+            closing: Vec::new(),
             strangers: 0,
             guesses: 0,
             turn: 0,

@@ -127,16 +127,56 @@ impl Engine {
         }
     }
 
-    /// This rank has no further use for a channel.
+    /// This rank has no further use for a channel. The others hear so when nothing of it is in flight.
     pub(in crate::fabric::ofi) fn close(&mut self, channel: u16) {
         let own = self.channel(channel);
         own.is_open = false;
         own.completions.clear();
-        for peer in self.others() {
-            let content = Content::Close;
-            self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
+        self.closing.push(channel);
+        self.close_settled();
+    }
+
+    /// Tells the others of closed channels in which nothing of this rank is in flight any more. A peer that has heard
+    /// so from all gives the memory back, and `Close` would overtake parts that wait to be posted; messages and writes
+    /// that were posted are not ordered among each other either.
+    pub(super) fn close_settled(&mut self) {
+        for index in (0..self.closing.len()).rev() {
+            let channel = self.closing[index];
+            if self.is_in_flight(channel) {
+                continue;
+            }
+            self.closing.swap_remove(index);
+            for peer in self.others() {
+                let content = Content::Close;
+                self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
+            }
+            self.count_closed(channel);
         }
-        self.count_closed(channel);
+        if self.closing.is_empty() {
+            // Where a rank that leaves waits for that.
+            self.channel(0).wake();
+        }
+    }
+
+    /// Whether something that this rank began in a channel may still arrive at a peer: what waits to be posted, what has
+    /// not completed, and what the peer has not acknowledged, since a marked write completes before it has landed.
+    /// At a peer that is gone it makes no difference.
+    fn is_in_flight(&self, channel: u16) -> bool {
+        let moves = |transfer: &Transfer| {
+            transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].gone
+        };
+        let is_unheard = |Peer { sent, outbox, .. }: &Peer| {
+            let waits = outbox.iter().any(|outgoing| outgoing.channel == channel);
+            waits || sent.open().flatten().any(|&(of, _)| of == channel)
+        };
+        self.transfers.iter().any(moves)
+            || self.asked.iter().any(|asked| asked.channel == channel)
+            || self.peers.iter().any(is_unheard)
+    }
+
+    /// Whether the others know of all channels that this rank has closed, or the world has failed.
+    pub(in crate::fabric::ofi) fn has_closed_all(&self) -> bool {
+        self.failure.is_some() || self.closing.is_empty()
     }
 
     /// Memory may be used by others until all have closed the channel.
