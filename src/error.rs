@@ -93,8 +93,8 @@ pub enum Error {
         /// What happened, and what to do.
         cause: String,
     },
-    /// Less memory than the collective needs.
-    #[error("rank {rank}: {operation}: needs {need} of shared memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
+    /// Less memory than is needed.
+    #[error("rank {rank}: {operation}: needs {need} of memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
     Memory {
         /// Who reports.
         rank: u32,

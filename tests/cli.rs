@@ -95,6 +95,19 @@ fn too_little_memory_is_said_with_the_need() {
     assert!(text.contains("needs 224 MiB") && text.contains("64 MiB are available"), "{text}");
 }
 
+/// Those of libfabric, which grow with the world.
+#[test]
+fn too_little_memory_for_message_buffers_is_said_with_the_need() {
+    if common::libfabric().is_none() {
+        return;
+    }
+    let bench = ["bench", "-n", "2", "-b", "8", "--iters", "1", "--provider", common::PROVIDERS[0]];
+    let output = earlybird(&bench).env("EARLYBIRD_MEMORY_LIMIT", "1M").output().unwrap();
+    let text = text(&output);
+    let said = "make message buffers: needs 1.5 MiB of memory, 1 MiB are available (EARLYBIRD_MEMORY_LIMIT)";
+    assert!(!output.status.success() && text.contains(said), "{text}");
+}
+
 #[test]
 fn bench_prints_rows_and_json() {
     let args = [

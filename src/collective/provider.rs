@@ -6,7 +6,7 @@
 
 use super::core::{Cut, Entry, Plan};
 use crate::error::{Error, Result};
-use crate::fabric::memory::available_memory;
+use crate::fabric::memory::check_memory;
 use crate::fabric::ofi;
 use crate::fabric::ofi::offload::{Card, Introduction, provider_for};
 use crate::fabric::{RawAccess, Window};
@@ -35,13 +35,10 @@ impl Provider {
     /// No libfabric, no provider that can, more than it can queue, what it says.
     pub(crate) fn open(plan: &Plan, world: Option<&str>) -> Result<(Self, Introduction)> {
         let row = plan.bytes.next_multiple_of(HEADER);
-        let (available, limit) = available_memory();
         let blocks = (u64::from(plan.ranks) + 1) * plan.slots();
         let need = (HEADER as u64 + u64::from(ROWS) * row as u64).saturating_mul(blocks);
         let need = need.saturating_add(plan.data_bytes() as u64);
-        if need > available {
-            return Err(Error::Memory { rank: plan.me, operation: "allreduce.build", need, available, limit });
-        }
+        check_memory(plan.me, "allreduce.build", need)?;
         let request = Request {
             ranks: plan.ranks,
             start: Start::of(plan.fire, plan.grace, plan.ranks),

@@ -1,7 +1,21 @@
 //! How much memory may be taken.
 
+use crate::error::{Error, Result};
+
+/// Looks whether there is so much memory, before any of it is taken. Returns how much there is.
+///
+/// # Errors
+/// [`Error::Memory`] with the need.
+pub(crate) fn check_memory(rank: u32, operation: &'static str, need: u64) -> Result<u64> {
+    let (available, limit) = available_memory();
+    match need <= available {
+        true => Ok(available),
+        false => Err(Error::Memory { rank, operation, need, available, limit }),
+    }
+}
+
 /// Bytes that registered memory may still take, and what says so.
-pub(crate) fn available_memory() -> (u64, String) {
+fn available_memory() -> (u64, String) {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let number = |path: &str| read(path).and_then(|text| text.trim().parse::<u64>().ok());
     let mut least = (u64::MAX, "nothing".to_owned());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::registration::Purpose;
 use super::shared::Shared;
-use crate::error::{Error, Result};
-use crate::fabric::memory::available_memory;
+use crate::error::Result;
+use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 
 #[derive(Debug)]
@@ -28,11 +28,7 @@ impl OfiEndpoint {
 
 impl Endpoint for OfiEndpoint {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
-        let (rank, operation, need) = (self.shared.rank(), "register", bytes as u64);
-        let (available, limit) = available_memory();
-        if need > available {
-            return Err(Error::Memory { rank, operation, need, available, limit });
-        }
+        check_memory(self.shared.rank(), "register", bytes as u64)?;
         // Without the lock: much memory takes long, and this rank has to answer meanwhile.
         let registrar = self.shared.lock().wire.registrar().clone();
         let made = registrar.allocate(bytes, Purpose::Operations(access));

@@ -12,6 +12,7 @@ use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::notes::{self, Mark, NOTE, Notes};
 use super::registration::{Failed, Purpose, Registered, Registrar};
 use super::shares::{Pool, peers};
+use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, Window};
 
 /// Rooms in which messages arrive.
@@ -129,13 +130,18 @@ impl Wire {
     ) -> Result<Self, Failed> {
         let (limits, registrar) = (Limits::of(info, ranks), Registrar::new(rank, endpoint.clone()));
         let first_move = RECEIVING + SENDING.max(peers(ranks)) + KEPT * peers(ranks);
-        // Behind the rooms the notes that go out.
-        let rooms = registrar.allocate(note_at(first_move, limits.moving), Purpose::Messages)?;
         let brings = info.domain().map_or(0, |domain| domain.cq_data_size);
         let marks = cq_data.unwrap_or(limits.cq_data) && brings >= Mark::BYTES;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
-        let slots = || registrar.allocate(notes::size(ranks), Purpose::Operations(Access::Write));
-        let notes = (marks && places >= 2).then(slots).transpose()?;
+        // Behind the rooms the notes that go out; apart from them those that come in.
+        let rooms = note_at(first_move, limits.moving);
+        let notes = (marks && places >= 2).then(|| notes::size(ranks));
+        // Both grow with the world.
+        let need = (rooms + notes.unwrap_or(0)) as u64;
+        check_memory(rank, "make message buffers", need).map_err(Failed::System)?;
+        let rooms = registrar.allocate(rooms, Purpose::Messages)?;
+        let slots = |bytes| registrar.allocate(bytes, Purpose::Operations(Access::Write));
+        let notes = notes.map(slots).transpose()?;
         let contexts = first_move + limits.moving;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {

@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_
 use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 
-use super::super::{Window, failure::Failure, memory::available_memory};
+use super::super::{Window, failure::Failure, memory::check_memory};
 use super::doorbell::Doorbell;
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
@@ -166,7 +166,7 @@ impl Segment {
     /// Takes zeroed memory for a region: its offset in the file.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
         let need = bytes.max(1).next_multiple_of(PAGE) as u64;
-        let (available, limit) = available_memory();
+        let available = check_memory(self.rank, "register", need)?;
         let short = |available, limit: &str| Error::Memory {
             rank: self.rank,
             operation: "register",
@@ -174,9 +174,6 @@ impl Segment {
             available,
             limit: limit.to_owned(),
         };
-        if need > available {
-            return Err(short(available, &limit));
-        }
         let offset = self.head().free.fetch_add(need, Ordering::Relaxed);
         if offset.checked_add(need).is_none_or(|end| end > FILE) {
             return Err(short(FILE.saturating_sub(offset), "the size of the world's memory file"));
