@@ -17,6 +17,8 @@ pub(crate) struct Card {
     pub(crate) pid: u32,
     /// Where it wants notes, if it can take them.
     pub(crate) notes: Option<Notes>,
+    /// Bytes that a write can bring to its queue. The least of all ranks counts for the world.
+    pub(crate) cq_data: u32,
     /// Drawn at random. That of rank 0 is the job's.
     pub(crate) secret: JobSecret,
     /// Its address, as libfabric has it.
@@ -28,7 +30,7 @@ const MAGIC: u32 = 0x4542_4C47;
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for number in [MAGIC, self.pid, self.secret.tag] {
+        for number in [MAGIC, self.pid, self.secret.tag, self.cq_data] {
             bytes.extend(number.to_le_bytes());
         }
         let Notes { key, base } = self.notes.unwrap_or(NONE);
@@ -52,7 +54,7 @@ impl Card {
             Some(u32::from_le_bytes(*number))
         };
         let mut next = || number(&mut rest);
-        let (magic, pid, tag) = (next()?, next()?, next()?);
+        let (magic, pid, tag, cq_data) = (next()?, next()?, next()?, next()?);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
         let secret = JobSecret { word: long()?, tag };
         let notes = Some(Notes { key: long()?, base: long()? }).filter(|&notes| notes != NONE);
@@ -64,7 +66,8 @@ impl Card {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        (magic == MAGIC && rest.is_empty()).then_some(Card { provider, host, pid, notes, secret, address })
+        let known = magic == MAGIC && rest.is_empty();
+        known.then_some(Card { provider, host, pid, notes, cq_data, secret, address })
     }
 }
 
@@ -90,6 +93,7 @@ mod tests {
             host: host(),
             pid: 7,
             notes: Some(Notes { key: 1 << 40, base: u64::MAX }),
+            cq_data: 8,
             secret: JobSecret { word: u64::MAX - 1, tag: 5 },
             address: vec![0, 255, 3],
         };

@@ -127,6 +127,7 @@ fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result
         host: card::host(),
         pid: std::process::id(),
         notes: wire.notes(),
+        cq_data: wire.cq_data() as u32,
         secret: JobSecret::draw(rank)?,
         address,
     };
@@ -150,7 +151,7 @@ impl OfiFabric {
         if ranks > MOST_RANKS {
             return Err(Error::join(rank, format!("{ranks} ranks; the most over libfabric is {MOST_RANKS}")));
         }
-        let Opened { wire, card } = open(library, settings, rank, ranks)?;
+        let Opened { mut wire, card } = open(library, settings, rank, ranks)?;
         let cards = gather(&card.encode())?;
         let cards = cards.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
@@ -175,6 +176,7 @@ impl OfiFabric {
             // Both must be able to: the one who writes has a limit of its own.
             addresses.push((address, theirs.notes.filter(|_| card.notes.is_some())));
         }
+        wire.agree(cards.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
         let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;
         let neighbours = cards.iter().filter(|theirs| theirs.host == card.host).count() as u32;

@@ -4,14 +4,15 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::{
     self, Code, Domain, InfoList, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, sys,
 };
 
+use super::card::Card;
 use super::engine::MOST_GUESSES;
 use super::fabric::{OfiFabric, Settings};
 use super::message::{Content, Message, Place};
@@ -40,8 +41,34 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(library: &Library) -> Self {
         let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
-        let ranks = OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap();
+        World::of(OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap())
+    }
+
+    fn of(ranks: Vec<OfiFabric>) -> Self {
         World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
+    }
+
+    /// A world whose rank 1 has a device that brings no more than so many bytes to a queue.
+    fn with_a_lesser_device(library: &Library, cq_data: u32) -> Self {
+        let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
+        let (cards, all_told) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
+        let join = &|rank: u32| {
+            OfiFabric::join(library, &settings, (rank, 2), Instant::now() + PATIENCE, |card| {
+                let mut card = Card::decode(card).unwrap();
+                if rank == 1 {
+                    card.notes = card.notes.filter(|_| cq_data as usize >= Mark::BYTES);
+                    card.cq_data = cq_data;
+                }
+                cards.lock().unwrap()[rank as usize] = card.encode();
+                all_told.wait();
+                Ok(cards.lock().unwrap().clone())
+            })
+        };
+        let ranks = std::thread::scope(|scope| {
+            let joining = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+            joining.map(|thread| thread.join().unwrap().unwrap())
+        });
+        World::of(ranks.into())
     }
 
     /// Memory of rank 0, full of a byte: the key and the place by which the provider knows it.
@@ -288,6 +315,21 @@ fn a_write_without_the_tag_has_not_landed() {
     }
     world.works();
     world.end();
+}
+
+/// Marks and their tags are what all ranks can take, whatever the own device brings.
+#[test]
+fn ranks_with_different_devices_write_what_all_can_take() {
+    let Some(library) = library() else { return };
+    for (cq_data, marks, tags) in [(8, true, true), (4, true, false), (2, false, false)] {
+        let mut world = World::with_a_lesser_device(&library, cq_data);
+        for rank in &world.ranks {
+            let engine = rank.shared().lock();
+            assert_eq!((engine.wire.marks, engine.wire.tags), (marks, tags), "{cq_data} bytes, rank {}", rank.rank());
+        }
+        world.works();
+        world.end();
+    }
 }
 
 /// 32 bits can be guessed, but not at leisure.

@@ -89,9 +89,10 @@ pub(super) struct Wire {
     /// The first context of an operation, and the room from which messages are injected: behind the others.
     first_move: usize,
     pub(super) limits: Limits,
-    /// Whether writes can bring a mark.
+    /// Bytes that a peer's write can bring to the queue.
+    cq_data: usize,
+    /// Whether writes can bring a mark, and whether it can have a tag: on this rank, until [`Wire::agree`].
     pub(super) marks: bool,
-    /// Whether it can have a tag.
     pub(super) tags: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
@@ -154,6 +155,7 @@ impl Wire {
             moving: Pool::new(first_move..contexts, ranks),
             first_move,
             limits,
+            cq_data: brings,
             marks,
             tags: brings >= Mark::TAGGED,
             entries: [NO_COMPLETION; 16],
@@ -178,6 +180,18 @@ impl Wire {
     pub(super) fn notes(&self) -> Option<Notes> {
         let (key, base) = self.notes.as_ref()?.key()?;
         Some(Notes { key, base })
+    }
+
+    /// Bytes that a peer's write can bring to the queue of this rank.
+    pub(super) fn cq_data(&self) -> usize {
+        self.cq_data
+    }
+
+    /// Every rank can take so many bytes, and one of them no more. Devices may differ: a rank that cannot take marks
+    /// would wait for them for ever, and tags that some marks have and others have not make strangers of peers.
+    pub(super) fn agree(&mut self, cq_data: usize) {
+        self.marks &= cq_data >= Mark::BYTES;
+        self.tags = cq_data >= Mark::TAGGED;
     }
 
     /// A rank's note of this number, copied: the rank may write there again.
