@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::Library;
 
+use super::engine::Engine;
 use super::peer::WINDOW;
 use super::stranger_tests::{self, World, library};
 use super::wire::Event;
@@ -257,6 +258,87 @@ fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
     world.end();
 }
 
+/// The next event of this kind at a rank. All others, and those of its peer, are dealt with.
+fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: impl Fn(&Event) -> bool) -> Event {
+    loop {
+        peer.progress();
+        engine.wire.look().unwrap();
+        let mut found = None;
+        while let Some(event) = engine.wire.next() {
+            match found.is_none() && is_it(&event) {
+                true => found = Some(event),
+                false => engine.deal_with(event),
+            }
+        }
+        if let Some(event) = found {
+            return event;
+        }
+        assert!(Instant::now() < until, "nothing of the kind has come");
+    }
+}
+
+/// That a write with a header has gone out says nothing of the peer, which may be stopped or dead; that it has answered
+/// a read does.
+fn only_what_a_peer_answers_is_a_sign_of_life(library: &Library) {
+    const LEN: usize = 64;
+    let mut world = World::new(library);
+    let (_, far) = share(&mut world, 2 * LEN, Access::ReadWrite);
+    let near = world.ends[1].register(LEN, Access::Local).unwrap();
+    let signal = Signal { at: at(far, LEN), change: Change::Set(7), awaited: false };
+    let until = Instant::now() + patience();
+
+    let mut target = world.ranks[0].shared().lock();
+    let mut engine = world.ranks[1].shared().lock();
+    for answers in [false, true] {
+        let posted = match answers {
+            false => engine.put(CHANNEL, (at(near, 0), at(far, 0), LEN), Some(signal), 1),
+            true => engine.read(CHANNEL, at(far, 0), at(near, 0), LEN, 2),
+        };
+        assert_eq!(posted.unwrap(), Posted::Pending);
+        let moved = next_event(&mut engine, &mut target, until, |event| matches!(event, Event::Moved(..)));
+        engine.was_heard(0);
+        engine.deal_with(moved);
+        assert_eq!(engine.was_heard(0), answers);
+    }
+    drop((engine, target));
+    world.end();
+}
+
+/// It hears of the target although there is nothing to acknowledge yet.
+fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
+    const LOOKS: u32 = 1000;
+    let mut world = World::new(library);
+    let len = several_parts(&world);
+    let (_, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
+    let near = world.ends[1].register(len, Access::Local).unwrap();
+    let signal = Signal { at: at(far, len), change: Change::Set(7), awaited: true };
+    let until = Instant::now() + patience();
+
+    let mut target = world.ranks[0].shared().lock();
+    let mut writer = world.ranks[1].shared().lock();
+    let put = writer.put(CHANNEL, (at(near, 0), at(far, 0), len), Some(signal), 1);
+    assert_eq!(put.unwrap(), Posted::Pending);
+    let landed = next_event(&mut target, &mut writer, until, |event| matches!(event, Event::Landed(_)));
+    // All else that there is to be said.
+    let mut quiet = 0;
+    while quiet < LOOKS {
+        target.progress();
+        writer.progress();
+        quiet = if writer.was_heard(0) { 0 } else { quiet + 1 };
+        assert!(Instant::now() < until, "it hears of a rank that has nothing to say");
+    }
+    target.reassure_writers();
+    while !writer.was_heard(0) {
+        target.progress();
+        writer.progress();
+        assert!(Instant::now() < until, "it hears nothing");
+    }
+    assert_eq!(writer.completion(CHANNEL).unwrap(), None, "a part has not landed");
+    target.deal_with(landed);
+    drop((writer, target));
+    world.end();
+}
+
 fn all(library: &Library) {
     a_write_is_dealt_with_when_its_last_part_has_landed(library);
     a_read_completes_with_its_last_part(library);
@@ -264,6 +346,8 @@ fn all(library: &Library) {
     a_channel_is_closed_behind_the_parts_that_wait(library);
     a_channel_is_closed_behind_writes_that_have_not_landed(library);
     a_world_that_has_failed_waits_for_no_close(library);
+    only_what_a_peer_answers_is_a_sign_of_life(library);
+    a_writer_is_reassured_while_its_write_lands(library);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{
     Announced, Asked, Content, Data, Engine, Event, Failure, Fault, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing,
-    MOST_GUESSES, MOST_HEADER, Mark, Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, WINDOW,
+    MOST_GUESSES, MOST_HEADER, Mark, Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, Then, WINDOW,
 };
 
 impl Engine {
@@ -98,6 +98,15 @@ impl Engine {
         self.owed_since = if self.debtors.is_empty() { None } else { Some(Instant::now()) };
     }
 
+    /// Gives peers a sign of life whose marked writes land here. What they ask waits behind these, and is long in coming
+    /// over a slow line.
+    pub(in crate::fabric::ofi) fn reassure_writers(&mut self) {
+        for index in 0..self.landings.len() {
+            let from = self.landings[index].from;
+            self.tell_soon(from);
+        }
+    }
+
     /// Whether there is somebody to tell.
     pub(in crate::fabric::ofi) fn owes(&self) -> bool {
         self.debtors.iter().any(|&peer| self.peers[peer as usize].received.owed() > 0)
@@ -122,7 +131,11 @@ impl Engine {
                 }
             }
             Event::Moved(index, peer) => {
-                self.peers[peer as usize].heard = true;
+                // A marked write completes when it has gone out, for which no peer is needed. Reads and other writes were
+                // answered: by the peer's process where software emulates them, as over `tcp;ofi_rxm`; by a device, as long
+                // as that process has not ended. These count, because a ping waits behind all that was posted before.
+                let answered = !matches!(self.transfers[index as usize].then, Then::Nothing);
+                self.peers[peer as usize].heard |= answered;
                 self.end_part(index, true);
             }
             Event::Landed(data) => {
