@@ -46,15 +46,15 @@ pub(crate) enum Content {
     Exchange { turn: u64 },
     /// Are you there?
     Ping,
-    /// The sender aborts the job; the data says why.
-    Abort,
-    /// A rank was found dead; the data says how.
-    Died { rank: u32 },
+    /// A rank has aborted the job; the data says why. `last` if the sender goes now.
+    Abort { by: u32, last: bool },
+    /// A rank was found dead; the data says how. `last` if the sender goes now.
+    Died { rank: u32, last: bool },
     /// The sender has no further use for the channel.
     Close,
     /// The sender ends in good order, and stays for a while.
     Leave,
-    /// The sender, which has left, goes now: it deals with nothing any more.
+    /// The sender, which has left in good order, goes now: it deals with nothing any more.
     Gone,
 }
 
@@ -99,13 +99,21 @@ const PROMPT: u8 = 4;
 /// Bytes of a cell.
 const CELL: u64 = 8;
 
+/// That the sender goes.
+const LAST: u8 = 1;
+
 const FETCH_ADD: u8 = 0;
 const COMPARE_SWAP: u8 = 1;
 
 impl Content {
     /// Whether it is counted, and so delivered exactly once and told to be done.
     pub(crate) fn is_counted(self) -> bool {
-        !matches!(self, Content::Ack | Content::Ping | Content::Abort | Content::Died { .. } | Content::Gone)
+        !matches!(self, Content::Ack | Content::Ping | Content::Abort { .. } | Content::Died { .. } | Content::Gone)
+    }
+
+    /// Whether its sender says nothing more, and deals with nothing any more.
+    pub(crate) fn is_last_word(self) -> bool {
+        matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Gone)
     }
 }
 
@@ -171,8 +179,8 @@ impl Message {
             Content::Ack => fields.kind = ACK,
             Content::Exchange { turn } => (fields.kind, fields.value) = (EXCHANGE, turn),
             Content::Ping => fields.kind = PING,
-            Content::Abort => fields.kind = ABORT,
-            Content::Died { rank } => (fields.kind, fields.id) = (DIED, rank),
+            Content::Abort { by, last } => (fields.kind, fields.change, fields.id) = (ABORT, u8::from(last), by),
+            Content::Died { rank, last } => (fields.kind, fields.change, fields.id) = (DIED, u8::from(last), rank),
             Content::Close => fields.kind = CLOSE,
             Content::Leave => fields.kind = LEAVE,
             Content::Gone => fields.kind = GONE,
@@ -239,8 +247,8 @@ impl Message {
             (ACK, 0) => Content::Ack,
             (EXCHANGE, 0) => Content::Exchange { turn: value },
             (PING, 0) => Content::Ping,
-            (ABORT, 0) => Content::Abort,
-            (DIED, 0) => Content::Died { rank: id },
+            (ABORT, last @ (0 | LAST)) => Content::Abort { by: id, last: last == LAST },
+            (DIED, last @ (0 | LAST)) => Content::Died { rank: id, last: last == LAST },
             (CLOSE, 0) => Content::Close,
             (LEAVE, 0) => Content::Leave,
             (GONE, 0) => Content::Gone,
@@ -279,8 +287,10 @@ mod tests {
             Content::Ack,
             Content::Exchange { turn: 1 << 33 },
             Content::Ping,
-            Content::Abort,
-            Content::Died { rank: 6 },
+            Content::Abort { by: 3, last: false },
+            Content::Abort { by: MOST_RANKS - 1, last: true },
+            Content::Died { rank: 6, last: false },
+            Content::Died { rank: 6, last: true },
             Content::Close,
             Content::Leave,
             Content::Gone,

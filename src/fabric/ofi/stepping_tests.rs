@@ -12,6 +12,7 @@ use super::engine::Engine;
 use super::peer::WINDOW;
 use super::stranger_tests::{self, World, library};
 use super::wire::Event;
+use crate::error::Error;
 use crate::fabric::{Access, At, Change, Fabric, Posted, Region, Signal};
 use crate::fault::Fault;
 
@@ -339,6 +340,33 @@ fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
     world.end();
 }
 
+/// Whichever of its messages a peer sees first.
+fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library) {
+    let world = World::new(library);
+    let mut engine = world.ranks[0].shared().lock();
+    world.ranks[1].abort("a test");
+    world.ranks[1].leave();
+    let (until, mut messages) = (Instant::now() + patience(), Vec::new());
+    let mut quiet = 0;
+    while messages.len() < 2 || quiet < 1000 {
+        quiet += 1;
+        engine.wire.look().unwrap();
+        while let Some(event) = engine.wire.next() {
+            quiet = 0;
+            messages.push(event);
+        }
+        assert!(Instant::now() < until, "it said {messages:?}");
+    }
+    for event in messages.into_iter().rev() {
+        engine.deal_with(event);
+        assert!(engine.health("test").is_err() || !engine.has_left(1), "it seems to have left in good order");
+    }
+    let failed = engine.health("test").unwrap_err();
+    assert!(matches!(&failed, Error::Aborted { by: 1, reason, .. } if reason == "a test"), "{failed}");
+    drop(engine);
+    world.end();
+}
+
 fn all(library: &Library) {
     a_write_is_dealt_with_when_its_last_part_has_landed(library);
     a_read_completes_with_its_last_part(library);
@@ -348,6 +376,7 @@ fn all(library: &Library) {
     a_world_that_has_failed_waits_for_no_close(library);
     only_what_a_peer_answers_is_a_sign_of_life(library);
     a_writer_is_reassured_while_its_write_lands(library);
+    a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library);
 }
 
 #[test]

@@ -246,24 +246,24 @@ impl Engine {
             // An answer is all that it wants; an idle rank owes it one.
             Content::Ping => self.tell_soon(from),
             Content::Ack => {}
-            Content::Abort => {
+            Content::Abort { by, .. } => {
                 let reason = String::from_utf8_lossy(data).into_owned();
-                self.fail_quietly(Failure::Aborted { by: from, reason });
+                self.fail_quietly(Failure::Aborted { by, reason });
             }
-            Content::Died { rank } => {
+            Content::Died { rank, .. } => {
                 let how = String::from_utf8_lossy(data).into_owned();
                 self.fail_quietly(Failure::Died { peer: rank, how });
             }
-            Content::Gone => {
-                self.peers[from as usize].said_gone = true;
-                self.forget(from);
-            }
+            Content::Gone => self.peers[from as usize].said_gone = true,
             Content::Close => self.count_closed(channel),
             Content::Leave => {
                 self.peers[from as usize].left = true;
                 tracing::debug!(rank = self.rank, peer = from, "leaves");
                 self.channel(0).wake();
             }
+        }
+        if content.is_last_word() {
+            self.forget(from);
         }
         if prompt {
             self.tell_soon(from);

@@ -50,7 +50,9 @@ impl Engine {
     /// Sends a message now, or when there is room.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
-        if (to.gone || self.gone) && !matches!(outgoing.content, Content::Gone) {
+        // One that has said that it goes waits to hear the same; one whose process has ended does not.
+        let is_awaited = || outgoing.content.is_last_word() && (!to.gone || to.said_gone);
+        if (to.gone || self.gone) && !is_awaited() {
             // Nobody is there to deal with it, or before long.
             if let Some(token) = outgoing.token {
                 self.channel(outgoing.channel).complete(token, 0);

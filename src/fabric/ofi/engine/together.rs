@@ -102,15 +102,19 @@ impl Engine {
 
     /// Fails the world, and tells the others.
     pub(in crate::fabric::ofi) fn fail(&mut self, failure: Failure) {
-        if self.failure.is_some() {
-            return;
+        if self.failure.is_none() {
+            self.fail_quietly(failure);
+            self.tell_failure(false);
         }
-        let (content, text) = match &failure {
-            Failure::Aborted { by, reason } if *by == self.rank => (Content::Abort, reason.clone()),
-            Failure::Aborted { by, reason } => (Content::Abort, format!("rank {by}: {reason}")),
-            Failure::Died { peer, how } => (Content::Died { rank: *peer }, how.clone()),
+    }
+
+    /// Tells the others why the world has failed, if it has. `last` if this rank goes.
+    fn tell_failure(&mut self, last: bool) {
+        let Some(failure) = self.failure.clone() else { return };
+        let (content, text) = match failure {
+            Failure::Aborted { by, reason } => (Content::Abort { by, last }, reason),
+            Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };
-        self.fail_quietly(failure);
         let len = text.floor_char_boundary(MOST_DATA);
         for peer in self.others() {
             let data = Data::Bytes(text.as_bytes()[..len].into());
@@ -198,21 +202,26 @@ impl Engine {
         }
     }
 
-    /// Tells everybody that this rank ends in good order.
+    /// Tells everybody that this rank ends in good order, as none does in a world that has failed.
     pub(in crate::fabric::ofi) fn say_goodbye(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
         for peer in self.others() {
             self.post(peer, Outgoing { channel: 0, content: Content::Leave, data: Data::None, token: None });
         }
     }
 
-    /// Tells those who are left that this rank goes now.
+    /// Tells those who are left that this rank goes now. In a world that has failed, by why that is: messages may
+    /// overtake each other or not get through, and a peer that has not heard of the failure must not take this rank for
+    /// one that has left in good order, nor for one that has died.
     pub(in crate::fabric::ofi) fn go(&mut self) {
         self.gone = true;
+        if self.failure.is_some() {
+            return self.tell_failure(true);
+        }
         for peer in self.others() {
-            // One that has said so waits to hear it, too; one whose process has ended does not.
-            if !self.peers[peer as usize].gone || self.peers[peer as usize].said_gone {
-                self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
-            }
+            self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
         }
     }
 
