@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod dealing;
+mod operations;
 mod sending;
 mod together;
 
@@ -12,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Entry, Remote};
-use super::message::{Content, MOST_DATA, MOST_HEADER, MOST_INLINE, Message, Place};
+use super::message::{Content, MOST_DATA, MOST_HEADER, Message, Place};
 use super::notes::{Mark, NOTED, Notes};
 use super::peer::{Novelty, Received, Sent, WINDOW};
 use super::registration::{Failed, Registered};
@@ -22,7 +23,7 @@ use super::suspects::{Evidence, Suspects};
 use super::wire::{Event, Way, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
-use crate::fabric::{Access, At, Atomic, Change, Completion, Key, NOT_ALLOWED, Posted, Region, Signal, Window};
+use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
 
 /// Polls without a message after which peers are told what was dealt with, if there was no other
@@ -34,10 +35,6 @@ const LONGEST_DEBT: Duration = Duration::from_micros(500);
 
 /// Of looks at the network, how many there are for each look at the time, which costs a tenth as much.
 const LOOKS_PER_CLOCK: u32 = 16;
-
-/// From so many bytes on, a writer who waits is told at once that they were dealt with: a word costs little
-/// beside it.
-const LARGE: usize = 256 << 10;
 
 /// Writes without the job's tag after which the job fails: one in 65,536 of what it takes to guess 32 bits.
 pub(super) const MOST_GUESSES: u32 = 1 << 16;
@@ -333,194 +330,5 @@ impl Engine {
         };
         let remote = Remote { owner: peer, access, region: what as u16, bytes: bytes as usize, key, base };
         self.add(channel, Entry::Peer(remote))
-    }
-
-    /// Whose a place is, if a peer's, and how the owner names it. The owner must allow what is about to be done.
-    fn place(
-        &self,
-        operation: &'static str,
-        channel: u16,
-        (at, len): (At, usize),
-        allows: fn(Access) -> bool,
-    ) -> Result<(Option<u32>, Place)> {
-        let entry = self.channels[usize::from(channel)].entry(at, len);
-        let entry = entry.ok_or_else(|| self.usage(operation, "a place outside its region"))?;
-        let (owner, region) = match entry {
-            Entry::Own(..) => (None, at.region.0 as u16),
-            Entry::Peer(remote) if !allows(remote.access) => return Err(self.usage(operation, NOT_ALLOWED)),
-            Entry::Peer(remote) => (Some(remote.owner), remote.region),
-        };
-        Ok((owner, Place { region, offset: at.offset as u64 }))
-    }
-
-    fn cell(&self, operation: &'static str, channel: u16, at: At) -> Result<(Option<u32>, Place)> {
-        if !at.offset.is_multiple_of(size_of::<u64>()) {
-            return Err(self.usage(operation, "a cell that is not aligned to 8 bytes"));
-        }
-        if at.offset / size_of::<u64>() > u32::MAX as usize {
-            return Err(self.usage(operation, "a cell beyond 32 GiB, which messages cannot name"));
-        }
-        self.place(operation, channel, (at, size_of::<u64>()), Access::allows_writing)
-    }
-
-    /// The near side of an operation.
-    fn near(&self, operation: &'static str, channel: u16, at: At, len: usize) -> Result<&Window> {
-        self.place(operation, channel, (at, len), Access::is_shared)?;
-        self.own_window(operation, channel, at)
-    }
-
-    fn own_window(&self, operation: &'static str, channel: u16, at: At) -> Result<&Window> {
-        let own = self.channels[usize::from(channel)].own(at.region).map(Registered::window);
-        own.ok_or_else(|| self.usage(operation, "the near side must be a region of this endpoint"))
-    }
-
-    pub(super) fn put(
-        &mut self,
-        channel: u16,
-        (from, to, len): (At, At, usize),
-        signal: Option<Signal>,
-        token: u64,
-    ) -> Result<Posted> {
-        self.check("put", channel)?;
-        let source = self.near("put", channel, from, len)?;
-        let (owner, place) = self.place("put", channel, (to, len), Access::allows_writing)?;
-        let (mut then, mut prompt) = (None, false);
-        if let Some(Signal { at, change, awaited }) = signal {
-            let (keeper, cell) = self.cell("put", channel, at)?;
-            if keeper != owner {
-                return Err(self.usage("put", "data and signal go to different ranks"));
-            }
-            then = Some((cell, change));
-            prompt = awaited && len >= LARGE;
-        }
-        let Some(peer) = owner else {
-            Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
-            return self.change_own(channel, then);
-        };
-        if self.peers[peer as usize].gone {
-            // Nobody is there to see it.
-            return Ok(Posted::Done(0));
-        }
-        let (whose, what) = ((channel, token, peer), (from, to, len));
-        let signal = then.map(|(cell, change)| (cell, change, prompt));
-        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_note(whose, what, signal)) {
-            return Ok(Posted::Pending);
-        }
-        if len > self.wire.limits.put {
-            self.put_by_writing(whose, what, signal);
-            return Ok(Posted::Pending);
-        }
-        let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
-        self.put_by_message(channel, peer, (place, data), then, token);
-        Ok(Posted::Pending)
-    }
-
-    fn change_own(&mut self, channel: u16, signal: Option<(Place, Change)>) -> Result<Posted> {
-        let own = &mut self.channels[usize::from(channel)];
-        if let Some((cell, change)) = signal {
-            // It was checked; a change of an own cell cannot fail any more.
-            let _ = own.change(cell, change);
-            own.wake();
-        }
-        Ok(Posted::Done(0))
-    }
-
-    /// Writes, and signals: by marked writes and a message that announces them, if the provider can do that; else by a
-    /// message after the writes.
-    fn put_by_writing(
-        &mut self,
-        (channel, token, peer): (u16, u64, u32),
-        (from, to, len): (At, At, usize),
-        signal: Option<(Place, Change, bool)>,
-    ) {
-        let (mut way, mut then) = (Way::Out, Then::Done);
-        if let Some((cell, change, prompt)) = signal {
-            if self.wire.marks {
-                self.marks = (self.marks + 1) % NOTED;
-                let parts = len.div_ceil(self.wire.limits.part) as u32;
-                let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };
-                self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
-                let mark = Mark { from: self.rank, which: self.marks };
-                (way, then) = (Way::Marked(mark.encode(self.tag)), Then::Nothing);
-            } else {
-                then = Then::Signal(cell, change, prompt);
-            }
-        }
-        self.transfer(Transfer::new((channel, token, peer), "put", then), from, to, len, way);
-    }
-
-    fn put_by_message(
-        &mut self,
-        channel: u16,
-        peer: u32,
-        (to, data): (Place, Data),
-        signal: Option<(Place, Change)>,
-        token: u64,
-    ) {
-        let content = Content::Put { to, signal, prompt: signal.is_none() };
-        self.post(peer, Outgoing { channel, content, data, token: Some(token) });
-    }
-
-    /// What is asked of somebody who has gone gets no answer.
-    fn is_here(&self, operation: &'static str, peer: u32) -> Result<()> {
-        match self.peers[peer as usize].gone {
-            true => Err(Error::PeerLeft { rank: self.rank, operation, peer }),
-            false => Ok(()),
-        }
-    }
-
-    pub(super) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
-        self.check("signal", channel)?;
-        let (owner, cell) = self.cell("signal", channel, signal.at)?;
-        let signal = Some((cell, signal.change));
-        let Some(peer) = owner else { return self.change_own(channel, signal) };
-        if self.peers[peer as usize].gone {
-            return Ok(Posted::Done(0));
-        }
-        self.put_by_message(channel, peer, (Place::default(), Data::None), signal, token);
-        Ok(Posted::Pending)
-    }
-
-    pub(super) fn read(&mut self, channel: u16, from: At, to: At, len: usize, token: u64) -> Result<Posted> {
-        self.check("read", channel)?;
-        let target = self.near("read", channel, to, len)?;
-        let (owner, _) = self.place("read", channel, (from, len), Access::allows_reading)?;
-        match owner {
-            _ if len == 0 => Ok(Posted::Done(0)),
-            None => {
-                Window::copy((self.own_window("read", channel, from)?, from.offset), (target, to.offset), len);
-                Ok(Posted::Done(0))
-            }
-            Some(peer) => {
-                self.is_here("read", peer)?;
-                let transfer = Transfer::new((channel, token, peer), "read", Then::Done);
-                self.transfer(transfer, to, from, len, Way::In);
-                Ok(Posted::Pending)
-            }
-        }
-    }
-
-    pub(super) fn atomic(&mut self, channel: u16, at: At, atomic: Atomic, token: u64) -> Result<Posted> {
-        self.check("atomic", channel)?;
-        let (owner, at) = self.cell("atomic", channel, at)?;
-        let Some(peer) = owner else {
-            let value = self.channels[usize::from(channel)].atomic(at, atomic);
-            return Ok(Posted::Done(value.unwrap_or(0)));
-        };
-        self.is_here("atomic", peer)?;
-        self.asked_so_far = self.asked_so_far.wrapping_add(1);
-        let id = self.asked_so_far;
-        self.asked.push(Asked { id, peer, channel, token });
-        let content = Content::Atomic { at, atomic, id };
-        self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
-        Ok(Posted::Pending)
-    }
-
-    pub(super) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
-        let completion = self.channels[usize::from(channel)].completions.pop_front();
-        if completion.is_none() {
-            self.check("poll", channel)?;
-        }
-        Ok(completion)
     }
 }
