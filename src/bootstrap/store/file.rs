@@ -157,8 +157,6 @@ mod tests {
     use crate::bootstrap::place::Place;
     use crate::bootstrap::store::Secret;
 
-    const DEADLINE: Duration = Duration::from_secs(20);
-
     /// A folder of the user's own.
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("earlybird-file-{}-{name}", std::process::id()));
@@ -168,26 +166,17 @@ mod tests {
     }
 
     /// Two ranks meet there, the guest first; `look` is called when it has left its file. What each is told.
-    fn meet(path: &Path, deadline: Duration, look: impl FnOnce(&Path)) -> [Result<Vec<Vec<u8>>>; 2] {
+    fn meet(path: &Path, look: impl FnOnce(&Path)) -> [Result<Vec<Vec<u8>>>; 2] {
         let (place, secret) = (Place::File(path.to_owned()), Secret::new(None, "job"));
-        let until = Instant::now() + deadline;
-        let meeting = |rank: u32, mine: &'static [u8]| Meeting {
-            place: &place,
-            rank,
-            ranks: 2,
-            mine,
-            secret: &secret,
-            until,
-            deadline,
-        };
+        let meeting = |rank| Meeting::sample(&place, &secret, rank);
         std::thread::scope(|scope| {
-            let guest = scope.spawn(|| visit(&meeting(1, b"one"), path));
+            let guest = scope.spawn(|| visit(&meeting(1), path));
             let left = path.join("earlybird-guest-1");
             while path.exists() && !left.exists() && !guest.is_finished() {
                 std::thread::sleep(PAUSE);
             }
             look(&left);
-            let hosted = host(&meeting(0, b"zero"), path);
+            let hosted = host(&meeting(0), path);
             [hosted, guest.join().unwrap()]
         })
     }
@@ -199,7 +188,7 @@ mod tests {
     #[test]
     fn what_a_rank_leaves_is_for_its_user_alone() {
         let path = folder("mode");
-        all_met(meet(&path, DEADLINE, |left| {
+        all_met(meet(&path, |left| {
             assert_eq!(fs::metadata(left).unwrap().permissions().mode() & 0o777, 0o600);
         }));
         fs::remove_dir(path).unwrap();
@@ -208,14 +197,14 @@ mod tests {
     #[test]
     fn a_folder_that_was_there_stays_and_one_that_was_made_goes() {
         let path = folder("kept");
-        all_met(meet(&path, DEADLINE, |_| ()));
+        all_met(meet(&path, |_| ()));
         assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "something was left behind");
         fs::write(path.join("note-to-self"), "milk").unwrap();
-        all_met(meet(&path, DEADLINE, |_| ()));
+        all_met(meet(&path, |_| ()));
         assert_eq!(fs::read(path.join("note-to-self")).unwrap(), b"milk");
         fs::remove_dir_all(&path).unwrap();
 
-        all_met(meet(&path, DEADLINE, |_| ()));
+        all_met(meet(&path, |_| ()));
         assert!(!path.exists(), "the store has left the folder that it made");
     }
 
@@ -223,7 +212,7 @@ mod tests {
     fn a_folder_that_others_can_write_to_is_refused_by_every_rank() {
         let path = folder("open");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-        for told in meet(&path, DEADLINE, |_| ()) {
+        for told in meet(&path, |_| ()) {
             let refused = told.unwrap_err().to_string();
             assert!(refused.contains("others can write to it (its mode is 777"), "{refused}");
         }

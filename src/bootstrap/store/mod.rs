@@ -45,6 +45,16 @@ impl Meeting<'_> {
     }
 }
 
+#[cfg(test)]
+impl<'a> Meeting<'a> {
+    /// How a rank of two goes there, with its own number to give; tests change what they are about.
+    fn sample(place: &'a Place, secret: &'a Secret, rank: u32) -> Self {
+        let deadline = Duration::from_secs(20);
+        let (mine, until) = ([&b"zero"[..], b"one"][rank as usize], Instant::now() + deadline);
+        Meeting { place, rank, ranks: 2, mine, secret, until, deadline }
+    }
+}
+
 /// Gives every rank's bytes to every rank, by rank.
 ///
 /// # Errors

@@ -344,8 +344,6 @@ mod tests {
     use crate::bootstrap::store::Secret;
     use crate::skipped::{Need, skipped};
 
-    const DEADLINE: Duration = Duration::from_secs(20);
-
     /// Makes the calling thread, and no other, act as another user.
     fn become_user(user: Uid) -> rustix::io::Result<()> {
         set_thread_res_uid(user, user, user)
@@ -385,21 +383,14 @@ mod tests {
         let Some((own, other)) = users() else { return };
         let name = format!("test-intruder-{}", std::process::id());
         let (place, address) = (Place::Unix(name.clone()), abstract_name(&name).unwrap());
-        let (secret, until) = (Secret::new(None, &name), Instant::now() + DEADLINE);
-        let meeting = |rank: u32, mine: &'static [u8]| Meeting {
-            place: &place,
-            rank,
-            ranks: 2,
-            mine,
-            secret: &secret,
-            until,
-            deadline: DEADLINE,
-        };
+        let secret = Secret::new(None, &name);
+        let meeting = |rank| Meeting::sample(&place, &secret, rank);
         std::thread::scope(|scope| {
-            let hosting = scope.spawn(|| host(&meeting(0, b"zero")));
+            let hosting = scope.spawn(|| host(&meeting(0)));
             let intruding = scope.spawn(|| {
                 become_user(other).unwrap();
-                (intrude(&address, &secret, until), visit(&meeting(1, b"a visitor")))
+                let visitor = Meeting { mine: b"a visitor", ..meeting(1) };
+                (intrude(&address, &secret, visitor.until), visit(&visitor))
             });
             let (answered, visited) = intruding.join().unwrap();
             assert!(answered.is_err(), "the intruder was answered: {answered:?}");
@@ -407,7 +398,7 @@ mod tests {
             let named = format!("belongs to user {own}, where user {} was expected", other.as_raw());
             assert!(refused.contains(&named), "{refused}");
 
-            assert_eq!(visit(&meeting(1, b"one")).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
+            assert_eq!(visit(&meeting(1)).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
             assert_eq!(hosting.join().unwrap().unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
         });
     }
@@ -423,10 +414,8 @@ mod tests {
             UnixListener::bind_addr(&address).unwrap()
         });
         let _listener = listening.join().unwrap();
-        let (secret, until) = (Secret::new(None, &name), Instant::now() + DEADLINE);
-        let meeting =
-            Meeting { place: &place, rank: 1, ranks: 2, mine: b"one", secret: &secret, until, deadline: DEADLINE };
-        let refused = visit(&meeting).unwrap_err().to_string();
+        let secret = Secret::new(None, &name);
+        let refused = visit(&Meeting::sample(&place, &secret, 1)).unwrap_err().to_string();
         let named = format!("belongs to user {}, where user {own} was expected", other.as_raw());
         assert!(refused.contains(&named), "{refused}");
     }
