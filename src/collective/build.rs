@@ -278,7 +278,6 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             segment,
             run: parameters.run(),
             pull_after: parameters.pull_after(bytes),
-            waits_fence_peer: false,
             helpers: self.world.cores().clamp(1, ranks),
             program,
             fault: Fault::chosen(),

@@ -106,7 +106,7 @@ impl Driver {
     /// # Panics
     /// If the regions of the own host cannot be mapped; the fabric has promised that they can.
     pub(crate) fn new(
-        mut plan: Plan,
+        plan: Plan,
         mut endpoint: Box<dyn Endpoint>,
         regions: Regions,
         reduction: Reduction,
@@ -131,8 +131,7 @@ impl Driver {
         let arena = Arena::new(data, staged, plan.ranks);
         let scratch = Cut::with_room_for(plan.ranks);
         let sources = Vec::with_capacity(2 * plan.ranks as usize);
-        plan.waits_fence_peer = endpoint.waits_fence_peer();
-        let machine = Machine::new(plan);
+        let machine = Machine::new(plan).with_waits_fence_peer(endpoint.waits_fence_peer());
         Ok(Driver {
             machine,
             endpoint,

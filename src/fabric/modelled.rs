@@ -6,18 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Word;
 use std::time::Duration;
 
+use super::shm::doorbell::{self, Doorbell};
 use super::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 use crate::error::Result;
 use crate::sync::AtomicU64;
+use crate::sync::modelled::{Operation, is_planted};
 
 const _: () = assert!(size_of::<AtomicU64>() >= size_of::<u64>());
 
-/// A control region of loom's atomics and a data region that loom watches; for each rank an endpoint. Nobody sleeps
-/// there: doorbells have tests of their own.
+/// A control region of loom's atomics and a data region that loom watches; for each rank an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     control: Window,
     data: Window,
+    /// Where ranks sleep, by rank; none where no rank does.
+    bells: Arc<[Doorbell]>,
+    /// Whose endpoint this is.
+    rank: u32,
 }
 
 impl Host {
@@ -36,7 +41,21 @@ impl Host {
         // SAFETY: the slice is that long, zeroed, aligned, may change behind shared references, and lives as long as
         // the `Arc` that the window keeps.
         let data = unsafe { Window::new(base, words * size_of::<u64>(), Arc::new(data)) };
-        Host { control, data: data.watched() }
+        Host { control, data: data.watched(), bells: Arc::default(), rank: 0 }
+    }
+
+    /// The same, where so many ranks may sleep. Each fences for itself: loom has nothing like membarrier(2).
+    pub(crate) fn with_sleepers(self, ranks: u32) -> Self {
+        Host { bells: (0..ranks).map(|_| Doorbell::default()).collect(), ..self }
+    }
+
+    /// The endpoint of a rank.
+    pub(crate) fn endpoint(&self, rank: u32) -> Self {
+        Host { rank, ..self.clone() }
+    }
+
+    fn bell(&self) -> &Doorbell {
+        &self.bells[self.rank as usize]
     }
 
     pub(crate) fn cell(&self, index: usize) -> &AtomicU64 {
@@ -93,17 +112,31 @@ impl Endpoint for Host {
         Ok(None)
     }
 
-    fn prepare_wait(&mut self, _: Interest) {}
+    fn prepare_wait(&mut self, interest: Interest) {
+        self.bell().announce(interest);
+    }
 
-    fn cancel_wait(&mut self) {}
+    fn waits_fence_peer(&self) -> bool {
+        self.bells.is_empty() || is_planted(Operation::FencePeer, None)
+    }
 
-    fn wait(&mut self, _: Duration) {}
+    fn cancel_wait(&mut self) {
+        self.bell().withdraw();
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        self.bell().sleep(at_most);
+    }
 
     fn waker(&self) -> Waker {
         Waker::new(|| ())
     }
 
-    fn wake(&mut self, _: u32, _: Interest) -> u32 {
-        0
+    fn wake(&mut self, most: u32, interest: Interest) -> u32 {
+        if self.bells.is_empty() {
+            return 0;
+        }
+        let others = (0..).zip(&*self.bells).filter(|(rank, _)| *rank != self.rank).map(|(_, bell)| bell);
+        doorbell::ring_all(others, most, interest)
     }
 }

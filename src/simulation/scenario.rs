@@ -270,7 +270,6 @@ impl Scenario {
             run: self.run,
             helpers: 2,
             pull_after: self.pull_after,
-            waits_fence_peer: true,
             program: self.program.clone(),
             fault: self.fault,
         }

@@ -27,6 +27,8 @@ pub(crate) enum Operation {
     Swap,
     Add,
     Fence,
+    /// The fence that a rank which goes to sleep puts into its peer, where it does that.
+    FencePeer,
 }
 
 #[derive(Debug)]

@@ -243,7 +243,7 @@ impl Machine {
         if part != Part::Carried {
             self.show_tag();
         }
-        if by_tags && (self.plan.ranks > 2 || !self.plan.waits_fence_peer) {
+        if by_tags && (self.plan.ranks > 2 || !self.waits_fence_peer) {
             // Of several last arrivals at least one must see all the others, and wake those who
             // sleep. Of two, the one that goes to sleep can fence for both before it looks again.
             self.push(Op::Fence);

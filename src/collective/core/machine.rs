@@ -76,6 +76,8 @@ pub(crate) struct Machine {
     /// The tag was shown and its consequences are not worked off: whoever sees a synchronous round
     /// complete in this state wakes the others.
     pub(super) arriving: bool,
+    /// What the endpoint says of itself: [`waits_fence_peer`](crate::fabric::Endpoint::waits_fence_peer).
+    pub(super) waits_fence_peer: bool,
     /// The newest round that this rank closed, until it was measured how long it took to land.
     pub(super) unmeasured: Option<u64>,
     /// What was begun towards hosts and is not known to be over for the last time, whoever has seen its effect.
@@ -120,6 +122,7 @@ impl Machine {
             leavers: RankSet::empty(plan.ranks),
             missing: 0,
             arriving: false,
+            waits_fence_peer: false,
             unmeasured: None,
             in_flight: InFlight::new(plan.topology.hosts()),
             release_later: 0,
@@ -130,6 +133,11 @@ impl Machine {
             transitions: 0,
             plan,
         }
+    }
+
+    /// The same machine on an endpoint that says this of itself. Without, it fences.
+    pub(crate) fn with_waits_fence_peer(self, waits_fence_peer: bool) -> Self {
+        Machine { waits_fence_peer, ..self }
     }
 
     /// Whether it makes use of the time.

@@ -168,8 +168,6 @@ pub(crate) struct Plan {
     pub(crate) run: u64,
     /// Ranks worth waking to move a round.
     pub(crate) helpers: u32,
-    /// Whether a rank that goes to sleep fences for the other rank of its host, where there is one other.
-    pub(crate) waits_fence_peer: bool,
     /// How long the homes of a round are waited for at first.
     pub(crate) pull_after: Time,
     /// The tables, on the path that has some.
@@ -198,7 +196,6 @@ impl Plan {
             run: 1,
             helpers: 1,
             pull_after: 1,
-            waits_fence_peer: true,
             program: None,
             fault: None,
         }

@@ -80,7 +80,6 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 run: 1,
                 helpers: 1,
                 pull_after: 1,
-                waits_fence_peer: true,
                 program,
                 fault: None,
             }

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use loom::thread;
 
@@ -27,9 +28,12 @@ struct World {
     fire: Fire,
     depth: u64,
     elements: usize,
+    /// Whether ranks may sleep. No rank that does fences for another one then.
+    sleeps: bool,
 }
 
-const REPLICATED: World = World { ranks: 2, path: Path::Replicated, fire: Fire::ALL, depth: 1, elements: 1 };
+const REPLICATED: World =
+    World { ranks: 2, path: Path::Replicated, fire: Fire::ALL, depth: 1, elements: 1, sleeps: false };
 const EAGER: World = World { path: Path::Eager, fire: Fire::SOLO, ..REPLICATED };
 const SEGMENTED: World = World { path: Path::Segmented, elements: 2, ..REPLICATED };
 const PROGRAM: World = World { path: Path::Program, depth: 2, ..REPLICATED };
@@ -83,6 +87,7 @@ impl World {
     fn start(self) -> Vec<Rank> {
         let plan = self.plan(0);
         let host = Host::new(plan.control_cells(), plan.data_bytes());
+        let host = if self.sleeps { host.with_sleepers(self.ranks) } else { host };
         if let Some(cells) = MISTAKEN.get() {
             narrow(cells(&plan).into_iter().map(|cell| host.cell(cell)));
         }
@@ -108,7 +113,8 @@ impl Rank {
     fn new(plan: Plan, host: &Host) -> Self {
         let regions = Regions { control: vec![Host::CONTROL], data: vec![Host::DATA] };
         let reduction = Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry };
-        let driver = Driver::new(plan, Box::new(host.clone()), regions, reduction, None).unwrap();
+        let endpoint = Box::new(host.endpoint(plan.me));
+        let driver = Driver::new(plan, endpoint, regions, reduction, None).unwrap();
         let memory = driver.lender();
         Rank { driver, memory, had: BTreeSet::new() }
     }
@@ -157,15 +163,30 @@ impl Rank {
 
     /// Waits for the outcome of the arrival, and checks each outcome that comes with it.
     fn wait(&mut self) {
+        self.wait_and(|_| thread::yield_now());
+    }
+
+    /// The same; does this while there is nothing else to do.
+    fn wait_and(&mut self, idle: fn(&mut Rank)) {
         let rounds = loop {
             self.work(Effort::Work);
             let rounds = self.driver.machine_mut().take(false);
             if !rounds.is_empty() {
                 break rounds;
             }
-            thread::yield_now();
+            idle(self);
         };
         rounds.for_each(|round| self.check(round));
+    }
+
+    /// Sleeps until woken, for however long, unless there is something to do.
+    fn sleep(&mut self) {
+        let interest = self.driver.machine().interest() as u32;
+        self.driver.endpoint().prepare_wait(interest);
+        match self.driver.step(0, Effort::Search).unwrap() {
+            true => self.driver.endpoint().cancel_wait(),
+            false => self.driver.endpoint().wait(Duration::MAX),
+        }
     }
 
     /// An outcome is the sum of its cut's contributions, and no contribution is in two outcomes.
@@ -215,6 +236,16 @@ fn one_of_the_last_to_arrive_sees_every_tag() {
         assert!(ranks.iter().any(|rank| rank.driver.machine().landed() == 1), "every rank would sleep");
     };
     World { ranks: 3, ..REPLICATED }.play_after(|_| (), None, Rank::arrive, has_outcome);
+}
+
+/// Tags of two ranks that sleep and fence for themselves only. Of these, too, one at least sees both tags without looking
+/// again, and wakes the other.
+#[test]
+fn two_ranks_that_sleep_are_woken() {
+    World { sleeps: true, ..REPLICATED }.play(Some(2), |rank| {
+        rank.arrive();
+        rank.wait_and(Rank::sleep);
+    });
 }
 
 /// Words and records. A late rank learns from the record that the round's outcome is there and that the next round's
@@ -355,6 +386,12 @@ fn a_look_at_tags_without_acquire_is_found() {
 #[test]
 fn a_tag_without_a_fence_is_found() {
     find(Operation::Fence, one_of_the_last_to_arrive_sees_every_tag);
+}
+
+/// Each rank leaves its fence to the one that goes to sleep, which does not fence for it.
+#[test]
+fn a_tag_whose_fence_is_left_to_a_sleeper_is_found() {
+    find(Operation::FencePeer, two_ranks_that_sleep_are_woken);
 }
 
 #[test]

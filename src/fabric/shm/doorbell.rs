@@ -9,27 +9,27 @@ use crate::sync::{AtomicU32, Ordering, full_fence};
 /// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
 /// bell rang since. Whoever rings takes the announcement, so a sleeper is woken once.
 #[repr(C, align(64))]
-#[cfg_attr(any(loom, test), derive(Default))]
-pub(super) struct Doorbell {
+#[cfg_attr(any(loom, test), derive(Debug, Default))]
+pub(in crate::fabric) struct Doorbell {
     interest: AtomicU32,
     rung: AtomicU32,
 }
 
 impl Doorbell {
     /// Before the last look at memory.
-    pub(super) fn announce(&self, interest: u32) {
+    pub(in crate::fabric) fn announce(&self, interest: u32) {
         self.interest.store(interest, Ordering::Relaxed);
         // With the fence in `ring`: either the look at memory that follows sees the change, or the
         // one who made it sees the announcement.
         full_fence();
     }
 
-    pub(super) fn withdraw(&self) {
+    pub(in crate::fabric) fn withdraw(&self) {
         self.interest.store(0, Ordering::Relaxed);
     }
 
     /// Sleeps until rung since the announcement, or for `at_most`.
-    pub(super) fn sleep(&self, at_most: Duration) {
+    pub(in crate::fabric) fn sleep(&self, at_most: Duration) {
         let rung = self.rung.load(Ordering::Acquire);
         if self.interest.load(Ordering::Acquire) == 0 {
             return;
@@ -58,6 +58,14 @@ impl Doorbell {
             wake(&self.rung);
         }
     }
+}
+
+/// Wakes those who wait for `interest` at these bells: all, or `most` of them. Returns how many were woken.
+pub(in crate::fabric) fn ring_all<'a>(bells: impl Iterator<Item = &'a Doorbell>, most: u32, interest: u32) -> u32 {
+    // With the fence in `announce`: a sleeper whose announcement is not seen here sees what
+    // was stored before this.
+    full_fence();
+    bells.filter(|bell| bell.ring(interest)).take(most as usize).count() as u32
 }
 
 /// Sleeps while the cell holds `expect`, for a while.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::doorbell::Doorbell;
+use super::doorbell::{self, Doorbell};
 use super::membarrier;
 use super::segment::Segment;
 use crate::error::{Error, Result};
@@ -195,22 +195,10 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {
-        // With the fence in `announce`: a sleeper whose announcement is not seen here sees what
-        // was stored before this.
-        full_fence();
         let ranks = self.segment.ranks();
         let most = if Fault::WakeOne.is(self.fault) { most.min(1) } else { most };
-        let mut woken = 0;
-        for next in 1..=ranks {
-            let rank = (self.rank + next) % ranks;
-            if woken == most {
-                break;
-            }
-            if rank != self.rank && self.segment.doorbell(self.channel, rank).ring(interest) {
-                woken += 1;
-            }
-        }
-        woken
+        let others = (1..ranks).map(|next| self.segment.doorbell(self.channel, (self.rank + next) % ranks));
+        doorbell::ring_all(others, most, interest)
     }
 }
 

@@ -7,7 +7,7 @@
 //! Every operation completes in the call: a put is a copy, a read too, an atomic is the processor's.
 //! Processes find out about each other's death by process descriptors.
 
-mod doorbell;
+pub(super) mod doorbell;
 mod endpoint;
 mod failure;
 #[cfg(all(test, loom))]
