@@ -231,7 +231,7 @@ fn a_read_from_a_rank_that_leaves_ends() {
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
-/// Its process sees that theirs have ended before it has read what they sent.
+/// Its process sees that theirs have ended before it has read what they sent, and the last round of another one.
 #[test]
 fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
     if libfabric().is_none() {

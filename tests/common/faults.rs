@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::{Config, Error, Executor, Fire, Mover, World};
+use earlybird::{Allreduce, Config, Error, Executor, Fire, Mover, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -156,54 +156,92 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
     assert!(ours.is_empty(), "{way:?}: {ours:?} was left behind");
 }
 
-/// Contributions of each rank that leaves while the last one is stopped.
-const STEPS: usize = 2;
+/// Contributions of each rank but the last one.
+///
+/// They contribute one rank after the other, so the numbers of their rounds are known. A rank's first contribution is
+/// late (rank 0's is not) and enters the round of its second one; each of its later ones makes a round, and so does its
+/// leaving. So all of them are in the rounds up to this many times the last rank's number, and one more round is left.
+/// With 3 and with 6 ranks, the words of these two rounds do not lie in the memory of the last rank: the one before it
+/// can make them while that is stopped.
+const STEPS: usize = 6;
 
-/// Plays a rank of a world whose last one is stopped while the others leave; its role ends with a folder of marks.
+/// Plays a rank of a world whose last one is stopped while the one before it makes a round, the last one but for its
+/// leaving, and all others leave; its role ends with a folder of marks.
 pub fn leave_or_be_stopped() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let mut config = Config::from_env().unwrap();
     // Whoever leaves has to give up on the one that is stopped.
     config.ofi.linger = Duration::from_millis(200);
     let world = World::from_env(&config).unwrap();
-    let last = world.size() as usize - 1;
-    // Room for every round: the last rank takes none before it is stopped.
+    let (me, last) = (world.rank() as usize, world.size() as usize - 1);
+    let goes_on = me + 1 == last;
+    let value = |rank: u32, made_for: u64| u64::from(rank + 1) * 1000 + made_for;
+    // Room for every round: the last rank takes none before all others have left.
     let mut sum = world.allreduce::<u64>(&[16]).fire(Fire::SOLO).depth(64).build().unwrap();
-    if (world.rank() as usize) < last {
-        for _ in 0..STEPS {
-            sum.contribution().unwrap().fill(1);
-            sum.arrive().unwrap();
-            sum.wait(patience).unwrap();
+    let mut newest = 0;
+    // Takes every round since the last one; says whose contributions were in them.
+    let mut contribute = |sum: &mut Allreduce<u64>| -> Vec<usize> {
+        let mut ranks = Vec::new();
+        sum.contribution().unwrap().fill(value(me as u32, newest + 1));
+        sum.arrive().unwrap();
+        for outcome in sum.wait(patience).unwrap() {
+            let (round, cut) = (outcome.round(), outcome.cut());
+            assert_eq!(round, newest + 1, "a round is lost");
+            let expected: u64 = cut.contributions().map(|entry| value(entry.rank, round - entry.age)).sum();
+            assert!(outcome.data().iter().all(|&found| found == expected), "round {round}: {cut:?}");
+            ranks.extend(cut.contributions().map(|entry| entry.rank as usize));
+            newest = round;
         }
-        sum.finish(patience).unwrap();
-        marks.set(&format!("finished-{}", world.rank()));
-        return marks.wait("stopped");
+        ranks
+    };
+    if me < last {
+        if me > 0 {
+            marks.wait(&format!("contributed-{}", me - 1));
+        }
+        let now = if goes_on { STEPS - 1 } else { STEPS };
+        (0..now).for_each(|_| _ = contribute(&mut sum));
+        if !goes_on {
+            sum.finish(patience).unwrap();
+        }
+        marks.set(&format!("contributed-{me}"));
+    }
+    // After the second one all that was sent before the first is acknowledged.
+    (0..2).for_each(|_| world.barrier(patience).unwrap());
+    marks.set(&format!("ready-{me}"));
+    if me < last {
+        marks.wait("stopped");
+        if goes_on {
+            contribute(&mut sum);
+            assert_eq!(newest, (STEPS * last) as u64, "rounds");
+            marks.set("made");
+            // The last rank has to acknowledge that round before this one may leave.
+            sum.finish(patience).unwrap();
+        }
+        return;
     }
     marks.wait("alone");
-    sum.contribution().unwrap().fill(1);
-    sum.arrive().unwrap();
-    let mut received = vec![0; last + 1];
-    for outcome in sum.wait(patience).unwrap() {
-        let cut = outcome.cut();
-        assert_eq!(outcome.data()[15], cut.contributions().count() as u64, "round {}", outcome.round());
-        cut.contributions().for_each(|entry| received[entry.rank as usize] += 1);
-    }
-    assert_eq!(&received[..last], &vec![STEPS; last][..], "contributions that came from each rank");
+    let ranks = contribute(&mut sum);
+    let made_by = |rank: usize| ranks.iter().filter(|&&other| other == rank).count();
+    assert_eq!((0..last).map(made_by).collect::<Vec<_>>(), vec![STEPS; last], "contributions that came from each rank");
     sum.finish(patience).unwrap();
+    assert_eq!(newest, (STEPS * last) as u64 + 1, "rounds");
 }
 
-/// Stops the last rank of a job that plays [`leave_or_be_stopped`] while all others leave and end. It then receives
-/// all that they made, and ends well.
+/// Stops the last rank of a job that plays [`leave_or_be_stopped`]. Of the others all but one leave and end, and that
+/// one makes a round, of which the stopped rank has read nothing when it goes on. When that one has left, too, the last
+/// rank receives all that they made, and ends well.
 pub fn stop_while_others_leave(start: impl FnOnce(&str) -> Job) {
     let marks = Marks::make();
     let mut job = start(&format!("stopped {}", marks.folder()));
     let last = job.ranks.len() - 1;
-    (0..last).for_each(|rank| job.wait_for_mark(rank, (&marks, &format!("finished-{rank}"))));
+    (0..=last).for_each(|rank| job.wait_for_mark(rank, (&marks, &format!("ready-{rank}"))));
     job.stop(last);
     marks.set("stopped");
-    (0..last).for_each(|rank| job.wait_for_end(rank));
-    marks.set("alone");
+    job.wait_for_mark(last - 1, (&marks, "made"));
+    (0..last - 1).for_each(|rank| job.wait_for_end(rank));
     job.signal(last, rustix::process::Signal::CONT);
+    job.wait_for_end(last - 1);
+    marks.set("alone");
     let ends = job.finish(Duration::from_secs(60));
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
