@@ -27,6 +27,23 @@ fn rank() {
 }
 
 #[test]
+fn the_last_ranks_that_an_error_names_are_to_blame() {
+    for (error, blamed) in [
+        ("rank 1: wait: not done within 4s; waiting for rank 2. Call again to go on waiting", &[2usize][..]),
+        (
+            "rank 0: wait: rank 1 aborted the job: it dropped a collective without finish, after rank 1: wait: not done \
+             within 4s; waiting for ranks 0, 2, 3. Call again to go on waiting",
+            &[0, 2, 3],
+        ),
+        ("rank 1: wait: rank 2 died (its process ended without finish); its ranks cannot go on", &[2]),
+        ("rank 3: joining the world: rank 0 did not come within 10s; were all 5 started?", &[0]),
+        ("a rank, no ranks at all", &[]),
+    ] {
+        assert_eq!(common::troubles::blamed(&format!("STARTED\nTEXT {error}\n")), blamed, "{error}");
+    }
+}
+
+#[test]
 fn some_dozens() {
     common::troubles::play(0..30);
 }

@@ -7,14 +7,14 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::marks::Marks;
-use super::{Job, Way, left_behind, role, said, shared_memory_files, until};
+use super::{Job, Way, left_behind, role, said, shared_memory_files, until, wait_at_most};
 
 /// Within which everybody must notice.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a rank plays, as its role says: `FIRE MOVER PATIENCE [FOLDER [LENGTH DEADLINE]]`, in milliseconds, elements and
 /// seconds. Under the mover `provider` a provider carries programs out. In the folder the rank marks that it has
-/// started, and finds the mark that it is enough.
+/// started, or has waited in vain, and finds the mark that it is enough.
 struct Part {
     fire: Fire,
     how: (Mover, Executor),
@@ -41,10 +41,18 @@ impl Part {
             deadline: seconds.map_or(DEADLINE, |seconds| Duration::from_secs(seconds.parse().unwrap())),
         }
     }
+
+    fn is_enough(&self) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.has(ENOUGH))
+    }
 }
 
 /// Set by ranks that have started, each by its number.
 const STARTED: &str = "started-";
+
+/// Set by ranks that have waited in vain, each by its number. They stay for a while, so that each of them says for
+/// itself whom it waits for, and is not told by the first to give up.
+const IN_VAIN: &str = "in-vain-";
 
 /// Set for ranks that shall leave.
 pub const ENOUGH: &str = "enough";
@@ -52,6 +60,11 @@ pub const ENOUGH: &str = "enough";
 /// Whether all ranks of a world have said that they have started.
 pub fn have_started(marks: &Marks, ranks: u32) -> bool {
     (0..ranks).all(|rank| marks.has(&format!("{STARTED}{rank}")))
+}
+
+/// Whether a rank has said that it has waited in vain.
+pub fn has_waited_in_vain(marks: &Marks, rank: usize) -> bool {
+    marks.has(&format!("{IN_VAIN}{rank}"))
 }
 
 /// Plays a rank that goes on until something fails or it is enough, and says what failed; checks every sum.
@@ -64,6 +77,7 @@ pub fn rank() {
     match &error {
         Error::PeerDied { peer, .. } => println!("\nDIED {peer}"),
         Error::Timeout { missing, .. } => println!("\nTIMEOUT {missing}"),
+        Error::Aborted { by, .. } => println!("\nABORTED {by}"),
         other => println!("\nOTHER {other}"),
     }
     println!("TEXT {error}");
@@ -80,16 +94,25 @@ fn play(part: &Part) -> Result<(), Error> {
     // Two ranks have nothing but messages, which a provider may still hold without a context when the peer is gone.
     let length = length.unwrap_or(if world.size() == 2 { 1 } else { 3000 });
     let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build()?;
-    let started = Instant::now();
-    let mut newest = 0;
     println!("\nSTARTED");
     marks.iter().for_each(|marks| marks.set(&format!("{STARTED}{}", world.rank())));
-    let is_enough = || marks.as_ref().is_some_and(|marks| marks.has(ENOUGH));
-    while started.elapsed() < Duration::from_secs(60) && !is_enough() {
+    let ended = go_on(&world, &mut sum, part);
+    if let (Err(Error::Timeout { .. }), Some(marks)) = (&ended, marks) {
+        marks.set(&format!("{IN_VAIN}{}", world.rank()));
+        wait_at_most(patience, || part.is_enough());
+    }
+    ended
+}
+
+/// Makes rounds until something fails or it is enough, and leaves.
+fn go_on(world: &World, sum: &mut Allreduce<u64>, part: &Part) -> Result<(), Error> {
+    let started = Instant::now();
+    let mut newest = 0;
+    while started.elapsed() < Duration::from_secs(60) && !part.is_enough() {
         let mine = u64::from(world.rank() + 1) * 1000 + newest + 1;
         sum.contribution()?.fill(mine);
         sum.arrive()?;
-        for outcome in sum.wait(patience)? {
+        for outcome in sum.wait(part.patience)? {
             newest = outcome.round();
             let expected: u64 =
                 outcome.cut().contributions().map(|entry| u64::from(entry.rank + 1) * 1000 + newest - entry.age).sum();
@@ -98,7 +121,7 @@ fn play(part: &Part) -> Result<(), Error> {
             }
         }
     }
-    sum.finish(patience)
+    sum.finish(part.patience)
 }
 
 /// So many times: a rank is killed at a random moment of `window`, from joining to full flight; every other time

@@ -112,13 +112,23 @@ pub fn unique() -> String {
     format!("test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish())
 }
 
-/// Waits until something holds; what takes longer than any rank waits never will.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !holds() {
-        assert!(since.elapsed() < Duration::from_secs(100), "it never came to this: {what}");
+/// Waits until something holds, for so long at most; whether it does.
+pub fn wait_at_most(time: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + time;
+    loop {
+        if holds() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until something holds; what takes longer than any rank waits never will.
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    assert!(wait_at_most(Duration::from_secs(100), holds), "it never came to this: {what}");
 }
 
 /// Starts this executable's ignored test `test` as a rank of so many, by a command that has the rest.

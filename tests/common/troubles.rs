@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rustix::process::Signal;
 
-use super::faults::{ENOUGH, have_started};
+use super::faults::{ENOUGH, has_waited_in_vain, have_started};
 use super::marks::Marks;
-use super::{Job, PROVIDERS, Way, left_behind, providers, said, shared_memory_files};
+use super::{Job, PROVIDERS, Way, left_behind, providers, said, shared_memory_files, wait_at_most};
 
 /// By when everything that a rank waits for is over: joining, making a collective, its patience, and what it lingers.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -153,7 +153,7 @@ impl Case {
         let mut job = Job::start(way, ranks, "rank", &role);
         let pids = job.pids();
         if self.after_start {
-            wait_until(|| have_started(&marks, ranks));
+            wait_at_most(LIMIT, || have_started(&marks, ranks));
         }
         std::thread::sleep(self.moment);
         let after_start = have_started(&marks, ranks);
@@ -166,9 +166,13 @@ impl Case {
             }
             Trouble::Freeze => {
                 job.signal(victim, Signal::STOP);
-                let others = job.ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim);
-                let mut others: Vec<_> = others.map(|(_, process)| process).collect();
-                wait_until(|| others.iter_mut().all(|process| process.try_wait().unwrap().is_some()));
+                let mut others: Vec<_> = job.ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim).collect();
+                let has_ended = |process: &mut Child| process.try_wait().unwrap().is_some();
+                wait_at_most(LIMIT, || {
+                    others.iter_mut().all(|(rank, process)| has_waited_in_vain(&marks, *rank) || has_ended(process))
+                });
+                marks.set(ENOUGH);
+                wait_at_most(LIMIT, || others.iter_mut().all(|(_, process)| has_ended(process)));
                 job.signal(victim, Signal::CONT);
             }
             Trouble::Kill => job.signal(victim, Signal::KILL),
@@ -185,6 +189,7 @@ impl Case {
 
     /// Whether all ended as they should.
     fn judge(&self, ends: &[(ExitStatus, String)]) -> Result<(), String> {
+        let blamed: Vec<Vec<usize>> = ends.iter().map(|(_, text)| blamed(text)).collect();
         for (rank, (status, text)) in ends.iter().enumerate() {
             let bad = |what: &str| Err(format!("rank {rank} {what} ({status}): {text}"));
             if !said(text, "WRONG").is_empty() || text.contains("panicked") {
@@ -204,9 +209,14 @@ impl Case {
             let named = match self.trouble {
                 Trouble::Stop if said(text, "ENDED") == ["well"] => true,
                 Trouble::Stop => return bad("failed"),
-                Trouble::Freeze => rank == self.victim || names(text, self.victim),
+                Trouble::Freeze if rank == self.victim => true,
+                Trouble::Freeze => match said(text, "ABORTED").first() {
+                    None => self.blames_rightly(rank, &blamed),
+                    // It hears whom the other one blames, who is judged for that.
+                    Some(by) => *by != self.victim.to_string() && blamed[rank] == blamed[by.parse::<usize>().unwrap()],
+                },
                 // Before the world stands there is nobody to watch: the meeting says who did not come.
-                Trouble::Kill | Trouble::Term if said(text, "STARTED").is_empty() => names(text, self.victim),
+                Trouble::Kill | Trouble::Term if said(text, "STARTED").is_empty() => blamed[rank] == [self.victim],
                 Trouble::Kill | Trouble::Term => said(text, "DIED") == [self.victim.to_string()],
             };
             if !named {
@@ -214,6 +224,26 @@ impl Case {
             }
         }
         Ok(())
+    }
+
+    /// Whether a rank that has waited in vain, while one was stopped, blames that one; `blamed` says whom each blames.
+    ///
+    /// It blames no other one, but for two cases in which it cannot know better. It names all others when one of them
+    /// has something of a round in hand and has not written down who it is: the closing of a cut, a segment, a
+    /// deposit that it has not told of, a contribution that is read. And it names those that are behind because the
+    /// stopped one holds them up. They say so themselves, and do not wait for the rank that is ahead.
+    fn blames_rightly(&self, rank: usize, blamed: &[Vec<usize>]) -> bool {
+        let names_all = |rank: usize| self.may_be_in_hand() && blamed[rank].len() + 1 == self.ranks as usize;
+        let names_it = |rank: usize| blamed[rank].contains(&self.victim);
+        let is_behind = |other: usize| names_it(other) && (names_all(other) || !blamed[other].contains(&rank));
+        let others_are_behind = || blamed[rank].iter().all(|&other| other == self.victim || is_behind(other));
+        names_it(rank) && (names_all(rank) || others_are_behind())
+    }
+
+    /// Whether a rank may have something of a round in hand that others wait for. Where all have the little data, each
+    /// rank makes the round for itself.
+    fn may_be_in_hand(&self) -> bool {
+        (self.way, self.fire, self.mover, self.length) != (Way::Shm, "all", "cut", 1)
     }
 }
 
@@ -231,22 +261,15 @@ impl fmt::Display for Case {
     }
 }
 
-/// Waits until something holds, but not for ever: what did not happen shows in how the ranks end.
-fn wait_until(mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + LIMIT;
-    while !holds() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Whether the error that a rank ended with names another one: behind "rank", or in a list behind "ranks".
-fn names(text: &str, rank: usize) -> bool {
-    let (told, rank) = (said(text, "TEXT").concat(), rank.to_string());
-    told.split("rank").skip(1).any(|rest| {
-        let list = rest.trim_start_matches('s');
-        let end = list.find(|c: char| !(c.is_ascii_digit() || c == ',' || c == ' ')).unwrap_or(list.len());
-        list[..end].split(',').any(|number| number.trim() == rank)
-    })
+/// Whom the error blames that a rank ended with: the last ranks that it names. Those before report it, or passed it on.
+pub fn blamed(text: &str) -> Vec<usize> {
+    let told = said(text, "TEXT").concat();
+    let list = |rest: &str| -> Vec<usize> {
+        let rest = rest.trim_start_matches('s');
+        let end = rest.find(|c: char| !(c.is_ascii_digit() || c == ',' || c == ' ')).unwrap_or(rest.len());
+        rest[..end].split(',').filter_map(|number| number.trim().parse().ok()).collect()
+    };
+    told.split("rank").skip(1).map(list).filter(|ranks| !ranks.is_empty()).last().unwrap_or_default()
 }
 
 /// A case, and what came of it.
