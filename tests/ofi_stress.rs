@@ -8,10 +8,12 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::marks::Marks;
 use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
 use earlybird::fabric::ofi::offload::largest_depth;
 use earlybird::fabric::{Access, At, Key, Posted, RawAccess};
 use earlybird::{Config, Error, Executor, Fire, Grace, Mover, World};
+use rustix::process::Signal;
 
 #[test]
 #[ignore = "played by the processes that the other tests start"]
@@ -22,6 +24,7 @@ fn rank() {
         Some("busy") => compute_while_others_wait(),
         Some("patient") => wait_for_long(),
         Some("reader") => read_from_who_leaves(),
+        Some(role) if role.starts_with("held-up ") => be_held_up(),
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
         Some(role) if role.split(' ').count() == 4 => common::faults::rank(),
         _ => common::stress::play(),
@@ -150,6 +153,36 @@ fn compute_while_others_wait() {
     }
 }
 
+/// The rank that acknowledges nothing. Its memory has the word of no round before the fourth.
+const STOPPED: usize = 2;
+
+/// Rank 0 makes rounds by itself until it has to wait for the rank that is stopped. Rank 1 contributes nothing, and
+/// answers.
+fn be_held_up() {
+    let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let mut sum = world.allreduce::<u64>(&[1]).fire(Fire::SOLO).build().unwrap();
+    marks.set(&format!("ready-{}", world.rank()));
+    if world.rank() == 0 {
+        marks.wait("stopped");
+        sum.contribution().unwrap().fill(1);
+        sum.arrive().unwrap();
+        assert_eq!(sum.wait(patience).unwrap().newest().round(), 1);
+        // The next round is made, too. But the buffer of the first one is to be written again after this wait, and
+        // what was sent from it is not acknowledged.
+        sum.contribution().unwrap().fill(1);
+        sum.arrive().unwrap();
+        let error = sum.wait(Duration::from_secs(5)).map(drop).unwrap_err();
+        let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+        assert_eq!(missing.0, [STOPPED as u32], "{error}");
+        marks.set("named");
+        sum.wait(patience).unwrap();
+    } else {
+        marks.wait("named");
+    }
+    sum.finish(patience).unwrap();
+}
+
 /// Collectives that the provider of the world cannot carry out.
 fn fall_back() {
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -238,6 +271,22 @@ fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
         return;
     }
     common::faults::stop_while_others_leave(|role| Job::start(Way::Ofi(PROVIDERS[0]), 3, "rank", role));
+}
+
+#[test]
+fn a_rank_that_acknowledges_nothing_is_named_and_no_other() {
+    if libfabric().is_none() {
+        return;
+    }
+    let marks = Marks::make();
+    let mut job = Job::start(Way::Ofi(PROVIDERS[0]), 3, "rank", &format!("held-up {}", marks.folder()));
+    (0..3).for_each(|rank| job.wait_for_mark(rank, (&marks, &format!("ready-{rank}"))));
+    job.stop(STOPPED);
+    marks.set("stopped");
+    job.wait_for_mark(0, (&marks, "named"));
+    job.signal(STOPPED, Signal::CONT);
+    let ends = job.finish(Duration::from_secs(60));
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
 /// Sums are exact, floats the same bits everywhere, in rounds that fire for each reason. `part`: of the
