@@ -23,7 +23,6 @@ use crate::world::{Deadline, World};
 /// others would wait for this rank for ever.
 #[derive(Debug)]
 pub struct Allreduce<T> {
-    world: World,
     seat: Seat,
     plan: Plan,
     executor: Executor,
@@ -56,6 +55,8 @@ pub struct Allreduce<T> {
     finished: bool,
     /// The last deadline that passed, to be told to the others if this rank gives up.
     last_timeout: Option<String>,
+    /// Dropped behind the seat: a rank may leave with its last handle of the world, and closes its endpoint before.
+    world: World,
     element: std::marker::PhantomData<T>,
 }
 

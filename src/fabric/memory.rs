@@ -14,6 +14,13 @@ pub(crate) fn check_memory(rank: u32, operation: &'static str, need: u64) -> Res
     }
 }
 
+/// Bytes of files that a group of processes has read, and that the kernel drops when memory is needed.
+fn reclaimable(group: &str) -> u64 {
+    let stat = std::fs::read_to_string(format!("{group}/memory.stat")).unwrap_or_default();
+    let line = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+    line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Bytes that registered memory may still take, and what says so.
 fn available_memory() -> (u64, String) {
     let read = |path: &str| std::fs::read_to_string(path).ok();
@@ -33,7 +40,7 @@ fn available_memory() -> (u64, String) {
         let base = format!("/sys/fs/cgroup{}", path.trim_end_matches('/'));
         let free = number(&format!("{base}/memory.max"))
             .zip(number(&format!("{base}/memory.current")))
-            .map(|(max, current)| max.saturating_sub(current));
+            .map(|(max, current)| max.saturating_sub(current).saturating_add(reclaimable(&base)));
         consider(free, "the memory limit of the container (cgroup memory.max)");
     }
     consider(

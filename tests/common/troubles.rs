@@ -230,10 +230,13 @@ impl Case {
     ///
     /// It blames no other one, but for two cases in which it cannot know better. It names all others when one of them
     /// has something of a round in hand and has not written down who it is: the closing of a cut, a segment, a
-    /// deposit that it has not told of, a contribution that is read. And it names those that are behind because the
+    /// deposit that it has not told of. And it names those that are behind because the
     /// stopped one holds them up. They say so themselves, and do not wait for the rank that is ahead.
     fn blames_rightly(&self, rank: usize, blamed: &[Vec<usize>]) -> bool {
-        let names_all = |rank: usize| self.may_be_in_hand() && blamed[rank].len() + 1 == self.ranks as usize;
+        let names_all = |rank: usize| {
+            let others = !blamed[rank].contains(&rank) && blamed[rank].len() + 1 == self.ranks as usize;
+            self.may_be_in_hand() && others
+        };
         let names_it = |rank: usize| blamed[rank].contains(&self.victim);
         let is_behind = |other: usize| names_it(other) && (names_all(other) || !blamed[other].contains(&rank));
         let others_are_behind = || blamed[rank].iter().all(|&other| other == self.victim || is_behind(other));

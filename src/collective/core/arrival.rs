@@ -29,6 +29,8 @@ pub(super) struct Arrival {
     /// When its round closes, whoever is missing.
     close_by: Time,
     waited_for_room: bool,
+    /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
+    asked: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,8 +59,8 @@ pub(super) enum Stage {
     Closing { index: u32 },
     /// Initiator: the cut is closed; waits for the tags of its members.
     Gathering,
-    /// Initiator: readies the words of the next round on a host.
-    Clearing { host: u32 },
+    /// Initiator: readies the words of the next round.
+    Clearing,
     /// Initiator: the outcome of small data is on its way.
     Landing,
     /// Initiator: the record is on its way.
@@ -82,6 +84,7 @@ impl Arrival {
             stage: Stage::Blocked,
             close_by: Time::MAX,
             waited_for_room: false,
+            asked: None,
         }
     }
 
@@ -91,6 +94,11 @@ impl Arrival {
 
     pub(super) fn is_tagged(&self, round: u64) -> bool {
         self.stage == Stage::Tagged && self.target == round
+    }
+
+    /// The host whose answer the arrival waits for.
+    pub(super) fn asked(&self) -> Option<u32> {
+        self.asked
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -112,6 +120,19 @@ impl Machine {
             arrival.stage = stage;
         }
         self.transitions += 1;
+    }
+
+    /// An operation of the arrival on a host, which takes it further when it is answered.
+    pub(super) fn ask_host(&mut self, host: u32, op: Op) {
+        if let Some(arrival) = &mut self.arrival {
+            arrival.asked = Some(host);
+        }
+        self.push(op);
+    }
+
+    /// An atomic of the arrival.
+    pub(super) fn ask_atomic(&mut self, host: u32, cell: usize, atomic: Atomic, token: Token) {
+        self.ask_host(host, Op::Atomic { host, cell, atomic, token });
     }
 
     pub(super) fn step_arrival(&mut self, now: Time, effort: Effort, cells: &impl Cells) {
@@ -143,7 +164,7 @@ impl Machine {
                     Condition::Rank(rank) => self.plan.word(target, rank / word::RANKS_PER_WORD),
                     Condition::Count(_) | Condition::Full => self.plan.ticket(target),
                 };
-                self.atomic(self.home_host(target), cell, Atomic::FetchAdd(0), Token::Probe);
+                self.ask_atomic(self.home_host(target), cell, Atomic::FetchAdd(0), Token::Probe);
                 self.enter(Stage::Probing { pause });
             }
             Stage::Gathering => self.gather(cells),
@@ -258,7 +279,7 @@ impl Machine {
             self.is_late();
         } else {
             let cell = self.plan.word(target, self.plan.me / word::RANKS_PER_WORD);
-            self.atomic(self.home_host(target), cell, Atomic::FetchAdd(self.own_bits()), Token::Arrive);
+            self.ask_atomic(self.home_host(target), cell, Atomic::FetchAdd(self.own_bits()), Token::Arrive);
             self.enter(Stage::Adding);
         }
     }
@@ -325,10 +346,11 @@ impl Machine {
     }
 
     pub(super) fn complete_arrival(&mut self, token: Token, value: u64, now: Time) {
-        let Some(arrival) = &self.arrival else {
+        let Some(arrival) = &mut self.arrival else {
             debug_assert!(false, "{token:?} completed without an arrival");
             return;
         };
+        arrival.asked = None;
         let (target, part) = (arrival.target, arrival.part);
         match (token, arrival.stage.clone()) {
             (Token::Arrive, Stage::Adding) => {
@@ -342,7 +364,7 @@ impl Machine {
             (Token::Ticket, Stage::Ticketing) => self.ticketed(target, value, now),
             (Token::Probe, Stage::Probing { pause }) => self.probed(target, value, now, pause),
             (Token::Close, Stage::Closing { index }) => self.close_answered(index, value),
-            (Token::Clear, Stage::Clearing { .. }) => self.cleared(),
+            (Token::Clear, Stage::Clearing) => self.cleared(),
             (Token::Land, Stage::Landing) => self.publish(),
             (Token::Place, Stage::Placing { round }) => {
                 if self.is_in(round, value, Part::Carried) {
@@ -366,7 +388,7 @@ impl Machine {
         if self.fired >= target {
             self.enter(Stage::Published);
         } else if !self.one_word() {
-            self.atomic(self.home_host(target), self.plan.ticket(target), Atomic::FetchAdd(1), Token::Ticket);
+            self.ask_atomic(self.home_host(target), self.plan.ticket(target), Atomic::FetchAdd(1), Token::Ticket);
             self.enter(Stage::Ticketing);
         } else {
             let closing = self.closing();
@@ -437,7 +459,7 @@ impl Machine {
         let target = arrival.target;
         let expect = self.words[index as usize];
         let atomic = Atomic::CompareSwap { expect, new: expect | word::CLOSED };
-        self.atomic(self.home_host(target), self.plan.word(target, index), atomic, Token::Close);
+        self.ask_atomic(self.home_host(target), self.plan.word(target, index), atomic, Token::Close);
         self.enter(Stage::Closing { index });
     }
 

@@ -28,11 +28,11 @@ impl Machine {
             // have released the round that used them last: this rank checked when it arrived.
             let home = self.plan.home(round + 1, &self.next_active);
             let host = self.plan.host_of(home);
-            self.enter(Stage::Clearing { host });
+            self.enter(Stage::Clearing);
             if self.plan.fault(Fault::SkipRearm) || self.plan.fault(Fault::LateRearm) {
                 self.cleared();
             } else {
-                self.push(Op::Clear { host, round: round + 1, token: Token::Clear });
+                self.ask_host(host, Op::Clear { host, round: round + 1, token: Token::Clear });
             }
             if self.plan.fault(Fault::LateRearm) {
                 let token = self.count(Counted::Push, host);

@@ -1,5 +1,5 @@
-//! Operations that a rank has begun and that are not known to be over. Until then what they carry may still be read
-//! where it comes from, and written where it goes to, also by one that has landed before.
+//! How many operations a rank has begun that have not completed. Until one completes, its data may still be read where it
+//! comes from and be written once more where it goes to.
 
 use super::op::Counted;
 
@@ -42,10 +42,14 @@ impl InFlight {
         self.totals == [0; KINDS]
     }
 
-    /// The hosts that owe an answer to something of a kind.
-    pub(super) fn owing(&self, what: Counted) -> impl Iterator<Item = u32> {
-        let owes = move |&(_, row): &(u32, &[u32; KINDS])| row[what.index()] > 0;
-        (0..).zip(&self.towards).filter(owes).map(|(host, _)| host)
+    /// Whether anything of a kind is in flight towards a host.
+    pub(super) fn has_towards(&self, what: Counted, host: u32) -> bool {
+        self.towards[host as usize][what.index()] > 0
+    }
+
+    /// The hosts towards which anything of a kind is in flight.
+    pub(super) fn hosts(&self, what: Counted) -> impl Iterator<Item = u32> {
+        (0..self.towards.len() as u32).filter(move |&host| self.has_towards(what, host))
     }
 }
 
@@ -54,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_host_owes_what_was_sent_to_it() {
+    fn what_is_in_flight_is_counted_by_host() {
         let mut in_flight = InFlight::new(3);
         let tag = Counted::Tag { buffer: 2 };
         for (what, host) in [(tag, 0), (tag, 2), (Counted::Push, 1), (Counted::Push, 1)] {
@@ -63,8 +67,8 @@ mod tests {
         assert!(in_flight.has_tags() && in_flight.has(tag) && !in_flight.has(Counted::Tag { buffer: 0 }));
         in_flight.end(tag, 0);
         in_flight.end(Counted::Push, 1);
-        assert_eq!(in_flight.owing(tag).collect::<Vec<_>>(), [2]);
-        assert_eq!(in_flight.owing(Counted::Push).collect::<Vec<_>>(), [1]);
+        assert_eq!(in_flight.hosts(tag).collect::<Vec<_>>(), [2]);
+        assert_eq!(in_flight.hosts(Counted::Push).collect::<Vec<_>>(), [1]);
         in_flight.end(tag, 2);
         in_flight.end(Counted::Push, 1);
         assert!(in_flight.is_empty() && !in_flight.has_tags());

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::arrival::Stage;
+use super::arrival::{Arrival, Stage};
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::Counted;
 use super::plan::{BUFFERS, Path};
@@ -27,13 +27,12 @@ impl Machine {
             let least = if self.plan.by_tags() { FOREVER } else { arrival.target.saturating_sub(self.plan.depth) };
             let awaited = |rank: &u32| !self.plan.by_tags() || self.leavers.contains(*rank);
             (0..self.plan.ranks)
-                .filter(awaited)
-                .filter(|&rank| released(rank) < least)
+                .filter(|&rank| rank != self.plan.me && awaited(&rank) && released(rank) < least)
                 .for_each(|rank| missing.insert(rank));
         } else if arrival.stage == Stage::Gathering {
             self.untagged(cells).for_each(|rank| missing.insert(rank));
-        } else if matches!(arrival.stage, Stage::Clearing { .. }) {
-            // That it is ready is all that is waited for.
+        } else if arrival.stage == Stage::Clearing {
+            // Only the host is waited for that clears the words.
         } else if arrival.target > self.fired && self.has_fired(cells) {
             missing = self.holders(cells);
         } else if arrival.target > self.fired {
@@ -57,12 +56,9 @@ impl Machine {
             let me = self.plan.me;
             self.silent_homes(self.fired, cells).filter(|&home| home != me).for_each(|home| missing.insert(home));
         }
-        if let Some(host) = self.asked() {
-            missing.insert(self.plan.topology.leader(host));
-        }
+        self.asked().for_each(|host| missing.insert(self.plan.topology.leader(host)));
         if missing.is_empty() {
-            let others = self.owing().filter(|&host| host != self.plan.host());
-            others.for_each(|host| missing.insert(self.plan.topology.leader(host)));
+            self.unanswered().for_each(|host| missing.insert(self.plan.topology.leader(host)));
         }
         if missing.is_empty() {
             self.may_be_working().for_each(|rank| missing.insert(rank));
@@ -70,36 +66,33 @@ impl Machine {
         missing
     }
 
-    /// The host that has not answered this rank: it keeps the next round's words or a round's claims. Usually that takes
-    /// no time; while it does not answer, others may seem to be missing because they wait for it, too.
-    fn asked(&self) -> Option<u32> {
-        let words = |round| (round == self.fired + 1).then(|| self.home_host(round));
-        let arrival = self.arrival.as_ref()?;
-        let asked = match arrival.stage {
-            Stage::Adding | Stage::Ticketing | Stage::Probing { .. } | Stage::Closing { .. } => words(arrival.target),
-            Stage::Placing { round } => words(round),
-            Stage::Clearing { host } => Some(host),
-            _ => None,
-        };
-        asked.or(self.mover.asks()).filter(|&host| host != self.plan.host())
+    /// The hosts whose answers this rank waits for: of the next round's words, and of a round's claims. Usually an answer
+    /// takes no time; while there is none, others may seem to be missing because they wait for the same host.
+    fn asked(&self) -> impl Iterator<Item = u32> {
+        let by_arrival = self.arrival.as_ref().and_then(Arrival::asked);
+        by_arrival.into_iter().chain(self.mover.asked()).filter(|&host| host != self.plan.host())
     }
 
-    /// Hosts that owe an answer without which this rank does not go on, although every rank is here.
-    fn owing(&self) -> impl Iterator<Item = u32> {
+    /// The hosts that have not completed an operation without which this rank does not go on, although every rank is here.
+    fn unanswered(&self) -> impl Iterator<Item = u32> {
         let awaited = |what: &Counted| {
             let Some(arrival) = &self.arrival else { return false };
             match (*what, &arrival.stage) {
+                _ if self.left => true,
                 (Counted::Read, _) => true,
+                (Counted::Outcome, Stage::Tagged | Stage::Over { .. }) => true,
                 (Counted::Tag { buffer }, Stage::Over { needs }) => {
                     self.landed >= *needs && self.writes_soon(arrival, buffer)
                 }
                 (Counted::Tag { buffer }, Stage::Blocked) => buffer == arrival.buffer && !self.plan.by_tags(),
                 (Counted::Tag { buffer }, Stage::Late { tried }) => buffer == arrival.buffer && self.fired >= *tried,
-                (Counted::Push | Counted::Outcome, Stage::Blocked) => self.plan.by_tags(),
+                (Counted::Push, Stage::Blocked) => self.plan.by_tags() || self.release_later > 0,
+                (Counted::Outcome, Stage::Blocked) => self.plan.by_tags(),
                 _ => false,
             }
         };
-        Counted::ALL.into_iter().filter(awaited).flat_map(|what| self.in_flight.owing(what))
+        let hosts = Counted::ALL.into_iter().filter(awaited).flat_map(|what| self.in_flight.hosts(what));
+        hosts.filter(|&host| host != self.plan.host())
     }
 
     /// All are here, so somebody is closing the round or moves a piece of it. An arrival that fulfils
@@ -153,9 +146,10 @@ impl Machine {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Effort, Op, Plan, Token};
+    use super::super::{Effort, Op, Plan};
     use super::*;
     use crate::collective::rule::Fire;
+    use crate::fabric::Atomic;
 
     struct Memory(Vec<u64>);
 
@@ -180,13 +174,33 @@ mod tests {
             self.run_with(machine, |_| false);
         }
 
-        /// The same where signals complete on hosts that answer.
+        /// The same where operations complete on the own host, and on others that answer. Their cells lie in one memory.
         fn run_with(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool) {
+            let me = machine.plan().me;
+            let answers = |host| host == me || answers(host);
             while machine.poll(0, Effort::Work, self) {
                 while let Some(op) = machine.next_op() {
                     match op {
                         Op::Store { cell, value } => self.0[cell] = value,
-                        Op::Signal { host, token, .. } if answers(host) => machine.complete(token, 0, 0),
+                        Op::Signal { host, token, .. } | Op::Clear { host, token, .. } if answers(host) => {
+                            machine.complete(token, 0, 0);
+                        }
+                        Op::Atomic { host, cell, atomic, token } if answers(host) => {
+                            let before = self.0[cell];
+                            self.0[cell] = match atomic {
+                                Atomic::FetchAdd(value) => before + value,
+                                Atomic::CompareSwap { expect, new } if expect == before => new,
+                                Atomic::CompareSwap { .. } => before,
+                            };
+                            machine.complete(token, before, 0);
+                        }
+                        Op::Publish { host, round, token } if answers(host) => {
+                            let record = machine.plan().record(round);
+                            let cells: Vec<u64> = machine.cut(round).encode().collect();
+                            self.0[record + 1..][..cells.len()].copy_from_slice(&cells);
+                            self.0[record] = round;
+                            machine.complete(token, 0, 0);
+                        }
                         _ => {}
                     }
                 }
@@ -237,10 +251,40 @@ mod tests {
         }
     }
 
+    /// It fires rounds by itself; what it sent to one of the others has not landed there.
+    #[test]
+    fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
+        let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
+        let (all, me) = (RankSet::full(3), 0);
+        // Neither the first rounds' words nor any other rank's: the silent one has nothing but what it is sent.
+        let silent = (1..3).find(|&rank| (1..=3).all(|round| of(me).home(round, &all) != rank));
+        for leaves in [false, true] {
+            let silent = silent.expect("choose other rounds");
+            let mut machine = Machine::new(of(me));
+            let mut memory = Memory::of(machine.plan());
+            let answers = |host| host != silent;
+            if leaves {
+                machine.leave();
+                memory.run_with(&mut machine, answers);
+                assert!(!machine.is_finished());
+            } else {
+                machine.arrive(0, 1);
+                memory.run_with(&mut machine, answers);
+                assert_eq!(machine.take(true), 1..=1);
+                // Not yet, since the record of the round may still be read.
+                machine.release(1);
+                memory.0[machine.plan().released(3 - silent)] = 1;
+                machine.arrive(0, 1);
+                memory.run_with(&mut machine, answers);
+            }
+            assert_eq!(missing(&machine, &memory), [silent], "leaves: {leaves}");
+        }
+    }
+
     /// A partial round has fired with this rank as its initiator, and the words of the next round lie on a host that does
     /// not clear them; or a member's tag is not here.
     #[test]
-    fn who_keeps_an_initiator_from_handing_out_the_round_is_missing() {
+    fn a_rank_that_holds_up_an_initiator_is_missing() {
         let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
         let all = RankSet::full(4);
         let me = of(0).home(1, &all);
@@ -248,10 +292,8 @@ mod tests {
         let mut machine = Machine::new(of(me));
         let mut memory = Memory::of(machine.plan());
         let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
+        memory.0[machine.plan().word(1, 0)] = others[..2].iter().map(|&rank| word::arrived_bit(rank)).sum();
         machine.arrive(0, 1);
-        memory.run(&mut machine);
-        let before = others[..2].iter().map(|&rank| word::arrived_bit(rank)).sum();
-        machine.complete(Token::Arrive, before, 0);
         memory.run(&mut machine);
         assert_eq!(missing(&machine, &memory), others[..2]);
         memory.show(machine.plan().tag(others[0], 0), 1);

@@ -69,7 +69,7 @@ impl Machine {
         } else {
             let bit = word::carried_bit(self.plan.me % word::RANKS_PER_WORD);
             let cell = self.plan.word(open, self.plan.me / word::RANKS_PER_WORD);
-            self.atomic(self.home_host(open), cell, Atomic::FetchAdd(bit), Token::Place);
+            self.ask_atomic(self.home_host(open), cell, Atomic::FetchAdd(bit), Token::Place);
             self.enter(Stage::Placing { round: open });
         }
     }

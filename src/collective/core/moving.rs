@@ -40,7 +40,7 @@ enum Stage {
 
 impl Mover {
     /// The host that is asked for a segment.
-    pub(super) fn asks(&self) -> Option<u32> {
+    pub(super) fn asked(&self) -> Option<u32> {
         match self.stage {
             Stage::Claiming { host, .. } => Some(host),
             _ => None,

@@ -9,7 +9,7 @@
 use super::Time;
 use super::cut::{Cut, Entry, Part};
 use super::machine::Machine;
-use super::op::{Op, Token};
+use super::op::{Counted, Op, Token};
 use super::plan::{Path, Plan};
 use super::tag::Tag;
 use crate::fabric::Atomic;
@@ -142,7 +142,7 @@ impl Machine {
     pub(super) fn pull_waits_for(&self, rank: u32) -> bool {
         match self.pull.stage {
             Stage::Asking { rank: asked, .. } => rank == asked,
-            Stage::Reading { .. } => self.pull.cut.contributions().any(|entry| entry.rank == rank),
+            Stage::Reading { .. } => self.in_flight.has_towards(Counted::Read, self.plan.host_of(rank)),
             Stage::Idle => self.pull.lacking.map_or_else(|| self.homes.contain(rank), |lacking| rank == lacking),
         }
     }

@@ -330,9 +330,8 @@ impl Fabric for OfiFabric {
 
     fn leave(&self) {
         let now = Instant::now();
-        // Peers may go when all have said that they leave, and what this rank has in flight needs them until it has
-        // landed.
-        self.shared.wait_until(0, &self.bell, now + self.linger, Engine::has_closed_all);
+        // Peers may go when all have said that they leave. They are needed until what this rank has in flight has landed.
+        self.shared.wait_until(0, &self.bell, now + self.linger, Engine::has_settled);
         self.shared.visit().say_goodbye();
         // A rank that was slower may still ask for what lies in this one's memory.
         self.shared.wait_until(0, &self.bell, now + self.linger, Engine::may_go);

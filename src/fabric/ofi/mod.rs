@@ -38,7 +38,7 @@
 //! # Death
 //! The kernel tells of processes on the same machine. Of those elsewhere some sign of life is asked
 //! for, by a few ranks each: a message, a write that landed here, or the answer to a read or a write.
-//! That a marked write has gone out is none. A rank believes in a peer's end only after it has dealt with what had
+//! A marked write that has gone out is no such sign. A rank believes in a peer's end only after it has dealt with what had
 //! come by then: a peer that had left in good order is gone, any other is dead, and the rank that
 //! finds it dead tells everybody. So does every rank of a failed world when it goes: no message of
 //! its own says that it leaves, which might come first.

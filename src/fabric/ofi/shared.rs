@@ -231,7 +231,7 @@ impl Shared {
         let mut engine = self.lock();
         // Who has said something is not silent, also if that was while this process was stopped.
         engine.catch_up();
-        engine.reassure_writers();
+        engine.reassure_senders(|peer| !self.watch.watches(peer));
         let ranks = engine.ranks();
         for step in 1..ranks {
             let peer = (self.rank + step) % ranks;

@@ -228,7 +228,7 @@ fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
         }
         engine.tell();
         assert_eq!(engine.channel(CHANNEL).closed, 0, "closed, and nothing has landed");
-        assert!(!world.ranks[1].shared().lock().has_closed_all());
+        assert!(!world.ranks[1].shared().lock().has_settled());
         assert!(Instant::now() < until, "{} parts never came", PARTS - landed.len());
     }
     landed.into_iter().for_each(|event| engine.deal_with(event));
@@ -237,7 +237,7 @@ fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
         engine.progress();
         assert!(Instant::now() < until, "it never closed");
     }
-    assert!(world.ranks[1].shared().lock().has_closed_all());
+    assert!(world.ranks[1].shared().lock().has_settled());
     drop(engine);
     world.end();
 }
@@ -251,10 +251,10 @@ fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
     let stalled = world.ranks[0].shared().lock();
     assert_eq!(world.ends[1].put(at(near, 0), at(far, 0), len, None, 1).unwrap(), Posted::Pending);
     drop(world.ends.pop());
-    let has_closed_all = || world.ranks[1].shared().lock().has_closed_all();
-    assert!(!has_closed_all());
+    let has_settled = || world.ranks[1].shared().lock().has_settled();
+    assert!(!has_settled());
     world.ranks[1].abort("a test");
-    assert!(has_closed_all());
+    assert!(has_settled());
     drop(stalled);
     world.end();
 }
@@ -328,7 +328,7 @@ fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
         quiet = if writer.was_heard(0) { 0 } else { quiet + 1 };
         assert!(Instant::now() < until, "it hears of a rank that has nothing to say");
     }
-    target.reassure_writers();
+    target.reassure_senders(|_| true);
     while !writer.was_heard(0) {
         target.progress();
         writer.progress();

@@ -182,9 +182,9 @@ impl Wire {
         Some(Notes { key, base })
     }
 
-    /// Bytes that a peer's write can bring to the queue of this rank.
+    /// Bytes that a peer's write may bring to the queue of this rank: none if it is not to be used.
     pub(super) fn cq_data(&self) -> usize {
-        self.cq_data
+        if self.marks { self.cq_data } else { 0 }
     }
 
     /// Every rank can take so many bytes, and one of them no more. Devices may differ: a rank that cannot take marks

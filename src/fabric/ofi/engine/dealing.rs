@@ -98,13 +98,13 @@ impl Engine {
         self.owed_since = if self.debtors.is_empty() { None } else { Some(Instant::now()) };
     }
 
-    /// Gives peers a sign of life whose marked writes land here. What they ask waits behind these, and is long in coming
-    /// over a slow line.
-    pub(in crate::fabric::ofi) fn reassure_writers(&mut self) {
-        for index in 0..self.landings.len() {
-            let from = self.landings[index].from;
-            self.tell_soon(from);
-        }
+    /// Gives a sign of life to peers elsewhere that send much data to this rank: they write it, or this rank reads it. Over
+    /// a slow line their pings arrive behind that data, and may be too late.
+    pub(in crate::fabric::ofi) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
+        let writers = self.landings.iter().map(|landing| landing.from);
+        let read = self.transfers.iter().filter(|transfer| transfer.parts > 0).map(|transfer| transfer.peer);
+        let senders: Vec<u32> = writers.chain(read).filter(|&peer| is_elsewhere(peer)).collect();
+        senders.into_iter().for_each(|peer| self.tell_soon(peer));
     }
 
     /// Whether there is somebody to tell.

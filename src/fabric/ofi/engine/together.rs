@@ -116,7 +116,8 @@ impl Engine {
             Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };
         let len = text.floor_char_boundary(MOST_DATA);
-        for peer in self.others() {
+        let is_dead = |peer: &u32| matches!(content, Content::Died { rank, .. } if rank == *peer);
+        for peer in self.others().filter(|peer| !is_dead(peer)) {
             let data = Data::Bytes(text.as_bytes()[..len].into());
             self.post(peer, Outgoing { channel: 0, content, data, token: None });
         }
@@ -178,9 +179,9 @@ impl Engine {
             || self.peers.iter().any(is_unheard)
     }
 
-    /// Whether the others know of all channels that this rank has closed, or the world has failed.
-    pub(in crate::fabric::ofi) fn has_closed_all(&self) -> bool {
-        self.failure.is_some() || self.closing.is_empty()
+    /// Whether nothing that this rank began in any channel may still arrive at a peer, or the world has failed.
+    pub(in crate::fabric::ofi) fn has_settled(&self) -> bool {
+        self.failure.is_some() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
     }
 
     /// Memory may be used by others until all have closed the channel.
@@ -212,9 +213,9 @@ impl Engine {
         }
     }
 
-    /// Tells those who are left that this rank goes now. In a world that has failed, by why that is: messages may
-    /// overtake each other or not get through, and a peer that has not heard of the failure must not take this rank for
-    /// one that has left in good order, nor for one that has died.
+    /// Tells the ranks that are left that this one goes now. In a world that has failed it repeats the reason: messages may
+    /// overtake each other or be lost, and a peer that has not heard of the failure must neither believe that this rank
+    /// has left in good order nor that it has died.
     pub(in crate::fabric::ofi) fn go(&mut self) {
         self.gone = true;
         if self.failure.is_some() {
