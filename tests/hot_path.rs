@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use earlybird::{Config, Executor, Fire, Mover, World};
+use parking_lot::{Condvar, Mutex};
 
 struct Counting;
 
@@ -52,6 +53,18 @@ fn rounds_allocate_nothing() {
             }
         }
     }
+}
+
+/// What the caller and the thread of a collective share has a lock, and the one may sleep until the other gives it back.
+#[test]
+fn sleeping_on_a_lock_allocates_nothing() {
+    let world = World::in_this_process(1, &Config::default()).unwrap().remove(0);
+    let mut sum = world.allreduce::<f32>(&[1]).executor(Executor::Thread).build().unwrap();
+    let before = ALLOCATIONS.with(Cell::get);
+    let lock = Mutex::new(());
+    assert!(Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO).timed_out());
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+    sum.finish(DEADLINE).unwrap();
 }
 
 fn play(world: &World, (mover, executor): (Mover, Executor), fire: Fire, length: usize) {

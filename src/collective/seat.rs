@@ -4,10 +4,12 @@
 use std::cell::{RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Machine;
 use super::driver::Driver;
@@ -105,6 +107,7 @@ impl Helper {
     /// # Errors
     /// When there can be no thread.
     pub(super) fn start(driver: Driver, mut patience: Patience, rank: u32) -> Result<Self> {
+        prepare_to_sleep();
         let waker = driver.waker();
         let (wanted, work, stop) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
         let common = Arc::new(Common { driver: Mutex::new(driver), wanted, work, stop });
@@ -121,13 +124,19 @@ impl Helper {
         // Sequentially consistent with the thread's announcement of a sleep: either it sees this,
         // or the waker finds it announced.
         wanted.store(true, Ordering::SeqCst);
-        let guard = driver.try_lock().ok().unwrap_or_else(|| {
+        let guard = driver.try_lock().unwrap_or_else(|| {
             self.waker.wake();
-            driver.lock().unwrap_or_else(PoisonError::into_inner)
+            driver.lock()
         });
         wanted.store(false, Ordering::Relaxed);
         guard
     }
+}
+
+/// The first sleep of a thread on a lock allocates: here, and not in the middle of a round.
+fn prepare_to_sleep() {
+    let lock = Mutex::new(());
+    Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
 }
 
 impl Common {
@@ -142,7 +151,7 @@ impl Common {
             if !self.work.swap(false, Ordering::AcqRel) {
                 continue;
             }
-            let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut driver = self.driver.lock();
             let over = |machine: &Machine| !machine.ready().is_empty() || !machine.has_arrival();
             if over(driver.machine()) {
                 // The caller waited meanwhile, and has what it wants or is on its way out: a claim made now would

@@ -1,6 +1,6 @@
 //! Exchanges take turns: one at a time, in the same order on all ranks, and none after one that failed.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use super::Fabric;
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ impl Turns {
         (mine, most): (&[u8], usize),
         exchange: impl FnOnce(u64) -> Result<T>,
     ) -> Result<T> {
-        let mut turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.0.lock();
         let usage = |problem| Error::Usage { rank: fabric.rank(), operation, problem };
         if turn.broken {
             return Err(usage(

@@ -1,9 +1,10 @@
 //! Many schedules at once, and the smallest that fails.
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::case::{Case, Edit};
 use super::{Coverage, Failure, Options, Pairs, run, run_and_tell};
@@ -39,7 +40,7 @@ pub fn fuzz(
                 let mut own = Found::default();
                 let give = |own: &mut Found| {
                     let own = std::mem::take(own);
-                    let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    let mut found = found.lock();
                     found.runs += own.runs;
                     found.coverage.add(&own.coverage);
                     found.pairs.merge(own.pairs);
@@ -70,7 +71,7 @@ pub fn fuzz(
             });
         }
     });
-    let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut found = found.into_inner();
     found.failures.sort_by_key(|failure| (failure.case.seed(), failure.case.order));
     found
 }

@@ -6,10 +6,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use loom::thread;
+use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
 use crate::collective::core::{Effort, Path, Plan, program};
@@ -73,7 +74,7 @@ impl World {
                 let ended = ended.clone();
                 spawn(move || {
                     rank(&mut each);
-                    let mut ended = ended.lock().unwrap();
+                    let mut ended = ended.lock();
                     ended.push(each);
                     if ended.len() == self.ranks as usize {
                         after(&ended);

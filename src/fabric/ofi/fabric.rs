@@ -4,11 +4,12 @@
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::{self, Code, Library, Sign, Wanted, sys};
+use parking_lot::Mutex;
 
 use super::card::{self, Card};
 use super::endpoint::OfiEndpoint;
@@ -236,10 +237,10 @@ impl OfiFabric {
         let join = &|rank: u32| {
             let mut told = false;
             let joined = Self::join(library, settings, (rank, ranks), deadline, |card| {
-                cards.lock().unwrap_or_else(PoisonError::into_inner)[rank as usize] = Some(card.to_vec());
+                cards.lock()[rank as usize] = Some(card.to_vec());
                 told = true;
                 all_told.wait();
-                let cards = cards.lock().unwrap_or_else(PoisonError::into_inner);
+                let cards = cards.lock();
                 Ok(cards.iter().map(|card| card.clone().unwrap_or_default()).collect())
             });
             if !told {
@@ -365,7 +366,7 @@ impl OfiFabric {
     /// Ends the progress thread.
     fn stop(&self) {
         self.shared.stop();
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(thread) = self.thread.lock().take() {
             // A thread that panicked has said so.
             let _ = thread.join();
         }

@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use earlybird_ffi::ofi::Code;
+use parking_lot::Mutex;
 
 use super::registration::Failed;
 
@@ -37,15 +38,10 @@ impl Keys {
         Arc::new(Keys { mask, taken: Mutex::default() })
     }
 
-    /// Nothing panics while it is held.
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn draw(self: &Arc<Self>, random: &mut impl FnMut() -> Result<u64, Failed>) -> Result<Drawn, Failed> {
         loop {
             let key = random()? & self.mask;
-            let mut taken = self.lock();
+            let mut taken = self.taken.lock();
             if taken.len() as u64 > self.mask {
                 return Err(Failed::Code(Code::NO_KEY));
             }
@@ -75,7 +71,7 @@ impl Keys {
 
 impl Drop for Drawn {
     fn drop(&mut self) {
-        self.keys.lock().remove(&self.key);
+        self.keys.taken.lock().remove(&self.key);
     }
 }
 
@@ -131,6 +127,6 @@ mod tests {
         let refused = |code: Code| keys.give(random, |_| Err::<(), _>(code)).unwrap_err();
         assert!(matches!(refused(Code::NO_KEY), Failed::Code(Code::NO_KEY)), "not for ever");
         assert!(matches!(refused(Code::NO_MEMORY), Failed::Code(Code::NO_MEMORY)));
-        assert_eq!(keys.lock().len(), 1, "what was not used is free again");
+        assert_eq!(keys.taken.lock().len(), 1, "what was not used is free again");
     }
 }

@@ -7,11 +7,12 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::Watched;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::channel::{hush, ring};
@@ -69,9 +70,8 @@ impl Shared {
         }))
     }
 
-    /// A panic in here fails a test; what it left is as good to read as any.
     pub(super) fn lock(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.engine.lock()
     }
 
     /// The engine, for a caller that makes progress and will come back soon.

@@ -5,12 +5,13 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::ofi::{
     self, Code, Domain, InfoList, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, sys,
 };
+use parking_lot::Mutex;
 
 use super::card::Card;
 use super::engine::MOST_GUESSES;
@@ -59,9 +60,9 @@ impl World {
                     card.notes = card.notes.filter(|_| cq_data as usize >= Mark::BYTES);
                     card.cq_data = cq_data;
                 }
-                cards.lock().unwrap()[rank as usize] = card.encode();
+                cards.lock()[rank as usize] = card.encode();
                 all_told.wait();
-                Ok(cards.lock().unwrap().clone())
+                Ok(cards.lock().clone())
             })
         };
         let ranks = std::thread::scope(|scope| {

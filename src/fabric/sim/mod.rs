@@ -8,10 +8,11 @@
 mod net;
 mod weather;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use net::{Net, Snapshot};
+use parking_lot::{Mutex, MutexGuard};
 pub(crate) use weather::{Kind, Met, Stall, Weather};
 
 use super::{
@@ -31,9 +32,8 @@ pub struct SimFabric {
 pub(crate) struct Shared(Arc<Mutex<Net>>);
 
 impl Shared {
-    /// A panic elsewhere fails the simulation anyway; what it left is as good to read as any.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Net> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
