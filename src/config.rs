@@ -209,8 +209,8 @@ impl Config {
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
                 _ => {
-                    let names = VARIABLES.iter().map(|variable| variable.name);
-                    return Err(Error::Config(unknown("variable", &name, names)));
+                    let names = VARIABLES.map(|variable| variable.name);
+                    return Err(Error::Config(unknown("variable", &name, &names)));
                 }
             }
         }
@@ -230,15 +230,16 @@ impl Config {
     }
 }
 
-/// "unknown X", with the nearest that exists.
-pub(crate) fn unknown<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> String {
+/// "unknown X", with the nearest that exists, or with all where none is near.
+pub(crate) fn unknown(what: &str, given: &str, known: &[&str]) -> String {
     let nearest = known
-        .map(|name| (strsim::damerau_levenshtein(given, name), name))
+        .iter()
+        .map(|&name| (strsim::damerau_levenshtein(given, name), name))
         .min()
         .filter(|(distance, name)| *distance <= name.len().max(3) / 3);
     match nearest {
         Some((_, name)) => format!("unknown {what} {given}; did you mean {name}?"),
-        None => format!("unknown {what} {given}"),
+        None => format!("unknown {what} {given}; use one of {}", known.join(", ")),
     }
 }
 

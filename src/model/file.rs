@@ -1,5 +1,6 @@
 //! Files of measured parameters: a section for each fabric, and below libfabric's one for each provider that
-//! does better with other values of some keys.
+//! does better with other values of some keys. A file holds what differs from the built-in one, a single key if that
+//! is all.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -19,12 +20,41 @@ pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 const SHM: &str = "shm";
 const OFI: &str = "ofi";
 
+/// Where keys can stand.
+const SECTIONS: &str = "[shm], [ofi] or [ofi.PROVIDER]";
+
+/// Providers of libfabric (1.17 to 2.6), and the layers over them. A full name has one or several, such as
+/// `tcp;ofi_rxm`.
+const PROVIDERS: [&str; 21] = [
+    "bgq",
+    "cxi",
+    "efa",
+    "gni",
+    "lnx",
+    "lpp",
+    "net",
+    "ofi_mrail",
+    "ofi_rxd",
+    "ofi_rxm",
+    "opx",
+    "psm2",
+    "psm3",
+    "shm",
+    "sm2",
+    "sockets",
+    "tcp",
+    "ucx",
+    "udp",
+    "usnic",
+    "verbs",
+];
+
 /// What was measured on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HwConfig(BTreeMap<String, Parameters>);
 
 impl HwConfig {
-    /// From a file, or the built-in one, which also has the sections that a file lacks.
+    /// From a file; what it lacks is built in.
     ///
     /// # Errors
     /// [`Error::Config`] naming file, line or section, and key, with the key that was probably meant.
@@ -38,18 +68,13 @@ impl HwConfig {
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
         let (mut sections, given) = (sections(BUILT_IN)?, sections(text)?);
         if given.is_empty() {
-            return Err(format!("there is no section; use [{SHM}], [{OFI}] or [{OFI}.PROVIDER]"));
-        }
-        if given.contains_key(OFI) {
-            // Whoever has measured the fabric knows better.
-            sections.retain(|name, _| name == SHM);
+            return Err(format!("there is no section; use {SECTIONS}"));
         }
         for (name, section) in given {
-            // A fabric's section is whole; what is said of a provider adds to what is built in of it.
-            let known = sections.get(&name).filter(|_| name != SHM && name != OFI);
-            let section = section.over(known);
+            let section = section.over(sections.get(&name));
             sections.insert(name, section);
         }
+        // A provider has the values of its fabric but for its own, given or built in.
         let network = sections.get(OFI).cloned();
         let read = |(name, section): (String, Section<'_>)| {
             let base = network.as_ref().filter(|_| name != SHM);
@@ -102,19 +127,16 @@ fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, St
     let mut found = Vec::new();
     for (name, mut value) in document.into_inner() {
         let name = name.into_inner().into_owned();
+        if is_key(&name) {
+            return Err(format!("{name} stands in no section; write it below {SECTIONS}"));
+        }
         if name != SHM && name != OFI {
-            return Err(unknown("section", &name, [SHM, OFI].into_iter()));
+            return Err(unknown("section", &name, &[SHM, OFI]));
         }
         if name == OFI
             && let DeValue::Table(table) = value.get_mut()
         {
-            let providers = providers(table);
-            // `[ofi.PROVIDER]` by itself leaves a fabric without keys, which nobody has written.
-            let alone = table.is_empty() && !providers.is_empty();
-            found.extend(providers);
-            if alone {
-                continue;
-            }
+            found.extend(providers(table)?);
         }
         found.push((name, value));
     }
@@ -122,11 +144,16 @@ fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, St
 }
 
 /// Takes the sections of providers out of that of their fabric.
-fn providers<'t>(fabric: &mut DeTable<'t>) -> Vec<(String, Spanned<DeValue<'t>>)> {
+fn providers<'t>(fabric: &mut DeTable<'t>) -> std::result::Result<Vec<(String, Spanned<DeValue<'t>>)>, String> {
     let tables = fabric.iter().filter(|(name, value)| value.get_ref().is_table() && !is_key(name.get_ref()));
     let names: Vec<_> = tables.map(|(name, _)| name.clone()).collect();
+    for name in &names {
+        if let Some(part) = name.get_ref().split(';').find(|part| !PROVIDERS.contains(part)) {
+            return Err(format!("[{OFI}.{}]: {}", name.get_ref(), unknown("provider", part, &PROVIDERS)));
+        }
+    }
     let take = |name: Spanned<_>| fabric.remove(&name).map(|value| (format!("{OFI}.{}", name.get_ref()), value));
-    names.into_iter().filter_map(take).collect()
+    Ok(names.into_iter().filter_map(take).collect())
 }
 
 fn section<'t>(text: &'t str, name: &str, value: Spanned<DeValue<'t>>) -> std::result::Result<Section<'t>, String> {
@@ -135,7 +162,7 @@ fn section<'t>(text: &'t str, name: &str, value: Spanned<DeValue<'t>>) -> std::r
         return Err(format!("{name} is the name of a section, [{name}]"));
     };
     match table.keys().find(|key| !is_key(key.get_ref())) {
-        Some(key) => Err(format!("[{name}]: {}", unknown("key", key.get_ref(), KEYS.into_iter()))),
+        Some(key) => Err(format!("[{name}]: {}", unknown("key", key.get_ref(), &KEYS))),
         None => Ok(Section { text, table: Spanned::new(span, table) }),
     }
 }
@@ -173,7 +200,7 @@ mod tests {
         assert!(change("\"32K\"", "\"13\"").contains("multiple of 8"));
         assert!(change("\"32K\"", "32").contains("invalid type"));
         assert!(change("\"8ms\"", "\"61s\"").contains("at most"));
-        assert!(change("pull_after =", "# pull_after =").contains("need a time to wait"));
+        assert!(change("pull_after = \"1ms\"", "pull_after = \"0\"").contains("need a time to wait"));
         assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
         assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
         assert!(change("\"caller\"", "\"provider\"").contains("cannot be provider"));
@@ -181,7 +208,15 @@ mod tests {
         assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
         assert!(change("[ofi.sockets]", "[shm.sockets]").contains("[shm]: unknown key sockets"));
         assert!(change("\"20us\"", "\"20 years\"").starts_with("[ofi.sockets]: TOML parse error at line"));
+        assert!(change("[shm]", "[network]").contains("unknown section network; use one of shm, ofi"));
         assert!(HwConfig::parse("ofi = 3").unwrap_err().contains("name of a section"));
+        assert!(HwConfig::parse("spin = \"1us\"").unwrap_err().contains("spin stands in no section"));
+        let provider = |name: &str| HwConfig::parse(&format!("[ofi.\"{name}\"]\nspin = \"1us\"")).unwrap_err();
+        assert!(provider("sokets").contains("[ofi.sokets]: unknown provider sokets; did you mean sockets?"));
+        assert!(provider("tcp;ofi_rmx").contains("unknown provider ofi_rmx; did you mean ofi_rxm?"));
+        assert!(provider("carrier-pigeon").contains("unknown provider carrier-pigeon; use one of bgq, cxi, "));
+        let both = HwConfig::parse("[ofi]\nsegment = \"512K\"").unwrap_err();
+        assert!(both.contains("piece must be a multiple of segment, and not 0; they are 262144 and 524288"), "{both}");
         assert!(
             HwConfig::parse("[ofi.tcp]\nspni = \"1us\"")
                 .unwrap_err()
@@ -190,6 +225,31 @@ mod tests {
         assert!(HwConfig::parse("[ofi.spin]\na = 1").unwrap_err().contains("[ofi]: TOML"));
         assert!(HwConfig::parse("").unwrap_err().contains("shm"));
         assert!(HwConfig::load(Some(File::new("/no/such/file"))).unwrap_err().to_string().contains("/no/such/file"));
+    }
+
+    #[test]
+    fn a_single_key_changes_nothing_else() {
+        let built_in = HwConfig::load(None).unwrap();
+        let mut section = "";
+        let mut keys = 0;
+        for line in BUILT_IN.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if line.starts_with('[') {
+                section = line;
+                continue;
+            }
+            keys += 1;
+            assert_eq!(HwConfig::parse(&format!("{section}\n{line}")).as_ref(), Ok(&built_in), "{section} {line}");
+        }
+        assert!(keys > 20);
+        for (section, from, to) in [
+            ("[shm]", "eager_total = \"64K\"", "eager_total = \"0\""),
+            ("[ofi]", "gather_total = \"1M\"", "gather_total = \"0\""),
+            ("[ofi.sockets]", "spin = \"20us\"", "spin = \"5us\""),
+        ] {
+            let edited = HwConfig::parse(&BUILT_IN.replacen(from, to, 1)).unwrap();
+            assert_ne!(edited, built_in);
+            assert_eq!(HwConfig::parse(&format!("{section}\n{to}")), Ok(edited), "{section}");
+        }
     }
 
     #[test]
@@ -210,9 +270,9 @@ mod tests {
         assert_eq!(spins(&given, None), (1000, 500));
         let given = HwConfig::parse(&BUILT_IN.replace("\"500us\"", "\"400us\"")).unwrap();
         assert_eq!(spins(&given, Some("sockets")), (20, 400));
-        let whole: String =
-            BUILT_IN.lines().take_while(|line| *line != "[ofi.sockets]").map(|line| format!("{line}\n")).collect();
-        assert_eq!(spins(&HwConfig::parse(&whole).unwrap(), Some("sockets")), (1000, 500));
+        let given = HwConfig::parse("[ofi]\nspin = \"3us\"\nspin_oversubscribed = \"4us\"").unwrap();
+        assert_eq!(spins(&given, Some("tcp;ofi_rxm")), (3, 4));
+        assert_eq!(spins(&given, Some("sockets")), (20, 4), "what is built in of a provider stays");
         assert_eq!(given.of("shm", None).unwrap(), built_in.of("shm", Some("sockets")).unwrap());
     }
 }

@@ -93,7 +93,11 @@ impl Parameters {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
         if self.piece == 0 || !self.piece.is_multiple_of(self.segment) {
-            return Err("piece must be a multiple of segment, and not 0".to_owned());
+            // One of them may be given and the other built in.
+            return Err(format!(
+                "piece must be a multiple of segment, and not 0; they are {} and {} bytes",
+                self.piece, self.segment
+            ));
         }
         if self.pull_after.is_zero() && self.gather_total.max(self.scatter_total) > 0 {
             return Err(
