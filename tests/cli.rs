@@ -127,16 +127,24 @@ fn bench_prints_rows_and_json() {
     assert_eq!(rows.len(), 4);
     for row in rows {
         for key in [
+            "version",
+            "git",
+            "dirty",
             "op",
             "fire",
             "fabric",
             "provider",
+            "hw_config",
             "executor",
             "mover",
+            "path",
+            "depth",
+            "grace",
             "buffers",
             "ranks",
             "bytes",
             "skew",
+            "warmup",
             "iterations",
             "mean_us",
             "p50_us",
@@ -154,10 +162,63 @@ fn bench_prints_rows_and_json() {
             assert!(row.get(key).is_some(), "{key} is missing in {row}");
         }
         assert_eq!(row["wrong"], 0);
+        for (key, value) in [("dtype", "i64"), ("reduction", "sum"), ("absent", "carry"), ("mover", "cut")] {
+            assert_eq!(row[key], value, "{row}");
+        }
+        for (key, value) in [("ranks", 3), ("seed", 1), ("warmup", 10), ("iterations", 40)] {
+            assert_eq!(row[key], value, "{row}");
+        }
+        let asked = serde_json::json!({
+            "fabric": "auto", "provider": null, "device": null, "bind": "none", "mover": "auto", "executor": "auto",
+            "depth": 8, "grace": "auto",
+        });
+        assert_eq!(row["asked"], asked);
+        assert_eq!(row["depth"], if row["fire"] == "all" { 1 } else { 8 }, "{row}");
         let least = if row["fire"] == "all" { 3 } else { 2 };
         assert!(row["fresh_min"].as_u64().unwrap() >= least, "{row}");
         assert!(row["mean_us"].as_f64().unwrap() > 0.0 && row["ideal_us"].as_f64().unwrap() >= 0.0);
     }
+}
+
+/// Each row, of whatever operation, says which binary it is of.
+#[test]
+fn bench_says_which_binary_measured() {
+    let here = env!("CARGO_MANIFEST_DIR");
+    for op in ["allreduce", "write_lat", "write_bw", "fetch_add_lat"] {
+        let output = earlybird(&["bench", "--op", op, "--fabric", "shm", "--iters", "200", "--json"]).output().unwrap();
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&row["op"], &row["version"]), (&op.into(), &env!("CARGO_PKG_VERSION").into()), "{row}");
+        assert_eq!((&row["ranks"], &row["fabric"], &row["asked"]["fabric"]), (&2.into(), &"shm".into(), &"shm".into()));
+        assert!(row["dirty"].is_boolean() || row["dirty"].is_null(), "{row}");
+        if !std::path::Path::new(here).join(".git").exists() {
+            assert!(row["git"].is_null(), "{row}");
+            continue;
+        }
+        let commit = row["git"].as_str().unwrap();
+        assert!(commit.len() >= 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit()), "{row}");
+        // Not the one that is checked out: that may be another one by now.
+        match Command::new("git").args(["-C", here, "cat-file", "-t", commit]).output() {
+            Ok(told) if told.status.success() => assert_eq!(told.stdout, b"commit\n"),
+            _ => println!("SKIPPED: git cannot be asked for {commit}"),
+        }
+    }
+}
+
+/// A provider is asked for where there is none: the row says that, and who carried the rounds out.
+#[test]
+fn bench_says_what_was_asked_for_and_what_was_chosen() {
+    let args = ["bench", "--fire", "solo", "--executor", "provider", "--mover", "tree", "--depth", "3", "--grace", "0"];
+    let output = earlybird(&[&args[..], &["--fabric", "shm", "--iters", "20", "--json"]].concat())
+        .env("EARLYBIRD_LIBFABRIC", "/no/such/libfabric.so")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let asked = &row["asked"];
+    assert_eq!((&asked["executor"], &row["executor"]), (&"provider".into(), &"caller".into()), "{row}");
+    assert_eq!((&asked["mover"], &row["mover"], &row["path"]), (&"tree".into(), &"tree".into(), &"tree".into()));
+    assert_eq!((&asked["depth"], &row["depth"]), (&3.into(), &3.into()), "{row}");
+    assert_eq!((&asked["grace"], &row["grace"]), (&"0".into(), &"0".into()), "{row}");
 }
 
 /// What the cut says of late contributions is what the data has, decayed or not; and a rank that waits for a full round

@@ -381,6 +381,16 @@ impl<T: Element> Allreduce<T> {
         self.executor
     }
 
+    /// What became of the builder's mover, grace and depth.
+    #[cfg(feature = "internals")]
+    #[must_use]
+    pub fn chosen(&self) -> (super::choice::Mover, super::rule::Grace, u64) {
+        use super::choice::Mover;
+        use super::core::Path;
+        let is_program = matches!(self.plan.path, Path::Program | Path::Offloaded);
+        (if is_program { Mover::Tree } else { Mover::Cut }, self.plan.grace, self.plan.depth)
+    }
+
     pub(super) fn cut(&self, round: u64) -> &Cut {
         &self.cuts[self.plan.slot(round)]
     }

@@ -7,30 +7,36 @@ use serde_json::json;
 
 use super::super::table::Table;
 use super::PATIENCE;
+use super::conditions::Conditions;
 
 /// Arms rounds, lets them run, and prints what arming took on rank 0.
-pub(super) fn run(world: &World, bytes: u64, (warmup, iters): (u32, Option<u32>), as_json: bool) -> Result<()> {
+pub(super) fn run(
+    world: &World,
+    bytes: u64,
+    (warmup, iters): (u32, Option<u32>),
+    conditions: Option<&Conditions>,
+) -> Result<()> {
     let rounds = (u64::from(warmup), u64::from(iters.unwrap_or(200)));
     let armed = arming(&**world.raw_fabric(), bytes, rounds, PATIENCE)?;
     if world.rank() == 0 {
-        tell(world, armed, as_json);
+        tell(world, armed, conditions);
     }
     Ok(())
 }
 
-fn tell(world: &World, armed: Arming, as_json: bool) {
+fn tell(world: &World, armed: Arming, conditions: Option<&Conditions>) {
     let Arming { provider, operations, mut seconds } = armed;
     seconds.sort_unstable_by(f64::total_cmp);
     let at = |q: f64| seconds[((seconds.len() - 1) as f64 * q).round() as usize] * 1e6;
     let each = |us: f64| us / operations as f64;
     let transfers = u64::from(hops(world.size()) + world.size() - 1);
     let (p50, p99) = (at(0.5), at(0.99));
-    if as_json {
+    if let Some(conditions) = conditions {
         let row = json!({
-            "op": "arm", "provider": provider, "ranks": world.size(), "operations": operations, "transfers": transfers,
-            "rounds": seconds.len(), "p50_us": p50, "p99_us": p99, "each_us": each(p50),
+            "provider": provider, "operations": operations, "transfers": transfers, "rounds": seconds.len(),
+            "p50_us": p50, "p99_us": p99, "each_us": each(p50),
         });
-        return say!("{row}");
+        return say!("{}", conditions.row(row));
     }
     let mut table = Table::new(&["ranks", "operations", "transfers", "rounds", "p50_us", "p99_us", "each_us"]);
     let counts = [u64::from(world.size()), operations, transfers, seconds.len() as u64].map(|count| count.to_string());

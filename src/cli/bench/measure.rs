@@ -29,8 +29,12 @@ pub(super) struct Case {
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     pub(super) bytes: usize,
-    pub(super) mover: &'static str,
+    /// What became of the choices of the case.
+    pub(super) mover: Mover,
+    pub(super) grace: Grace,
+    pub(super) depth: u64,
     pub(super) executor: Executor,
+    pub(super) path: &'static str,
     /// Mean over ranks of each iteration, sorted, in microseconds.
     pub(super) latencies: Vec<f64>,
     pub(super) ideal_us: f64,
@@ -177,10 +181,14 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     drop(checked);
 
     let mut sum = build::<T>(world, case)?;
+    let (mover, grace, depth) = sum.chosen();
     let mut measured = Measured {
         bytes: case.bytes / size_of::<T>() * size_of::<T>(),
-        mover: sum.path(),
+        mover,
+        grace,
+        depth,
         executor: sum.executor(),
+        path: sum.path(),
         ..Measured::default()
     };
     let mut output = input.clone();

@@ -1,6 +1,7 @@
 //! `earlybird bench`: latency of collectives, balanced or with stragglers, always checked.
 
 mod arm;
+mod conditions;
 mod measure;
 mod p2p;
 mod report;
@@ -14,6 +15,7 @@ use earlybird::{Dtype, Fire, World, bf16, f16};
 use super::common::{Common, Place};
 use super::launch::again;
 use super::skew::Skew;
+use conditions::Conditions;
 use measure::Case;
 use report::Report;
 
@@ -138,19 +140,26 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return again(ranks, args.common.bind);
     }
     let world = World::from_env(&config)?;
+    let conditions = args.common.json.then(|| Conditions::new(&world, &config, &args));
+    let conditions = conditions.as_ref();
     if args.op == Op::Arm {
-        arm::run(&world, args.begin, (args.warmup, args.iters), args.common.json)?;
+        arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.op != Op::Allreduce {
-        p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), args.common.json)?;
+        p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if tour { take_tour(&world, &args)? } else { measure_all(&world, &args, &sizes)? }
+    if tour { take_tour(&world, &args)? } else { measure_all(&world, &args, &sizes, conditions)? }
 }
 
-fn measure_all(world: &World, args: &Args, sizes: &[u64]) -> Result<super::Outcome, Box<dyn std::error::Error>> {
-    let mut report = Report::new(world, args.common.json);
+fn measure_all(
+    world: &World,
+    args: &Args,
+    sizes: &[u64],
+    conditions: Option<&Conditions>,
+) -> Result<super::Outcome, Box<dyn std::error::Error>> {
+    let mut report = Report::new(world, conditions);
     let mut wrong = 0;
     for fire in args.fires() {
         for &bytes in sizes {
@@ -170,7 +179,7 @@ fn measure_one(
     args: &Args,
     fire: Fire,
     bytes: u64,
-    report: &mut Report,
+    report: &mut Report<'_>,
 ) -> Result<u64, Box<dyn std::error::Error>> {
     let case = Case {
         fire,
@@ -213,7 +222,8 @@ fn default_iters(bytes: u64, skew: &Skew) -> u32 {
 
 const TOUR_RANKS: u32 = 8;
 
-/// One straggler, then everybody a little apart, then nobody: all against quorum and solo.
+/// One straggler, then everybody a little apart, then nobody: all against quorum and solo. For people: an option, such as
+/// --json, is no tour.
 fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::error::Error>> {
     let half = Fire::quorum(TOUR_RANKS / 2);
     let mut wrong = 0;
@@ -222,10 +232,10 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
         ("Every rank a millisecond later than the one before (the PPoPP'20 protocol):", "linear:1ms", 100),
         ("Nobody is late. The price of not having to wait:", "none", 2000),
     ] {
-        if world.rank() == 0 && !args.common.json {
+        if world.rank() == 0 {
             say!("{title}");
         }
-        let mut report = Report::new(world, args.common.json);
+        let mut report = Report::new(world, None);
         for fire in [Fire::ALL, half, Fire::SOLO] {
             for bytes in [64, 65_536] {
                 let args = Args { skew: skew.parse()?, iters: Some(iters), ..args.clone() };
@@ -233,11 +243,11 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
             }
         }
         report.finish();
-        if world.rank() == 0 && !args.common.json {
+        if world.rank() == 0 {
             say!("");
         }
     }
-    if world.rank() == 0 && !args.common.json {
+    if world.rank() == 0 {
         say!("mean_us: from arriving to having the outcome, mean over ranks. fresh: contributions in the round they");
         say!("were made for; carried: late ones, which entered a later round instead. Nothing is lost: wrong is 0.");
     }

@@ -7,6 +7,7 @@ use earlybird::{Result, World};
 use serde_json::json;
 
 use super::super::table::Table;
+use super::conditions::Conditions;
 use super::{Op, PATIENCE};
 
 /// What was measured of one size.
@@ -40,7 +41,7 @@ pub(super) fn run(
     op: Op,
     sizes: &[u64],
     (warmup, iters): (u32, Option<u32>),
-    as_json: bool,
+    conditions: Option<&Conditions>,
 ) -> Result<()> {
     let most = sizes.last().copied().unwrap_or(8);
     let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
@@ -65,14 +66,10 @@ pub(super) fn run(
         let measured = measure(&mut pair, op, bytes, (u64::from(warmup), iterations(iters, bytes)))?;
         world.barrier(PATIENCE)?;
         if world.rank() == 0 {
-            if bandwidth {
-                rate(world, &measured, as_json, &mut table)
-            } else {
-                times(world, op, measured, as_json, &mut table)
-            }
+            if bandwidth { rate(&measured, conditions, &mut table) } else { times(measured, conditions, &mut table) }
         }
     }
-    if world.rank() == 0 && !as_json {
+    if world.rank() == 0 && conditions.is_none() {
         say!("{op}, 2 ranks, {}", super::report::transport(world));
         say!("{table}");
     }
@@ -80,22 +77,20 @@ pub(super) fn run(
     world.barrier(Duration::from_secs(10))
 }
 
-fn times(world: &World, op: Op, mut measured: Measured, as_json: bool, table: &mut Table) {
+fn times(mut measured: Measured, conditions: Option<&Conditions>, table: &mut Table) {
     let times = &mut measured.seconds;
     times.sort_unstable_by(f64::total_cmp);
     let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize] * 1e6;
     let mean = times.iter().sum::<f64>() / times.len() as f64 * 1e6;
     let variance = times.iter().map(|time| (time * 1e6 - mean).powi(2)).sum::<f64>() / times.len() as f64;
     let values = [at(0.0), at(1.0), at(0.5), mean, variance.sqrt(), at(0.99), at(0.999)];
-    if as_json {
+    if let Some(conditions) = conditions {
         let [min, max, typical, average, deviation, p99, p999] = values;
-        let (fabric, provider) = (world.fabric_name(), world.provider());
         let row = json!({
-            "op": op.to_string(), "fabric": fabric, "provider": provider, "bytes": measured.bytes,
-            "iterations": measured.iterations, "min_us": min, "max_us": max, "p50_us": typical, "mean_us": average,
-            "stdev_us": deviation, "p99_us": p99, "p999_us": p999,
+            "bytes": measured.bytes, "iterations": measured.iterations, "min_us": min, "max_us": max,
+            "p50_us": typical, "mean_us": average, "stdev_us": deviation, "p99_us": p99, "p999_us": p999,
         });
-        return say!("{row}");
+        return say!("{}", conditions.row(row));
     }
     let numbers = values.iter().map(|value| format!("{value:.2}"));
     table.row(
@@ -104,19 +99,18 @@ fn times(world: &World, op: Op, mut measured: Measured, as_json: bool, table: &m
 }
 
 /// In millions of bytes a second, as `ib_write_bw` has it.
-fn rate(world: &World, measured: &Measured, as_json: bool, table: &mut Table) {
+fn rate(measured: &Measured, conditions: Option<&Conditions>, table: &mut Table) {
     let per_window = WINDOW as f64 * measured.bytes as f64 / 1e6;
     let least = measured.seconds.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
     let total: f64 = measured.seconds.iter().sum();
     let (peak, average) = (per_window / least, per_window * measured.seconds.len() as f64 / total);
     let messages = measured.iterations as f64 / total / 1e6;
-    if as_json {
-        let (fabric, provider) = (world.fabric_name(), world.provider());
+    if let Some(conditions) = conditions {
         let row = json!({
-            "op": Op::WriteBw.to_string(), "fabric": fabric, "provider": provider, "bytes": measured.bytes,
-            "iterations": measured.iterations, "peak_mb_s": peak, "mean_mb_s": average, "messages_m_s": messages,
+            "bytes": measured.bytes, "iterations": measured.iterations, "peak_mb_s": peak, "mean_mb_s": average,
+            "messages_m_s": messages,
         });
-        return say!("{row}");
+        return say!("{}", conditions.row(row));
     }
     let numbers = [peak, average].map(|value| format!("{value:.2}"));
     let [peak, average] = numbers;

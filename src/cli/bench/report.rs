@@ -4,14 +4,14 @@ use earlybird::World;
 use serde_json::json;
 
 use super::super::table::Table;
+use super::conditions::Conditions;
 use super::measure::{Case, Measured};
 
-pub(super) struct Report {
+pub(super) struct Report<'a> {
     speaks: bool,
-    json: bool,
+    /// Where rows are for programs.
+    conditions: Option<&'a Conditions>,
     ranks: u32,
-    fabric: &'static str,
-    provider: Option<String>,
     transport: String,
     table: Table,
 }
@@ -27,12 +27,10 @@ pub(super) fn transport(world: &World) -> String {
     format!("{}{provider}", world.fabric_name())
 }
 
-impl Report {
-    pub(super) fn new(world: &World, json: bool) -> Self {
-        let speaks = world.rank() == 0;
-        let (fabric, provider) = (world.fabric_name(), world.provider().map(str::to_owned));
+impl<'a> Report<'a> {
+    pub(super) fn new(world: &World, conditions: Option<&'a Conditions>) -> Self {
         let (ranks, transport) = (world.size(), transport(world));
-        Report { speaks, json, ranks, fabric, provider, transport, table: Table::new(&COLUMNS) }
+        Report { speaks: world.rank() == 0, conditions, ranks, transport, table: Table::new(&COLUMNS) }
     }
 
     pub(super) fn row(&mut self, case: &Case, result: &Measured) {
@@ -43,22 +41,17 @@ impl Report {
         let quantile = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         let (p50, p99, min, max) = (quantile(0.5), quantile(0.99), quantile(0.0), quantile(1.0));
-        if self.json {
-            say!(
-                "{}",
-                json!({
-                    "op": "allreduce", "fire": case.fire.to_string(), "fabric": self.fabric, "provider": self.provider,
-                    "executor": result.executor.to_string(), "mover": result.mover,
-                    "buffers": if case.private { "private" } else { "registered" },
-                    "ranks": self.ranks, "bytes": result.bytes, "skew": case.skew.to_string(),
-                    "grace": case.grace.to_string(), "iterations": times.len(),
-                    "mean_us": mean, "p50_us": p50, "p99_us": p99, "min_us": min, "max_us": max,
-                    "ideal_us": result.ideal_us, "fresh_mean": result.fresh_mean, "fresh_min": result.fresh_min,
-                    "carried_mean": result.carried_mean, "age_mean": result.age_mean, "age_max": result.age_max,
-                    "wrong": result.wrong,
-                })
-            );
-            return;
+        if let Some(conditions) = self.conditions {
+            let row = json!({
+                "fire": case.fire.to_string(), "skew": case.skew.to_string(), "bytes": result.bytes,
+                "iterations": times.len(), "mover": result.mover.to_string(), "path": result.path,
+                "executor": result.executor.to_string(), "depth": result.depth, "grace": result.grace.to_string(),
+                "mean_us": mean, "p50_us": p50, "p99_us": p99, "min_us": min, "max_us": max,
+                "ideal_us": result.ideal_us, "fresh_mean": result.fresh_mean, "fresh_min": result.fresh_min,
+                "carried_mean": result.carried_mean, "age_mean": result.age_mean, "age_max": result.age_max,
+                "wrong": result.wrong,
+            });
+            return say!("{}", conditions.row(row));
         }
         let time = |us: f64| if us < 1000.0 { format!("{us:.2}") } else { format!("{us:.0}") };
         self.table.row(&[
@@ -80,7 +73,7 @@ impl Report {
     }
 
     pub(super) fn finish(self) {
-        if self.speaks && !self.json {
+        if self.speaks && self.conditions.is_none() {
             say!("allreduce, {} ranks, {}", self.ranks, self.transport);
             say!("{}", self.table);
         }

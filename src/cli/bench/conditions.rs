@@ -1,0 +1,63 @@
+//! What a row was measured with: the binary, what was asked for, and what became of that. Every row of `--json` says all
+//! of it, so that each can be read by itself, months later.
+
+use clap::ValueEnum;
+use earlybird::{Config, Reduce, World};
+use serde_json::{Value, json};
+
+use super::{Args, Op};
+
+/// The commit that this binary was built from, and whether the sources were others than that commit's: from `build.rs`,
+/// where it knows.
+const COMMIT: Option<&str> = option_env!("BUILT_FROM_COMMIT");
+const CHANGED: Option<&str> = option_env!("BUILT_FROM_CHANGED");
+
+/// The same for all rows of a run.
+#[derive(Debug)]
+pub(super) struct Conditions(Value);
+
+impl Conditions {
+    pub(super) fn new(world: &World, config: &Config, args: &Args) -> Self {
+        let common = &args.common;
+        let mut all = json!({
+            "version": env!("CARGO_PKG_VERSION"), "git": COMMIT, "dirty": CHANGED.map(|changed| changed == "true"),
+            "op": args.op.to_string(), "ranks": world.size(), "fabric": world.fabric_name(),
+            "provider": world.provider(), "warmup": args.warmup,
+            "hw_config": config.hw_config.as_ref().map(|file| file.display().to_string()),
+        });
+        let mut asked = json!({
+            "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
+            "bind": word(&common.bind),
+        });
+        if args.op == Op::Allreduce {
+            let collective = json!({
+                "dtype": args.dtype.to_string(), "reduction": Reduce::Sum.to_string(),
+                "absent": common.absent.to_string(), "seed": common.seed, "buffers": word(&args.buffers),
+            });
+            let choices = json!({
+                "mover": common.mover.to_string(), "executor": common.executor.to_string(), "depth": common.depth,
+                "grace": common.grace.to_string(),
+            });
+            (all, asked) = (joined(all, collective), joined(asked, choices));
+        }
+        Conditions(joined(all, json!({ "asked": asked })))
+    }
+
+    /// A row: these, and what was measured. What a row says of itself holds.
+    pub(super) fn row(&self, measured: Value) -> Value {
+        joined(self.0.clone(), measured)
+    }
+}
+
+/// One object of two.
+fn joined(mut first: Value, second: Value) -> Value {
+    if let (Value::Object(all), Value::Object(more)) = (&mut first, second) {
+        all.extend(more);
+    }
+    first
+}
+
+/// A choice as it is written on the command line.
+fn word(choice: &impl ValueEnum) -> Option<String> {
+    choice.to_possible_value().map(|value| value.get_name().to_owned())
+}
