@@ -77,5 +77,5 @@ fn is_changed() -> Option<bool> {
     git.args(["--no-optional-locks", "status", "--porcelain", "--"]).args(SOURCES);
     // A hook of git has these, of the repository that it is run for.
     let output = git.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE").env_remove("GIT_INDEX_FILE").output().ok()?;
-    output.status.success().then(|| !output.stdout.is_empty())
+    output.status.success().then_some(!output.stdout.is_empty())
 }
