@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::fmt;
 use std::time::Duration;
 
-use crate::collective::rule::parse_duration;
 use crate::error::{Error, Result};
 use crate::fabric::ofi::Settings;
+use crate::time::parse_duration;
+use crate::units::parse_size;
 
 /// An environment variable that this library reads.
 #[derive(Clone, Copy, Debug)]
@@ -243,45 +244,12 @@ pub(crate) fn unknown(what: &str, given: &str, known: &[&str]) -> String {
     }
 }
 
-/// Reads a size with a binary prefix: `64`, `64K`, `1M`, `2G`, also `64KiB`.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
-    let trimmed = text.trim();
-    let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
-    let (number, unit) = trimmed.split_at(split);
-    let shift = match unit.trim().trim_end_matches("iB").trim_end_matches('B').to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G (binary)")),
-    };
-    let value: u64 =
-        number.parse().map_err(|_| format!("{text:?} is not a size; write for example 64, 64K, 1M or 2G"))?;
-    value.checked_shl(shift).filter(|bytes| bytes >> shift == value).ok_or_else(|| format!("{text:?} is too large"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn config(name: &str, value: &str) -> Result<Config> {
         Config::from_vars([("PATH".to_owned(), "/bin".to_owned()), (name.to_owned(), value.to_owned())].into_iter())
-    }
-
-    #[test]
-    fn sizes() {
-        for (text, bytes) in
-            [("0", 0), ("64", 64), ("64K", 65536), ("1M", 1 << 20), ("2GiB", 2 << 30), ("8B", 8), ("1KB", 1024)]
-        {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "K", "-1", "1.5M", "1X", "99999999999T", "18446744073709551616"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collective::rule::RuleError;
+use crate::units::Bytes;
 
 /// The result of everything that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -158,27 +159,6 @@ impl fmt::Display for Ranks {
             1 => write!(f, "rank {}", names[0]),
             n if n > SHOWN => write!(f, "ranks {} and {} more", names.join(", "), n - SHOWN),
             _ => write!(f, "ranks {}", names.join(", ")),
-        }
-    }
-}
-
-/// A size with a binary prefix.
-#[derive(Clone, Copy, Debug)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-        let mut value = self.0 as f64;
-        let mut unit = 0;
-        while value >= 1024.0 && unit + 1 < units.len() {
-            value /= 1024.0;
-            unit += 1;
-        }
-        if value.fract() == 0.0 {
-            write!(f, "{value:.0} {}", units[unit])
-        } else {
-            write!(f, "{value:.1} {}", units[unit])
         }
     }
 }

@@ -61,7 +61,11 @@ pub mod reduce;
 #[cfg(feature = "internals")]
 pub mod simulation;
 #[cfg(feature = "internals")]
+pub mod time;
+#[cfg(feature = "internals")]
 pub mod trigger;
+#[cfg(feature = "internals")]
+pub mod units;
 
 #[cfg(not(feature = "internals"))]
 mod bootstrap;
@@ -80,9 +84,14 @@ mod model;
 #[cfg(not(feature = "internals"))]
 mod reduce;
 #[cfg(not(feature = "internals"))]
+mod time;
+#[cfg(not(feature = "internals"))]
 mod trigger;
+#[cfg(not(feature = "internals"))]
+mod units;
 
 mod named;
+mod random;
 #[cfg(test)]
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;
@@ -102,4 +111,5 @@ pub use error::{Error, Ranks, Result};
 pub use fabric::ofi::Settings as OfiSettings;
 pub use named::UnknownName;
 pub use reduce::{Dtype, Element, Reduce, bf16, f16};
-pub use world::{Deadline, World};
+pub use time::Deadline;
+pub use world::World;

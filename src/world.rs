@@ -19,44 +19,7 @@ use crate::fabric::{Access, At, Endpoint, Fabric, Key, Posted, RawAccess};
 use crate::fault::Fault;
 use crate::model::{HwConfig, Parameters};
 use crate::reduce::Element;
-
-/// By when a call must be done.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadline(Until);
-
-#[derive(Clone, Copy, Debug)]
-enum Until {
-    Instant(Instant),
-    /// Counted when it is needed: what is there already is returned without a look at a clock.
-    After(Duration),
-}
-
-impl Deadline {
-    /// The time that it means; one that is counted from a call on begins now.
-    pub(crate) fn instant(self) -> Instant {
-        const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
-        match self.0 {
-            Until::Instant(at) => at,
-            Until::After(time) => {
-                let now = Instant::now();
-                now.checked_add(time.min(CENTURY)).unwrap_or(now)
-            }
-        }
-    }
-}
-
-impl From<Instant> for Deadline {
-    fn from(at: Instant) -> Self {
-        Deadline(Until::Instant(at))
-    }
-}
-
-impl From<Duration> for Deadline {
-    /// So long from the call that it is given to; a century where that cannot be counted.
-    fn from(after: Duration) -> Self {
-        Deadline(Until::After(after))
-    }
-}
+use crate::time::Deadline;
 
 /// A job's processes, as one of them sees them. Clones are the same world; it may be shared by
 /// threads, but calls that all ranks make together must be made in the same order everywhere.

@@ -80,7 +80,7 @@ const BEHIND_THE_FEATURE: [&str; 18] = [
     "use earlybird::bootstrap::Place;",
     "use earlybird::collective::Allreduce;",
     "use earlybird::config::VARIABLES;",
-    "use earlybird::error::Bytes;",
+    "use earlybird::units::Bytes;",
     "use earlybird::fabric::Endpoint;",
     "use earlybird::fabric::Fabric;",
     "use earlybird::fabric::RawAccess;",

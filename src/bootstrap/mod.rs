@@ -10,13 +10,3 @@ pub(crate) mod wire;
 
 pub use place::Place;
 pub(crate) use rendezvous::meet;
-
-use crate::error::{Error, Result};
-
-/// Bytes that nobody has drawn before.
-pub(crate) fn draw<const N: usize>(rank: u32) -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|cause| Error::os(rank, "draw a random number", cause))?;
-    Ok(bytes)
-}

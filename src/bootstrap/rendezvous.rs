@@ -20,7 +20,7 @@ use super::roll::Roll;
 use super::wire::{HELLO, Heading, Hello, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
 use crate::fabric::shm::{MOST_RANKS, ShmFabric};
-use crate::world::Deadline;
+use crate::time::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
 /// A stranger may connect and say nothing; nobody waits longer for a greeting.

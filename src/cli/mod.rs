@@ -80,5 +80,5 @@ fn start_log() {
 
 /// A size as clap reads it.
 fn size(text: &str) -> Result<u64, String> {
-    earlybird::config::parse_size(text)
+    earlybird::units::parse_size(text)
 }

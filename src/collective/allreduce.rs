@@ -14,7 +14,8 @@ use super::provider::Provider;
 use super::seat::{Helper, Seat};
 use crate::error::{Error, Result};
 use crate::reduce::Element;
-use crate::world::{Deadline, World};
+use crate::time::Deadline;
+use crate::world::World;
 
 /// A persistent partial allreduce: round after round over the same memory.
 ///

@@ -15,7 +15,8 @@ use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::reduce::{Element, Reduce};
-use crate::world::{Deadline, World};
+use crate::time::Deadline;
+use crate::world::World;
 
 /// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
 #[derive(Debug)]

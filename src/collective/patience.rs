@@ -9,7 +9,7 @@ use super::driver::Driver;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::Fabric;
 use crate::fabric::shm::HEARTBEAT;
-use crate::world::Deadline;
+use crate::time::Deadline;
 
 /// The time since a collective was made.
 #[derive(Clone, Copy, Debug)]

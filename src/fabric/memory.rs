@@ -44,7 +44,7 @@ fn available_memory() -> (u64, String) {
         consider(free, "the memory limit of the container (cgroup memory.max)");
     }
     consider(
-        std::env::var("EARLYBIRD_MEMORY_LIMIT").ok().and_then(|text| crate::config::parse_size(&text).ok()),
+        std::env::var("EARLYBIRD_MEMORY_LIMIT").ok().and_then(|text| crate::units::parse_size(&text).ok()),
         "EARLYBIRD_MEMORY_LIMIT",
     );
     least

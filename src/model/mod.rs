@@ -10,9 +10,10 @@ use serde::Deserialize;
 
 use crate::collective::choice::{Executor, Mover, UnknownName};
 use crate::collective::core::Path;
-use crate::collective::rule::{Fire, parse_duration};
-use crate::config::parse_size;
+use crate::collective::rule::Fire;
+use crate::time::parse_duration;
 use crate::trigger::Schedule;
+use crate::units::parse_size;
 
 #[cfg(test)]
 pub(crate) use file::BUILT_IN;

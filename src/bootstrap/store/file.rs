@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use super::Meeting;
 use super::folder::{Folder, Unusable};
 use super::frame::{self, HEADING, Heard, Hello, NONCE};
-use crate::bootstrap::draw;
 use crate::bootstrap::roll::Roll;
 use crate::error::Result;
 use crate::fault::Fault;
+use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long rank 0 waits for the guests to have read its answer, at least: else until the deadline.

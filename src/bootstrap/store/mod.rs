@@ -19,6 +19,7 @@ pub(crate) use seal::Secret;
 
 use super::place::Place;
 use crate::error::{Error, Result};
+use crate::time::Deadline;
 
 /// Most bytes that a rank may give.
 pub(crate) const MOST: usize = 4096;
@@ -68,7 +69,7 @@ pub(crate) fn gather(
     deadline: Duration,
 ) -> Result<Vec<Vec<u8>>> {
     debug_assert!(mine.len() <= MOST);
-    let until = crate::world::Deadline::from(deadline).instant();
+    let until = Deadline::from(deadline).instant();
     let meeting = Meeting { place, rank, ranks, mine, secret, until, deadline };
     if ranks > MOST_RANKS {
         return Err(meeting.error(format!("{ranks} ranks; the most is {MOST_RANKS}")));

@@ -11,10 +11,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Meeting;
 use super::frame::{self, GREETING, HEADING, Heard, Hello, MOST_HELLO, NONCE};
+use crate::bootstrap::peer;
 use crate::bootstrap::place::Place;
 use crate::bootstrap::roll::Roll;
-use crate::bootstrap::{draw, peer};
 use crate::error::{Error, Result};
+use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long anybody may take to say what a rank says at once.

@@ -4,8 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Grace, RuleError, parse_duration};
+use super::{Grace, RuleError};
 use crate::collective::core::RankSet;
+use crate::time::parse_duration;
 use crate::trigger::Start;
 
 /// What a round waits for.

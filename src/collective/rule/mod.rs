@@ -13,6 +13,8 @@ use std::time::Duration;
 pub(crate) use fire::Condition;
 pub use fire::{Fire, When, drawn};
 
+use crate::time::{NotATime, parse_duration};
+
 /// How long a round stays open after its firing condition holds, or until every active rank arrived.
 ///
 /// Without it a balanced solo round would contain one fresh contribution and all the others would
@@ -251,7 +253,7 @@ pub enum RuleError {
         ranks: u32,
     },
     /// Not a time.
-    #[error("{text:?} is not a time; write for example 0, 300us, 1.5ms or 2s")]
+    #[error("{}", NotATime(.text.clone()))]
     NotATime {
         /// What was given.
         text: String,
@@ -264,25 +266,10 @@ pub enum RuleError {
     },
 }
 
-/// Reads `0`, `250ns`, `300us`, `1.5ms`, `2s` or `1min`.
-///
-/// # Errors
-/// [`RuleError::NotATime`] for anything else, a negative or an overflowing value included.
-pub fn parse_duration(text: &str) -> Result<Duration, RuleError> {
-    let bad = || RuleError::NotATime { text: text.to_owned() };
-    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let value: f64 = number.parse().map_err(|_| bad())?;
-    let seconds = match unit {
-        "" if value == 0.0 => 0.0,
-        "ns" => value * 1e-9,
-        "us" | "µs" => value * 1e-6,
-        "ms" => value * 1e-3,
-        "s" => value,
-        "min" => value * 60.0,
-        _ => return Err(bad()),
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+impl From<NotATime> for RuleError {
+    fn from(NotATime(text): NotATime) -> Self {
+        RuleError::NotATime { text }
+    }
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn random() -> Result<u64, Failed> {
-        crate::bootstrap::draw(0).map(u64::from_le_bytes).map_err(Failed::System)
+        crate::random::draw(0).map(u64::from_le_bytes).map_err(Failed::System)
     }
 
     #[test]

@@ -12,9 +12,9 @@ use earlybird_ffi::ofi::{Code, Counter, Endpoint, Local, Memory, sys};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::keys::{Drawn, Keys};
-use crate::bootstrap::draw;
 use crate::error::Error;
 use crate::fabric::{Access, Window};
+use crate::random::draw;
 
 /// What memory is for, and so all that an endpoint may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! stops those who have to guess, not those who listen.
 #![forbid(unsafe_code)]
 
-use crate::bootstrap::draw;
 use crate::error::Result;
+use crate::random::draw;
 
 /// What every message of a job carries, and every write that tells its target of itself.
 #[derive(Clone, Copy, PartialEq, Eq)]

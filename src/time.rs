@@ -1,0 +1,93 @@
+//! By when, and for how long.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+/// By when a call must be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(Until);
+
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    Instant(Instant),
+    /// Counted when it is needed: what is there already is returned without a look at a clock.
+    After(Duration),
+}
+
+impl Deadline {
+    /// The time that it means; one that is counted from a call on begins now.
+    pub(crate) fn instant(self) -> Instant {
+        const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+        match self.0 {
+            Until::Instant(at) => at,
+            Until::After(time) => {
+                let now = Instant::now();
+                now.checked_add(time.min(CENTURY)).unwrap_or(now)
+            }
+        }
+    }
+}
+
+impl From<Instant> for Deadline {
+    fn from(at: Instant) -> Self {
+        Deadline(Until::Instant(at))
+    }
+}
+
+impl From<Duration> for Deadline {
+    /// So long from the call that it is given to; a century where that cannot be counted.
+    fn from(after: Duration) -> Self {
+        Deadline(Until::After(after))
+    }
+}
+
+/// A text that is no time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a time; write for example 0, 300us, 1.5ms or 2s")]
+pub struct NotATime(pub String);
+
+/// Reads `0`, `250ns`, `300us`, `1.5ms`, `2s` or `1min`.
+///
+/// # Errors
+/// [`NotATime`] for anything else, a negative or an overflowing value included.
+pub fn parse_duration(text: &str) -> Result<Duration, NotATime> {
+    let bad = || NotATime(text.to_owned());
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let value: f64 = number.parse().map_err(|_| bad())?;
+    let seconds = match unit {
+        "" if value == 0.0 => 0.0,
+        "ns" => value * 1e-9,
+        "us" | "µs" => value * 1e-6,
+        "ms" => value * 1e-3,
+        "s" => value,
+        "min" => value * 60.0,
+        _ => return Err(bad()),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_nonsense_is_named() {
+        for (text, time) in [
+            ("0", Duration::ZERO),
+            ("250ns", Duration::from_nanos(250)),
+            ("300us", Duration::from_micros(300)),
+            ("300µs", Duration::from_micros(300)),
+            ("1.5ms", Duration::from_micros(1500)),
+            ("2s", Duration::from_secs(2)),
+            ("1min", Duration::from_secs(60)),
+        ] {
+            assert_eq!(parse_duration(text), Ok(time), "{text}");
+        }
+        for text in ["", "5", "-1ms", "1h", "ms", "1e400s", "1..2s", "inf", "soon"] {
+            assert_eq!(parse_duration(text), Err(NotATime(text.to_owned())));
+        }
+        let error = parse_duration("soon").unwrap_err().to_string();
+        assert_eq!(error, "\"soon\" is not a time; write for example 0, 300us, 1.5ms or 2s");
+    }
+}
