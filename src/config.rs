@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::fabric::ofi::Settings;
+use crate::named::unknown;
 use crate::time::parse_duration;
 use crate::units::parse_size;
 
@@ -100,6 +100,30 @@ pub enum FabricChoice {
 
 crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "shm" => Shm, "ofi" => Ofi);
 
+/// Which of libfabric's providers carries a world, and how.
+#[derive(Clone, Debug)]
+pub struct OfiSettings {
+    /// The provider; none for the best that there is.
+    pub provider: Option<String>,
+    /// The device; none for the provider's best.
+    pub device: Option<String>,
+    /// How long a rank on another machine may say nothing before it counts as dead.
+    pub silence: Duration,
+    /// How long a rank that leaves stays at most for those that are behind.
+    pub linger: Duration,
+    /// Whether a write may bring data to the queue of its target, where the provider can do that. Without, what a put
+    /// signals follows when its data has landed: a way there and back more. None: unless the provider is known to get
+    /// stuck.
+    pub cq_data: Option<bool>,
+}
+
+impl Default for OfiSettings {
+    fn default() -> Self {
+        let (silence, linger) = (Duration::from_secs(10), Duration::from_secs(10));
+        OfiSettings { provider: None, device: None, silence, linger, cq_data: None }
+    }
+}
+
 /// What the launcher hands its ranks, or the user sets.
 const SECRET: &str = "EARLYBIRD_SECRET";
 
@@ -124,7 +148,7 @@ pub struct Config {
     /// Which transport.
     pub fabric: FabricChoice,
     /// How libfabric is used.
-    pub ofi: Settings,
+    pub ofi: OfiSettings,
     /// What only the ranks of this job know; without it the `EARLYBIRD_SECRET` that the launcher has set.
     pub secret: Option<String>,
     /// For joining, and for every later call that all ranks make together to set something up.
@@ -152,7 +176,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             fabric: FabricChoice::Auto,
-            ofi: Settings::default(),
+            ofi: OfiSettings::default(),
             secret: None,
             deadline: Duration::from_secs(60),
             hw_config: None,
@@ -228,19 +252,6 @@ impl Config {
                 given.transpose()?.map(long_enough).transpose()
             }
         }
-    }
-}
-
-/// "unknown X", with the nearest that exists, or with all where none is near.
-pub(crate) fn unknown(what: &str, given: &str, known: &[&str]) -> String {
-    let nearest = known
-        .iter()
-        .map(|&name| (strsim::damerau_levenshtein(given, name), name))
-        .min()
-        .filter(|(distance, name)| *distance <= name.len().max(3) / 3);
-    match nearest {
-        Some((_, name)) => format!("unknown {what} {given}; did you mean {name}?"),
-        None => format!("unknown {what} {given}; use one of {}", known.join(", ")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::rule::RuleError;
+use crate::rule::RuleError;
 use crate::units::Bytes;
 
 /// The result of everything that can fail.

@@ -11,9 +11,7 @@
 
 use std::time::Duration;
 
-use crate::collective::Mover;
-#[cfg(feature = "faults")]
-use crate::fabric::RawAccess;
+use crate::rule::Mover;
 
 /// The mistakes, by the part that makes them and the tests that have to find them.
 macro_rules! faults {
@@ -369,29 +367,13 @@ thread_local! {
     static CHOSEN: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
 }
 
-#[cfg(feature = "faults")]
-impl Fault {
-    /// Chooses this mistake while `work` lasts. What it makes may break any rule about memory.
-    pub fn during<R>(self, _: RawAccess, work: impl FnOnce() -> R) -> R {
-        Fault::passed_on(Some(self), work)
-    }
-
-    /// Those of some mistakes that a test does not see. It must hold without any.
-    pub fn unseen(faults: impl IntoIterator<Item = Fault>, access: RawAccess, test: impl Fn()) -> Vec<Fault> {
-        test();
-        let unseen = |fault: &Fault| {
-            println!("{fault:?}, in {}:", fault.place());
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fault.during(access, &test))).is_ok()
-        };
-        faults.into_iter().filter(unseen).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    #[cfg(feature = "faults")]
+    use crate::fabric::RawAccess;
 
     #[test]
     fn each_part_makes_some() {

@@ -59,6 +59,8 @@ pub mod model;
 #[cfg(feature = "internals")]
 pub mod reduce;
 #[cfg(feature = "internals")]
+pub mod rule;
+#[cfg(feature = "internals")]
 pub mod simulation;
 #[cfg(feature = "internals")]
 pub mod time;
@@ -84,6 +86,8 @@ mod model;
 #[cfg(not(feature = "internals"))]
 mod reduce;
 #[cfg(not(feature = "internals"))]
+mod rule;
+#[cfg(not(feature = "internals"))]
 mod time;
 #[cfg(not(feature = "internals"))]
 mod trigger;
@@ -92,6 +96,7 @@ mod units;
 
 mod named;
 mod random;
+mod rank_set;
 #[cfg(test)]
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;
@@ -101,15 +106,12 @@ mod sync;
 mod untrusted;
 mod world;
 
-pub use collective::rule::RuleError;
-pub use collective::{
-    Absent, Allreduce, AllreduceBuilder, Cut, Entry, Executor, Fire, Grace, Mover, Outcome, Outcomes, Part, RankSet,
-    Scale, Stats, When,
-};
-pub use config::{Config, FabricChoice};
+pub use collective::{Allreduce, AllreduceBuilder, Cut, Entry, Outcome, Outcomes, Part, Stats};
+pub use config::{Config, FabricChoice, OfiSettings};
 pub use error::{Error, Ranks, Result};
-pub use fabric::ofi::Settings as OfiSettings;
 pub use named::UnknownName;
+pub use rank_set::RankSet;
 pub use reduce::{Dtype, Element, Reduce, bf16, f16};
+pub use rule::{Absent, Executor, Fire, Grace, Mover, RuleError, Scale, When};
 pub use time::Deadline;
 pub use world::World;

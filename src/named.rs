@@ -32,3 +32,16 @@ macro_rules! named {
 }
 
 pub(crate) use named;
+
+/// "unknown X", with the nearest that exists, or with all where none is near.
+pub(crate) fn unknown(what: &str, given: &str, known: &[&str]) -> String {
+    let nearest = known
+        .iter()
+        .map(|&name| (strsim::damerau_levenshtein(given, name), name))
+        .min()
+        .filter(|(distance, name)| *distance <= name.len().max(3) / 3);
+    match nearest {
+        Some((_, name)) => format!("unknown {what} {given}; did you mean {name}?"),
+        None => format!("unknown {what} {given}; use one of {}", known.join(", ")),
+    }
+}

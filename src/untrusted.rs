@@ -9,14 +9,13 @@ use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{Secret, frame};
 use crate::bootstrap::wire::{Heading, Hello, decode_pids, encode_pids};
 use crate::collective::build::{compare, decode_keys};
-use crate::collective::choice::{Executor, Mover};
-use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::config::Config;
 use crate::error::Result;
 use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::ofi::{Card, Message};
 use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};
+use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
 use crate::simulation::{Case, Recording};
 use crate::units::parse_size;
 

@@ -6,7 +6,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use earlybird::fabric::ofi::{Library, OfiFabric, Settings};
+use earlybird::OfiSettings;
+use earlybird::fabric::ofi::{Library, OfiFabric};
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
 use earlybird::fabric::{Fabric, conformance};
@@ -41,11 +42,11 @@ fn ofi(provider: &str) {
 
 fn by(provider: &str, cq_data: Option<bool>) {
     let Some(library) = common::libfabric() else { return };
-    let settings = Settings { provider: Some(provider.to_owned()), cq_data, ..Settings::default() };
+    let settings = OfiSettings { provider: Some(provider.to_owned()), cq_data, ..OfiSettings::default() };
     conformance::all(&|ranks| over_ofi(&library, &settings, ranks));
 }
 
-fn over_ofi(library: &Library, settings: &Settings, ranks: u32) -> Vec<Box<dyn Fabric>> {
+fn over_ofi(library: &Library, settings: &OfiSettings, ranks: u32) -> Vec<Box<dyn Fabric>> {
     let deadline = Instant::now() + Duration::from_secs(20);
     let world = OfiFabric::in_this_process(library, settings, ranks, deadline);
     boxed(world.unwrap_or_else(|error| panic!("{:?}: {error}", settings.provider)))
@@ -117,7 +118,7 @@ mod faults {
         let Some(library) = common::libfabric() else { return };
         // Worlds that fail do not linger.
         let (provider, linger) = (Some(common::PROVIDERS[0].to_owned()), Duration::from_millis(200));
-        let settings = Settings { provider, linger, ..Settings::default() };
+        let settings = OfiSettings { provider, linger, ..OfiSettings::default() };
         every_fault_is_found("fabric/ofi", || conformance::all(&|ranks| over_ofi(&library, &settings, ranks)));
     }
 }

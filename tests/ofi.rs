@@ -9,9 +9,9 @@ use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{PROVIDERS, libfabric, until};
-use earlybird::fabric::ofi::{Device, OfiFabric, Progress, Settings, devices};
+use earlybird::fabric::ofi::{Device, OfiFabric, Progress, devices};
 use earlybird::fabric::{Access, At, Change, Fabric, Key, RawAccess, Signal};
-use earlybird::{Error, Result};
+use earlybird::{Error, OfiSettings, Result};
 
 #[test]
 fn providers_are_found_with_what_they_can_do() {
@@ -57,7 +57,7 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     const BYTES: usize = 32 << 20;
     const TURNS: usize = 16;
     let Some(library) = libfabric() else { return };
-    let settings = Settings { provider: Some(PROVIDERS[0].to_owned()), ..Settings::default() };
+    let settings = OfiSettings { provider: Some(PROVIDERS[0].to_owned()), ..OfiSettings::default() };
     let deadline = Instant::now() + Duration::from_secs(60);
     let world = OfiFabric::in_this_process(&library, &settings, 2, deadline).unwrap();
     // SAFETY: all ranks open the same endpoints in the same order; nobody looks at the bytes.
@@ -89,7 +89,7 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
 #[test]
 fn a_rank_that_gives_up_joining_says_why() {
     let Some(library) = libfabric() else { return };
-    let settings = Settings { provider: Some(PROVIDERS[0].to_owned()), ..Settings::default() };
+    let settings = OfiSettings { provider: Some(PROVIDERS[0].to_owned()), ..OfiSettings::default() };
     let cards = Mutex::new(vec![Vec::new(); 3]);
     let (all_told, the_end) = (Barrier::new(3), Barrier::new(3));
     let join = &|rank: u32| -> Result<()> {

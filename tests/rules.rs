@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::Way;
-use earlybird::collective::rule::drawn;
+use earlybird::rule::drawn;
 use earlybird::{
     Absent, Allreduce, Element, Entry, Error, Executor, Fire, Grace, Mover, Reduce, Scale, World, bf16, f16,
 };

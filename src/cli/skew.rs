@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use earlybird::collective::rule::drawn;
+use earlybird::rule::drawn;
 use earlybird::time::parse_duration;
 use earlybird::{Fire, Grace, When};
 use rand::SeedableRng;

@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use super::choice::Executor;
 use super::core::{Cut, Effort, FOREVER, Machine, Part, Plan, Stats, Time};
 use super::driver::Driver;
 use super::outcome::Outcomes;
@@ -14,6 +13,7 @@ use super::provider::Provider;
 use super::seat::{Helper, Seat};
 use crate::error::{Error, Result};
 use crate::reduce::Element;
+use crate::rule::{Executor, Grace, Mover};
 use crate::time::Deadline;
 use crate::world::World;
 
@@ -385,8 +385,7 @@ impl<T: Element> Allreduce<T> {
     /// What became of the builder's mover, grace and depth.
     #[cfg(feature = "internals")]
     #[must_use]
-    pub fn chosen(&self) -> (super::choice::Mover, super::rule::Grace, u64) {
-        use super::choice::Mover;
+    pub fn chosen(&self) -> (Mover, Grace, u64) {
         use super::core::Path;
         let is_program = matches!(self.plan.path, Path::Program | Path::Offloaded);
         (if is_program { Mover::Tree } else { Mover::Cut }, self.plan.grace, self.plan.depth)

@@ -4,17 +4,16 @@
 use std::marker::PhantomData;
 
 use super::allreduce::Allreduce;
-use super::choice::{Executor, Mover};
 use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
 use super::patience::Patience;
 use super::provider::Provider;
-use super::rule::{Absent, Fire, Grace, Scale};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::offload::Introduction;
 use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::reduce::{Element, Reduce};
+use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
 use crate::time::Deadline;
 use crate::world::World;
 

@@ -8,14 +8,15 @@ mod reducing;
 
 use std::time::Duration;
 
-use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Path, Plan, RankSet, Time, Token};
+use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
 use super::provider::Provider;
-use super::rule::{Absent, Scale};
 use crate::error::Result;
 use crate::fabric::arena::{Goal, Place, Source};
 use crate::fabric::{Access, Arena, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker};
 use crate::fault::{Crash, Fault, Fuse};
+use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce};
+use crate::rule::{Absent, Scale};
 use crate::sync;
 use crate::trigger::{LAST_ROUND, Task};
 use cells::HostCells;

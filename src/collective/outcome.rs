@@ -4,8 +4,9 @@
 use std::ops::{Deref, RangeInclusive};
 
 use super::allreduce::Allreduce;
-use super::core::{Cut, Part, RankSet};
+use super::core::{Cut, Part};
 use crate::error::Result;
+use crate::rank_set::RankSet;
 use crate::reduce::{self, Element};
 
 /// The outcomes that a call returned, oldest first. The rounds are released (their memory may be

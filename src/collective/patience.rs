@@ -299,11 +299,10 @@ mod tests {
     use super::*;
     use crate::collective::core::{Op, Path, Plan, Token, program};
     use crate::collective::driver::{Reduction, Regions};
-    use crate::collective::rule::{Absent, Fire, Grace, Scale};
     use crate::fabric::shm::ShmFabric;
     use crate::fabric::{Endpoint, RawAccess};
     use crate::reduce::{Dtype, Reduce};
-    use crate::trigger::Schedule;
+    use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
 
     const RANKS: u32 = 3;
     const ELEMENTS: usize = 4;

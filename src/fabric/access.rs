@@ -1,6 +1,9 @@
 //! The promise behind raw memory.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "faults")]
+use crate::fault::Fault;
+
 /// What opens memory that Rust's rules do not protect: endpoints ([`Fabric::open`](super::Fabric::open)) and cards
 /// ([`Card::open`](super::ofi::offload::Card::open)).
 ///
@@ -43,5 +46,23 @@ impl RawAccess {
     #[must_use]
     pub const unsafe fn promise() -> Self {
         RawAccess(())
+    }
+}
+
+#[cfg(feature = "faults")]
+impl Fault {
+    /// Chooses this mistake while `work` lasts. What it makes may break any rule about memory.
+    pub fn during<R>(self, _: RawAccess, work: impl FnOnce() -> R) -> R {
+        Fault::passed_on(Some(self), work)
+    }
+
+    /// Those of some mistakes that a test does not see. It must hold without any.
+    pub fn unseen(faults: impl IntoIterator<Item = Fault>, access: RawAccess, test: impl Fn()) -> Vec<Fault> {
+        test();
+        let unseen = |fault: &Fault| {
+            println!("{fault:?}, in {}:", fault.place());
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fault.during(access, &test))).is_ok()
+        };
+        faults.into_iter().filter(unseen).collect()
     }
 }

@@ -11,8 +11,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use super::{KEYS, Parameters};
-use crate::config::unknown;
 use crate::error::{Error, Result};
+use crate::named::unknown;
 
 /// Of the machine that this was written on.
 pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
@@ -174,8 +174,7 @@ fn is_key(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::core::Path;
-    use crate::collective::rule::Fire;
+    use crate::rule::{Fire, Path};
 
     #[test]
     fn the_built_in_parameters_can_be_read() {

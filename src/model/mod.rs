@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::collective::choice::{Executor, Mover, UnknownName};
-use crate::collective::core::Path;
-use crate::collective::rule::Fire;
+use crate::named::UnknownName;
+use crate::rule::{Executor, Fire, Mover, Path, Schedule};
 use crate::time::parse_duration;
-use crate::trigger::Schedule;
 use crate::units::parse_size;
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::generator::{GENERATOR, Options};
 use super::recording::Recording;
 use super::scenario::Scenario;
-use crate::collective::rule::Grace;
 use crate::fabric::sim::Weather;
+use crate::rule::Grace;
 
 /// One schedule. Written as `3:17`, or `3:17+3,ranks=2,calm`: the world that generator 3 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.

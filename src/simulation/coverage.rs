@@ -1,8 +1,8 @@
 //! What a run met, and which conditions it met together.
 
 use crate::collective::core::{Counted, Op, Path, Stats, Token};
-use crate::collective::rule::{Absent, Grace, Scale, When};
 use crate::fabric::sim::Met;
+use crate::rule::{Absent, Grace, Scale, When};
 
 use super::scenario::Scenario;
 

@@ -17,9 +17,9 @@ use super::actor::{Actor, Saved};
 use super::oracle::Oracle;
 use super::scenario::Scenario;
 use super::{build, panic_text};
-use crate::collective::rule::Fire;
 use crate::fabric::Fabric;
 use crate::fabric::sim::{Net, SimFabric, Snapshot};
+use crate::rule::{Fire, Schedule};
 
 /// A world that is small enough.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub struct World {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// By a program.
-    Tree(crate::trigger::Schedule),
+    Tree(Schedule),
     /// By a cut and one reducer.
     Eager,
     /// By a cut and segments.

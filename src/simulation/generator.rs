@@ -11,14 +11,12 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::scenario::{Death, Habits, Scenario, Since};
-use crate::collective::choice::Mover;
 use crate::collective::core::{Effort, Path};
 use crate::collective::driver::Reduction;
-use crate::collective::rule::{Absent, Fire, Grace, Scale, When};
 use crate::fabric::sim::{Kind, Stall, Weather};
 use crate::fault::Fault;
 use crate::reduce::{Dtype, Reduce};
-use crate::trigger::Schedule;
+use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// What today's generator is called: a seed means another world to another generator. It changes with
 /// everything that changes which world or which order of events a seed draws.

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::scenario::Scenario;
-use crate::collective::core::{Cut, Entry, Part, RankSet, Time};
+use crate::collective::core::{Cut, Entry, Part, Time};
 use crate::collective::driver::Reduction;
-use crate::collective::rule::{Condition, Fire, Scale};
+use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
-use crate::trigger::Schedule;
+use crate::rule::{Condition, Fire, Scale, Schedule};
 
 /// What a guarantee says and what was seen instead.
 pub(super) type Verdict = Result<(), String>;

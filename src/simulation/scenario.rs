@@ -8,11 +8,11 @@ use super::explore::{Means, World};
 use super::recording::as_text;
 use crate::collective::core::{Effort, Path, Plan, Topology, program};
 use crate::collective::driver::Reduction;
-use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::fabric::sim::Weather;
 use crate::fault::Fault;
 use crate::reduce::{Dtype, Reduce};
-use crate::trigger::{Layout, Schedule};
+use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
+use crate::trigger::Layout;
 
 /// One world and what its ranks do.
 #[derive(Clone, Serialize, Deserialize)]

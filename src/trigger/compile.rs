@@ -6,9 +6,8 @@
 //! for P that is not a power of two the first pairs are folded (Thakur, Rabenseifner, Gropp:
 //! Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1), 2005).
 
-use serde::{Deserialize, Serialize};
-
 use super::program::{Action, Buffer, Counter, Operation, Place, Program, Role, Signal};
+use crate::rule::{Fire, Grace, Schedule, When};
 
 /// What sets off the activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,29 +23,17 @@ pub enum Start {
     Count(u32),
 }
 
-/// How contributions become an outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Schedule {
-    /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so deterministic bits.
-    Doubling,
-    /// Reduce-scatter, then all-gather: each chunk is reduced once, from all contributions.
-    Scatter,
-    /// Everybody writes to everybody, and everybody sums: no arithmetic at the target.
-    Gather,
-}
-
-impl Schedule {
-    /// All of them.
-    pub const EVERY: [Schedule; 3] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather];
-
-    /// As on the command line.
+impl Start {
+    /// How a program of triggered operations starts a round by a firing rule.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Schedule::Doubling => "doubling",
-            Schedule::Scatter => "scatter",
-            Schedule::Gather => "gather",
+    pub fn of(fire: Fire, grace: Grace, ranks: u32) -> Self {
+        // A grace, and a deadline, end early when all have arrived, so they are counted then.
+        let uncounted = grace == Grace::NONE && fire.limit().is_none() && !fire.has_full_rounds();
+        match fire.when() {
+            _ if fire.is_synchronous() => Start::Everybody,
+            When::Solo if uncounted => Start::First,
+            When::Majority(_) if uncounted => Start::Designated,
+            _ => Start::Count(fire.threshold(ranks)),
         }
     }
 }

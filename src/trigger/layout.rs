@@ -8,8 +8,9 @@
 
 use std::collections::HashMap;
 
-use super::compile::{Profile, Request, Schedule, Start, compile};
+use super::compile::{Profile, Request, Start, compile};
 use super::program::{Action, Buffer, Place, Program, Role, Signal};
+use crate::rule::Schedule;
 
 /// Cells in two cache lines, as everywhere.
 const LINE: usize = 16;

@@ -7,10 +7,11 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
-use super::compile::{Request, Schedule, Start};
+use super::compile::{Request, Start};
 use super::gate::{Deposit, Gate};
 use super::layout::{Layout, Target, Work};
 use super::worker::{SlotCells, Task, Want, Worker};
+use crate::rule::Schedule;
 use crate::sync::modelled::{Operation, find};
 use crate::sync::{AtomicU64, announce, full_fence, look, raise, swap};
 

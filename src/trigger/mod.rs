@@ -20,9 +20,11 @@ mod worker;
 
 pub use cards::{Cards, Sum};
 pub use check::{Defect, buffer_bytes, check};
-pub use compile::{Profile, Request, Schedule, Start, compile, hops};
+pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
 pub(crate) use layout::{Input, Layout, State, Target, Work};
 pub use offload::Offload;
 pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};
+
+pub use crate::rule::Schedule;

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use earlybird::collective::{Part, When};
-use earlybird::{Config, Executor, Fire, Mover, World};
+use earlybird::{Config, Executor, Fire, Mover, Part, When, World};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 

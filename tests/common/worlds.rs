@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use earlybird::config::FabricChoice;
-use earlybird::fabric::ofi::Settings;
-use earlybird::{Config, World};
+use earlybird::{Config, OfiSettings, World};
 
 use super::{Way, providers};
 
@@ -22,7 +21,8 @@ pub fn world<R: Send>(way: Way, ranks: u32, deadline: Duration, body: &(impl Fn(
         Way::Shm => (FabricChoice::Shm, None),
         Way::Ofi(provider) => (FabricChoice::Ofi, Some(provider.to_owned())),
     };
-    let config = Config { fabric, ofi: Settings { provider, ..Settings::default() }, deadline, ..Config::default() };
+    let config =
+        Config { fabric, ofi: OfiSettings { provider, ..OfiSettings::default() }, deadline, ..Config::default() };
     let started = Instant::now();
     let worlds = World::in_this_process(ranks, &config).unwrap_or_else(|error| panic!("{way:?}: {error}"));
     let said = std::thread::scope(|scope| {

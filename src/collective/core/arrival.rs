@@ -8,9 +8,9 @@ use super::plan::{Path, Plan};
 use super::tag::Tag;
 use super::tree::Effort;
 use super::word::{self, Closing};
-use crate::collective::rule::{Condition, When, drawn};
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
+use crate::rule::{Condition, When, drawn};
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
 pub(super) const FIRST_PROBE: Time = 1_000_000;
@@ -205,7 +205,7 @@ impl Machine {
 
     fn closing(&self) -> Closing {
         let at_once = self.pace.grace().is_none();
-        Closing { active: self.active.group(0), condition: self.condition(), at_once }
+        Closing { active: self.active.group(0, word::RANKS_PER_WORD), condition: self.condition(), at_once }
     }
 
     /// The bits that the arrival adds to its round's word.

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::rank_set::RankSet;
+use crate::rank_set::RankSet;
 use crate::trigger::Deposit;
 
 /// In what way a rank takes part in a round.

@@ -11,9 +11,9 @@ use super::cut::{Entry, Part};
 use super::machine::{Cells, Machine};
 use super::op::{Counted, Interest, Op};
 use super::plan::{Path, Plan, RECEIVING_ROWS};
-use super::rank_set::RankSet;
 use crate::fabric::Change;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 
 /// Who reduces the round that this rank arrived for last.
 #[derive(Clone, Debug, Default)]

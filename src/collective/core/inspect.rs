@@ -6,9 +6,9 @@ use super::arrival::{Arrival, Stage};
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::Counted;
 use super::plan::{BUFFERS, Path};
-use super::rank_set::RankSet;
 use super::tag::Tag;
 use super::word;
+use crate::rank_set::RankSet;
 
 impl Machine {
     /// Who is waited for: those who hold on to what a slot is needed for, those who did not arrive, those whose hosts do
@@ -148,8 +148,8 @@ impl Machine {
 mod tests {
     use super::super::{Effort, Op, Plan};
     use super::*;
-    use crate::collective::rule::Fire;
     use crate::fabric::Atomic;
+    use crate::rule::Fire;
 
     struct Memory(Vec<u64>);
 

@@ -6,9 +6,9 @@ use super::machine::Machine;
 use super::op::Token;
 use super::plan::Path;
 use super::word;
-use crate::collective::rule::Absent;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
+use crate::rule::Absent;
 
 /// A late contribution that enters together with the rank's next arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,8 +5,8 @@ use super::machine::{Cells, Machine};
 use super::op::{Interest, Op};
 use super::plan::{Path, Plan};
 use super::tag::Tag;
-use crate::collective::rule::When;
 use crate::fault::Fault;
+use crate::rule::When;
 
 impl Machine {
     /// Learns cuts and landings from the cells of this host.

@@ -17,11 +17,11 @@ use super::op::{Counted, Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::pulling::Pull;
-use super::rank_set::RankSet;
 use super::stats::Stats;
 use super::tree::Effort;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 use crate::trigger::{Layout, Start, Worker};
 
 /// The control cells of the own host, as they are now. Loads have acquire order.

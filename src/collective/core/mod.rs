@@ -28,7 +28,6 @@ mod plan;
 #[cfg(all(test, not(loom)))]
 mod plan_tests;
 mod pulling;
-mod rank_set;
 mod stats;
 mod tag;
 mod tree;
@@ -38,7 +37,6 @@ pub use cut::{Cut, Entry, Part};
 pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Counted, Op, Token};
 pub(crate) use plan::{Path, Plan, Topology, program};
-pub use rank_set::RankSet;
 pub use stats::Stats;
 pub(crate) use tree::Effort;
 

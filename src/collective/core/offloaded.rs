@@ -15,7 +15,7 @@ use super::cut::Part;
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Op, Token};
 use super::plan::{Path, Plan};
-use super::rank_set::RankSet;
+use crate::rank_set::RankSet;
 use crate::trigger::{Deposit, Gate, Start};
 
 /// How far the slots have come. Rounds go through everything in order.

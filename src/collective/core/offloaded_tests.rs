@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
-use crate::collective::rule::{Fire, Grace};
+use crate::rule::{Fire, Grace};
 use crate::trigger::{Cards, Gate, Offload, Profile, Request, Role, Schedule, Signal, Start, compile};
 
 struct Memory(Vec<u64>);

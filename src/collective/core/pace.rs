@@ -13,7 +13,7 @@
 //! out of step find back in it. (Solo and quorum keep theirs: it is all that holds balanced ranks in step.)
 
 use super::Time;
-use crate::collective::rule::Grace;
+use crate::rule::Grace;
 
 const KEPT: usize = 8;
 

@@ -6,17 +6,16 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::Time;
 use super::cut::Cut;
 use super::machine::Cells;
-use super::rank_set::RankSet;
 use super::tag::Tag;
 use super::word::RANKS_PER_WORD;
-use crate::collective::rule::{Absent, Fire, Grace};
 use crate::fault::Fault;
-use crate::trigger::{Layout, Request, Schedule, Start, span};
+use crate::rank_set::RankSet;
+pub(crate) use crate::rule::Path;
+use crate::rule::{Absent, Fire, Grace, Schedule};
+use crate::trigger::{Layout, Request, Start, span};
 
 /// Buffers of a rank: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
@@ -34,52 +33,6 @@ const LINE: usize = 16;
 
 /// Most work-stealing shares of a round. More would only cost memory: a share is a claim counter.
 const MAX_SHARES: u64 = 32;
-
-/// How the data of a round gets where it is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Path {
-    /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
-    Replicated,
-    /// Arrivals push their data to the round's home, which reduces and pushes the outcome. Synchronous
-    /// rule only.
-    Gathered,
-    /// The same with a home on every host, each for a share of the data.
-    Scattered,
-    /// Arrivals push their data to every host; the initiator reduces and hands out the outcome.
-    Eager,
-    /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
-    Segmented,
-    /// Data stays where it was written; a program activates, seals and reduces.
-    #[serde(rename = "tree")]
-    Program,
-    /// A provider runs the program: it hands contributions to everybody, and each rank reduces.
-    Offloaded,
-}
-
-impl Path {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Path::Replicated => "replicated",
-            Path::Gathered => "gathered",
-            Path::Scattered => "scattered",
-            Path::Eager => "eager",
-            Path::Segmented => "segmented",
-            Path::Program => "tree",
-            Path::Offloaded => "offloaded",
-        }
-    }
-
-    /// Whether homes reduce.
-    pub(crate) fn has_homes(self) -> bool {
-        matches!(self, Path::Gathered | Path::Scattered)
-    }
-
-    /// Whether arrivals push all of their data into slot tables.
-    pub(crate) fn pushes(self) -> bool {
-        matches!(self, Path::Replicated | Path::Gathered | Path::Eager)
-    }
-}
 
 /// Which ranks share memory.
 #[derive(Clone, Debug)]

@@ -7,8 +7,7 @@ use proptest::prelude::*;
 
 use super::plan::{BUFFERS, RECEIVING_ROWS};
 use super::{Cut, Path, Plan, Topology, program};
-use crate::collective::rule::{Absent, Fire, Grace};
-use crate::trigger::Schedule;
+use crate::rule::{Absent, Fire, Grace, Schedule};
 
 /// Numbers hosts from 0 without a gap.
 fn dense(hosts: Vec<u32>) -> Vec<u32> {

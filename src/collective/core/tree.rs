@@ -13,10 +13,10 @@ use super::late::Pending;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};
 use super::plan::Plan;
-use super::rank_set::RankSet;
-use crate::collective::rule::Condition;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
+use crate::rule::Condition;
 use crate::trigger::{Gate, SlotCells, Start, State, Task, Want};
 
 /// How much a call does for others.

@@ -4,7 +4,7 @@
 //! adds its own bit and learns from the returned value who came earlier, so one atomic decides
 //! both the order and the membership. Larger worlds use an array of words (`docs/semantics.md`).
 
-use crate::collective::rule::Condition;
+use crate::rule::Condition;
 
 /// Ranks in one word.
 pub(crate) const RANKS_PER_WORD: u32 = 31;

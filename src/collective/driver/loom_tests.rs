@@ -14,12 +14,11 @@ use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
 use crate::collective::core::{Effort, Path, Plan, program};
-use crate::collective::rule::{Absent, Fire, Grace, Scale};
 use crate::fabric::Lender;
 use crate::fabric::modelled::Host;
 use crate::reduce::{Dtype, Reduce};
+use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
 use crate::sync::modelled::{Operation, check, find, narrow};
-use crate::trigger::Schedule;
 
 /// What all ranks of a test agree on. An element has 64 bits; a segment is one element.
 #[derive(Clone, Copy)]

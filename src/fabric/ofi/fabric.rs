@@ -21,36 +21,13 @@ use super::registration::Failed;
 use super::secret::JobSecret;
 use super::shared::Shared;
 use super::wire::Wire;
+use crate::config::OfiSettings;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
 use crate::fault::Fault;
-
-/// Which of libfabric's providers carries a world, and how.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The provider; none for the best that there is.
-    pub provider: Option<String>,
-    /// The device; none for the provider's best.
-    pub device: Option<String>,
-    /// How long a rank on another machine may say nothing before it counts as dead.
-    pub silence: Duration,
-    /// How long a rank that leaves stays at most for those that are behind.
-    pub linger: Duration,
-    /// Whether a write may bring data to the queue of its target, where the provider can do that. Without, what a put
-    /// signals follows when its data has landed: a way there and back more. None: unless the provider is known to get
-    /// stuck.
-    pub cq_data: Option<bool>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let (silence, linger) = (Duration::from_secs(10), Duration::from_secs(10));
-        Settings { provider: None, device: None, silence, linger, cq_data: None }
-    }
-}
 
 /// How long a rank of a world that has failed gives its provider for the last messages.
 const LAST_WORDS: Duration = Duration::from_millis(50);
@@ -79,7 +56,7 @@ struct Opened {
     card: Card,
 }
 
-fn open(library: &Library, settings: &Settings, rank: u32, ranks: u32) -> Result<Opened> {
+fn open(library: &Library, settings: &OfiSettings, rank: u32, ranks: u32) -> Result<Opened> {
     let named = settings.provider.as_deref().unwrap_or("any provider");
     let refused = |what: &'static str| {
         let library = *library;
@@ -144,7 +121,7 @@ impl OfiFabric {
     /// providers; ranks that cannot be reached by the deadline.
     pub fn join(
         library: &Library,
-        settings: &Settings,
+        settings: &OfiSettings,
         (rank, ranks): (u32, u32),
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
@@ -230,7 +207,12 @@ impl OfiFabric {
     ///
     /// # Errors
     /// As [`OfiFabric::join`].
-    pub fn in_this_process(library: &Library, settings: &Settings, ranks: u32, deadline: Instant) -> Result<Vec<Self>> {
+    pub fn in_this_process(
+        library: &Library,
+        settings: &OfiSettings,
+        ranks: u32,
+        deadline: Instant,
+    ) -> Result<Vec<Self>> {
         let cards = Mutex::new(vec![None; ranks as usize]);
         let all_told = Barrier::new(ranks as usize);
         let fault = Fault::chosen();

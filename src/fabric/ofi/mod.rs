@@ -71,7 +71,7 @@ mod wire;
 pub(crate) use card::Card;
 pub use earlybird_ffi::ofi::{Library, LoadError};
 pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables, variables_not_set};
-pub use fabric::{OfiFabric, Settings};
+pub use fabric::OfiFabric;
 #[cfg(test)]
 pub(crate) use message::Message;
 pub use probe::{Device, Progress, devices};

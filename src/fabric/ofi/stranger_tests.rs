@@ -15,11 +15,12 @@ use parking_lot::Mutex;
 
 use super::card::Card;
 use super::engine::MOST_GUESSES;
-use super::fabric::{OfiFabric, Settings};
+use super::fabric::OfiFabric;
 use super::message::{Content, Message, Place};
 use super::notes::{Mark, NOTED};
 use super::probe;
 use super::wire::Event;
+use crate::config::OfiSettings;
 use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Signal};
 use crate::skipped::{Need, skipped};
 
@@ -41,7 +42,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(library: &Library) -> Self {
-        let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
+        let settings = OfiSettings { provider: Some(PROVIDER.to_owned()), ..OfiSettings::default() };
         World::of(OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap())
     }
 
@@ -51,7 +52,7 @@ impl World {
 
     /// A world whose rank 1 has a device that brings no more than so many bytes to a queue.
     fn with_a_lesser_device(library: &Library, cq_data: u32) -> Self {
-        let settings = Settings { provider: Some(PROVIDER.to_owned()), ..Settings::default() };
+        let settings = OfiSettings { provider: Some(PROVIDER.to_owned()), ..OfiSettings::default() };
         let (cards, all_told) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
         let join = &|rank: u32| {
             OfiFabric::join(library, &settings, (rank, 2), Instant::now() + PATIENCE, |card| {

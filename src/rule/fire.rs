@@ -5,9 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Grace, RuleError};
-use crate::collective::core::RankSet;
+use crate::rank_set::RankSet;
 use crate::time::parse_duration;
-use crate::trigger::Start;
 
 /// What a round waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,21 +170,6 @@ impl Fire {
             Some(k) if k < 2 => Err(RuleError::FullTooOften { k }),
             Some(_) if self.is_synchronous() => Err(RuleError::FullAnyway),
             _ => Ok(()),
-        }
-    }
-}
-
-impl Start {
-    /// How a program of triggered operations starts a round by a firing rule.
-    #[must_use]
-    pub fn of(fire: Fire, grace: Grace, ranks: u32) -> Self {
-        // A grace, and a deadline, end early when all have arrived, so they are counted then.
-        let uncounted = grace == Grace::NONE && fire.deadline.is_none() && fire.full_every.is_none();
-        match fire.when {
-            _ if fire.is_synchronous() => Start::Everybody,
-            When::Solo if uncounted => Start::First,
-            When::Majority(_) if uncounted => Start::Designated,
-            _ => Start::Count(fire.threshold(ranks)),
         }
     }
 }

@@ -1,4 +1,5 @@
 //! A set of ranks as a bitmap of fixed size.
+#![forbid(unsafe_code)]
 
 /// Ranks of one world, a bit each. Its memory is allocated once, for the size of the world.
 #[derive(Debug, PartialEq, Eq, Hash, Default)]
@@ -93,12 +94,12 @@ impl RankSet {
         Some(index as u32 * 64 + word.trailing_zeros())
     }
 
-    /// The bits of ranks `first .. first + 31`, shifted down to bit 0.
-    pub(crate) fn group(&self, first: u32) -> u64 {
+    /// The bits of fewer than 64 ranks from `first` on, shifted down to bit 0.
+    pub(crate) fn group(&self, first: u32, ranks: u32) -> u64 {
         let (index, shift) = (first as usize / 64, first % 64);
         let low = self.bits.get(index).map_or(0, |word| word >> shift);
         let high = if shift == 0 { 0 } else { self.bits.get(index + 1).map_or(0, |word| word << (64 - shift)) };
-        (low | high) & ((1 << super::word::RANKS_PER_WORD) - 1)
+        (low | high) & ((1 << ranks) - 1)
     }
 }
 
@@ -122,7 +123,7 @@ mod tests {
             (0..ranks).filter(|rank| rank % 3 != 1).for_each(|rank| set.insert(rank));
             for first in (0..ranks).step_by(31) {
                 for bit in 0..31 {
-                    assert_eq!(set.group(first) >> bit & 1 == 1, set.contains(first + bit));
+                    assert_eq!(set.group(first, 31) >> bit & 1 == 1, set.contains(first + bit));
                 }
             }
             for from in 0..ranks {

@@ -1,15 +1,20 @@
-//! The choices that make a collective partial: when a round fires, how long it stays open after
-//! that, what becomes of who is late, and what the sum is divided by.
+//! The choices that make a collective, as plain values: when a round fires, how long it stays open after that, what
+//! becomes of late contributions, what the sum is divided by, how the data moves and which executor carries a round
+//! out.
 //!
-//! Every type here parses from and prints to the form used on the command line, so a rule read
-//! back from a report is the rule that was given.
+//! What users choose parses from and prints to the form used on the command line, so a rule read back from a report is
+//! the rule that was given.
+#![forbid(unsafe_code)]
 
+mod choice;
 mod fire;
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+pub(crate) use choice::Path;
+pub use choice::{Executor, Mover, Schedule};
 pub(crate) use fire::Condition;
 pub use fire::{Fire, When, drawn};
 
@@ -74,7 +79,7 @@ pub enum Absent {
     /// It enters the next round that fires.
     #[default]
     Carry,
-    /// It is dropped, and counted ([`Stats::dropped`](super::core::Stats::dropped)).
+    /// It is dropped, and counted ([`Stats::dropped`](crate::Stats::dropped)).
     Drop,
     /// It enters the next round that fires, multiplied by this for every round that it is late.
     /// Floating-point sums only.
@@ -151,7 +156,7 @@ pub enum Scale {
     /// The number of contributions in the round's cut.
     Contributions,
     /// The sum of the weights in the round's cut: a weighted mean. Every contribution is multiplied
-    /// by its weight ([`Allreduce::weigh`](super::Allreduce::weigh), 1 unless given) and by its
+    /// by its weight ([`Allreduce::weigh`](crate::Allreduce::weigh), 1 unless given) and by its
     /// decay, if there is one.
     Weights,
 }

@@ -1,0 +1,131 @@
+//! How a round is carried out once it fires, and by whom.
+
+use serde::{Deserialize, Serialize};
+
+use crate::named::named;
+
+/// How data moves once a round fires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Mover {
+    /// By the hw-config's measurements.
+    #[default]
+    Auto,
+    /// The cut is agreed on first, in a word; then whoever is there moves the data.
+    Cut,
+    /// A program of triggered operations activates, seals and reduces; the cut comes with the data.
+    Tree,
+}
+
+/// Who carries a round out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Executor {
+    /// By the hw-config's measurements.
+    #[default]
+    Auto,
+    /// Ranks that are in `wait` or `test`.
+    Caller,
+    /// A thread of each rank, while its application computes.
+    Thread,
+    /// Whoever moves a counter past a threshold, in `arrive` too.
+    Peer,
+    /// A network card by itself, or a provider of libfabric that acts as one; ranks only reduce.
+    Provider,
+}
+
+named!(Mover, "mover", "auto, cut, tree", "auto" => Auto, "cut" => Cut, "tree" => Tree);
+named!(
+    Executor, "executor", "auto, caller, thread, peer, provider",
+    "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer, "provider" => Provider
+);
+
+/// How the data of a round gets where it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Path {
+    /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
+    Replicated,
+    /// Arrivals push their data to the round's home, which reduces and pushes the outcome. Synchronous
+    /// rule only.
+    Gathered,
+    /// The same with a home on every host, each for a share of the data.
+    Scattered,
+    /// Arrivals push their data to every host; the initiator reduces and hands out the outcome.
+    Eager,
+    /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
+    Segmented,
+    /// Data stays where it was written; a program activates, seals and reduces.
+    #[serde(rename = "tree")]
+    Program,
+    /// A provider runs the program: it hands contributions to everybody, and each rank reduces.
+    Offloaded,
+}
+
+impl Path {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Path::Replicated => "replicated",
+            Path::Gathered => "gathered",
+            Path::Scattered => "scattered",
+            Path::Eager => "eager",
+            Path::Segmented => "segmented",
+            Path::Program => "tree",
+            Path::Offloaded => "offloaded",
+        }
+    }
+
+    /// Whether homes reduce.
+    pub(crate) fn has_homes(self) -> bool {
+        matches!(self, Path::Gathered | Path::Scattered)
+    }
+
+    /// Whether arrivals push all of their data into slot tables.
+    pub(crate) fn pushes(self) -> bool {
+        matches!(self, Path::Replicated | Path::Gathered | Path::Eager)
+    }
+}
+
+/// How contributions become an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so deterministic bits.
+    Doubling,
+    /// Reduce-scatter, then all-gather: each chunk is reduced once, from all contributions.
+    Scatter,
+    /// Everybody writes to everybody, and everybody sums: no arithmetic at the target.
+    Gather,
+}
+
+impl Schedule {
+    /// All of them.
+    pub const EVERY: [Schedule; 3] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather];
+
+    /// As on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::Doubling => "doubling",
+            Schedule::Scatter => "scatter",
+            Schedule::Gather => "gather",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_print_as_they_are_written() {
+        for text in ["auto", "cut", "tree"] {
+            assert_eq!(text.parse::<Mover>().unwrap().to_string(), text);
+        }
+        for text in ["auto", "caller", "thread", "peer", "provider"] {
+            assert_eq!(text.parse::<Executor>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "twig".parse::<Mover>().unwrap_err().to_string(),
+            "unknown mover \"twig\"; use one of auto, cut, tree"
+        );
+    }
+}
