@@ -33,10 +33,10 @@
 //! memory for the last time. Waits may end without a cause.
 
 mod access;
-pub(crate) mod arena;
 #[cfg(feature = "internals")]
 pub mod conformance;
 pub(crate) mod failure;
+mod lender;
 #[cfg(feature = "internals")]
 pub mod measure;
 pub(crate) mod memory;
@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use access::RawAccess;
-pub(crate) use arena::{Arena, Lender};
+pub(crate) use lender::Lender;
 pub use window::Window;
 
 use crate::error::Result;

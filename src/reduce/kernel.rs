@@ -1,9 +1,13 @@
 //! The reduction itself.
 #![allow(unsafe_code)]
 
+mod arena;
+
 use std::any::TypeId;
 
 use half::{bf16, f16};
+
+pub(crate) use arena::{Arena, Goal, Place, Source};
 
 use super::number::{Narrow, Wide};
 use super::{Dtype, Element, Reduce};
@@ -13,12 +17,12 @@ const BLOCK: usize = 2048;
 
 /// One source of a reduction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operand {
-    pub(crate) data: *const u8,
+struct Operand {
+    data: *const u8,
     /// Whether it is a partial result, in the width of [`Dtype::wide_size`].
-    pub(crate) wide: bool,
+    wide: bool,
     /// What it is multiplied by. Only of floats that are added.
-    pub(crate) factor: f32,
+    factor: f32,
 }
 
 /// How elements are folded.
@@ -46,9 +50,9 @@ fold!(Sum => plus, Min => min, Max => max, Prod => times);
 
 /// Where a reduction writes, and in what width.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) data: *mut u8,
-    pub(crate) wide: bool,
+struct Target {
+    data: *mut u8,
+    wide: bool,
 }
 
 /// Reduces `operands` element by element, `len` elements each, in the order given, and divides by
@@ -59,7 +63,7 @@ pub(crate) struct Target {
 /// Every address must be valid for `len` elements of its width and aligned to them; the target must
 /// be valid for writes and overlap no operand; nobody writes an operand or touches the target
 /// meanwhile.
-pub(crate) unsafe fn combine(
+unsafe fn combine(
     (dtype, reduce): (Dtype, Reduce),
     target: Target,
     operands: &[Operand],

@@ -7,7 +7,7 @@
 mod kernel;
 mod number;
 
-pub(crate) use kernel::{Operand, Target, combine, sum};
+pub(crate) use kernel::{Arena, Goal, Place, Source, sum};
 
 use std::fmt;
 

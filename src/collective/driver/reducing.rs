@@ -2,8 +2,8 @@
 
 use super::Driver;
 use crate::collective::core::{Cells, Entry, Part};
-use crate::fabric::arena::{Goal, Place, Source};
 use crate::fault::{Crash, Fuse};
+use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Gate, Input, Target, Task, Work};
 
 impl Driver {

@@ -1,15 +1,13 @@
-//! The data memory of a collective on one host: contributions and outcomes.
+//! Reductions in the data memory of a collective on one host.
 //!
-//! Here, and only here, bytes that peers reach by one-sided operations become slices. That is
-//! sound as long as the protocol holds: the buffer that a rank writes next is read by nobody, a
-//! cut's contributions are written by nobody until its round has landed, a claimed segment has one
-//! writer, and an outcome is written by nobody between landing and release (G1 to G4; the
-//! simulator checks them in every schedule).
+//! Peers reach this memory by one-sided operations. Reducing it is sound as long as the protocol holds: no rank writes
+//! the contributions of a cut until its round has landed, and a claimed segment has one writer (G1 to G4; the simulator
+//! checks them in every schedule).
 #![allow(unsafe_code)]
 
-use super::Window;
-use crate::reduce::{Dtype, Operand, Reduce, Target, combine};
-use bytemuck::Pod;
+use super::{Operand, Target, combine};
+use crate::fabric::{Lender, Window};
+use crate::reduce::{Dtype, Reduce};
 
 /// Where a source of a reduction lies.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +35,7 @@ pub(crate) struct Goal {
     pub(crate) wide: bool,
 }
 
+/// The contributions and outcomes of one host, and what was read from others.
 #[derive(Debug)]
 pub(crate) struct Arena {
     data: Window,
@@ -79,33 +78,6 @@ impl Arena {
     }
 
     pub(crate) fn lender(&self) -> Lender {
-        Lender { data: self.data.clone() }
-    }
-}
-
-/// Lends contributions and outcomes.
-#[derive(Clone, Debug)]
-pub(crate) struct Lender {
-    data: Window,
-}
-
-impl Lender {
-    /// The contribution that is being written.
-    pub(crate) fn contribution<T: Pod>(&mut self, at: usize, bytes: usize) -> &mut [T] {
-        let address = self.data.target(at, bytes);
-        // SAFETY: mapped, aligned (the plan's strides are), any bits are a valid element. Until it
-        // is handed in by `arrive`, which needs the same `&mut`, the buffer belongs to this rank:
-        // its last content entered a round that has landed. Where it is handed in before it is
-        // filled, this is a segment of it, and nobody reads that before it is said to be there.
-        unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast(), bytes / size_of::<T>()) }
-    }
-
-    /// An outcome that has landed and was not released.
-    pub(crate) fn outcome<T: Pod>(&self, at: usize, bytes: usize) -> &[T] {
-        let address = self.data.source(at, bytes);
-        // SAFETY: mapped, aligned, any bits are a valid element. The round has landed, so its
-        // writers are done, and the slot is not written again before this rank releases the
-        // round, which it does when nothing borrows the outcome any more.
-        unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes / size_of::<T>()) }
+        Lender::new(self.data.clone())
     }
 }
