@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store::{self, Secret};
-use crate::bootstrap::{Place, meet};
+use crate::bootstrap::{Met, Place, meet};
 use crate::collective::build::AllreduceBuilder;
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
@@ -272,7 +272,9 @@ fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
                 Some(Place::Unix(name)) => name,
                 _ => &identity.job,
             };
-            Ok(Arc::new(meet(name, (rank, ranks), config.deadline)?))
+            let Met { memory, processes } =
+                meet(name, (rank, ranks), config.deadline, || ShmFabric::create(ranks))?;
+            Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
         }
         FabricChoice::Shm => Err(Error::Config(
             "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi for others"

@@ -9,4 +9,4 @@ pub(crate) mod store;
 pub(crate) mod wire;
 
 pub use place::Place;
-pub(crate) use rendezvous::meet;
+pub(crate) use rendezvous::{Met, meet};

@@ -1,6 +1,6 @@
 //! How the ranks of one machine meet: rank 0 listens on an abstract socket, counts heads, and
-//! hands everybody the memory of the world. Abstract sockets have no file, so none stays behind;
-//! after the meeting nothing of it is left.
+//! hands all of them the memory of the world, which the caller has made. Abstract sockets have no file, so none stays
+//! behind; after the meeting nothing of it is left.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -17,9 +17,8 @@ use rustix::net::{
 
 use super::peer;
 use super::roll::Roll;
-use super::wire::{HELLO, Heading, Hello, VERDICT, decode_pids, encode_pids};
+use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
-use crate::fabric::shm::{MOST_RANKS, ShmFabric};
 use crate::time::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -28,24 +27,44 @@ const MANNERS: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Meets the other ranks and returns the world they share.
+/// What a rank gets from a meeting.
+#[derive(Debug)]
+pub(crate) struct Met {
+    /// The memory of the world.
+    pub(crate) memory: OwnedFd,
+    /// The process of each rank, by rank; none in a world of one.
+    pub(crate) processes: Vec<Option<u32>>,
+}
+
+/// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone.
 ///
 /// # Errors
-/// Who did not come, who came twice, who was told another world size: on every rank that came.
-pub(crate) fn meet(name: &str, (rank, ranks): (u32, u32), deadline: Duration) -> Result<ShmFabric> {
+/// Who did not come, who came twice, who was told another world size: on every rank that came. What `make` says.
+pub(crate) fn meet(
+    name: &str,
+    (rank, ranks): (u32, u32),
+    deadline: Duration,
+    make: impl FnOnce() -> Result<OwnedFd>,
+) -> Result<Met> {
     if ranks > MOST_RANKS {
         return Err(Error::join(rank, format!("{ranks} ranks on one machine; the most is {MOST_RANKS}")));
     }
     if ranks == 1 {
-        return ShmFabric::join(ShmFabric::create(1)?, 0, 1, &[None]);
+        return Ok(Met { memory: make()?, processes: vec![None] });
     }
     let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
     let until = Deadline::from(deadline).instant();
-    if rank == 0 { host(&address, ranks, until, deadline) } else { visit(&address, rank, ranks, until, deadline) }
+    if rank == 0 { host(&address, ranks, until, deadline, make) } else { visit(&address, rank, ranks, until, deadline) }
 }
 
-fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) -> Result<ShmFabric> {
+fn host(
+    address: &SocketAddr,
+    ranks: u32,
+    until: Instant,
+    deadline: Duration,
+    make: impl FnOnce() -> Result<OwnedFd>,
+) -> Result<Met> {
     let os = |cause| Error::os(0, "open the meeting", cause);
     let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
         std::io::ErrorKind::AddrInUse => {
@@ -54,7 +73,7 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
         _ => os(cause),
     })?;
     listener.set_nonblocking(true).map_err(os)?;
-    let memory = ShmFabric::create(ranks)?;
+    let memory = make()?;
     let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
     let mut roll = Roll::new(ranks, until, deadline);
     let verdict = loop {
@@ -97,8 +116,7 @@ fn host(address: &SocketAddr, ranks: u32, until: Instant, deadline: Duration) ->
         };
     }
     verdict.map_err(|problem| Error::join(0, problem))?;
-    let pids: Vec<_> = pids.into_iter().map(Some).collect();
-    ShmFabric::join(memory, 0, ranks, &pids)
+    Ok(Met { memory, processes: pids.into_iter().map(Some).collect() })
 }
 
 /// How a guest introduces itself; nothing for a stranger.
@@ -128,7 +146,7 @@ fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::Borrowe
     stream.write_all(&body)
 }
 
-fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: Duration) -> Result<ShmFabric> {
+fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: Duration) -> Result<Met> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
     let mut stream = loop {
         match UnixStream::connect_addr(address) {
@@ -158,8 +176,8 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     if refused {
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
     }
-    let pids = decode_pids(&body, ranks).ok_or_else(lost)?;
-    ShmFabric::join(memory.ok_or_else(lost)?, rank, ranks, &pids)
+    let processes = decode_pids(&body, ranks).ok_or_else(lost)?;
+    Ok(Met { memory: memory.ok_or_else(lost)?, processes })
 }
 
 fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {

@@ -1,7 +1,9 @@
 //! What ranks say to each other at their meeting, as bytes.
 
-use crate::fabric::shm::MOST_RANKS;
 use crate::fault::Fault;
+
+/// Most ranks of one machine.
+pub(super) const MOST_RANKS: u32 = 4096;
 
 const MAGIC: u32 = 0x4542_4452;
 const VERSION: u32 = 1;

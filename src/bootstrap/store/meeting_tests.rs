@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use super::folder::Folder;
 use super::frame::{self, Hello, NONCE};
 use super::{Secret, gather};
-use crate::bootstrap::{Place, meet};
+use crate::bootstrap::{Met, Place, meet};
 use crate::error::Result;
+use crate::fabric::shm::ShmFabric;
 use crate::fault::Fault;
 
 /// Some meetings last as long as this.
@@ -45,10 +46,16 @@ fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
     })
 }
 
-/// Ranks with the world sizes that they were told meet on one machine; what each was told.
+/// A rank with the world size that it was told comes to a meeting on one machine and joins the world.
+fn come(name: &str, (rank, ranks): (u32, u32)) -> Result<()> {
+    let Met { memory, processes } = meet(name, (rank, ranks), DEADLINE, || ShmFabric::create(ranks))?;
+    ShmFabric::join(memory, rank, ranks, &processes).map(drop)
+}
+
+/// Such ranks meet; what each was told.
 fn meet_as(ranks: &[(u32, u32)]) -> Vec<Result<()>> {
     let name = &fresh("shm");
-    together(ranks.iter().map(|&rank| move || meet(name, rank, DEADLINE).map(drop)).collect())
+    together(ranks.iter().map(|&rank| move || come(name, rank)).collect())
 }
 
 /// Ranks of a world of so many meet at a place, each with a secret; what each was told.
@@ -113,7 +120,7 @@ fn strangers_are_not_greeted() {
             while who == 1 && !has_come.load(Ordering::Acquire) {
                 thread::yield_now();
             }
-            meet(name, (who, 2), DEADLINE).map(drop).unwrap();
+            come(name, (who, 2)).unwrap();
         }
     };
     together((0..3).map(play).collect());

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::time::Deadline;
 
 /// Most bytes that a rank may give.
-pub(crate) const MOST: usize = 4096;
+const MOST: usize = 4096;
 
 /// Most ranks of a world that meets at a store.
 const MOST_RANKS: u32 = 1 << 16;

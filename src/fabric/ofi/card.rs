@@ -41,7 +41,6 @@ impl Card {
             bytes.extend((part.len() as u32).to_le_bytes());
             bytes.extend(part);
         }
-        debug_assert!(bytes.len() <= crate::bootstrap::store::MOST);
         bytes
     }
 

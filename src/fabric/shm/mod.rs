@@ -30,7 +30,6 @@ use crate::fault::Fault;
 use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
 use mailbox::Mailbox;
-pub(crate) use segment::MOST_RANKS;
 use segment::Segment;
 
 /// Endpoints that a world can have open or have had.

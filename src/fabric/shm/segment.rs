@@ -16,9 +16,6 @@ use super::mailbox::Mailbox;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Most ranks of one machine.
-pub(crate) const MOST_RANKS: u32 = 4096;
-
 /// Endpoints of a world, number 0 being the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
 
