@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store::{self, Secret};
 use crate::bootstrap::{Met, Place, meet};
-use crate::collective::build::AllreduceBuilder;
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
@@ -115,13 +114,6 @@ impl World {
     #[must_use]
     pub fn launcher(&self) -> &'static str {
         self.inner.source
-    }
-
-    /// A partial allreduce over tensors of these lengths (in elements), whose contributions lie
-    /// one behind the other. Finish the choices with
-    /// [`build`](AllreduceBuilder::build).
-    pub fn allreduce<T: Element>(&self, lengths: &[usize]) -> AllreduceBuilder<'_, T> {
-        AllreduceBuilder::new(self, lengths)
     }
 
     /// Returns when all ranks have called it.

@@ -39,8 +39,17 @@ pub struct AllreduceBuilder<'w, T> {
 /// Most rounds that may be unreleased.
 const MOST_DEPTH: u32 = 1 << 16;
 
+impl World {
+    /// A partial allreduce over tensors of these lengths (in elements), whose contributions lie
+    /// one behind the other. Finish the choices with
+    /// [`build`](AllreduceBuilder::build).
+    pub fn allreduce<T: Element>(&self, lengths: &[usize]) -> AllreduceBuilder<'_, T> {
+        AllreduceBuilder::new(self, lengths)
+    }
+}
+
 impl<'w, T: Element> AllreduceBuilder<'w, T> {
-    pub(crate) fn new(world: &'w World, lengths: &[usize]) -> Self {
+    fn new(world: &'w World, lengths: &[usize]) -> Self {
         AllreduceBuilder {
             world,
             lengths: lengths.to_vec(),
