@@ -51,9 +51,13 @@ pub mod config;
 #[cfg(feature = "internals")]
 pub mod error;
 #[cfg(feature = "internals")]
+pub mod executor;
+#[cfg(feature = "internals")]
 pub mod fabric;
 #[cfg(feature = "internals")]
 pub mod fault;
+#[cfg(feature = "internals")]
+pub mod measure;
 #[cfg(feature = "internals")]
 pub mod model;
 #[cfg(feature = "internals")]
@@ -77,6 +81,8 @@ mod collective;
 mod config;
 #[cfg(not(feature = "internals"))]
 mod error;
+#[cfg(not(feature = "internals"))]
+mod executor;
 #[cfg(not(feature = "internals"))]
 mod fabric;
 #[cfg(not(feature = "internals"))]

@@ -11,7 +11,7 @@ use crate::bootstrap::wire::{Heading, Hello, decode_pids, encode_pids};
 use crate::collective::build::{compare, decode_keys};
 use crate::config::Config;
 use crate::error::Result;
-use crate::fabric::ofi::offload::Introduction;
+use crate::executor::deferred_work::Introduction;
 use crate::fabric::ofi::{Card, Message};
 use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};

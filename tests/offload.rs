@@ -12,9 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use earlybird::Error;
+use earlybird::executor::deferred_work::{Card, Introduction};
 use earlybird::fabric::RawAccess;
 use earlybird::fabric::ofi::Library;
-use earlybird::fabric::ofi::offload::{Card, Introduction};
 use earlybird::trigger::{Request, Schedule, Start};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;

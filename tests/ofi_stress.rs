@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::marks::Marks;
 use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
-use earlybird::fabric::ofi::offload::largest_depth;
+use earlybird::executor::deferred_work::largest_depth;
 use earlybird::fabric::{Access, At, Key, Posted, RawAccess};
 use earlybird::{Config, Error, Executor, Fire, Grace, Mover, World};
 use rustix::process::Signal;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use earlybird::config::VARIABLES;
-use earlybird::fabric::ofi::offload::largest_depth;
+use earlybird::executor::deferred_work::largest_depth;
 use earlybird::fabric::ofi::{self, Device, Library, devices, provider_variables};
 use serde_json::json;
 

@@ -7,14 +7,14 @@ use super::allreduce::Allreduce;
 use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
 use super::patience::Patience;
-use super::provider::Provider;
 use crate::error::{Error, Result};
-use crate::fabric::ofi::offload::Introduction;
+use crate::executor::deferred_work::{Introduction, Provider};
 use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::reduce::{Element, Reduce};
-use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
+use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale, Schedule};
 use crate::time::Deadline;
+use crate::trigger::{Request, Start};
 use crate::world::World;
 
 /// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
@@ -188,7 +188,15 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// Opens the providers of all ranks. Nothing if one cannot: all do without then.
     fn offload(&self, plan: &Plan, until: std::time::Instant) -> Result<Option<Provider>> {
         let (operation, rank, fabric) = ("allreduce.build", plan.me, self.world.fabric());
-        let opened = Provider::open(plan, self.world.provider());
+        let wanted = Request {
+            ranks: plan.ranks,
+            start: Start::of(plan.fire, plan.grace, plan.ranks),
+            schedule: Schedule::Gather,
+            bytes: plan.bytes as u64,
+            chunk: 0,
+            slots: plan.slots(),
+        };
+        let opened = Provider::open(rank, &wanted, plan.data_bytes(), self.world.provider());
         let told = match &opened {
             Ok((_, introduction)) => [b"ok".to_vec(), introduction.encode()].concat(),
             Err(error) => error.to_string().into_bytes(),

@@ -9,8 +9,8 @@ mod reducing;
 use std::time::Duration;
 
 use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
-use super::provider::Provider;
 use crate::error::Result;
+use crate::executor::deferred_work::Provider;
 use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
@@ -253,10 +253,19 @@ impl Driver {
         }
         let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
         let record = plan.record(round);
-        if control.load(record) != round && provider.read_outcome(round, scratch)? {
+        if control.load(record) != round && provider.has_outcome(round)? {
+            (scratch.round, scratch.initiator) = (round, None);
+            scratch.entries.clear();
+            for rank in 0..plan.ranks {
+                let (deposit, weights) = provider.deposit_of(round, rank)?;
+                scratch.add_gate(rank, deposit, |row| weights[row as usize]);
+            }
             control.store_all(record + 1, scratch.encode());
             if wanted {
-                let source = |entry| reduction.source(entry, Place::Here(provider.place_of(round, entry)));
+                let source = |entry: &Entry| {
+                    let at = provider.place_of(round, entry.rank, entry.buffer);
+                    reduction.source(entry, Place::Here(at))
+                };
                 let goal = Goal { at: plan.outcome(round), wide: false };
                 let (elements, divisor) = (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch));
                 arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);

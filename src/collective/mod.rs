@@ -7,7 +7,6 @@ pub(crate) mod driver;
 
 mod outcome;
 mod patience;
-mod provider;
 mod seat;
 
 pub use self::core::{Cut, Entry, Part, Stats};

@@ -37,8 +37,6 @@ mod access;
 pub mod conformance;
 pub(crate) mod failure;
 mod lender;
-#[cfg(feature = "internals")]
-pub mod measure;
 pub(crate) mod memory;
 #[cfg(all(test, loom))]
 pub(crate) mod modelled;

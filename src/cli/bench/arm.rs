@@ -1,6 +1,6 @@
 //! What it costs to queue the operations of a round in a provider, which then runs them by itself.
 
-use earlybird::fabric::measure::{Arming, arming};
+use earlybird::measure::{Arming, arming};
 use earlybird::trigger::hops;
 use earlybird::{Result, World};
 use serde_json::json;

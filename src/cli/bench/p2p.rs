@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use earlybird::fabric::measure::{Pair, WINDOW};
+use earlybird::measure::{Pair, WINDOW};
 use earlybird::{Result, World};
 use serde_json::json;
 

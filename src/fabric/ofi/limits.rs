@@ -64,3 +64,22 @@ impl Limits {
         Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1, ..self }
     }
 }
+
+/// How many operations a rank may have queued in a provider. More than `sockets` can keep under way get
+/// lost among each other; a card shares its triggers among all its processes, and gives each so many for
+/// sure.
+pub(crate) fn most_queued(provider: &str) -> u64 {
+    match provider {
+        "sockets" => 2048,
+        _ => 60,
+    }
+}
+
+/// The largest value of a provider's counters that is read as it is. `sockets` keeps 32 bits and reads them with a
+/// sign, so beyond half of them a counter seems to have passed every threshold. The counters of `cxi` have 48 bits.
+pub(crate) fn largest_count(provider: &str) -> u64 {
+    match provider {
+        "sockets" => u64::from(i32::MAX.unsigned_abs()),
+        _ => (1 << 48) - 1,
+    }
+}

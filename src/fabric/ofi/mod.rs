@@ -53,7 +53,6 @@ mod keys;
 mod limits;
 mod message;
 mod notes;
-pub mod offload;
 mod peer;
 mod probe;
 mod registration;
@@ -66,15 +65,20 @@ mod stepping_tests;
 mod stranger_tests;
 mod suspects;
 mod wire;
+mod work_queue;
 
 #[cfg(test)]
 pub(crate) use card::Card;
+pub(crate) use earlybird_ffi::ofi::{Counter, Remote, Work};
 pub use earlybird_ffi::ofi::{Library, LoadError};
 pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables, variables_not_set};
 pub use fabric::OfiFabric;
+pub(crate) use limits::{largest_count, most_queued};
 #[cfg(test)]
 pub(crate) use message::Message;
 pub use probe::{Device, Progress, devices};
+pub(crate) use registration::Registered;
+pub(crate) use work_queue::WorkQueue;
 
 /// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's. The first time, and while this process has one
 /// thread, it gets the [`PROVIDER_VARIABLES`] that the user has not set.

@@ -59,7 +59,7 @@ impl Device {
     /// Operations that a rank may have waiting in the provider; none where it has no such thing.
     #[must_use]
     pub fn trigger_budget(&self) -> Option<u64> {
-        self.triggers.then(|| super::offload::budget(&self.provider))
+        self.triggers.then(|| super::most_queued(&self.provider))
     }
 }
 

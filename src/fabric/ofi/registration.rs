@@ -100,7 +100,7 @@ impl Registrar {
 
 /// Memory of this process that libfabric may use. A registration ends before its key is free, and before the memory.
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(crate) struct Registered {
     memory: Option<Memory>,
     _key: Option<Drawn>,
     window: Window,
@@ -122,7 +122,7 @@ impl Registered {
     }
 
     /// What peers need: the registration's key, and where they count from. Nothing where they have no business.
-    pub(super) fn key(&self) -> Option<(u64, u64)> {
+    pub(crate) fn key(&self) -> Option<(u64, u64)> {
         let memory = self.memory.as_ref().filter(|_| self.access.is_shared())?;
         Some((memory.key(), self.origin))
     }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{Counter, Domain, Work};
-
+use super::CELL;
 use super::budget::signals;
 use super::introduction::{ABSENT, Keys, TOLD};
-use super::{CELL, Failed, Purpose, Registered, Registrar};
+use crate::error::Result;
+use crate::fabric::ofi::{Counter, Registered, Work, WorkQueue};
 use crate::fabric::{Access, Window};
 use crate::trigger::{Program, Request, Role};
 
@@ -53,21 +53,19 @@ impl Slot {
     }
 
     pub(super) fn new(
-        domain: &Arc<Domain>,
-        registrar: &Registrar,
+        queue: &WorkQueue,
         (window, at): (&Window, usize),
         request: &Request,
         program: &Program,
-    ) -> std::result::Result<Self, Failed> {
+    ) -> Result<Self> {
         let stride = Self::stride(request);
         let inboxes = stride..stride * (1 + request.ranks as usize);
-        let open = || Counter::open(domain.clone()).map_err(Failed::Code);
         let mut counters = BTreeMap::new();
         for counter in &program.counters {
-            counters.insert(counter.role, open()?);
+            counters.insert(counter.role, queue.counter()?);
         }
         let register = |part: Range<usize>, access: Access, counter: Option<&Arc<Counter>>| {
-            registrar.register(window, at + part.start..at + part.end, Purpose::Operations(access), counter)
+            queue.register(window, at + part.start..at + part.end, access, counter)
         };
         let mut cells = Vec::new();
         for (index, role) in TOLD.into_iter().enumerate() {
@@ -85,7 +83,7 @@ impl Slot {
             is_token_out: false,
             work: Vec::new(),
             counters,
-            told: open()?,
+            told: queue.counter()?,
             signals: signals(program),
             cells,
             inboxes: inbox,

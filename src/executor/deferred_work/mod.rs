@@ -9,30 +9,25 @@
 //!
 //! Run for real on `sockets`, whose limits are the stricter ones here: every transfer names a counter
 //! that it completes on, no order of thresholds is relied upon, no counter leads back to itself.
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod budget;
 mod ending;
 mod introduction;
+mod provider;
 mod slot;
 
-use std::ffi::CString;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{
-    self, Code, Domain, Endpoint, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work,
-};
-
-use super::environment;
-use super::probe;
-use super::registration::{Failed, Purpose, Registered, Registrar, allocate};
 use crate::error::{Error, Result};
+use crate::fabric::ofi::{Library, Registered, Remote, Work, WorkQueue, most_queued};
 use crate::fabric::{Access, RawAccess, Window};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
 use budget::most_uses;
-pub use budget::{budget, largest_depth, operations, provider_for};
+pub use budget::{largest_depth, operations, provider_for};
 pub use introduction::Introduction;
 use introduction::{Keys, TOLD};
+pub(crate) use provider::Provider;
 use slot::{Queued, Slot};
 
 /// Bytes of a cell that signals are written to; one each, on a line of its own.
@@ -61,8 +56,7 @@ pub struct Card {
     window: Window,
     peers: Vec<Peer>,
     calls: u64,
-    endpoint: Arc<Endpoint>,
-    domain: Arc<Domain>,
+    queue: WorkQueue,
 }
 
 /// Where a peer's memory is, by slot.
@@ -90,13 +84,8 @@ impl Card {
         rank: u32,
         request: &Request,
         front: usize,
-        _: RawAccess,
+        access: RawAccess,
     ) -> Result<(Self, Introduction)> {
-        let refused = |code: Code| Error::join(rank, format!("{provider}: {}", library.error_text(code.0)));
-        let failed = |failed| match failed {
-            Failed::System(error) => error,
-            Failed::Code(code) => refused(code),
-        };
         if request.schedule != Schedule::Gather {
             let problem = "providers run programs that gather; sums of vectors are beyond them";
             return Err(Error::Usage { rank, operation: "open", problem });
@@ -104,37 +93,26 @@ impl Card {
         let mut world = compile(request, &Profile::NETWORK);
         let most_uses = most_uses(provider, &world);
         let program = world.swap_remove(rank as usize);
-        let (slots, each, most) = (request.slots, operations(&program), budget(provider));
+        let (slots, each, most) = (request.slots, operations(&program), most_queued(provider));
         if slots * each > most {
             let cause = format!(
                 "{slots} slots of {each} operations are more than the {most} that {provider} can queue for sure; use a smaller depth"
             );
             return Err(Error::join(rank, cause));
         }
-        let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
-        let wanted = Wanted { provider: Some(name), ..probe::runs_programs() };
-        let list = library.info(&wanted).map_err(|code| {
-            Error::join(rank, format!("{provider} cannot run programs by itself: {}", library.error_text(code)))
-        })?;
-        let info = list.iter().next().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
-        environment::warn(rank, provider);
-        let fabric = ofi::Fabric::open(library, info).map_err(refused)?;
-        let domain = Domain::open(fabric, info).map_err(refused)?;
-        let queue = Queue::open(domain.clone(), 1024, Sign::None).map_err(refused)?;
-        let endpoint = Endpoint::open(domain.clone(), info, queue, request.ranks as usize).map_err(refused)?;
-        let registrar = Registrar::new(rank, endpoint.clone());
+        let queue = WorkQueue::open(library, provider, (rank, request.ranks), access)?;
         let front = front.next_multiple_of(CELL);
-        let window = allocate(rank, front + request.slots as usize * Slot::bytes(request)).map_err(failed)?;
+        let window = queue.allocate(front + request.slots as usize * Slot::bytes(request))?;
         let slot = |index: u64| {
             let at = front + index as usize * Slot::bytes(request);
-            Slot::new(&domain, &registrar, (&window, at), request, &program)
+            Slot::new(&queue, (&window, at), request, &program)
         };
-        let slots = (0..request.slots).map(slot).collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
-        let one = registrar.allocate(CELL, Purpose::Operations(Access::Local)).map_err(failed)?;
-        one.window().write(0, &1u64.to_ne_bytes());
-        let one = Arc::new(one);
-        let address = endpoint.name().map_err(refused)?;
-        let introduction = Introduction { address, slots: slots.iter().map(Slot::introduce).collect() };
+        let slots = (0..request.slots).map(slot).collect::<Result<Vec<_>>>()?;
+        let line = queue.allocate(CELL)?;
+        line.write(0, &1u64.to_ne_bytes());
+        let one = Arc::new(queue.register(&line, 0..line.len(), Access::Local, None)?);
+        let introduction =
+            Introduction { address: queue.address()?, slots: slots.iter().map(Slot::introduce).collect() };
         let bytes = request.bytes as usize;
         let card = Card {
             rank,
@@ -147,8 +125,7 @@ impl Card {
             window,
             peers: Vec::new(),
             calls: 0,
-            endpoint,
-            domain,
+            queue,
         };
         Ok((card, introduction))
     }
@@ -174,7 +151,7 @@ impl Card {
             return Err(Error::join(self.rank, "the tables of the ranks differ; do all run the same version?"));
         }
         for introduction in everybody {
-            let address = self.endpoint.insert(&introduction.address).map_err(|code| self.refused(code))?;
+            let address = self.queue.insert(&introduction.address)?;
             self.peers.push(Peer { address, slots: introduction.slots.clone() });
         }
         for index in 0..self.slots.len() {
@@ -196,17 +173,16 @@ impl Card {
                 let peer = &self.peers[to.rank as usize];
                 let (key, base) = peer.slots[index].inboxes;
                 let address = base + u64::from(self.rank) * slot.stride as u64;
-                let from = slot.contribution.local(0, self.bytes);
                 let to = Remote { peer: peer.address, address, key };
                 let done = slot.counters[&Role::Sent].clone();
-                vec![queued(Work::write(trigger(), self.endpoint.clone(), from, to, done))]
+                vec![queued(self.queue.write_when(trigger(), (&slot.contribution, self.bytes), to, done))]
             }
             Action::Signal | Action::Seal => {
                 let signal = |signal: &Signal| match signal.rank == self.rank {
                     true => queued(Work::add(trigger(), slot.counters[&signal.counter].clone(), 1)),
                     false => {
                         let to = self.cell(index, *signal);
-                        queued(Work::write(trigger(), self.endpoint.clone(), self.one(), to, slot.told.clone()))
+                        queued(self.queue.write_when(trigger(), self.one(), to, slot.told.clone()))
                     }
                 };
                 operation.then.iter().map(signal).collect()
@@ -214,8 +190,8 @@ impl Card {
         }
     }
 
-    fn one(&self) -> Local {
-        self.one.local(0, size_of::<u64>())
+    fn one(&self) -> (&Registered, usize) {
+        (&self.one, size_of::<u64>())
     }
 
     fn cell(&self, index: usize, signal: Signal) -> Remote {
@@ -226,11 +202,6 @@ impl Card {
 
     fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
         Error::Usage { rank: self.rank, operation, problem }
-    }
-
-    fn refused(&self, code: Code) -> Error {
-        let text = self.domain.fabric().library().error_text(code.0);
-        Error::join(self.rank, format!("the provider refuses: {text}"))
     }
 
     /// Queues a slot's work for its next use, and puts the token into the gate.
@@ -259,17 +230,16 @@ impl Card {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
             let threshold = before + u64::from(threshold);
-            // SAFETY: all of the last use have run, as `is_over` said. They live as long as the card, and
-            // longer if they have not run when it ends.
-            let done = unsafe { self.slots[slot].work[queued].work.queue(&self.domain, threshold) };
-            done.map_err(|code| self.refused(code))?;
+            // All of the last use have run, as `is_over` said. They live as long as the card, and longer if they have not
+            // run when it ends.
+            self.queue.enqueue(&mut self.slots[slot].work[queued].work, threshold)?;
         }
         self.add(slot, Role::Gate)
     }
 
     fn add(&mut self, slot: usize, role: Role) -> Result<()> {
         let added = self.slots[slot].counters[&role].add(1);
-        added.map_err(|code| self.refused(code))
+        added.map_err(|code| self.queue.refused(code))
     }
 
     /// Tells all ranks that the slot is free to be written to. Once for each use that was armed.
@@ -284,24 +254,10 @@ impl Card {
         }
         state.readied = state.uses;
         for peer in (0..self.peers.len() as u32).filter(|&peer| peer != self.rank) {
-            self.tell(self.cell(slot, Signal { rank: peer, counter: Role::Start, input: 1 + self.rank }))?;
+            let cell = self.cell(slot, Signal { rank: peer, counter: Role::Start, input: 1 + self.rank });
+            self.queue.write(self.one(), cell)?;
         }
         self.add(slot, Role::Start)
-    }
-
-    /// Writes a token.
-    fn tell(&self, to: Remote) -> Result<()> {
-        loop {
-            // SAFETY: the source never changes, and lives as long as the card.
-            let written = unsafe { self.endpoint.write([(self.one(), to)], (0, 0), std::ptr::null_mut()) };
-            // Completions are not needed, but they have to go somewhere.
-            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
-            match written {
-                Ok(()) => return Ok(()),
-                Err(Code::AGAIN) => std::thread::yield_now(),
-                Err(code) => return Err(self.refused(code)),
-            }
-        }
     }
 
     /// This rank has arrived for the slot's round, or has nothing to say in it. Once for each use that was armed.
@@ -337,7 +293,7 @@ impl Card {
 
     /// The one counter that is ever reset, and only to 0, which cards are said to do at once.
     fn reset_gate(&self, slot: usize) -> Result<()> {
-        self.slots[slot].counters[&Role::Gate].set(0).map_err(|code| self.refused(code))
+        self.slots[slot].counters[&Role::Gate].set(0).map_err(|code| self.queue.refused(code))
     }
 
     fn is_sealed(&self, slot: usize) -> Result<bool> {
@@ -380,7 +336,7 @@ impl Card {
 
     fn value(&self, slot: usize, role: Role) -> Result<u64> {
         let counter = self.slots[slot].counters.get(&role);
-        counter.map_or(Ok(0), |counter| counter.read()).map_err(|code| self.refused(code))
+        counter.map_or(Ok(0), |counter| counter.read()).map_err(|code| self.queue.refused(code))
     }
 
     fn is_full(&self, slot: usize, role: Role) -> Result<bool> {
@@ -411,7 +367,7 @@ impl Card {
     pub fn is_over(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
         let state = &self.slots[slot];
-        let told = state.told.read().map_err(|code| self.refused(code))?;
+        let told = state.told.read().map_err(|code| self.queue.refused(code))?;
         if told < state.uses * state.signals {
             return Ok(false);
         }
@@ -446,9 +402,9 @@ impl Card {
             let slot = &self.slots[index];
             for counter in self.program.counters.iter().filter(|counter| counter.role != Role::Gate) {
                 let value = uses * u64::from(counter.inputs);
-                slot.counters[&counter.role].set(value).map_err(|code| self.refused(code))?;
+                slot.counters[&counter.role].set(value).map_err(|code| self.queue.refused(code))?;
             }
-            slot.told.set(uses * slot.signals).map_err(|code| self.refused(code))?;
+            slot.told.set(uses * slot.signals).map_err(|code| self.queue.refused(code))?;
             self.slots[index].uses = uses;
         }
         Ok(())

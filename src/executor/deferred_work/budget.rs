@@ -1,9 +1,7 @@
 //! Which provider runs programs, and how much of them.
 #![forbid(unsafe_code)]
 
-use earlybird_ffi::ofi::Library;
-
-use crate::fabric::ofi::devices;
+use crate::fabric::ofi::{Library, devices, largest_count, most_queued};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Schedule, Signal, Start, compile};
 
 /// The provider that runs programs in a world that `world` carries, or shared memory: that one, or else
@@ -25,35 +23,15 @@ pub fn provider_for(library: &Library, world: Option<&str>) -> std::result::Resu
     })
 }
 
-/// How many operations a rank may have queued in a provider. More than `sockets` can keep under way get
-/// lost among each other; a card shares its triggers among all its processes, and gives each so many for
-/// sure.
-#[must_use]
-pub fn budget(provider: &str) -> u64 {
-    match provider {
-        "sockets" => 2048,
-        _ => 60,
-    }
-}
-
-/// Rounds that may be armed ahead in a provider, so that a rank of so many stays within the
-/// [`budget`]: the largest [`depth`](crate::collective::AllreduceBuilder::depth) of a collective that the first
+/// Rounds that may be armed ahead in a provider, so that a rank of so many has no more queued than the provider can keep:
+/// the largest [`depth`](crate::AllreduceBuilder::depth) of a collective that the first
 /// arrival fires. A ring has a slot more.
 #[must_use]
 pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     let (start, schedule) = (Start::First, Schedule::Gather);
     let program = compile(&Request { ranks, start, schedule, bytes: 8, chunk: 0, slots: 1 }, &Profile::NETWORK);
     let each = program.iter().map(operations).max().unwrap_or(0);
-    (budget(provider) / each.max(1)).saturating_sub(1)
-}
-
-/// The largest value of a provider's counters that is read as it is. `sockets` keeps 32 bits and reads them with a
-/// sign, so beyond half of them a counter seems to have passed every threshold. The counters of `cxi` have 48 bits.
-fn largest_count(provider: &str) -> u64 {
-    match provider {
-        "sockets" => u64::from(i32::MAX.unsigned_abs()),
-        _ => (1 << 48) - 1,
-    }
+    (most_queued(provider) / each.max(1)).saturating_sub(1)
 }
 
 /// How often a slot can be used before a counter of any rank might pass what its provider can count.

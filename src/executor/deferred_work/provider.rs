@@ -1,16 +1,14 @@
-//! A program that a provider runs, as the driver of a collective sees it: what lies in its memory.
+//! A program that a provider runs, as a collective sees it: what lies in its memory.
 //!
 //! A contribution is a header and two rows, one for what was made for the round and one for what is
 //! carried into it. The header holds the gate's word, so the cut comes with the data, and the weights.
 #![forbid(unsafe_code)]
 
-use super::core::{Cut, Entry, Plan};
+use super::{Card, Introduction, provider_for};
 use crate::error::{Error, Result};
 use crate::fabric::memory::check_memory;
-use crate::fabric::ofi;
-use crate::fabric::ofi::offload::{Card, Introduction, provider_for};
-use crate::fabric::{RawAccess, Window};
-use crate::trigger::{Deposit, Gate, Request, Schedule, Start};
+use crate::fabric::{RawAccess, Window, ofi};
+use crate::trigger::{Deposit, Gate, Request};
 
 /// Bytes of a header: a line.
 const HEADER: usize = 64;
@@ -23,35 +21,28 @@ const ROWS: u32 = 2;
 pub(crate) struct Provider {
     card: Card,
     slots: u64,
-    ranks: u32,
     row: usize,
     bytes: usize,
 }
 
 impl Provider {
-    /// Opens a provider for a collective; `world` is the one that carries its world, if one does.
+    /// Opens a provider for a collective of which `wanted` says what it is, and how long a contribution. The first
+    /// `front` bytes of its memory are the collective's. `world` is the provider that carries its world, if one does.
     ///
     /// # Errors
     /// No libfabric, no provider that can, more than it can queue, what it says.
-    pub(crate) fn open(plan: &Plan, world: Option<&str>) -> Result<(Self, Introduction)> {
-        let row = plan.bytes.next_multiple_of(HEADER);
-        let blocks = (u64::from(plan.ranks) + 1) * plan.slots();
-        let need = (HEADER as u64 + u64::from(ROWS) * row as u64).saturating_mul(blocks);
-        let need = need.saturating_add(plan.data_bytes() as u64);
-        check_memory(plan.me, "allreduce.build", need)?;
-        let request = Request {
-            ranks: plan.ranks,
-            start: Start::of(plan.fire, plan.grace, plan.ranks),
-            schedule: Schedule::Gather,
-            bytes: (HEADER + ROWS as usize * row) as u64,
-            chunk: 0,
-            slots: plan.slots(),
-        };
-        let library = ofi::library().map_err(|cause| Error::join(plan.me, cause))?;
-        let name = provider_for(&library, world).map_err(|cause| Error::join(plan.me, cause))?;
-        let front = plan.data_bytes();
-        let (card, introduction) = Card::open(&library, &name, plan.me, &request, front, RawAccess::CRATE)?;
-        Ok((Provider { card, slots: plan.slots(), ranks: plan.ranks, row, bytes: plan.bytes }, introduction))
+    pub(crate) fn open(rank: u32, wanted: &Request, front: usize, world: Option<&str>) -> Result<(Self, Introduction)> {
+        let &Request { ranks, slots, .. } = wanted;
+        let bytes = wanted.bytes as usize;
+        let row = bytes.next_multiple_of(HEADER);
+        let block = HEADER as u64 + u64::from(ROWS) * row as u64;
+        let need = block.saturating_mul((u64::from(ranks) + 1) * slots).saturating_add(front as u64);
+        check_memory(rank, "allreduce.build", need)?;
+        let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
+        let name = provider_for(&library, world).map_err(|cause| Error::join(rank, cause))?;
+        let request = Request { bytes: block, ..*wanted };
+        let (card, introduction) = Card::open(&library, &name, rank, &request, front, RawAccess::CRATE)?;
+        Ok((Provider { card, slots, row, bytes }, introduction))
     }
 
     /// The last round that it can carry out, the same on all ranks.
@@ -136,30 +127,27 @@ impl Provider {
         self.card.is_over(self.slot(round))
     }
 
-    /// Whether every contribution to the round is here; if so, `cut` becomes its set of parts.
-    pub(crate) fn read_outcome(&mut self, round: u64, cut: &mut Cut) -> Result<bool> {
-        if !self.card.has_outcome(self.slot(round))? {
-            return Ok(false);
-        }
-        (cut.round, cut.initiator) = (round, None);
-        cut.entries.clear();
-        for rank in 0..self.ranks {
-            let (gate, weights) = self.header_of(round, rank);
-            let deposit = Gate(gate).at(round).deposit();
-            if deposit.fresh.into_iter().chain(deposit.carried.map(|(row, _)| row)).any(|row| row >= ROWS) {
-                return Err(Error::join(
-                    self.card.own(),
-                    format!("rank {rank} sent a contribution that makes no sense"),
-                ));
-            }
-            cut.add_gate(rank, deposit, |row| (weights >> (u16::BITS * row)) as u16);
-        }
-        Ok(true)
+    /// Whether every contribution to the round is here.
+    pub(crate) fn has_outcome(&mut self, round: u64) -> Result<bool> {
+        self.card.has_outcome(self.slot(round))
     }
 
-    /// Where a contribution to a round lies in the window.
-    pub(crate) fn place_of(&self, round: u64, entry: &Entry) -> usize {
-        self.card.place_of(self.slot(round), entry.rank) + self.row_at(entry.buffer)
+    /// What a rank contributed to a round whose outcome is here, and the weight of each row.
+    ///
+    /// # Errors
+    /// [`Error::Join`] for a row that there is not.
+    pub(crate) fn deposit_of(&self, round: u64, rank: u32) -> Result<(Deposit, [u16; ROWS as usize])> {
+        let (gate, weights) = self.header_of(round, rank);
+        let deposit = Gate(gate).at(round).deposit();
+        if deposit.fresh.into_iter().chain(deposit.carried.map(|(row, _)| row)).any(|row| row >= ROWS) {
+            return Err(Error::join(self.card.own(), format!("rank {rank} sent a contribution that makes no sense")));
+        }
+        Ok((deposit, std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)))
+    }
+
+    /// Where a row of a rank's contribution to a round lies in the window.
+    pub(crate) fn place_of(&self, round: u64, rank: u32, row: u32) -> usize {
+        self.card.place_of(self.slot(round), rank) + self.row_at(row)
     }
 
     /// Whether something of a rank for this round has come.

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::ofi;
-use super::ofi::offload::{Card, Introduction, provider_for};
-use super::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal};
 use crate::error::{Error, Ranks, Result};
-use crate::trigger::{Request, Schedule, Start};
+use crate::executor::deferred_work::{Card, Introduction, provider_for};
+use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, ofi};
+use crate::rule::Schedule;
+use crate::trigger::{Request, Start};
 
 /// Writes in flight while bandwidth is measured.
 pub const WINDOW: u64 = 64;

@@ -1,0 +1,176 @@
+//! Work that a provider runs by itself when a counter has come so far (`FI_QUEUE_WORK`): an endpoint that it runs on, its
+//! memory and its counters.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use earlybird_ffi::ofi::{
+    Code, Counter, Domain, Endpoint, Fabric, Library, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work,
+};
+
+use super::registration::{Failed, Purpose, Registered, Registrar, allocate};
+use super::{environment, probe};
+use crate::error::{Error, Result};
+use crate::fabric::{Access, RawAccess, Window};
+
+/// Completions that nobody looks at, until they are read.
+const COMPLETIONS: usize = 1024;
+
+/// A provider's queue of deferred work.
+///
+/// What is done with it can break memory, as with an endpoint. The [`RawAccess`] that opened it has promised that it
+/// does not:
+/// - Work is queued again only after it has run, and lives until then.
+/// - Until it has run, the memory that it reads stays registered, and nothing writes it from when the work may be set
+///   off.
+/// - Memory that work or a peer may write is read only after a counter has said that this is over.
+pub(crate) struct WorkQueue {
+    rank: u32,
+    provider: String,
+    registrar: Registrar,
+    endpoint: Arc<Endpoint>,
+    domain: Arc<Domain>,
+}
+
+impl fmt::Debug for WorkQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkQueue").field("provider", &self.provider).finish_non_exhaustive()
+    }
+}
+
+impl WorkQueue {
+    /// That of one rank of a world of `ranks`.
+    ///
+    /// # Errors
+    /// A provider that has none; what it says.
+    pub(crate) fn open(library: &Library, provider: &str, (rank, ranks): (u32, u32), _: RawAccess) -> Result<Self> {
+        let refused = |code: Code| unusable(rank, provider, library, code);
+        let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
+        let wanted = Wanted { provider: Some(name), ..probe::runs_programs() };
+        let list = library.info(&wanted).map_err(|code| {
+            Error::join(rank, format!("{provider} cannot run programs by itself: {}", library.error_text(code)))
+        })?;
+        let info = list.iter().next().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
+        environment::warn(rank, provider);
+        let fabric = Fabric::open(library, info).map_err(refused)?;
+        let domain = Domain::open(fabric, info).map_err(refused)?;
+        let completions = Queue::open(domain.clone(), COMPLETIONS, Sign::None).map_err(refused)?;
+        let endpoint = Endpoint::open(domain.clone(), info, completions, ranks as usize).map_err(refused)?;
+        let registrar = Registrar::new(rank, endpoint.clone());
+        Ok(WorkQueue { rank, provider: provider.to_owned(), registrar, endpoint, domain })
+    }
+
+    fn unusable(&self, code: Code) -> Error {
+        unusable(self.rank, &self.provider, self.domain.fabric().library(), code)
+    }
+
+    fn failed(&self, failed: Failed) -> Error {
+        match failed {
+            Failed::System(error) => error,
+            Failed::Code(code) => self.unusable(code),
+        }
+    }
+
+    /// What the provider says when it is asked for something later on, of a counter also.
+    pub(crate) fn refused(&self, code: Code) -> Error {
+        let text = self.domain.fabric().library().error_text(code.0);
+        Error::join(self.rank, format!("the provider refuses: {text}"))
+    }
+
+    /// Where peers reach the endpoint.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub(crate) fn address(&self) -> Result<Vec<u8>> {
+        self.endpoint.name().map_err(|code| self.unusable(code))
+    }
+
+    /// Makes a peer known; the number by which work names it.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub(crate) fn insert(&self, address: &[u8]) -> Result<u64> {
+        self.endpoint.insert(address).map_err(|code| self.refused(code))
+    }
+
+    /// A counter at 0.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub(crate) fn counter(&self) -> Result<Arc<Counter>> {
+        Counter::open(self.domain.clone()).map_err(|code| self.unusable(code))
+    }
+
+    /// Makes zeroed memory of whole pages.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Window> {
+        allocate(self.rank, bytes).map_err(|failed| self.failed(failed))
+    }
+
+    /// Registers a part of a window, with a counter of what peers write there, if one is given.
+    ///
+    /// # Errors
+    /// What the system or the provider says.
+    pub(crate) fn register(
+        &self,
+        window: &Window,
+        part: Range<usize>,
+        access: Access,
+        counter: Option<&Arc<Counter>>,
+    ) -> Result<Registered> {
+        let registered = self.registrar.register(window, part, Purpose::Operations(access), counter);
+        registered.map_err(|failed| self.failed(failed))
+    }
+
+    /// Work that writes the first bytes of some memory to a peer when `when` has come so far, and counts that as `done`
+    /// when they may be written again.
+    pub(crate) fn write_when(
+        &self,
+        when: Arc<Counter>,
+        (from, len): (&Registered, usize),
+        to: Remote,
+        done: Arc<Counter>,
+    ) -> Work {
+        Work::write(when, self.endpoint.clone(), from.local(0, len), to, done)
+    }
+
+    /// Queues work to run when its counter has reached `threshold`; at once, if it has.
+    ///
+    /// # Errors
+    /// What the provider says: what it can queue is limited.
+    pub(crate) fn enqueue(&self, work: &mut Work, threshold: u64) -> Result<()> {
+        // SAFETY: as this queue's `RawAccess` has promised: the work is not queued now, and it and its memory live until
+        // it has run.
+        let queued = unsafe { work.queue(&self.domain, threshold) };
+        queued.map_err(|code| self.refused(code))
+    }
+
+    /// Writes the first bytes of some memory, which never changes, to a peer now.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub(crate) fn write(&self, (from, len): (&Registered, usize), to: Remote) -> Result<()> {
+        let places = [(from.local(0, len), to)];
+        loop {
+            // SAFETY: as this queue's `RawAccess` has promised: the source stays registered, and nothing writes it.
+            let written = unsafe { self.endpoint.write(places, (0, 0), std::ptr::null_mut()) };
+            // Completions are not needed, but they have to go somewhere.
+            let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
+            match written {
+                Ok(()) => return Ok(()),
+                Err(Code::AGAIN) => std::thread::yield_now(),
+                Err(code) => return Err(self.refused(code)),
+            }
+        }
+    }
+}
+
+/// What the provider says when it is opened.
+fn unusable(rank: u32, provider: &str, library: &Library, code: Code) -> Error {
+    Error::join(rank, format!("{provider}: {}", library.error_text(code.0)))
+}
