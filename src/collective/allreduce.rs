@@ -199,7 +199,7 @@ impl<T: Element> Allreduce<T> {
     }
 
     /// Gives the next contribution a weight: it counts as much as so many of weight 1, for instance
-    /// one for each sample in a batch. Needs [`Scale::Weights`](super::Scale::Weights), which makes a
+    /// one for each sample in a batch. Needs [`Scale::Weights`](crate::Scale::Weights), which makes a
     /// weighted mean of a round; its cut tells the weights.
     ///
     /// A whole number, so that it is exact and fits the cut; 0 for a contribution that has nothing
