@@ -11,6 +11,7 @@ use earlybird_ffi::ofi::Library;
 use super::engine::Engine;
 use super::peer::WINDOW;
 use super::stranger_tests::{self, World, library};
+use super::suspects::Evidence;
 use super::wire::Event;
 use crate::error::Error;
 use crate::fabric::{Access, At, Change, Fabric, Posted, Region, Signal};
@@ -259,6 +260,38 @@ fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
     world.end();
 }
 
+/// The peer has left, answers nothing more, and is found to have ended: the read ends with an error that names it.
+fn a_read_from_a_rank_that_left_ends(library: &Library) {
+    let mut world = World::new(library);
+    let (_, far) = share(&mut world, size_of::<u64>(), Access::Read);
+    let near = world.ends[1].register(size_of::<u64>(), Access::Local).unwrap();
+    let until = Instant::now() + patience();
+    let has_left = || world.ranks[1].shared().lock().has_left(0);
+    world.ranks[0].shared().visit().say_goodbye();
+    while !has_left() {
+        for rank in &world.ranks {
+            rank.shared().lock().progress();
+        }
+        assert!(Instant::now() < until, "its goodbye never came");
+    }
+    let stalled = world.ranks[0].shared().lock();
+    assert_eq!(world.ends[1].read(at(far, 0), at(near, 0), size_of::<u64>(), 1).unwrap(), Posted::Pending);
+    let error = loop {
+        let mut engine = world.ranks[1].shared().lock();
+        engine.suspect(0, Evidence::Unreachable("a test".to_owned()));
+        engine.progress();
+        drop(engine);
+        match world.ends[1].poll() {
+            Ok(completion) => assert!(completion.is_none(), "nobody has answered"),
+            Err(error) => break error,
+        }
+        assert!(Instant::now() < until, "it never ended");
+    };
+    assert!(matches!(error, Error::PeerLeft { rank: 1, operation: "read", peer: 0 }), "{error}");
+    drop(stalled);
+    world.end();
+}
+
 /// The next event of this kind at a rank. All others, and those of its peer, are dealt with.
 fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: impl Fn(&Event) -> bool) -> Event {
     loop {
@@ -374,6 +407,7 @@ fn all(library: &Library) {
     a_channel_is_closed_behind_the_parts_that_wait(library);
     a_channel_is_closed_behind_writes_that_have_not_landed(library);
     a_world_that_has_failed_waits_for_no_close(library);
+    a_read_from_a_rank_that_left_ends(library);
     only_what_a_peer_answers_is_a_sign_of_life(library);
     a_writer_is_reassured_while_its_write_lands(library);
     a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library);
