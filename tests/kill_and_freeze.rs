@@ -9,6 +9,8 @@ mod common;
 
 use std::ops::Range;
 
+use common::tier::by_tier;
+
 /// A number that the environment gives.
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
@@ -44,8 +46,8 @@ fn the_last_ranks_that_an_error_names_are_to_blame() {
 }
 
 #[test]
-fn some_dozens() {
-    common::troubles::play(0..30);
+fn a_few_of_each() {
+    common::troubles::play(0..by_tier(12, 30));
 }
 
 #[test]

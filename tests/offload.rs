@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::tier::by_tier;
 use earlybird::Error;
 use earlybird::executor::deferred_work::{Card, Introduction};
 use earlybird::fabric::RawAccess;
@@ -234,7 +235,7 @@ fn contributions_are_conserved() {
     let Some(library) = libfabric() else { return };
     for ranks in 2..=8 {
         let started = Instant::now();
-        let rounds = 1000;
+        let rounds = by_tier(150, 1000);
         let world = run(&library, ranks, rounds, true, u64::from(ranks));
         let entered = conserved(&world, rounds);
         println!("{ranks} ranks: {rounds} rounds, {entered} contributions, {:.1?}", started.elapsed());
@@ -336,10 +337,10 @@ impl Rank {
 #[test]
 fn ranks_that_call_nothing_take_part_in_every_armed_round() {
     let Some(library) = libfabric() else { return };
-    const TURNS: u64 = 125;
+    let turns = by_tier(20, 125);
     for ranks in 2..=8 {
         let started = Instant::now();
-        let none = || (0..TURNS).map(|_| AtomicU32::new(0)).collect();
+        let none = || (0..turns).map(|_| AtomicU32::new(0)).collect();
         let meeting = Arc::new(Meeting { ready: none(), done: none() });
         let playing: Vec<_> = cards(&library, ranks, Start::First)
             .into_iter()
@@ -348,21 +349,21 @@ fn ranks_that_call_nothing_take_part_in_every_armed_round() {
                 let meeting = meeting.clone();
                 thread::spawn(move || {
                     let mut rank = Rank::new(card, rank, ranks);
-                    let slept = rank.play_passively(TURNS, u64::from(ranks), &meeting);
-                    ((TURNS - 1) * SLOTS..TURNS * SLOTS).for_each(|round| rank.settle(round));
+                    let slept = rank.play_passively(turns, u64::from(ranks), &meeting);
+                    ((turns - 1) * SLOTS..turns * SLOTS).for_each(|round| rank.settle(round));
                     (rank, slept)
                 })
             })
             .collect();
         let (world, slept): (Vec<Rank>, Vec<u64>) = playing.into_iter().map(|rank| rank.join().unwrap()).unzip();
-        conserved(&world, TURNS * SLOTS);
+        conserved(&world, turns * SLOTS);
         assert!(slept.iter().all(|&rounds| rounds > 0), "{ranks} ranks: {slept:?} rounds without a call");
         // Where cores are busy the last of a turn may be on its way.
         let found: Vec<u64> = world.iter().map(|rank| rank.found).collect();
         assert!(found.iter().zip(&slept).all(|(found, slept)| 2 * found > *slept), "{found:?} of {slept:?} outcomes");
         println!(
             "{ranks} ranks: {} rounds, without a call {slept:?}, there on waking {found:?}, {:.1?}",
-            TURNS * SLOTS,
+            turns * SLOTS,
             started.elapsed()
         );
     }

@@ -9,6 +9,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::marks::Marks;
+use common::tier::{by_tier, is_deep};
 use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
 use earlybird::executor::deferred_work::largest_depth;
 use earlybird::fabric::{Access, At, Key, Posted, RawAccess};
@@ -295,11 +296,13 @@ fn stress(provider: &'static str, part: u64) {
     if libfabric().is_none() {
         return;
     }
+    let part = by_tier(4, 1) * part;
     let stress = |fire, executor, ranks, length, steps: u64| {
         let how = (Mover::Cut, executor);
         common::stress::stress(Way::Ofi(provider), ranks, fire, how, length, (steps / part).max(6));
     };
-    for fire in ["all", "solo", "quorum=2", "majority"] {
+    let few = !is_deep() && provider != PROVIDERS[0];
+    for fire in ["all", "solo", "quorum=2", "majority"].into_iter().filter(|&fire| !few || fire == "quorum=2") {
         for (ranks, length, steps) in
             [(2, 24, 200), (5, 24, 60), (3, 3000, 40), (3, 40_000, 10), (3, 100_000, 10), (2, 150_000, 10)]
         {
@@ -346,7 +349,7 @@ fn provider_executor() {
     let stress = |fire, how, (ranks, length, steps)| {
         common::stress::stress(Way::Ofi("sockets"), ranks, fire, how, length, steps)
     };
-    for fire in ["all", "solo", "quorum=2", "majority"] {
+    for &fire in by_tier(&["quorum=2"][..], &["all", "solo", "quorum=2", "majority"]) {
         for case in [(2, 24, 100), (3, 3000, 30), (5, 24, 16)] {
             stress(fire, (Mover::Tree, Executor::Provider), case);
         }
@@ -364,11 +367,12 @@ fn a_killed_rank_is_named_by_everybody() {
     }
     // libfabric takes some tenths of a second to look at what there is, and a rank that is killed before
     // it was introduced is missed only when the deadline has passed.
+    let turns = by_tier(3, 9);
     let window = Duration::from_millis(300)..Duration::from_millis(1500);
     // In libfabric's shm a process that is killed may hold a lock in the memory of the others, who then
     // spin in there for ever.
     for &provider in providers().iter().filter(|&&provider| provider != "shm") {
-        common::faults::kill(Way::Ofi(provider), 9, &["cut"], window.clone());
+        common::faults::kill(Way::Ofi(provider), turns, &["cut"], window.clone());
     }
-    common::faults::kill(Way::Ofi("sockets"), 9, &["provider"], window);
+    common::faults::kill(Way::Ofi("sockets"), turns, &["provider"], window);
 }

@@ -7,6 +7,7 @@ mod common;
 
 use std::time::Duration;
 
+use common::tier::by_tier;
 use common::{Job, Way, said};
 use rustix::process::Signal;
 
@@ -18,7 +19,7 @@ fn rank() {
 
 #[test]
 fn a_killed_rank_is_named_by_everybody() {
-    common::faults::kill(Way::Shm, 100, &["cut", "tree"], Duration::ZERO..Duration::from_millis(60));
+    common::faults::kill(Way::Shm, by_tier(30, 100), &["cut", "tree"], Duration::ZERO..Duration::from_millis(60));
 }
 
 /// Frozen for less than the others' patience: late success. For more: an error that names it.

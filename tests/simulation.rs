@@ -1,23 +1,33 @@
 //! The protocol against an oracle that knows every contribution, over random schedules.
 //!
-//! A failure prints the seed that replays it: `EARLYBIRD_SEED=17 cargo test --all-features --test
+//! A failure prints the seed that replays it: `TEST_SEED=17 cargo test --all-features --test
 //! simulation small_worlds` runs only that schedule.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/tier.rs"]
+mod tier;
 
 use std::sync::Arc;
 
 use earlybird::simulation::{Case, Coverage, Failure, Options, Recording, fuzz, run, shrink};
 use earlybird::{Fire, Mover};
+use tier::{by_tier, is_deep};
 
-/// Schedules over P = 1..17 and over P = 33..70, where a cut takes two and three words.
+/// The schedules of the deep tier over P = 1..17, and over P = 33..70, where a cut takes two and three words.
 const SMALL: u64 = 90_000;
 const LARGE: u64 = 12_000;
 
+/// The quick tier runs one in so many of the schedules.
+const SHARE: u64 = 10;
+
+/// Cases that so few schedules may not meet.
+const RARE: [&str; 2] = ["closed_for_others", "heirs_died"];
+
 fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<Failure>) {
-    let seeds = match std::env::var("EARLYBIRD_SEED").ok().and_then(|text| text.parse().ok()) {
+    let seeds = match std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok()) {
         Some(seed) => seed..seed + 1,
-        None => seeds,
+        None => seeds.start..seeds.start + (seeds.end - seeds.start) / by_tier(SHARE, 1),
     };
     let found = fuzz(seeds, Case::from, options, 1, |_| {});
     let smallest = found.failures.into_iter().next().map(|failure| shrink(failure, options, 5_000));
@@ -32,11 +42,10 @@ fn holds(seeds: std::ops::Range<u64>, options: &Options, foreign: &[&str]) {
     }
     for (case, count) in coverage.counters() {
         println!("{case:>20} {count}");
-        let alone = std::env::var_os("EARLYBIRD_SEED").is_some();
+        let alone = std::env::var_os("TEST_SEED").is_some();
         assert!(
-            count > 0 || alone || foreign.contains(&case),
-            "{case} was never met in {} schedules: the test shows little",
-            seeds.end - seeds.start
+            count > 0 || alone || foreign.contains(&case) || (RARE.contains(&case) && !is_deep()),
+            "{case} was never met: the test shows little",
         );
     }
 }
@@ -115,7 +124,7 @@ fn activations_are_counted() {
     }
 }
 
-/// Orders of events in which each recorded world is run. It failed in about one of a hundred.
+/// Orders of events in which the deep tier runs each recorded world. It failed in about one of a hundred.
 const ORDERS: u64 = 20_000;
 
 /// Worlds that failed once, whatever the generator draws by now.
@@ -128,9 +137,10 @@ fn recorded_worlds() {
         let recording: Recording = std::fs::read_to_string(&file).unwrap().parse().unwrap();
         let recording = Arc::new(recording.named(file.file_name().unwrap().to_string_lossy()));
         assert_eq!(recording.to_string().parse::<Recording>().unwrap().to_string(), recording.to_string());
-        let found = fuzz(0..ORDERS, |order| recording.in_order(order), &Options::default(), 1, |_| {});
+        let orders = by_tier(ORDERS / SHARE, ORDERS);
+        let found = fuzz(0..orders, |order| recording.in_order(order), &Options::default(), 1, |_| {});
         assert!(found.failures.is_empty(), "{}", found.failures[0]);
-        assert!(found.coverage.rounds >= ORDERS, "{file:?}: nothing happened");
+        assert!(found.coverage.rounds >= orders, "{file:?}: nothing happened");
     }
 }
 

@@ -8,6 +8,7 @@ pub mod faults;
 pub mod hosts;
 pub mod marks;
 pub mod stress;
+pub mod tier;
 pub mod troubles;
 pub mod worlds;
 

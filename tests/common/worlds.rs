@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 use earlybird::config::FabricChoice;
 use earlybird::{Config, OfiSettings, World};
 
+use super::tier::by_tier;
 use super::{Way, providers};
 
 /// More ranks than this are too many for a process with all their endpoints.
 const MOST_ENDPOINTS: u32 = 5;
 
-/// Shared memory, and the providers of libfabric.
+/// Shared memory, and the providers of libfabric: all of them in the deep tier, in the quick one the first.
 pub fn ways() -> Vec<Way> {
-    [Way::Shm].into_iter().chain(providers().iter().copied().map(Way::Ofi)).collect()
+    let providers = providers().iter().copied().take(by_tier(1, usize::MAX));
+    [Way::Shm].into_iter().chain(providers.map(Way::Ofi)).collect()
 }
 
 /// Runs `body` as every rank of a world; what each said.
