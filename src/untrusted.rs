@@ -12,7 +12,7 @@ use crate::collective::build::{compare, decode_keys};
 use crate::config::Config;
 use crate::error::Result;
 use crate::executor::deferred_work::Introduction;
-use crate::fabric::ofi::{Card, Message};
+use crate::fabric::ofi::{Message, PeerInfo};
 use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
@@ -58,8 +58,8 @@ fn wire(bytes: &[u8]) {
         let again = [&message.encode()[..], data].concat();
         assert_eq!(Message::decode(&again), Some((message, data)));
     }
-    if let Some(card) = Card::decode(bytes) {
-        assert_eq!(card.encode(), bytes);
+    if let Some(info) = PeerInfo::decode(bytes) {
+        assert_eq!(info.encode(), bytes);
     }
     if let Some(introduction) = Introduction::decode(bytes) {
         assert_eq!(introduction.encode(), bytes);

@@ -5,23 +5,23 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::message::Place;
+use super::message::Location;
 use super::registration::Registered;
 use crate::fabric::{Access, At, Atomic, Change, Completion, Region, Window};
 use crate::sync;
 
 /// A region that an endpoint can name.
 #[derive(Debug)]
-pub(super) enum Entry {
+pub(super) enum RegionEntry {
     /// Memory of this rank.
     Own(Registered, usize),
     /// Memory of a peer.
-    Peer(Remote),
+    Peer(PeerRegion),
 }
 
 /// A peer's region.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Remote {
+pub(super) struct PeerRegion {
     pub(super) owner: u32,
     /// What the owner allows.
     pub(super) access: Access,
@@ -33,11 +33,11 @@ pub(super) struct Remote {
     pub(super) base: u64,
 }
 
-impl Entry {
+impl RegionEntry {
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Entry::Own(_, bytes) => *bytes,
-            Entry::Peer(remote) => remote.bytes,
+            RegionEntry::Own(_, bytes) => *bytes,
+            RegionEntry::Peer(remote) => remote.bytes,
         }
     }
 }
@@ -45,7 +45,7 @@ impl Entry {
 /// One collective, as this rank takes part in it.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<RegionEntry>,
     pub(super) completions: VecDeque<Completion>,
     /// This rank has an endpoint of it.
     pub(super) is_open: bool,
@@ -67,7 +67,7 @@ struct Wait {
 
 impl Channel {
     /// The region of a place, if the place lies in it.
-    pub(super) fn entry(&self, at: At, len: usize) -> Option<&Entry> {
+    pub(super) fn entry(&self, at: At, len: usize) -> Option<&RegionEntry> {
         let entry = self.entries.get(at.region.0 as usize)?;
         (at.offset <= entry.bytes() && len <= entry.bytes() - at.offset).then_some(entry)
     }
@@ -75,48 +75,48 @@ impl Channel {
     /// Memory of this rank.
     pub(super) fn own(&self, region: Region) -> Option<&Registered> {
         match self.entries.get(region.0 as usize)? {
-            Entry::Own(registered, _) => Some(registered),
-            Entry::Peer(_) => None,
+            RegionEntry::Own(registered, _) => Some(registered),
+            RegionEntry::Peer(_) => None,
         }
     }
 
     /// This channel, if its peers may write the region of a place and change its cells.
-    pub(super) fn to_be_written(&self, place: Place) -> Option<&Self> {
-        let own = self.own(Region(u32::from(place.region)))?;
+    pub(super) fn writable(&self, location: Location) -> Option<&Self> {
+        let own = self.own(Region(u32::from(location.region)))?;
         own.access().allows_writing().then_some(self)
     }
 
     /// A window on memory of this rank, if the place lies in it.
-    fn target(&self, place: Place, len: usize) -> Option<(&Window, usize)> {
-        let (region, offset) = (Region(u32::from(place.region)), usize::try_from(place.offset).ok()?);
+    fn target(&self, location: Location, len: usize) -> Option<(&Window, usize)> {
+        let (region, offset) = (Region(u32::from(location.region)), usize::try_from(location.offset).ok()?);
         self.entry(At { region, offset }, len)?;
         Some((self.own(region)?.window(), offset))
     }
 
-    fn cell(&self, place: Place) -> Option<&sync::AtomicU64> {
-        let (window, offset) = self.target(place, size_of::<u64>())?;
+    fn cell(&self, location: Location) -> Option<&sync::AtomicU64> {
+        let (window, offset) = self.target(location, size_of::<u64>())?;
         offset.is_multiple_of(size_of::<u64>()).then(|| window.cell(offset / size_of::<u64>()))
     }
 
     /// Copies data in; nothing if the place is none.
     #[must_use]
-    pub(super) fn write(&self, place: Place, data: &[u8]) -> Option<()> {
-        let (window, offset) = self.target(place, data.len())?;
+    pub(super) fn write(&self, location: Location, data: &[u8]) -> Option<()> {
+        let (window, offset) = self.target(location, data.len())?;
         window.write(offset, data);
         Some(())
     }
 
     /// Changes a cell. Release: who sees it sees the data before it.
     #[must_use]
-    pub(super) fn change(&self, place: Place, change: Change) -> Option<()> {
-        change.apply(self.cell(place)?);
+    pub(super) fn change(&self, location: Location, change: Change) -> Option<()> {
+        change.apply(self.cell(location)?);
         Some(())
     }
 
     /// Changes a cell; what it held.
     #[must_use]
-    pub(super) fn atomic(&self, place: Place, atomic: Atomic) -> Option<u64> {
-        Some(atomic.apply(self.cell(place)?))
+    pub(super) fn atomic(&self, location: Location, atomic: Atomic) -> Option<u64> {
+        Some(atomic.apply(self.cell(location)?))
     }
 
     pub(super) fn complete(&mut self, token: u64, value: u64) {
@@ -160,6 +160,6 @@ pub(super) fn ring(bell: impl AsFd) {
 }
 
 /// Makes a bell silent again.
-pub(super) fn hush(bell: impl AsFd) {
+pub(super) fn clear_bell(bell: impl AsFd) {
     let _ = rustix::io::read(bell, &mut [0; 8]);
 }

@@ -52,7 +52,7 @@ pub const PROVIDER_VARIABLES: [ProviderVariable; COUNT] = [
 ];
 
 impl ProviderVariable {
-    fn is_lacking(&self) -> bool {
+    fn is_unset(&self) -> bool {
         std::env::var_os(self.name).is_none()
     }
 
@@ -109,7 +109,7 @@ pub fn provider_variables() -> Vec<InForce> {
 /// What the user has not set, and its value. The launcher gives it to its ranks: one that has several threads before it
 /// joins cannot set it itself.
 pub fn variables_not_set() -> impl Iterator<Item = (&'static str, &'static str)> {
-    PROVIDER_VARIABLES.iter().filter(|it| it.is_lacking()).map(|it| (it.name, it.value))
+    PROVIDER_VARIABLES.iter().filter(|it| it.is_unset()).map(|it| (it.name, it.value))
 }
 
 /// Sets what the user has not set, the first time that it is called: before libfabric is loaded. Who has set what.
@@ -117,7 +117,7 @@ pub(super) fn prepare() -> [SetBy; COUNT] {
     static SET_BY: OnceLock<[SetBy; COUNT]> = OnceLock::new();
     *SET_BY.get_or_init(|| {
         let alone = has_one_thread();
-        PROVIDER_VARIABLES.map(|variable| match variable.is_lacking() {
+        PROVIDER_VARIABLES.map(|variable| match variable.is_unset() {
             false => SetBy::User,
             true if alone => {
                 // SAFETY: another thread must not read or write the environment meanwhile, by libc or otherwise. There
@@ -137,26 +137,26 @@ fn has_one_thread() -> bool {
 
 /// Warns, once for each variable, of what would be better for a provider that is used and could not be set.
 pub(super) fn warn(rank: u32, provider: &str) {
-    static TOLD: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
-    if let Some(warning) = warning(provider, prepare(), &TOLD) {
+    static WARNED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
+    if let Some(warning) = warning(provider, prepare(), &WARNED) {
         tracing::warn!(rank, "{warning}");
     }
 }
 
-fn warning(provider: &str, set_by: [SetBy; COUNT], told: &[AtomicBool; COUNT]) -> Option<String> {
-    let lacks: Vec<String> = PROVIDER_VARIABLES
+fn warning(provider: &str, set_by: [SetBy; COUNT], warned: &[AtomicBool; COUNT]) -> Option<String> {
+    let missing: Vec<String> = PROVIDER_VARIABLES
         .iter()
         .zip(set_by)
-        .zip(told)
+        .zip(warned)
         .filter(|((variable, set_by), _)| *set_by == SetBy::Default && variable.concerns(provider))
-        .filter(|(_, told)| !told.swap(true, Ordering::Relaxed))
+        .filter(|(_, warned)| !warned.swap(true, Ordering::Relaxed))
         .map(|((variable, _), _)| format!("{}={} ({})", variable.name, variable.value, variable.reason))
         .collect();
-    (!lacks.is_empty()).then(|| {
+    (!missing.is_empty()).then(|| {
         format!(
             "set {} before this program starts: the provider {provider} is used, and earlybird sets variables only \
              while a process has one thread",
-            lacks.join(" and ")
+            missing.join(" and ")
         )
     })
 }
@@ -165,29 +165,29 @@ fn warning(provider: &str, set_by: [SetBy; COUNT], told: &[AtomicBool; COUNT]) -
 mod tests {
     use super::*;
 
-    fn told() -> [AtomicBool; COUNT] {
+    fn warned() -> [AtomicBool; COUNT] {
         [const { AtomicBool::new(false) }; COUNT]
     }
 
     #[test]
     fn one_warning_says_what_to_set_to_which_value() {
-        let (nobody, told) = ([SetBy::Default; COUNT], told());
-        let verbs = warning("verbs;ofi_rxm", nobody, &told).unwrap();
+        let (unset, warned) = ([SetBy::Default; COUNT], warned());
+        let verbs = warning("verbs;ofi_rxm", unset, &warned).unwrap();
         assert!(verbs.contains("FI_OFI_RXM_MSG_RX_SIZE=32 (") && verbs.contains("FI_OFI_RXM_USE_SRX=1 ("), "{verbs}");
         assert!(!verbs.contains("SOCKETS"), "{verbs}");
-        assert_eq!(warning("verbs;ofi_rxm", nobody, &told), None, "it is said once");
-        assert_eq!(warning("tcp;ofi_rxm", nobody, &told), None, "it is said once");
-        let sockets = warning("sockets", nobody, &told).unwrap();
+        assert_eq!(warning("verbs;ofi_rxm", unset, &warned), None, "it is said once");
+        assert_eq!(warning("tcp;ofi_rxm", unset, &warned), None, "it is said once");
+        let sockets = warning("sockets", unset, &warned).unwrap();
         assert!(sockets.contains("FI_SOCKETS_MAX_BUF_SZ=4194304 ("), "{sockets}");
     }
 
     #[test]
     fn nothing_is_said_of_what_does_not_matter_or_is_set() {
-        assert_eq!(warning("udp;ofi_rxd", [SetBy::Default; COUNT], &told()), None);
+        assert_eq!(warning("udp;ofi_rxd", [SetBy::Default; COUNT], &warned()), None);
         for set_by in [SetBy::User, SetBy::Earlybird] {
-            assert_eq!(warning("sockets", [set_by; COUNT], &told()), None);
+            assert_eq!(warning("sockets", [set_by; COUNT], &warned()), None);
         }
-        let tcp = warning("tcp;ofi_rxm", [SetBy::Default; COUNT], &told()).unwrap();
+        let tcp = warning("tcp;ofi_rxm", [SetBy::Default; COUNT], &warned()).unwrap();
         assert!(tcp.contains("MSG_RX_SIZE=32") && !tcp.contains("USE_SRX"), "tcp shares them anyway: {tcp}");
     }
 

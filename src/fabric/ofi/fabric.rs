@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::ofi::{self, Code, Library, Sign, Wanted, sys};
 use parking_lot::Mutex;
 
-use super::card::{self, Card};
 use super::endpoint::OfiEndpoint;
 use super::engine::Engine;
 use super::environment;
 use super::message::MOST_RANKS;
+use super::peer_info::{self, PeerInfo};
 use super::probe;
 use super::registration::Failed;
 use super::secret::JobSecret;
@@ -30,10 +30,10 @@ use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
 use crate::fault::Fault;
 
 /// How long a rank of a world that has failed gives its provider for the last messages.
-const LAST_WORDS: Duration = Duration::from_millis(50);
+const FLUSH_TIME: Duration = Duration::from_millis(50);
 
 /// How long it stays for the last answers of those who leave, too.
-const FAREWELL: Duration = Duration::from_secs(1);
+const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A rank's view of a world over libfabric. Each rank is a host of its own.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub struct OfiFabric {
 /// An endpoint that is open, before its peers are known.
 struct Opened {
     wire: Wire,
-    card: Card,
+    own_info: PeerInfo,
 }
 
 fn open(library: &Library, settings: &OfiSettings, rank: u32, ranks: u32) -> Result<Opened> {
@@ -100,16 +100,16 @@ fn open(library: &Library, settings: &OfiSettings, rank: u32, ranks: u32) -> Res
         Failed::System(error) => error,
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;
-    let card = Card {
+    let own_info = PeerInfo {
         provider: info.provider().to_owned(),
-        host: card::host(),
+        host: peer_info::host(),
         pid: std::process::id(),
-        notes: wire.notes(),
+        header_slots: wire.header_slots(),
         cq_data: wire.cq_data() as u32,
         secret: JobSecret::draw(rank)?,
         address,
     };
-    Ok(Opened { wire, card })
+    Ok(Opened { wire, own_info })
 }
 
 impl OfiFabric {
@@ -129,47 +129,48 @@ impl OfiFabric {
         if ranks > MOST_RANKS {
             return Err(Error::join(rank, format!("{ranks} ranks; the most over libfabric is {MOST_RANKS}")));
         }
-        let Opened { mut wire, card } = open(library, settings, rank, ranks)?;
-        let cards = gather(&card.encode())?;
-        let cards = cards.iter().enumerate().map(|(peer, bytes)| {
+        let Opened { mut wire, own_info } = open(library, settings, rank, ranks)?;
+        let infos = gather(&own_info.encode())?;
+        let infos = infos.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
                 Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
             };
-            Card::decode(bytes).ok_or_else(strange)
+            PeerInfo::decode(bytes).ok_or_else(strange)
         });
-        let cards: Vec<Card> = cards.collect::<Result<_>>()?;
-        if cards.len() != ranks as usize {
-            return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", cards.len())));
+        let infos: Vec<PeerInfo> = infos.collect::<Result<_>>()?;
+        if infos.len() != ranks as usize {
+            return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", infos.len())));
         }
         let mut addresses = Vec::new();
-        for (peer, theirs) in cards.iter().enumerate() {
+        for (peer, theirs) in infos.iter().enumerate() {
             let (what, peer) = ("the provider", peer as u32);
-            if theirs.provider != card.provider {
-                let (mine, theirs) = (card.provider.clone(), theirs.provider.clone());
+            if theirs.provider != own_info.provider {
+                let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
                 return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
             }
             let address = wire.endpoint().insert(&theirs.address).map_err(|code| {
-                Error::join(rank, format!("{} has no way to rank {peer}: {}", card.provider, wire.text(code)))
+                Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, wire.text(code)))
             })?;
             // Both must be able to: the one who writes has a limit of its own.
-            addresses.push((address, theirs.notes.filter(|_| card.notes.is_some())));
+            addresses.push((address, theirs.header_slots.filter(|_| own_info.header_slots.is_some())));
         }
-        wire.agree(cards.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
-        let near = |theirs: &Card| (theirs.host == card.host && theirs.pid != card.pid).then_some(theirs.pid);
-        let watch = Watch::new(rank, &cards.iter().map(near).collect::<Vec<_>>())?;
-        let neighbours = cards.iter().filter(|theirs| theirs.host == card.host).count() as u32;
+        wire.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
+        let near =
+            |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
+        let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
+        let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
         let failed = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(rank, cards[0].secret, wire, addresses, failed.clone());
+        let engine = Engine::new(rank, infos[0].secret, wire, addresses, failed.clone());
         let shared = Shared::new(engine, failed, watch, settings.silence)?;
         let attendant = shared.clone();
-        let thread = thread::Builder::new().name(format!("earlybird ofi {rank}")).spawn(move || attendant.attend());
+        let thread = thread::Builder::new().name(format!("earlybird ofi {rank}")).spawn(move || attendant.run_helper());
         let thread = thread.map_err(|cause| Error::os(rank, "start the progress thread", cause))?;
         let bell = shared.new_bell()?;
         let opened = AtomicU32::new(0);
         let fabric = OfiFabric {
             rank,
             ranks,
-            provider: card.provider.clone(),
+            provider: own_info.provider.clone(),
             neighbours,
             linger: settings.linger,
             shared,
@@ -179,7 +180,7 @@ impl OfiFabric {
             thread: Mutex::new(Some(thread)),
         };
         // Nobody goes on before all can be reached.
-        let provider = card.provider;
+        let provider = own_info.provider;
         let unreached = |whom: String, how: String| {
             let cause = format!(
                 "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one network \
@@ -213,17 +214,17 @@ impl OfiFabric {
         ranks: u32,
         deadline: Instant,
     ) -> Result<Vec<Self>> {
-        let cards = Mutex::new(vec![None; ranks as usize]);
+        let infos = Mutex::new(vec![None; ranks as usize]);
         let all_told = Barrier::new(ranks as usize);
         let fault = Fault::chosen();
         let join = &|rank: u32| {
             let mut told = false;
-            let joined = Self::join(library, settings, (rank, ranks), deadline, |card| {
-                cards.lock()[rank as usize] = Some(card.to_vec());
+            let joined = Self::join(library, settings, (rank, ranks), deadline, |own_info| {
+                infos.lock()[rank as usize] = Some(own_info.to_vec());
                 told = true;
                 all_told.wait();
-                let cards = cards.lock();
-                Ok(cards.iter().map(|card| card.clone().unwrap_or_default()).collect())
+                let infos = infos.lock();
+                Ok(infos.iter().map(|own_info| own_info.clone().unwrap_or_default()).collect())
             });
             if !told {
                 all_told.wait();
@@ -315,25 +316,25 @@ impl Fabric for OfiFabric {
         let now = Instant::now();
         // Peers may go when all have said that they leave. They are needed until what this rank has in flight has landed.
         self.shared.wait_until(0, &self.bell, now + self.linger, Engine::has_settled);
-        self.shared.visit().say_goodbye();
+        self.shared.visit().announce_leave();
         // A rank that was slower may still ask for what lies in this one's memory.
-        self.shared.wait_until(0, &self.bell, now + self.linger, Engine::may_go);
+        self.shared.wait_until(0, &self.bell, now + self.linger, Engine::have_all_left);
         // Nobody else will say that this rank has dealt with what the others said last.
-        self.shared.visit().tell();
-        self.shared.wait_until(0, &self.bell, Instant::now() + FAREWELL, Engine::is_heard_by_all);
+        self.shared.visit().ack_all();
+        self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::is_acked_by_all);
         let mut engine = self.shared.visit();
-        engine.tell();
-        engine.go();
+        engine.ack_all();
+        engine.announce_gone();
         engine.progress();
         let failed = engine.health("leave").is_err();
         drop(engine);
         if failed {
             // What a provider has taken it may send a little later; the others would name this rank.
-            self.shared.wait_until(0, &self.bell, Instant::now() + LAST_WORDS, |_| false);
+            self.shared.wait_until(0, &self.bell, Instant::now() + FLUSH_TIME, |_| false);
         } else {
             // Ranks of one process share what libfabric's `shm` maps: a last message to an endpoint that is closed would
             // go to memory that is not there.
-            self.shared.wait_until(0, &self.bell, Instant::now() + FAREWELL, Engine::is_alone);
+            self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::are_all_gone);
         }
         self.stop();
     }

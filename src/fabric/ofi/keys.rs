@@ -22,7 +22,7 @@ pub(super) struct Keys {
 
 /// A key that is not drawn again while this value lives.
 #[derive(Debug)]
-pub(super) struct Drawn {
+pub(super) struct DrawnKey {
     key: u64,
     keys: Arc<Keys>,
 }
@@ -38,7 +38,7 @@ impl Keys {
         Arc::new(Keys { mask, taken: Mutex::default() })
     }
 
-    fn draw(self: &Arc<Self>, random: &mut impl FnMut() -> Result<u64, Failed>) -> Result<Drawn, Failed> {
+    fn draw(self: &Arc<Self>, random: &mut impl FnMut() -> Result<u64, Failed>) -> Result<DrawnKey, Failed> {
         loop {
             let key = random()? & self.mask;
             let mut taken = self.taken.lock();
@@ -46,17 +46,17 @@ impl Keys {
                 return Err(Failed::Code(Code::NO_KEY));
             }
             if taken.insert(key) {
-                return Ok(Drawn { key, keys: self.clone() });
+                return Ok(DrawnKey { key, keys: self.clone() });
             }
         }
     }
 
     /// Makes what needs a key, of random bits; with another one where the provider has use for that one itself.
-    pub(super) fn give<T>(
+    pub(super) fn with_key<T>(
         self: &Arc<Self>,
         mut random: impl FnMut() -> Result<u64, Failed>,
         make: impl Fn(u64) -> Result<T, Code>,
-    ) -> Result<(T, Drawn), Failed> {
+    ) -> Result<(T, DrawnKey), Failed> {
         let mut tries = 0;
         loop {
             let drawn = self.draw(&mut random)?;
@@ -69,7 +69,7 @@ impl Keys {
     }
 }
 
-impl Drop for Drawn {
+impl Drop for DrawnKey {
     fn drop(&mut self) {
         self.keys.taken.lock().remove(&self.key);
     }
@@ -87,7 +87,7 @@ mod tests {
     fn keys_have_all_bits_of_the_domain_and_no_others() {
         for (bytes, mask) in [(1, 0xFF), (2, 0xFFFF), (4, 0xFFFF_FFFF), (8, u64::MAX), (0, u64::MAX), (16, u64::MAX)] {
             let keys = Keys::of_size(bytes);
-            let drawn: Vec<Drawn> = (0..200).map(|_| keys.draw(&mut random).unwrap()).collect();
+            let drawn: Vec<DrawnKey> = (0..200).map(|_| keys.draw(&mut random).unwrap()).collect();
             let ever = drawn.iter().fold(0, |bits, drawn| bits | drawn.key);
             let always = drawn.iter().fold(u64::MAX, |bits, drawn| bits & drawn.key);
             assert_eq!((ever, always), (mask, 0), "{bytes} bytes");
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_domain_may_run_out_of_keys() {
         let keys = Keys::of_size(1);
-        let mut all: Vec<Drawn> = (0..256).map(|_| keys.draw(&mut random).unwrap()).collect();
+        let mut all: Vec<DrawnKey> = (0..256).map(|_| keys.draw(&mut random).unwrap()).collect();
         assert!(matches!(keys.draw(&mut random), Err(Failed::Code(Code::NO_KEY))));
         let last = all.pop().unwrap().key;
         assert_eq!(keys.draw(&mut random).unwrap().key, last, "the only one that is free");
@@ -122,9 +122,9 @@ mod tests {
         let keys = Keys::of_size(8);
         let mut numbers = 0..;
         let mut next = || -> Result<u64, Failed> { Ok(numbers.next().unwrap()) };
-        let (made, drawn) = keys.give(&mut next, |key| if key < 3 { Err(Code::NO_KEY) } else { Ok(key) }).unwrap();
+        let (made, drawn) = keys.with_key(&mut next, |key| if key < 3 { Err(Code::NO_KEY) } else { Ok(key) }).unwrap();
         assert_eq!((made, drawn.key), (3, 3));
-        let refused = |code: Code| keys.give(random, |_| Err::<(), _>(code)).unwrap_err();
+        let refused = |code: Code| keys.with_key(random, |_| Err::<(), _>(code)).unwrap_err();
         assert!(matches!(refused(Code::NO_KEY), Failed::Code(Code::NO_KEY)), "not for ever");
         assert!(matches!(refused(Code::NO_MEMORY), Failed::Code(Code::NO_MEMORY)));
         assert_eq!(keys.taken.lock().len(), 1, "what was not used is free again");

@@ -3,8 +3,8 @@
 
 use earlybird_ffi::ofi::Info;
 
+use super::header_slots::SLOT_BYTES;
 use super::message::MOST_DATA;
-use super::notes::NOTE;
 use super::shares::peers;
 
 /// Longest part of a transfer, whatever the provider can do: messages to the same peer, signs of life
@@ -25,7 +25,7 @@ pub(super) struct Limits {
     /// Longest part of a transfer.
     pub(super) part: usize,
     /// Longest transfer beside a note.
-    pub(super) noted: usize,
+    pub(super) with_header: usize,
     /// One-sided operations under way.
     pub(super) moving: usize,
     /// Whether writes may bring data to the queue of their target.
@@ -35,9 +35,9 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn of(info: Info<'_>, ranks: u32) -> Self {
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
-        let (part, noted) = (longest.clamp(1, MOST_PART), longest.saturating_sub(NOTE).min(MOST_PART));
+        let (part, with_header) = (longest.clamp(1, MOST_PART), longest.saturating_sub(SLOT_BYTES).min(MOST_PART));
         let moving = MOVING.max(peers(ranks));
-        let limits = Limits { put: MOST_DATA, part, noted, moving, cq_data: true };
+        let limits = Limits { put: MOST_DATA, part, with_header, moving, cq_data: true };
         match info.provider() {
             name if name.ends_with("ofi_rxd") => limits.for_rxd(),
             VERBS => limits.for_verbs(),
@@ -61,7 +61,7 @@ impl Limits {
     fn for_rxd(self) -> Self {
         const PART: usize = 32 << 10;
         const PACKET: usize = 1 << 10;
-        Limits { put: PACKET, part: self.part.min(PART), noted: self.noted.min(PART), moving: 1, ..self }
+        Limits { put: PACKET, part: self.part.min(PART), with_header: self.with_header.min(PART), moving: 1, ..self }
     }
 }
 

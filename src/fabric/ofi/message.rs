@@ -21,7 +21,7 @@ pub(super) const MOST_RANKS: u32 = 1 << 16;
 
 /// A place in a region of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     /// The receiver's number of the region, within the channel.
     pub(crate) region: u16,
     /// Bytes from its start.
@@ -31,13 +31,13 @@ pub(crate) struct Place {
 /// What it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Copy the data, if any, to a place; then change a cell, if one is named. `prompt` if
+    /// Copy the data, if any, to a place; then change a cell, if one is named. `ack_now` if
     /// somebody waits for the word that it is done.
-    Put { to: Place, signal: Option<(Place, Change)>, prompt: bool },
+    Put { to: Location, signal: Option<(Location, Change)>, ack_now: bool },
     /// Change a cell when so many writes with this mark, which travel on their own, have landed.
-    Landing { mark: u16, parts: u32, signal: (Place, Change), prompt: bool },
+    Landing { write_id: u16, parts: u32, signal: (Location, Change), ack_now: bool },
     /// Change a cell, and say what it held. `id` goes into the answer.
-    Atomic { at: Place, atomic: Atomic, id: u32 },
+    Atomic { at: Location, atomic: Atomic, id: u32 },
     /// What a cell held.
     Value { id: u32, value: u64 },
     /// Nothing but what every message says: how many were dealt with.
@@ -68,7 +68,7 @@ pub(crate) struct Message {
     /// Of those that are counted, from 1; without meaning for the others.
     pub(crate) number: u32,
     /// So many of the receiver's messages were dealt with.
-    pub(crate) upto: u32,
+    pub(crate) ack: u32,
     /// Which collective it belongs to.
     pub(crate) channel: u16,
     /// Bytes of data that follow.
@@ -94,7 +94,7 @@ const GONE: u8 = 12;
 const NONE: u8 = 0;
 const SET: u8 = 1;
 const ADD: u8 = 2;
-const PROMPT: u8 = 4;
+const ACK_NOW: u8 = 4;
 
 /// Bytes of a cell.
 const CELL: u64 = 8;
@@ -112,7 +112,7 @@ impl Content {
     }
 
     /// Whether its sender says nothing more, and deals with nothing any more.
-    pub(crate) fn is_last_word(self) -> bool {
+    pub(crate) fn is_last(self) -> bool {
         matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Gone)
     }
 }
@@ -122,7 +122,7 @@ impl Content {
 struct Fields {
     kind: u8,
     change: u8,
-    first: Place,
+    first: Location,
     second: u16,
     /// The number of a cell in the second region, or of a question.
     id: u32,
@@ -148,7 +148,7 @@ impl std::ops::Deref for Header {
 impl Message {
     pub(crate) fn encode(&self) -> Header {
         let mut fields = Fields::default();
-        let signal = |fields: &mut Fields, (at, change): (Place, Change)| {
+        let signal = |fields: &mut Fields, (at, change): (Location, Change)| {
             // A cell has a number; one of more than 2^32 would lie beyond 32 GiB.
             debug_assert!(at.offset.is_multiple_of(CELL) && at.offset / CELL <= u64::from(u32::MAX));
             (fields.second, fields.id) = (at.region, (at.offset / CELL) as u32);
@@ -158,15 +158,15 @@ impl Message {
             };
         };
         match self.content {
-            Content::Put { to, signal: change, prompt } => {
+            Content::Put { to, signal: change, ack_now } => {
                 (fields.kind, fields.first) = (PUT, to);
                 change.into_iter().for_each(|change| signal(&mut fields, change));
-                fields.change |= if prompt { PROMPT } else { 0 };
+                fields.change |= if ack_now { ACK_NOW } else { 0 };
             }
-            Content::Landing { mark, parts, signal: change, prompt } => {
-                (fields.kind, fields.first) = (LANDING, Place { region: mark, offset: u64::from(parts) });
+            Content::Landing { write_id, parts, signal: change, ack_now } => {
+                (fields.kind, fields.first) = (LANDING, Location { region: write_id, offset: u64::from(parts) });
                 signal(&mut fields, change);
-                fields.change |= if prompt { PROMPT } else { 0 };
+                fields.change |= if ack_now { ACK_NOW } else { 0 };
             }
             Content::Atomic { at, atomic, id } => {
                 (fields.kind, fields.first, fields.id) = (ATOMIC, at, id);
@@ -196,7 +196,7 @@ impl Message {
         for field in [self.channel, self.from as u16, self.len as u16] {
             put(&field.to_le_bytes());
         }
-        for field in [self.number, self.upto, fields.id] {
+        for field in [self.number, self.ack, fields.id] {
             put(&field.to_le_bytes());
         }
         for field in [fields.first.region, fields.second] {
@@ -218,21 +218,26 @@ impl Message {
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| header[at + index]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| header[at + index]));
-        let (id, first, value) = (word(16), Place { region: half(20), offset: long(24) }, long(32));
+        let (id, first, value) = (word(16), Location { region: half(20), offset: long(24) }, long(32));
         let content = match (header[0], header[1]) {
             (PUT | LANDING, change) => {
-                let cell = Place { region: half(22), offset: u64::from(id) * CELL };
-                let signal = match change & !PROMPT {
+                let cell = Location { region: half(22), offset: u64::from(id) * CELL };
+                let signal = match change & !ACK_NOW {
                     NONE => None,
                     SET => Some((cell, Change::Set(value))),
                     ADD => Some((cell, Change::Add(value))),
                     _ => return None,
                 };
                 match header[0] {
-                    PUT => Content::Put { to: first, signal, prompt: change & PROMPT != 0 },
+                    PUT => Content::Put { to: first, signal, ack_now: change & ACK_NOW != 0 },
                     _ => {
                         let parts = u32::try_from(first.offset).ok()?;
-                        Content::Landing { mark: first.region, parts, signal: signal?, prompt: change & PROMPT != 0 }
+                        Content::Landing {
+                            write_id: first.region,
+                            parts,
+                            signal: signal?,
+                            ack_now: change & ACK_NOW != 0,
+                        }
                     }
                 }
             }
@@ -258,7 +263,7 @@ impl Message {
             secret: long(40),
             from: u32::from(half(4)),
             number: word(8),
-            upto: word(12),
+            ack: word(12),
             channel: half(2),
             len: u32::from(half(6)),
             content,
@@ -274,15 +279,15 @@ mod tests {
 
     #[test]
     fn messages_survive_the_wire() {
-        let place = |region| Place { region, offset: 1 << 33 | 8 };
+        let location = |region| Location { region, offset: 1 << 33 | 8 };
         let contents = [
-            Content::Put { to: place(3), signal: Some((place(4), Change::Add(u64::MAX))), prompt: false },
-            Content::Put { to: place(3), signal: Some((place(4), Change::Set(7))), prompt: true },
-            Content::Put { to: place(u16::MAX), signal: None, prompt: true },
-            Content::Landing { mark: 7, parts: 3, signal: (place(4), Change::Set(7)), prompt: false },
-            Content::Landing { mark: 7, parts: 3, signal: (place(4), Change::Add(7)), prompt: true },
-            Content::Atomic { at: place(1), atomic: Atomic::FetchAdd(5), id: 9 },
-            Content::Atomic { at: place(1), atomic: Atomic::CompareSwap { expect: 1, new: 2 }, id: u32::MAX },
+            Content::Put { to: location(3), signal: Some((location(4), Change::Add(u64::MAX))), ack_now: false },
+            Content::Put { to: location(3), signal: Some((location(4), Change::Set(7))), ack_now: true },
+            Content::Put { to: location(u16::MAX), signal: None, ack_now: true },
+            Content::Landing { write_id: 7, parts: 3, signal: (location(4), Change::Set(7)), ack_now: false },
+            Content::Landing { write_id: 7, parts: 3, signal: (location(4), Change::Add(7)), ack_now: true },
+            Content::Atomic { at: location(1), atomic: Atomic::FetchAdd(5), id: 9 },
+            Content::Atomic { at: location(1), atomic: Atomic::CompareSwap { expect: 1, new: 2 }, id: u32::MAX },
             Content::Value { id: 4, value: 5 },
             Content::Ack,
             Content::Exchange { turn: 1 << 33 },
@@ -298,7 +303,7 @@ mod tests {
         for content in contents {
             let number = u32::from(content.is_counted()) * 77;
             let secret = u64::MAX - 1;
-            let message = Message { secret, from: MOST_RANKS - 1, number, upto: 4, channel: 5, len: 3, content };
+            let message = Message { secret, from: MOST_RANKS - 1, number, ack: 4, channel: 5, len: 3, content };
             let header = message.encode();
             // What goes out with two words of data is injected over TCP.
             assert!(header.len() == SHORT || matches!(content, Content::Atomic { .. }), "{} bytes", header.len());

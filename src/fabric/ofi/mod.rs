@@ -43,20 +43,20 @@
 //! finds it dead tells everybody. So does every rank of a failed world when it goes: no message of
 //! its own says that it leaves, which might come first.
 
-mod card;
 mod channel;
 mod endpoint;
 mod engine;
 mod environment;
 mod fabric;
+mod header_slots;
 mod keys;
 mod limits;
 mod message;
-mod notes;
-mod peer;
+mod peer_info;
 mod probe;
 mod registration;
 mod secret;
+mod sequence;
 mod shared;
 mod shares;
 #[cfg(test)]
@@ -67,8 +67,6 @@ mod suspects;
 mod wire;
 mod work_queue;
 
-#[cfg(test)]
-pub(crate) use card::Card;
 pub(crate) use earlybird_ffi::ofi::{Counter, Remote, Work};
 pub use earlybird_ffi::ofi::{Library, LoadError};
 pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables, variables_not_set};
@@ -76,6 +74,8 @@ pub use fabric::OfiFabric;
 pub(crate) use limits::{largest_count, most_queued};
 #[cfg(test)]
 pub(crate) use message::Message;
+#[cfg(test)]
+pub(crate) use peer_info::PeerInfo;
 pub use probe::{Device, Progress, devices};
 pub(crate) use registration::Registered;
 pub(crate) use work_queue::WorkQueue;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Local, Memory, sys};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
-use super::keys::{Drawn, Keys};
+use super::keys::{DrawnKey, Keys};
 use crate::error::Error;
 use crate::fabric::{Access, Window};
 use crate::random::draw;
@@ -91,7 +91,7 @@ impl Registrar {
             _ if !purpose.is_registered(self.endpoint.memory_mode()) => (None, None),
             // Whatever is asked for.
             None => (Some(make(0).map_err(Failed::Code)?), None),
-            Some(keys) => keys.give(random, make).map(|(memory, key)| (Some(memory), Some(key)))?,
+            Some(keys) => keys.with_key(random, make).map(|(memory, key)| (Some(memory), Some(key)))?,
         };
         let (window, origin) = (window.clone(), self.endpoint.origin(base));
         Ok(Registered { memory, _key: key, window, offset: part.start, origin, access: purpose.access() })
@@ -102,7 +102,7 @@ impl Registrar {
 #[derive(Debug)]
 pub(crate) struct Registered {
     memory: Option<Memory>,
-    _key: Option<Drawn>,
+    _key: Option<DrawnKey>,
     window: Window,
     /// Where in the window it begins.
     offset: usize,

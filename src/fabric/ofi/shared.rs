@@ -15,7 +15,7 @@ use earlybird_ffi::ofi::Watched;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::channel::{hush, ring};
+use super::channel::{clear_bell, ring};
 use super::engine::Engine;
 use super::suspects::{Evidence, STEP};
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ const LONGEST_NAP: Duration = Duration::from_millis(4);
 const DOZE: Duration = Duration::from_micros(50);
 
 /// How long a sleeper keeps to itself what it has dealt with.
-const SILENT: Duration = Duration::from_micros(200);
+const ACK_DELAY: Duration = Duration::from_micros(200);
 
 /// How often peers are looked after.
 const BEAT: Duration = Duration::from_millis(200);
@@ -103,7 +103,7 @@ impl Shared {
         if let Some(&peer) = self.watch.ended(known).first() {
             self.lock().suspect(peer, Evidence::Ended);
         }
-        self.lock().look_into_suspects();
+        self.lock().check_suspects();
         self.health(operation)
     }
 
@@ -119,7 +119,7 @@ impl Shared {
         // Interrupted is as good as over: whoever sleeps looks again.
         let _ = poll(&mut polled, Some(&timeout));
         if !polled[0].revents().is_empty() {
-            hush(bell);
+            clear_bell(bell);
         }
     }
 
@@ -134,10 +134,10 @@ impl Shared {
             let now = Instant::now();
             // Usually the next message says it; whoever has nothing to send for so long says it now.
             let mut sleep = until.saturating_duration_since(now);
-            if now >= begun + SILENT {
-                engine.tell();
-            } else if engine.owes() {
-                sleep = sleep.min(SILENT);
+            if now >= begun + ACK_DELAY {
+                engine.ack_all();
+            } else if engine.has_acks_pending() {
+                sleep = sleep.min(ACK_DELAY);
             }
             if engine.channel(channel).is_woken() || now >= until {
                 engine.channel(channel).announce(false);
@@ -185,7 +185,7 @@ impl Shared {
     }
 
     /// What the thread does.
-    pub(super) fn attend(&self) {
+    pub(super) fn run_helper(&self) {
         let (mut seen, mut nap) = (0, NAP);
         let mut beat = Instant::now() + BEAT;
         let mut silent = vec![0; self.lock().ranks() as usize];
@@ -195,15 +195,15 @@ impl Shared {
                 // By own beats, not by the clock: a process that was stopped for a while has not
                 // listened meanwhile, and blames nobody.
                 beat = now + BEAT;
-                self.look_after_peers(&mut silent);
+                self.check_peers(&mut silent);
             }
             let visits = self.visits.load(Ordering::Relaxed);
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
                 self.sleep(self.bell.as_fd(), None, nap);
                 let mut engine = self.lock();
-                engine.tell_if_due();
-                engine.look_into_suspects();
+                engine.ack_if_due();
+                engine.check_suspects();
                 nap = (2 * nap).min(LONGEST_NAP);
                 continue;
             }
@@ -213,7 +213,7 @@ impl Shared {
             // meant is dealt with here then.
             let may_sleep = (0..4).find_map(|_| {
                 while engine.progress() {}
-                engine.tell();
+                engine.ack_all();
                 engine.wire.may_sleep()
             });
             let at_most = beat.saturating_duration_since(Instant::now());
@@ -226,7 +226,7 @@ impl Shared {
     }
 
     /// Asks those who are far away for a sign of life, and looks whether those who are near live.
-    fn look_after_peers(&self, silent: &mut [u32]) {
+    fn check_peers(&self, silent: &mut [u32]) {
         let _ = self.look_for_dead("heartbeat");
         let mut engine = self.lock();
         // Who has said something is not silent, also if that was while this process was stopped.

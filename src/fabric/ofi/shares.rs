@@ -14,21 +14,21 @@ pub(super) struct Pool {
     held: Vec<usize>,
     /// Most that one holds.
     share: usize,
-    places: usize,
+    size: usize,
 }
 
 impl Pool {
     /// These places, for the peers of a rank in a world of so many. There are enough for all shares if there is one
     /// place for each peer.
-    pub(super) fn new(places: Range<usize>, ranks: u32) -> Self {
-        let share = (places.len() / peers(ranks)).max(1);
-        Pool { places: places.len(), free: places.collect(), held: vec![0; ranks as usize], share }
+    pub(super) fn new(indices: Range<usize>, ranks: u32) -> Self {
+        let share = (indices.len() / peers(ranks)).max(1);
+        Pool { size: indices.len(), free: indices.collect(), held: vec![0; ranks as usize], share }
     }
 
     /// The place that [`Pool::take`] takes next for a peer; none if it holds its share, but for the last `kept` of it.
     #[inline]
-    pub(super) fn next(&self, peer: u32, kept: usize) -> Option<usize> {
-        let may = self.held[peer as usize] + kept < self.share;
+    pub(super) fn next(&self, peer: u32, reserved: usize) -> Option<usize> {
+        let may = self.held[peer as usize] + reserved < self.share;
         self.free.last().copied().filter(|_| may)
     }
 
@@ -42,14 +42,14 @@ impl Pool {
 
     /// A peer's operation is over.
     #[inline]
-    pub(super) fn give_back(&mut self, place: usize, peer: u32) {
-        self.free.push(place);
+    pub(super) fn give_back(&mut self, index: usize, peer: u32) {
+        self.free.push(index);
         self.held[peer as usize] -= 1;
     }
 
     /// Whether nothing is taken.
     pub(super) fn is_whole(&self) -> bool {
-        self.free.len() == self.places
+        self.free.len() == self.size
     }
 }
 
@@ -92,7 +92,7 @@ impl<T> Queues<T> {
     }
 
     /// What waits for a peer, which it will never take.
-    pub(super) fn give_up(&mut self, peer: u32) -> VecDeque<T> {
+    pub(super) fn drain(&mut self, peer: u32) -> VecDeque<T> {
         self.turns.retain(|&turn| turn != peer);
         std::mem::take(&mut self.waiting[peer as usize])
     }
@@ -131,14 +131,14 @@ mod tests {
     const RANKS: u32 = 5;
 
     proptest! {
-        /// Whatever is taken and given back: no place is taken twice, and who holds less than its share gets another.
+        /// Whatever is taken and given back: no index is taken twice, and who holds less than its share gets another.
         #[test]
         fn a_share_is_there_for_each_peer(
             steps in proptest::collection::vec((1..RANKS, any::<bool>()), 1..400),
-            places in 4usize..64,
+            size in 4usize..64,
         ) {
-            let mut pool = Pool::new(100..100 + places, RANKS);
-            let share = places / 4;
+            let mut pool = Pool::new(100..100 + size, RANKS);
+            let share = size / 4;
             let mut held: Vec<Vec<usize>> = vec![Vec::new(); RANKS as usize];
             for (peer, takes) in steps {
                 let mine = &mut held[peer as usize];
@@ -146,16 +146,16 @@ mod tests {
                     let next = pool.next(peer, 0);
                     prop_assert_eq!(next.is_some(), mine.len() < share);
                     prop_assert_eq!(pool.next(peer, 1).is_some(), mine.len() + 1 < share);
-                    if let Some(place) = next {
+                    if let Some(index) = next {
                         pool.take(peer);
-                        mine.push(place);
+                        mine.push(index);
                     }
-                } else if let Some(place) = mine.pop() {
-                    pool.give_back(place, peer);
+                } else if let Some(index) = mine.pop() {
+                    pool.give_back(index, peer);
                 }
                 let mut taken = held.concat();
                 taken.sort_unstable();
-                prop_assert!(taken.iter().all(|place| (100..100 + places).contains(place)));
+                prop_assert!(taken.iter().all(|index| (100..100 + size).contains(index)));
                 taken.dedup();
                 prop_assert_eq!(taken.len(), held.iter().map(Vec::len).sum::<usize>());
                 prop_assert_eq!(pool.is_whole(), taken.is_empty());
@@ -202,7 +202,7 @@ mod tests {
                 }
             }
             // Who was stalled goes on where it was, or is given up.
-            let mut rest = queues.give_up(1).len();
+            let mut rest = queues.drain(1).len();
             prop_assert!(queues.is_empty(1));
             queues.post(|&(peer, _)| {
                 assert_ne!(peer, 1);

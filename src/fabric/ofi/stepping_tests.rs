@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::ofi::Library;
 
 use super::engine::Engine;
-use super::peer::WINDOW;
+use super::sequence::WINDOW;
 use super::stranger_tests::{self, World, library};
 use super::suspects::Evidence;
 use super::wire::Event;
@@ -54,19 +54,19 @@ fn a_write_is_dealt_with_when_its_last_part_has_landed(library: &Library) {
     let signal = Signal { at: at(far, len), change: Change::Set(7), awaited: true };
 
     let mut engine = world.ranks[0].shared().lock();
-    assert!(engine.wire.marks, "this provider brings marks");
+    assert!(engine.wire.uses_immediate, "this provider brings marks");
     let put = world.ends[1].put(at(near, 0), at(far, 0), len, Some(signal), 1);
     assert_eq!(put.unwrap(), Posted::Pending);
     let (until, mut landed) = (Instant::now() + patience(), Vec::new());
     while landed.len() < PARTS {
-        engine.wire.look().unwrap();
+        engine.wire.poll().unwrap();
         while let Some(event) = engine.wire.next() {
             match event {
                 Event::Landed(_) => landed.push(event),
-                other => engine.deal_with(other),
+                other => engine.process(other),
             }
         }
-        engine.tell();
+        engine.ack_all();
         assert_eq!(world.ends[1].poll().unwrap(), None, "acknowledged, and nothing has landed");
         assert!(Instant::now() < until, "{} parts never came", PARTS - landed.len());
     }
@@ -76,12 +76,12 @@ fn a_write_is_dealt_with_when_its_last_part_has_landed(library: &Library) {
     }
     let last = landed.pop();
     for event in landed {
-        engine.deal_with(event);
+        engine.process(event);
         assert_eq!(cell.load(Ordering::Acquire), 0, "signalled before the last part has landed");
     }
-    last.into_iter().for_each(|event| engine.deal_with(event));
+    last.into_iter().for_each(|event| engine.process(event));
     assert_eq!(cell.load(Ordering::Acquire), 7);
-    engine.tell();
+    engine.ack_all();
     drop(engine);
     while world.ends[1].poll().unwrap().is_none() {
         assert!(Instant::now() < until, "the write never completed");
@@ -99,11 +99,11 @@ fn a_read_completes_with_its_last_part(library: &Library) {
     assert_eq!(engine.read(CHANNEL, at(far, 0), at(near, 0), len, 1).unwrap(), Posted::Pending);
     let (until, mut moved) = (Instant::now() + patience(), Vec::new());
     while moved.len() < PARTS {
-        engine.wire.look().unwrap();
+        engine.wire.poll().unwrap();
         while let Some(event) = engine.wire.next() {
             match event {
                 Event::Moved(..) => moved.push(event),
-                other => engine.deal_with(other),
+                other => engine.process(other),
             }
         }
         assert_eq!(world.ends[0].poll().unwrap(), None);
@@ -111,10 +111,10 @@ fn a_read_completes_with_its_last_part(library: &Library) {
     }
     let last = moved.pop();
     for event in moved {
-        engine.deal_with(event);
+        engine.process(event);
         assert_eq!(engine.completion(CHANNEL).unwrap(), None, "completed before the last part is here");
     }
-    last.into_iter().for_each(|event| engine.deal_with(event));
+    last.into_iter().for_each(|event| engine.process(event));
     assert_eq!(engine.completion(CHANNEL).unwrap().map(|completion| completion.token), Some(1));
     drop(engine);
     world.end();
@@ -186,13 +186,13 @@ fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
     std::thread::scope(|scope| {
         scope.spawn(|| world.ranks[1].leave());
         while !engine.has_left(1) {
-            engine.wire.look().unwrap();
+            engine.wire.poll().unwrap();
             while let Some(event) = engine.wire.next() {
-                engine.deal_with(event);
+                engine.process(event);
                 let told = engine.channel(CHANNEL).closed > 0 || engine.has_left(1);
                 assert!(!told || landed() == LEN, "closed or left with {} of {LEN} bytes", landed());
             }
-            engine.tell();
+            engine.ack_all();
             assert!(Instant::now() < until, "it never left: {} of {LEN} bytes are there", landed());
         }
         assert_eq!(engine.channel(CHANNEL).closed, 1, "it left before it closed");
@@ -219,21 +219,21 @@ fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
     let mut quiet = 0;
     while landed.len() < PARTS || quiet < 1000 {
         quiet += 1;
-        engine.wire.look().unwrap();
+        engine.wire.poll().unwrap();
         while let Some(event) = engine.wire.next() {
             quiet = 0;
             match event {
                 Event::Landed(_) => landed.push(event),
-                other => engine.deal_with(other),
+                other => engine.process(other),
             }
         }
-        engine.tell();
+        engine.ack_all();
         assert_eq!(engine.channel(CHANNEL).closed, 0, "closed, and nothing has landed");
         assert!(!world.ranks[1].shared().lock().has_settled());
         assert!(Instant::now() < until, "{} parts never came", PARTS - landed.len());
     }
-    landed.into_iter().for_each(|event| engine.deal_with(event));
-    engine.tell();
+    landed.into_iter().for_each(|event| engine.process(event));
+    engine.ack_all();
     while engine.channel(CHANNEL).closed == 0 {
         engine.progress();
         assert!(Instant::now() < until, "it never closed");
@@ -267,7 +267,7 @@ fn a_read_from_a_rank_that_left_ends(library: &Library) {
     let near = world.ends[1].register(size_of::<u64>(), Access::Local).unwrap();
     let until = Instant::now() + patience();
     let has_left = || world.ranks[1].shared().lock().has_left(0);
-    world.ranks[0].shared().visit().say_goodbye();
+    world.ranks[0].shared().visit().announce_leave();
     while !has_left() {
         for rank in &world.ranks {
             rank.shared().lock().progress();
@@ -296,12 +296,12 @@ fn a_read_from_a_rank_that_left_ends(library: &Library) {
 fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: impl Fn(&Event) -> bool) -> Event {
     loop {
         peer.progress();
-        engine.wire.look().unwrap();
+        engine.wire.poll().unwrap();
         let mut found = None;
         while let Some(event) = engine.wire.next() {
             match found.is_none() && is_it(&event) {
                 true => found = Some(event),
-                false => engine.deal_with(event),
+                false => engine.process(event),
             }
         }
         if let Some(event) = found {
@@ -331,7 +331,7 @@ fn only_what_a_peer_answers_is_a_sign_of_life(library: &Library) {
         assert_eq!(posted.unwrap(), Posted::Pending);
         let moved = next_event(&mut engine, &mut target, until, |event| matches!(event, Event::Moved(..)));
         engine.was_heard(0);
-        engine.deal_with(moved);
+        engine.process(moved);
         assert_eq!(engine.was_heard(0), answers);
     }
     drop((engine, target));
@@ -368,7 +368,7 @@ fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
         assert!(Instant::now() < until, "it hears nothing");
     }
     assert_eq!(writer.completion(CHANNEL).unwrap(), None, "a part has not landed");
-    target.deal_with(landed);
+    target.process(landed);
     drop((writer, target));
     world.end();
 }
@@ -383,7 +383,7 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library
     let mut quiet = 0;
     while messages.len() < 2 || quiet < 1000 {
         quiet += 1;
-        engine.wire.look().unwrap();
+        engine.wire.poll().unwrap();
         while let Some(event) = engine.wire.next() {
             quiet = 0;
             messages.push(event);
@@ -391,7 +391,7 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library
         assert!(Instant::now() < until, "it said {messages:?}");
     }
     for event in messages.into_iter().rev() {
-        engine.deal_with(event);
+        engine.process(event);
         assert!(engine.health("test").is_err() || !engine.has_left(1), "it seems to have left in good order");
     }
     let failed = engine.health("test").unwrap_err();

@@ -13,11 +13,11 @@ use earlybird_ffi::ofi::{
 };
 use parking_lot::Mutex;
 
-use super::card::Card;
 use super::engine::MOST_GUESSES;
 use super::fabric::OfiFabric;
-use super::message::{Content, Message, Place};
-use super::notes::{Mark, NOTED};
+use super::header_slots::{IN_SLOT, ImmediateData};
+use super::message::{Content, Location, Message};
+use super::peer_info::PeerInfo;
 use super::probe;
 use super::wire::Event;
 use crate::config::OfiSettings;
@@ -53,17 +53,17 @@ impl World {
     /// A world whose rank 1 has a device that brings no more than so many bytes to a queue.
     fn with_a_lesser_device(library: &Library, cq_data: u32) -> Self {
         let settings = OfiSettings { provider: Some(PROVIDER.to_owned()), ..OfiSettings::default() };
-        let (cards, all_told) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
+        let (infos, all_told) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
         let join = &|rank: u32| {
-            OfiFabric::join(library, &settings, (rank, 2), Instant::now() + PATIENCE, |card| {
-                let mut card = Card::decode(card).unwrap();
+            OfiFabric::join(library, &settings, (rank, 2), Instant::now() + PATIENCE, |info| {
+                let mut info = PeerInfo::decode(info).unwrap();
                 if rank == 1 {
-                    card.notes = card.notes.filter(|_| cq_data as usize >= Mark::BYTES);
-                    card.cq_data = cq_data;
+                    info.header_slots = info.header_slots.filter(|_| cq_data as usize >= ImmediateData::BYTES);
+                    info.cq_data = cq_data;
                 }
-                cards.lock()[rank as usize] = card.encode();
+                infos.lock()[rank as usize] = info.encode();
                 all_told.wait();
-                Ok(cards.lock().clone())
+                Ok(infos.lock().clone())
             })
         };
         let ranks = std::thread::scope(|scope| {
@@ -176,18 +176,18 @@ impl Stranger {
         let (endpoint, peer) = self.endpoint();
         let counted = world.ranks[0].strangers() + messages.len() as u64;
         let until = Instant::now() + PATIENCE;
-        let look = || {
+        let spin = || {
             _ = endpoint.queue().read(&mut []);
             assert!(Instant::now() < until, "{} strangers were counted, not {counted}", world.ranks[0].strangers());
         };
         for message in messages {
             while let Err(code) = endpoint.inject(message, peer) {
                 assert_eq!(code, Code::AGAIN);
-                look();
+                spin();
             }
         }
         while world.ranks[0].strangers() < counted {
-            look();
+            spin();
         }
     }
 
@@ -241,7 +241,13 @@ fn the_provider_keeps_to_the_role_of_memory() {
     assert_eq!([read, write, both].map(|place| stranger.writes(place)), [false, true, true]);
     assert_eq!(stranger.reads(both), Some([0xBD; LEN]));
     assert_eq!(local, (u64::MAX, u64::MAX), "what is local has a key");
-    let slots = world.ranks[0].shared().lock().wire.notes().map(|notes| (notes.key, notes.base)).unwrap();
+    let slots = world.ranks[0]
+        .shared()
+        .lock()
+        .wire
+        .header_slots()
+        .map(|header_slots| (header_slots.key, header_slots.base))
+        .unwrap();
     assert_eq!(stranger.reads(slots), None, "header slots are there to be written");
     world.end();
 }
@@ -254,10 +260,10 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
     let stranger = Stranger::new(&library, &world);
     let region = world.ends[0].register(LEN, Access::ReadWrite).unwrap();
     let secret = world.ranks[0].shared().lock().secret.word;
-    let cell = Place { region: 0, offset: 0 };
+    let cell = Location { region: 0, offset: 0 };
     let contents = [
-        Content::Put { to: Place { region: 0, offset: 8 }, signal: Some((cell, Change::Set(666))), prompt: true },
-        Content::Landing { mark: 1, parts: 0, signal: (cell, Change::Add(1)), prompt: true },
+        Content::Put { to: Location { region: 0, offset: 8 }, signal: Some((cell, Change::Set(666))), ack_now: true },
+        Content::Landing { write_id: 1, parts: 0, signal: (cell, Change::Add(1)), ack_now: true },
         Content::Atomic { at: cell, atomic: Atomic::FetchAdd(1), id: 1 },
         Content::Exchange { turn: 2 },
         Content::Abort { by: 1, last: false },
@@ -271,12 +277,12 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
     for secret in [0, u64::MAX, secret ^ 1, secret ^ 1 << 63, !secret] {
         for (content, number) in contents.into_iter().zip(1..) {
             let data = [0xEE; 8];
-            let message = Message { secret, from: 1, number, upto: 1, channel: 1, len: 8, content };
+            let message = Message { secret, from: 1, number, ack: 1, channel: 1, len: 8, content };
             messages.push([&message.encode()[..], &data].concat());
         }
     }
     // The secret in another place; too short for a header; nothing at all.
-    let put = Message { secret, from: 1, number: 2, upto: 0, channel: 1, len: 0, content: contents[0] }.encode();
+    let put = Message { secret, from: 1, number: 2, ack: 0, channel: 1, len: 0, content: contents[0] }.encode();
     messages.extend([[&put[40..48], &put[..40]].concat(), put[..47].to_vec(), vec![0; 48]]);
     // A layout with 32 bits to tell jobs apart: the same put.
     let words = [0x0001_0101, 1, secret as u32, 2, 0, 0, 0, 0, 0, 0, 666, 0];
@@ -304,16 +310,16 @@ fn a_write_without_the_tag_has_not_landed() {
         let mut engine = world.ranks[0].shared().lock();
         let tag = engine.secret.tag;
         let mut dropped = |from: u32, which: u16, tag: u32| {
-            let (strangers, told) = (engine.strangers, engine.told_by_peers());
-            engine.deal_with(Event::Landed(Mark { from, which }.encode(tag)));
+            let (strangers, told) = (engine.strangers, engine.peer_state());
+            engine.process(Event::Landed(ImmediateData { from, which }.encode(tag)));
             assert_eq!(engine.strangers, strangers + 1, "{which} of rank {from}");
-            assert_eq!(engine.told_by_peers(), told, "{which} of rank {from}");
+            assert_eq!(engine.peer_state(), told, "{which} of rank {from}");
         };
         for tag in [tag ^ 1, tag ^ 1 << 31, !tag] {
-            [0, 1, NOTED - 1, NOTED, NOTED | 2].into_iter().for_each(|which| dropped(1, which, tag));
+            [0, 1, IN_SLOT - 1, IN_SLOT, IN_SLOT | 2].into_iter().for_each(|which| dropped(1, which, tag));
         }
         dropped(2, 1, tag);
-        dropped(1, NOTED | 9, tag); // nobody has written to that slot
+        dropped(1, IN_SLOT | 9, tag); // nobody has written to that slot
     }
     world.works();
     world.end();
@@ -323,11 +329,16 @@ fn a_write_without_the_tag_has_not_landed() {
 #[test]
 fn ranks_with_different_devices_write_what_all_can_take() {
     let Some(library) = library() else { return };
-    for (cq_data, marks, tags) in [(8, true, true), (4, true, false), (2, false, false)] {
+    for (cq_data, uses_immediate, tags_immediate) in [(8, true, true), (4, true, false), (2, false, false)] {
         let mut world = World::with_a_lesser_device(&library, cq_data);
         for rank in &world.ranks {
             let engine = rank.shared().lock();
-            assert_eq!((engine.wire.marks, engine.wire.tags), (marks, tags), "{cq_data} bytes, rank {}", rank.rank());
+            assert_eq!(
+                (engine.wire.uses_immediate, engine.wire.tags_immediate),
+                (uses_immediate, tags_immediate),
+                "{cq_data} bytes, rank {}",
+                rank.rank()
+            );
         }
         world.works();
         world.end();
@@ -343,7 +354,7 @@ fn a_job_does_not_let_its_tag_be_guessed() {
     let tag = engine.secret.tag;
     for guess in 1..=MOST_GUESSES {
         assert!(engine.health("test").is_ok(), "after {guess} guesses");
-        engine.deal_with(Event::Landed(Mark { from: 1, which: 1 }.encode(tag.wrapping_add(guess))));
+        engine.process(Event::Landed(ImmediateData { from: 1, which: 1 }.encode(tag.wrapping_add(guess))));
     }
     let failed = engine.health("test").unwrap_err().to_string();
     assert!(failed.contains("a stranger guesses it"), "{failed}");

@@ -93,15 +93,15 @@ impl Suspects {
 
     /// This rank has just looked at the network, and dealt with what there was; `quiet` if that was nothing. Returns a
     /// peer whose end is believed from now on.
-    pub(super) fn judge(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
+    pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
         let step = now.saturating_duration_since(self.looked).min(STEP);
         self.looked = now;
         for suspect in &mut self.suspects {
             suspect.time += step;
             suspect.looks = suspect.looks.saturating_add(1);
         }
-        let convicted = |suspect: &Suspect| quiet && suspect.time >= GRACE && suspect.looks >= LOOKS;
-        let index = self.suspects.iter().position(convicted)?;
+        let confirmed = |suspect: &Suspect| quiet && suspect.time >= GRACE && suspect.looks >= LOOKS;
+        let index = self.suspects.iter().position(confirmed)?;
         let Suspect { peer, evidence, .. } = self.suspects.remove(index);
         Some((peer, evidence))
     }
@@ -117,28 +117,28 @@ mod tests {
 
     /// Stopped for 11 s right after a peer was suspected: what the peer sent before it ended is dealt with first.
     #[test]
-    fn a_stop_convicts_nobody() {
+    fn a_stop_confirms_no_suspicion() {
         let mut now = Instant::now();
         for evidence in [Evidence::Ended, Evidence::Unreachable("reset".to_owned()), Evidence::Silent(MILLISECOND)] {
             let mut suspects = Suspects::new(now);
             suspects.add(3, evidence.clone(), now);
             now += Duration::from_secs(11);
-            assert_eq!(suspects.judge(now, true), None, "{evidence:?}: only a look from now on counts");
+            assert_eq!(suspects.confirm(now, true), None, "{evidence:?}: only a look from now on counts");
             // Dealing with what came takes a while, in which the queue may seem empty.
             for look in 0..40 {
                 now += MILLISECOND;
-                assert_eq!(suspects.judge(now, look % 2 == 0), None, "{evidence:?}, look {look}");
+                assert_eq!(suspects.confirm(now, look % 2 == 0), None, "{evidence:?}, look {look}");
             }
             // Among it was that the peer leaves.
             suspects.clear(|peer, _| peer == 3);
             now += Duration::from_secs(11);
-            assert_eq!(suspects.judge(now, true), None);
+            assert_eq!(suspects.confirm(now, true), None);
             assert!(suspects.is_empty());
         }
     }
 
     #[test]
-    fn who_has_ended_is_named_in_time_and_by_the_clearest_evidence() {
+    fn an_ended_peer_is_named_in_time_and_by_the_clearest_evidence() {
         let mut now = Instant::now();
         let mut suspects = Suspects::new(now);
         now += Duration::from_secs(60);
@@ -151,7 +151,7 @@ mod tests {
         let mut named = Vec::new();
         for _ in 0..10 {
             now += STEP;
-            named.extend(suspects.judge(now, true));
+            named.extend(suspects.confirm(now, true));
         }
         assert_eq!(named, [(1, Evidence::Ended), (2, Evidence::Silent(MILLISECOND))]);
     }
@@ -173,7 +173,7 @@ mod tests {
                 ran += gap.min(STEP);
                 looked += 1;
                 let due = quiet && ran >= GRACE && looked >= LOOKS;
-                prop_assert_eq!(suspects.judge(now, quiet).is_some(), due);
+                prop_assert_eq!(suspects.confirm(now, quiet).is_some(), due);
                 if due {
                     break;
                 }

@@ -7,30 +7,30 @@ use std::sync::Arc;
 
 use earlybird_ffi::ofi::{Code, Endpoint, Info, NO_COMPLETION, Remote, Watched, sys};
 
+use super::header_slots::{self, HeaderSlots, ImmediateData, SLOT_BYTES};
 use super::limits::Limits;
 use super::message::{Header, MOST_DATA, MOST_HEADER};
-use super::notes::{self, Mark, NOTE, Notes};
 use super::registration::{Failed, Purpose, Registered, Registrar};
 use super::shares::{Pool, peers};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, Window};
 
 /// Rooms in which messages arrive.
-const RECEIVING: usize = 128;
+const RECEIVE_BUFFERS: usize = 128;
 
 /// Rooms from which messages are sent, where no more ranks have to share them.
-const SENDING: usize = 64;
+const SEND_BUFFERS: usize = 64;
 
 /// Rooms of each peer's share that are kept for messages which wait for nothing.
-const KEPT: usize = 1;
+const RESERVED: usize = 1;
 
 /// Bytes of a room: a message, to the next line.
-const ROOM: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
+const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
 
 /// Where in the memory of the rooms the note of an operation lies: behind the room of injected messages, which has the
 /// number of the first operation's context.
-fn note_at(first_move: usize, number: usize) -> usize {
-    (first_move + 1) * ROOM + number * NOTE
+fn header_at(first_transfer: usize, number: usize) -> usize {
+    (first_transfer + 1) * BUFFER_BYTES + number * SLOT_BYTES
 }
 
 /// What a context that libfabric hands back belonged to.
@@ -56,7 +56,7 @@ struct Context(sys::fi_context2);
 
 /// What an operation under way is for.
 #[derive(Clone, Copy, Debug, Default)]
-struct Use {
+struct Operation {
     peer: u32,
     transfer: u32,
 }
@@ -67,7 +67,7 @@ pub(super) enum Way {
     /// To the peer.
     Out,
     /// To the peer, whose queue gets this mark.
-    Marked(u64),
+    OutWithImmediate(u64),
     /// From the peer.
     In,
 }
@@ -78,22 +78,22 @@ pub(super) struct Wire {
     registrar: Registrar,
     /// Where peers write notes; none if writes cannot bring any. Apart from the rooms, which nobody else may write, and
     /// before them: a registration keeps the endpoint alive, which may use them.
-    notes: Option<Registered>,
-    rooms: Registered,
+    header_slots: Option<Registered>,
+    buffers: Registered,
     /// By use: receiving rooms first, then sending ones, then operations. libfabric holds their
     /// addresses, so they stay where they are.
     contexts: Box<[Context]>,
-    uses: Vec<Use>,
+    operations: Vec<Operation>,
     sending: Pool,
     moving: Pool,
     /// The first context of an operation, and the room from which messages are injected: behind the others.
-    first_move: usize,
+    first_transfer: usize,
     pub(super) limits: Limits,
     /// Bytes that a peer's write can bring to the queue.
     cq_data: usize,
     /// Whether writes can bring a mark, and whether it can have a tag: on this rank, until [`Wire::agree`].
-    pub(super) marks: bool,
-    pub(super) tags: bool,
+    pub(super) uses_immediate: bool,
+    pub(super) tags_immediate: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
@@ -130,34 +130,34 @@ impl Wire {
         cq_data: Option<bool>,
     ) -> Result<Self, Failed> {
         let (limits, registrar) = (Limits::of(info, ranks), Registrar::new(rank, endpoint.clone()));
-        let first_move = RECEIVING + SENDING.max(peers(ranks)) + KEPT * peers(ranks);
+        let first_transfer = RECEIVE_BUFFERS + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks);
         let brings = info.domain().map_or(0, |domain| domain.cq_data_size);
-        let marks = cq_data.unwrap_or(limits.cq_data) && brings >= Mark::BYTES;
+        let uses_immediate = cq_data.unwrap_or(limits.cq_data) && brings >= ImmediateData::BYTES;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
         // Behind the rooms the notes that go out; apart from them those that come in.
-        let rooms = note_at(first_move, limits.moving);
-        let notes = (marks && places >= 2).then(|| notes::size(ranks));
+        let buffers = header_at(first_transfer, limits.moving);
+        let header_slots = (uses_immediate && places >= 2).then(|| header_slots::size(ranks));
         // Both grow with the world.
-        let need = (rooms + notes.unwrap_or(0)) as u64;
+        let need = (buffers + header_slots.unwrap_or(0)) as u64;
         check_memory(rank, "make message buffers", need).map_err(Failed::System)?;
-        let rooms = registrar.allocate(rooms, Purpose::Messages)?;
+        let buffers = registrar.allocate(buffers, Purpose::Messages)?;
         let slots = |bytes| registrar.allocate(bytes, Purpose::Operations(Access::Write));
-        let notes = notes.map(slots).transpose()?;
-        let contexts = first_move + limits.moving;
+        let header_slots = header_slots.map(slots).transpose()?;
+        let contexts = first_transfer + limits.moving;
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let mut wire = Wire {
             registrar,
-            notes,
-            rooms,
+            header_slots,
+            buffers,
             contexts: (0..contexts).map(|_| internal()).collect(),
-            uses: vec![Use::default(); contexts],
-            sending: Pool::new(RECEIVING..first_move, ranks),
-            moving: Pool::new(first_move..contexts, ranks),
-            first_move,
+            operations: vec![Operation::default(); contexts],
+            sending: Pool::new(RECEIVE_BUFFERS..first_transfer, ranks),
+            moving: Pool::new(first_transfer..contexts, ranks),
+            first_transfer,
             limits,
             cq_data: brings,
-            marks,
-            tags: brings >= Mark::TAGGED,
+            uses_immediate,
+            tags_immediate: brings >= ImmediateData::TAGGED_BYTES,
             entries: [NO_COMPLETION; 16],
             read: 0..0,
             failed: None,
@@ -165,40 +165,40 @@ impl Wire {
             changes: None,
             endpoint,
         };
-        for room in 0..RECEIVING {
-            wire.offer(room).map_err(Failed::Code)?;
+        for buffer in 0..RECEIVE_BUFFERS {
+            wire.post_receive(buffer).map_err(Failed::Code)?;
         }
         Ok(wire)
     }
 
     /// Memory that libfabric may write until the endpoint ends.
     pub(super) fn windows(&self) -> impl Iterator<Item = &Window> {
-        [&self.rooms].into_iter().chain(&self.notes).map(Registered::window)
+        [&self.buffers].into_iter().chain(&self.header_slots).map(Registered::window)
     }
 
     /// Where peers write notes to this rank; nothing if writes cannot bring any.
-    pub(super) fn notes(&self) -> Option<Notes> {
-        let (key, base) = self.notes.as_ref()?.key()?;
-        Some(Notes { key, base })
+    pub(super) fn header_slots(&self) -> Option<HeaderSlots> {
+        let (key, base) = self.header_slots.as_ref()?.key()?;
+        Some(HeaderSlots { key, base })
     }
 
     /// Bytes that a peer's write may bring to the queue of this rank: none if it is not to be used.
     pub(super) fn cq_data(&self) -> usize {
-        if self.marks { self.cq_data } else { 0 }
+        if self.uses_immediate { self.cq_data } else { 0 }
     }
 
     /// Every rank can take so many bytes, and one of them no more. Devices may differ: a rank that cannot take marks
     /// would wait for them for ever, and tags that some marks have and others have not make strangers of peers.
     pub(super) fn agree(&mut self, cq_data: usize) {
-        self.marks &= cq_data >= Mark::BYTES;
-        self.tags = cq_data >= Mark::TAGGED;
+        self.uses_immediate &= cq_data >= ImmediateData::BYTES;
+        self.tags_immediate = cq_data >= ImmediateData::TAGGED_BYTES;
     }
 
     /// A rank's note of this number, copied: the rank may write there again.
-    pub(super) fn note(&self, from: u32, number: u32) -> Option<[u8; NOTE]> {
-        let mut note = [0; NOTE];
-        self.notes.as_ref()?.window().read(notes::offset(from, number), &mut note);
-        Some(note)
+    pub(super) fn header(&self, from: u32, number: u32) -> Option<[u8; SLOT_BYTES]> {
+        let mut header = [0; SLOT_BYTES];
+        self.header_slots.as_ref()?.window().read(header_slots::offset(from, number), &mut header);
+        Some(header)
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -220,18 +220,18 @@ impl Wire {
     }
 
     /// Offers a room for the next message.
-    pub(super) fn offer(&mut self, room: usize) -> Result<(), Code> {
-        let (to, context) = (self.rooms.local(room * ROOM, ROOM), self.context(room));
+    pub(super) fn post_receive(&mut self, buffer: usize) -> Result<(), Code> {
+        let (to, context) = (self.buffers.local(buffer * BUFFER_BYTES, BUFFER_BYTES), self.context(buffer));
         // SAFETY: registered; nobody looks at the room until its completion was read.
         unsafe { self.endpoint.receive(to, context) }
     }
 
     /// The message in a room that was not offered again.
-    pub(super) fn message(&self, room: usize, len: usize) -> &[u8] {
-        let bytes = self.rooms.window().bytes(room * ROOM, len.min(ROOM));
-        // SAFETY: libfabric has completed the receive, and writes there only after `offer`, which
+    pub(super) fn message(&self, buffer: usize, len: usize) -> &[u8] {
+        let bytes = self.buffers.window().bytes(buffer * BUFFER_BYTES, len.min(BUFFER_BYTES));
+        // SAFETY: libfabric has completed the receive, and writes there only after `post_receive`, which
         // needs this value exclusively.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(ROOM)) }
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(BUFFER_BYTES)) }
     }
 
     /// Sends a header and data that `fill` copies behind it, to a place in a window. What is not `counted` waits for
@@ -244,28 +244,28 @@ impl Wire {
         fill: impl FnOnce(&Window, usize),
     ) -> Posted {
         let len = header.len() + len;
-        debug_assert!(len <= ROOM);
+        debug_assert!(len <= BUFFER_BYTES);
         let injects = len <= self.endpoint.inject_size();
-        let room = match injects {
+        let buffer = match injects {
             // It is copied before the call returns, so there is always room for the next.
-            true => Some(self.first_move),
-            false => self.sending.next(peer, if counted { KEPT } else { 0 }),
+            true => Some(self.first_transfer),
+            false => self.sending.next(peer, if counted { RESERVED } else { 0 }),
         };
-        let Some(room) = room else { return Ok(false) };
-        let at = room * ROOM;
-        self.rooms.window().write(at, header);
-        fill(self.rooms.window(), at + header.len());
-        let from = self.rooms.local(at, len);
+        let Some(buffer) = buffer else { return Ok(false) };
+        let at = buffer * BUFFER_BYTES;
+        self.buffers.window().write(at, header);
+        fill(self.buffers.window(), at + header.len());
+        let from = self.buffers.local(at, len);
         if injects {
             // SAFETY: the room belongs to this value, and nobody else looks at it.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
             return posted(self.endpoint.inject(message, address));
         }
-        let context = self.context(room);
+        let context = self.context(buffer);
         // SAFETY: registered; the room is taken until the completion was read.
         let sent = posted(unsafe { self.endpoint.send(from, address, context) });
         if sent == Ok(true) {
-            self.uses[room] = Use { peer, transfer: 0 };
+            self.operations[buffer] = Operation { peer, transfer: 0 };
             self.sending.take(peer);
         }
         sent
@@ -288,29 +288,31 @@ impl Wire {
         self.start(transfer, peer, |wire, _, context| unsafe {
             match way {
                 Way::Out => wire.endpoint.write([(local, remote)], (sys::FI_DELIVERY_COMPLETE, 0), context),
-                Way::Marked(mark) => wire.endpoint.write([(local, remote)], (sys::FI_REMOTE_CQ_DATA, mark), context),
+                Way::OutWithImmediate(immediate) => {
+                    wire.endpoint.write([(local, remote)], (sys::FI_REMOTE_CQ_DATA, immediate), context)
+                }
                 Way::In => wire.endpoint.read(local, remote, context),
             }
         })
     }
 
     /// Moves all of a transfer to a peer, with a mark, and a note for it in the same operation.
-    pub(super) fn transfer_with_note(
+    pub(super) fn transfer_with_header(
         &mut self,
         transfer: u32,
         peer: u32,
         own: (&Registered, usize, usize),
         remote: Remote,
-        (mark, header, note): (u64, &Header, Remote),
+        (immediate, header, slot): (u64, &Header, Remote),
     ) -> Posted {
         let local = own.0.local(own.1, own.2);
         self.start(transfer, peer, |wire, number, context| {
-            let at = note_at(wire.first_move, number);
-            wire.rooms.window().write(at, header);
-            let places = [(local, remote), (wire.rooms.local(at, header.len()), note)];
+            let at = header_at(wire.first_transfer, number);
+            wire.buffers.window().write(at, header);
+            let places = [(local, remote), (wire.buffers.local(at, header.len()), slot)];
             // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion
             // was read.
-            unsafe { wire.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, mark), context) }
+            unsafe { wire.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, immediate), context) }
         })
     }
 
@@ -323,16 +325,16 @@ impl Wire {
     ) -> Posted {
         let Some(index) = self.moving.next(peer, 0) else { return Ok(false) };
         let context = self.context(index);
-        let moved = posted(post(self, index - self.first_move, context));
+        let moved = posted(post(self, index - self.first_transfer, context));
         if moved == Ok(true) {
-            self.uses[index] = Use { peer, transfer };
+            self.operations[index] = Operation { peer, transfer };
             self.moving.take(peer);
         }
         moved
     }
 
     /// Makes progress, and looks what has happened: [`Wire::next`] tells.
-    pub(super) fn look(&mut self) -> Result<(), Code> {
+    pub(super) fn poll(&mut self) -> Result<(), Code> {
         debug_assert!(self.read.is_empty());
         match self.endpoint.queue().read(&mut self.entries) {
             Ok(count) => self.read = 0..count,
@@ -355,7 +357,7 @@ impl Wire {
             return Some(Event::Landed(entry.data));
         }
         Some(match self.index(entry.op_context) {
-            Some(room) if room < RECEIVING => Event::Message(room, entry.len),
+            Some(buffer) if buffer < RECEIVE_BUFFERS => Event::Message(buffer, entry.len),
             Some(index) => self.release(index),
             None => Event::Nothing,
         })
@@ -363,8 +365,8 @@ impl Wire {
 
     /// An operation is over: its context may be used again.
     fn release(&mut self, index: usize) -> Event {
-        let Use { transfer, peer } = self.uses[index];
-        if index < self.first_move {
+        let Operation { transfer, peer } = self.operations[index];
+        if index < self.first_transfer {
             self.sending.give_back(index, peer);
             Event::Sent
         } else {
@@ -380,12 +382,12 @@ impl Wire {
         };
         Ok(match self.index(failed.context) {
             // A message that was not for this world may have been too long; its room is as good as new.
-            Some(room) if room < RECEIVING => {
-                self.offer(room)?;
+            Some(buffer) if buffer < RECEIVE_BUFFERS => {
+                self.post_receive(buffer)?;
                 None
             }
             Some(index) => {
-                let Use { peer, transfer } = self.uses[index];
+                let Operation { peer, transfer } = self.operations[index];
                 let moved = matches!(self.release(index), Event::Moved(..));
                 Some(Event::Failed(peer, moved.then_some(transfer), failed.text))
             }

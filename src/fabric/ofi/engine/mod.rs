@@ -2,22 +2,22 @@
 //! transfers, completions. Whoever holds it makes progress for all.
 #![forbid(unsafe_code)]
 
-mod dealing;
+mod lifecycle;
 mod operations;
+mod receiving;
 mod sending;
-mod together;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, Entry, Remote};
-use super::message::{Content, MOST_DATA, MOST_HEADER, Message, Place};
-use super::notes::{Mark, NOTED, Notes};
-use super::peer::{Novelty, Received, Sent, WINDOW};
+use super::channel::{Channel, PeerRegion, RegionEntry};
+use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
+use super::message::{Content, Location, MOST_DATA, MOST_HEADER, Message};
 use super::registration::{Failed, Registered};
 use super::secret::JobSecret;
+use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
 use super::wire::{Event, Way, Wire};
@@ -28,10 +28,10 @@ use crate::fault::Fault;
 
 /// Polls without a message after which peers are told what was dealt with, if there was no other
 /// message to tell them by.
-const PATIENCE: u32 = 256;
+const IDLE_LOOKS: u32 = 256;
 
 /// How long they may have to wait for that while this rank looks at the network, however much else happens.
-const LONGEST_DEBT: Duration = Duration::from_micros(500);
+const MAX_ACK_DELAY: Duration = Duration::from_micros(500);
 
 /// Of looks at the network, how many there are for each look at the time, which costs a tenth as much.
 const LOOKS_PER_CLOCK: u32 = 16;
@@ -48,17 +48,17 @@ struct Peer {
     /// How libfabric names it.
     address: u64,
     /// Where it wants notes.
-    notes: Option<Notes>,
+    header_slots: Option<HeaderSlots>,
     sent: Sent<Option<(u16, u64)>>,
     received: Received,
     /// Messages that wait for room.
     outbox: VecDeque<Outgoing>,
     /// In the list of those with an outbox.
-    waits: bool,
+    is_backlogged: bool,
     /// In the list of those that are to be told.
-    owed: bool,
+    ack_pending: bool,
     /// In the list of those who wait for the word.
-    waits_for_word: bool,
+    wants_ack: bool,
     /// It was heard of since somebody asked.
     heard: bool,
     /// It said that it leaves.
@@ -89,7 +89,7 @@ enum Data {
 
 /// An atomic whose answer is awaited.
 #[derive(Debug)]
-struct Asked {
+struct PendingAtomic {
     id: u32,
     peer: u32,
     channel: u16,
@@ -104,7 +104,7 @@ struct Transfer {
     peer: u32,
     /// Parts that have not completed.
     parts: u32,
-    then: Then,
+    then: OnComplete,
     /// What it is a part of.
     operation: &'static str,
     /// A part failed. What that means depends on what becomes of the peer.
@@ -112,27 +112,27 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn new((channel, token, peer): (u16, u64, u32), operation: &'static str, then: Then) -> Self {
+    fn new((channel, token, peer): (u16, u64, u32), operation: &'static str, then: OnComplete) -> Self {
         Transfer { channel, token, peer, parts: 0, then, operation, failed: false }
     }
 }
 
 /// What follows when all parts of a transfer have completed.
 #[derive(Clone, Copy, Debug)]
-enum Then {
+enum OnComplete {
     /// The operation has.
-    Done,
+    Complete,
     /// A message with its signal.
-    Signal(Place, Change, bool),
+    SendSignal(Location, Change, bool),
     /// Nothing: the peer says when it has dealt with the message that announced it.
-    Nothing,
+    AwaitAck,
 }
 
 /// Marked writes of a peer, and the message that says what they lead to: either may come first.
 #[derive(Debug)]
 struct Landing {
     from: u32,
-    mark: u16,
+    write_id: u16,
     /// Parts that have landed.
     landed: u32,
     announced: Option<Announced>,
@@ -145,13 +145,13 @@ struct Announced {
     number: u32,
     channel: u16,
     parts: u32,
-    signal: (Place, Change),
-    prompt: bool,
+    signal: (Location, Change),
+    ack_now: bool,
 }
 
 /// A part of a transfer that waits for room.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct TransferPart {
     transfer: u32,
     own: At,
     remote: At,
@@ -172,21 +172,21 @@ pub(super) struct Engine {
     /// Memory that must not go before the endpoint of the wire does.
     kept: Vec<Window>,
     peers: Vec<Peer>,
-    waiting: VecDeque<u32>,
-    debtors: Vec<u32>,
+    backlogged: VecDeque<u32>,
+    acks_pending: Vec<u32>,
     /// When somebody first owed a word, or all debts were last looked at.
-    owed_since: Option<Instant>,
+    acks_pending_since: Option<Instant>,
     /// Those of them who wait for the word.
-    waiting_for_word: Vec<u32>,
+    wanting_ack: Vec<u32>,
     idle: u32,
     /// Looks at the network, all of them.
     looks: u32,
-    asked: Vec<Asked>,
-    asked_so_far: u32,
+    atomics: Vec<PendingAtomic>,
+    last_atomic_id: u32,
     transfers: Vec<Transfer>,
     free_transfers: Vec<u32>,
-    parts: Queues<Part>,
-    marks: u16,
+    parts: Queues<TransferPart>,
+    last_write_id: u16,
     landings: Vec<Landing>,
     /// Channels that this rank has closed and has not said so.
     closing: Vec<u16>,
@@ -211,31 +211,31 @@ impl Engine {
         rank: u32,
         secret: JobSecret,
         wire: Wire,
-        addresses: Vec<(u64, Option<Notes>)>,
+        addresses: Vec<(u64, Option<HeaderSlots>)>,
         failed: Arc<AtomicBool>,
     ) -> Self {
-        let peer = |(address, notes)| Peer { address, notes, ..Peer::default() };
+        let peer = |(address, header_slots)| Peer { address, header_slots, ..Peer::default() };
         let peers: Vec<Peer> = addresses.into_iter().map(peer).collect();
         Engine {
             rank,
             secret,
-            tag: if wire.tags { secret.tag } else { 0 },
+            tag: if wire.tags_immediate { secret.tag } else { 0 },
             channels: Vec::new(),
             wire,
             kept: Vec::new(),
             parts: Queues::new(peers.len() as u32),
             peers,
-            waiting: VecDeque::new(),
-            debtors: Vec::new(),
-            owed_since: None,
-            waiting_for_word: Vec::new(),
+            backlogged: VecDeque::new(),
+            acks_pending: Vec::new(),
+            acks_pending_since: None,
+            wanting_ack: Vec::new(),
             idle: 0,
             looks: 0,
-            asked: Vec::new(),
-            asked_so_far: 0,
+            atomics: Vec::new(),
+            last_atomic_id: 0,
             transfers: Vec::new(),
             free_transfers: Vec::new(),
-            marks: 0,
+            last_write_id: 0,
             landings: Vec::new(),
             closing: Vec::new(),
             strangers: 0,
@@ -297,10 +297,10 @@ impl Engine {
             Failed::System(error) => error,
             Failed::Code(code) => Error::os(rank, "register memory", std::io::Error::other(self.wire.text(code))),
         })?;
-        self.add(channel, Entry::Own(registered, bytes))
+        self.add(channel, RegionEntry::Own(registered, bytes))
     }
 
-    fn add(&mut self, channel: u16, entry: Entry) -> Result<Region> {
+    fn add(&mut self, channel: u16, entry: RegionEntry) -> Result<Region> {
         let entries = &mut self.channel(channel).entries;
         let region = entries.len();
         if region > usize::from(u16::MAX) {
@@ -312,7 +312,7 @@ impl Engine {
 
     pub(super) fn key(&mut self, channel: u16, region: Region) -> Key {
         let rank = u64::from(self.rank);
-        let Some(Entry::Own(registered, bytes)) = self.channel(channel).entries.get(region.0 as usize) else {
+        let Some(RegionEntry::Own(registered, bytes)) = self.channel(channel).entries.get(region.0 as usize) else {
             return Key::NONE;
         };
         registered.key().map_or(Key::NONE, |(key, base)| {
@@ -328,7 +328,7 @@ impl Engine {
         let Some(access) = Access::of_key(what >> ACCESS).filter(|_| known) else {
             return Err(self.usage("import", "not a key of that peer"));
         };
-        let remote = Remote { owner: peer, access, region: what as u16, bytes: bytes as usize, key, base };
-        self.add(channel, Entry::Peer(remote))
+        let remote = PeerRegion { owner: peer, access, region: what as u16, bytes: bytes as usize, key, base };
+        self.add(channel, RegionEntry::Peer(remote))
     }
 }

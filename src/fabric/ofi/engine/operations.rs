@@ -1,7 +1,8 @@
 //! What callers ask for: puts, signals, reads and atomics, and what has completed of them.
 
 use super::{
-    Asked, Content, Data, Engine, Entry, Mark, NOTED, Outgoing, Place, Registered, Then, Transfer, Way, Window,
+    Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, PendingAtomic, RegionEntry,
+    Registered, Transfer, Way, Window,
 };
 use crate::error::{Error, Result};
 use crate::fabric::ofi::message::MOST_INLINE;
@@ -13,36 +14,36 @@ const LARGE: usize = 256 << 10;
 
 impl Engine {
     /// Whose a place is, if a peer's, and how the owner names it. The owner must allow what is about to be done.
-    fn place(
+    fn locate(
         &self,
         operation: &'static str,
         channel: u16,
         (at, len): (At, usize),
         allows: fn(Access) -> bool,
-    ) -> Result<(Option<u32>, Place)> {
+    ) -> Result<(Option<u32>, Location)> {
         let entry = self.channels[usize::from(channel)].entry(at, len);
         let entry = entry.ok_or_else(|| self.usage(operation, "a place outside its region"))?;
         let (owner, region) = match entry {
-            Entry::Own(..) => (None, at.region.0 as u16),
-            Entry::Peer(remote) if !allows(remote.access) => return Err(self.usage(operation, NOT_ALLOWED)),
-            Entry::Peer(remote) => (Some(remote.owner), remote.region),
+            RegionEntry::Own(..) => (None, at.region.0 as u16),
+            RegionEntry::Peer(remote) if !allows(remote.access) => return Err(self.usage(operation, NOT_ALLOWED)),
+            RegionEntry::Peer(remote) => (Some(remote.owner), remote.region),
         };
-        Ok((owner, Place { region, offset: at.offset as u64 }))
+        Ok((owner, Location { region, offset: at.offset as u64 }))
     }
 
-    fn cell(&self, operation: &'static str, channel: u16, at: At) -> Result<(Option<u32>, Place)> {
+    fn cell(&self, operation: &'static str, channel: u16, at: At) -> Result<(Option<u32>, Location)> {
         if !at.offset.is_multiple_of(size_of::<u64>()) {
             return Err(self.usage(operation, "a cell that is not aligned to 8 bytes"));
         }
         if at.offset / size_of::<u64>() > u32::MAX as usize {
             return Err(self.usage(operation, "a cell beyond 32 GiB, which messages cannot name"));
         }
-        self.place(operation, channel, (at, size_of::<u64>()), Access::allows_writing)
+        self.locate(operation, channel, (at, size_of::<u64>()), Access::allows_writing)
     }
 
     /// The near side of an operation.
     fn near(&self, operation: &'static str, channel: u16, at: At, len: usize) -> Result<&Window> {
-        self.place(operation, channel, (at, len), Access::is_shared)?;
+        self.locate(operation, channel, (at, len), Access::is_shared)?;
         self.own_window(operation, channel, at)
     }
 
@@ -60,15 +61,15 @@ impl Engine {
     ) -> Result<Posted> {
         self.check("put", channel)?;
         let source = self.near("put", channel, from, len)?;
-        let (owner, place) = self.place("put", channel, (to, len), Access::allows_writing)?;
-        let (mut then, mut prompt) = (None, false);
+        let (owner, location) = self.locate("put", channel, (to, len), Access::allows_writing)?;
+        let (mut then, mut ack_now) = (None, false);
         if let Some(Signal { at, change, awaited }) = signal {
             let (keeper, cell) = self.cell("put", channel, at)?;
             if keeper != owner {
                 return Err(self.usage("put", "data and signal go to different ranks"));
             }
             then = Some((cell, change));
-            prompt = awaited && len >= LARGE;
+            ack_now = awaited && len >= LARGE;
         }
         let Some(peer) = owner else {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
@@ -79,8 +80,8 @@ impl Engine {
             return Ok(Posted::Done(0));
         }
         let (whose, what) = ((channel, token, peer), (from, to, len));
-        let signal = then.map(|(cell, change)| (cell, change, prompt));
-        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_note(whose, what, signal)) {
+        let signal = then.map(|(cell, change)| (cell, change, ack_now));
+        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_header(whose, what, signal)) {
             return Ok(Posted::Pending);
         }
         if len > self.wire.limits.put {
@@ -88,11 +89,11 @@ impl Engine {
             return Ok(Posted::Pending);
         }
         let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
-        self.put_by_message(channel, peer, (place, data), then, token);
+        self.put_by_message(channel, peer, (location, data), then, token);
         Ok(Posted::Pending)
     }
 
-    fn change_own(&mut self, channel: u16, signal: Option<(Place, Change)>) -> Result<Posted> {
+    fn change_own(&mut self, channel: u16, signal: Option<(Location, Change)>) -> Result<Posted> {
         let own = &mut self.channels[usize::from(channel)];
         if let Some((cell, change)) = signal {
             // It was checked; a change of an own cell cannot fail any more.
@@ -108,19 +109,19 @@ impl Engine {
         &mut self,
         (channel, token, peer): (u16, u64, u32),
         (from, to, len): (At, At, usize),
-        signal: Option<(Place, Change, bool)>,
+        signal: Option<(Location, Change, bool)>,
     ) {
-        let (mut way, mut then) = (Way::Out, Then::Done);
-        if let Some((cell, change, prompt)) = signal {
-            if self.wire.marks {
-                self.marks = (self.marks + 1) % NOTED;
+        let (mut way, mut then) = (Way::Out, OnComplete::Complete);
+        if let Some((cell, change, ack_now)) = signal {
+            if self.wire.uses_immediate {
+                self.last_write_id = (self.last_write_id + 1) % IN_SLOT;
                 let parts = len.div_ceil(self.wire.limits.part) as u32;
-                let content = Content::Landing { mark: self.marks, parts, signal: (cell, change), prompt };
+                let content = Content::Landing { write_id: self.last_write_id, parts, signal: (cell, change), ack_now };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
-                let mark = Mark { from: self.rank, which: self.marks };
-                (way, then) = (Way::Marked(mark.encode(self.tag)), Then::Nothing);
+                let immediate = ImmediateData { from: self.rank, which: self.last_write_id };
+                (way, then) = (Way::OutWithImmediate(immediate.encode(self.tag)), OnComplete::AwaitAck);
             } else {
-                then = Then::Signal(cell, change, prompt);
+                then = OnComplete::SendSignal(cell, change, ack_now);
             }
         }
         self.transfer(Transfer::new((channel, token, peer), "put", then), from, to, len, way);
@@ -130,11 +131,11 @@ impl Engine {
         &mut self,
         channel: u16,
         peer: u32,
-        (to, data): (Place, Data),
-        signal: Option<(Place, Change)>,
+        (to, data): (Location, Data),
+        signal: Option<(Location, Change)>,
         token: u64,
     ) {
-        let content = Content::Put { to, signal, prompt: signal.is_none() };
+        let content = Content::Put { to, signal, ack_now: signal.is_none() };
         self.post(peer, Outgoing { channel, content, data, token: Some(token) });
     }
 
@@ -154,7 +155,7 @@ impl Engine {
         if self.peers[peer as usize].gone {
             return Ok(Posted::Done(0));
         }
-        self.put_by_message(channel, peer, (Place::default(), Data::None), signal, token);
+        self.put_by_message(channel, peer, (Location::default(), Data::None), signal, token);
         Ok(Posted::Pending)
     }
 
@@ -168,7 +169,7 @@ impl Engine {
     ) -> Result<Posted> {
         self.check("read", channel)?;
         let target = self.near("read", channel, to, len)?;
-        let (owner, _) = self.place("read", channel, (from, len), Access::allows_reading)?;
+        let (owner, _) = self.locate("read", channel, (from, len), Access::allows_reading)?;
         match owner {
             _ if len == 0 => Ok(Posted::Done(0)),
             None => {
@@ -177,7 +178,7 @@ impl Engine {
             }
             Some(peer) => {
                 self.is_here("read", peer)?;
-                let transfer = Transfer::new((channel, token, peer), "read", Then::Done);
+                let transfer = Transfer::new((channel, token, peer), "read", OnComplete::Complete);
                 self.transfer(transfer, to, from, len, Way::In);
                 Ok(Posted::Pending)
             }
@@ -198,9 +199,9 @@ impl Engine {
             return Ok(Posted::Done(value.unwrap_or(0)));
         };
         self.is_here("atomic", peer)?;
-        self.asked_so_far = self.asked_so_far.wrapping_add(1);
-        let id = self.asked_so_far;
-        self.asked.push(Asked { id, peer, channel, token });
+        self.last_atomic_id = self.last_atomic_id.wrapping_add(1);
+        let id = self.last_atomic_id;
+        self.atomics.push(PendingAtomic { id, peer, channel, token });
         let content = Content::Atomic { at, atomic, id };
         self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
         Ok(Posted::Pending)

@@ -3,16 +3,16 @@
 use earlybird_ffi::ofi::{self, Code};
 
 use super::{
-    Content, Data, Engine, Entry, Fault, Mark, Message, Outgoing, Part, Peer, Place, Registered, Then, Transfer, Way,
-    Window,
+    Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
+    Registered, Transfer, TransferPart, Way, Window,
 };
 use crate::fabric::{At, Change};
 
 /// The two ends of a transfer, but for whose the far one is; regions outlive the transfers that were checked against
 /// them.
-fn between(entries: &[Entry], own: At, remote: At) -> Option<(&Registered, ofi::Remote)> {
+fn between(entries: &[RegionEntry], own: At, remote: At) -> Option<(&Registered, ofi::Remote)> {
     match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
-        (Entry::Own(near, _), Entry::Peer(far)) => {
+        (RegionEntry::Own(near, _), RegionEntry::Peer(far)) => {
             Some((near, ofi::Remote { peer: 0, address: far.base.wrapping_add(remote.offset as u64), key: far.key }))
         }
         _ => None,
@@ -22,24 +22,24 @@ fn between(entries: &[Entry], own: At, remote: At) -> Option<(&Registered, ofi::
 impl Peer {
     /// A message for it, the next one.
     fn next_message(&self, (from, secret): (u32, u64), (channel, len): (u16, usize), content: Content) -> Message {
-        let (number, upto) = (self.sent.next(), self.received.upto());
-        Message { secret, from, number, upto, channel, len: len as u32, content }
+        let (number, ack) = (self.sent.next(), self.received.processed());
+        Message { secret, from, number, ack, channel, len: len as u32, content }
     }
 
     /// Where the next message goes to if it is a note, and the mark that tells of it.
-    fn next_note(&self, from: u32, fault: Option<Fault>) -> Option<(Mark, ofi::Remote)> {
+    fn next_header_slot(&self, from: u32, fault: Option<Fault>) -> Option<(ImmediateData, ofi::Remote)> {
         let number = if Fault::ReuseHeaderSlot.is(fault) { 0 } else { self.sent.next() };
-        self.notes.map(|notes| notes.place(self.address, from, number))
+        self.header_slots.map(|slots| slots.target(self.address, from, number))
     }
 
     /// Whether another message that is counted may be sent.
     fn has_credit(&self, fault: Option<Fault>) -> bool {
-        self.sent.has_room() || Fault::CreditTooEarly.is(fault)
+        self.sent.has_credit() || Fault::CreditTooEarly.is(fault)
     }
 
     /// The next message is on its way, or nobody will ever deal with it.
     fn was_sent(&mut self, is_counted: bool, what: Option<(u16, u64)>) {
-        self.received.told();
+        self.received.acked();
         if is_counted {
             self.sent.push(what);
         }
@@ -51,7 +51,7 @@ impl Engine {
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
         // One that has said that it goes waits to hear the same; one whose process has ended does not.
-        let is_awaited = || outgoing.content.is_last_word() && (!to.gone || to.said_gone);
+        let is_awaited = || outgoing.content.is_last() && (!to.gone || to.said_gone);
         if (to.gone || self.gone) && !is_awaited() {
             // Nobody is there to deal with it, or before long.
             if let Some(token) = outgoing.token {
@@ -65,9 +65,9 @@ impl Engine {
             true => to.outbox.push_back(outgoing),
             false => to.outbox.push_front(outgoing),
         }
-        if !to.waits && !self.flush(peer) {
-            self.peers[peer as usize].waits = true;
-            self.waiting.push_back(peer);
+        if !to.is_backlogged && !self.flush(peer) {
+            self.peers[peer as usize].is_backlogged = true;
+            self.backlogged.push_back(peer);
         }
     }
 
@@ -87,15 +87,15 @@ impl Engine {
             let (channel, content) = (*channel, *content);
             let header = to.next_message((*rank, secret.word), (channel, len), content).encode();
             let own = &channels.get(usize::from(channel));
-            let fill = |room: &Window, at: usize| match data {
+            let fill = |buffer: &Window, at: usize| match data {
                 Data::None => {}
                 // A region goes when all have closed its channel, so it is there.
                 Data::Region { region, offset, len } => {
                     if let Some(registered) = own.and_then(|own| own.own(*region)) {
-                        Window::copy((registered.window(), *offset), (room, at), *len);
+                        Window::copy((registered.window(), *offset), (buffer, at), *len);
                     }
                 }
-                Data::Bytes(bytes) => room.write(at, bytes),
+                Data::Bytes(bytes) => buffer.write(at, bytes),
             };
             match wire.send((peer, to.address), (&header, content.is_counted()), len, fill) {
                 Ok(true) => {}
@@ -103,7 +103,7 @@ impl Engine {
                 Err(code) => {
                     // What waits is done when the peer has gone in good order.
                     let text = wire.text(code);
-                    self.lost(peer, &text);
+                    self.suspect_unreachable(peer, &text);
                     return true;
                 }
             }
@@ -115,29 +115,29 @@ impl Engine {
     }
 
     /// Moves data in one write that brings the message with its signal; whether that was possible.
-    pub(super) fn put_with_note(
+    pub(super) fn put_with_header(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
         (own, remote, len): (At, At, usize),
-        (cell, change, prompt): (Place, Change, bool),
+        (cell, change, ack_now): (Location, Change, bool),
     ) -> bool {
         let to = &self.peers[peer as usize];
         // What waits goes first.
         let first = to.outbox.is_empty() && self.parts.is_empty(peer);
-        let may = first && to.has_credit(self.fault) && len <= self.wire.limits.noted;
-        let (Some((mark, note)), true) = (to.next_note(self.rank, self.fault), may) else { return false };
-        let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
+        let may = first && to.has_credit(self.fault) && len <= self.wire.limits.with_header;
+        let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
+        let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
         let whose = (channel, token, peer);
-        let transfer = self.note_down(Transfer { parts: 1, ..Transfer::new(whose, "put", Then::Nothing) });
+        let transfer = self.add_transfer(Transfer { parts: 1, ..Transfer::new(whose, "put", OnComplete::AwaitAck) });
         let Engine { channels, wire, peers, tag, .. } = self;
-        let mark = mark.encode(*tag);
+        let immediate = immediate.encode(*tag);
         let to = &mut peers[peer as usize];
         let moved = match between(&channels[usize::from(channel)].entries, own, remote) {
             None => Ok(false),
             Some((near, far)) => {
                 let far = ofi::Remote { peer: to.address, ..far };
-                wire.transfer_with_note(transfer, peer, (near, own.offset, len), far, (mark, &header, note))
+                wire.transfer_with_header(transfer, peer, (near, own.offset, len), far, (immediate, &header, slot))
             }
         };
         if moved != Ok(false) {
@@ -155,7 +155,7 @@ impl Engine {
         moved != Ok(false)
     }
 
-    fn note_down(&mut self, transfer: Transfer) -> u32 {
+    fn add_transfer(&mut self, transfer: Transfer) -> u32 {
         match self.free_transfers.pop() {
             Some(index) => {
                 self.transfers[index as usize] = transfer;
@@ -170,11 +170,11 @@ impl Engine {
 
     pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
         let (most, peer) = (self.wire.limits.part, transfer.peer);
-        let index = self.note_down(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
+        let index = self.add_transfer(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
-            self.parts.push(peer, Part { transfer: index, own, remote, len, way });
+            self.parts.push(peer, TransferPart { transfer: index, own, remote, len, way });
         }
         self.move_parts();
     }
@@ -183,7 +183,7 @@ impl Engine {
     pub(super) fn move_parts(&mut self) {
         let Engine { parts, transfers, channels, peers, wire, .. } = self;
         let mut failed = Vec::new();
-        parts.post(|&Part { transfer, own, remote, len, way }| {
+        parts.post(|&TransferPart { transfer, own, remote, len, way }| {
             let Transfer { channel, peer, .. } = transfers[transfer as usize];
             let Some((near, far)) = between(&channels[usize::from(channel)].entries, own, remote) else { return true };
             let far = ofi::Remote { peer: peers[peer as usize].address, ..far };
@@ -200,7 +200,7 @@ impl Engine {
     /// A part of a transfer could not be posted.
     fn fail_part(&mut self, transfer: u32, code: Code) {
         let (peer, text) = (self.transfers[transfer as usize].peer, self.wire.text(code));
-        self.lost(peer, &text);
+        self.suspect_unreachable(peer, &text);
         self.end_part(transfer, false);
     }
 
@@ -209,8 +209,11 @@ impl Engine {
         let transfer = &mut self.transfers[index as usize];
         transfer.parts -= 1;
         transfer.failed |= !moved;
-        if Fault::CompleteBeforeLastPart.is(self.fault) && transfer.parts == 1 && matches!(transfer.then, Then::Done) {
-            transfer.then = Then::Nothing;
+        if Fault::CompleteBeforeLastPart.is(self.fault)
+            && transfer.parts == 1
+            && matches!(transfer.then, OnComplete::Complete)
+        {
+            transfer.then = OnComplete::AwaitAck;
             let Transfer { channel, token, .. } = *transfer;
             return self.channel(channel).complete(token, 0);
         }
@@ -226,12 +229,12 @@ impl Engine {
         } else {
             self.free_transfers.push(index);
             match then {
-                Then::Done => self.channel(channel).complete(token, 0),
-                Then::Signal(cell, change, prompt) => {
-                    let content = Content::Put { to: Place::default(), signal: Some((cell, change)), prompt };
+                OnComplete::Complete => self.channel(channel).complete(token, 0),
+                OnComplete::SendSignal(cell, change, ack_now) => {
+                    let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
                     self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 }
-                Then::Nothing => {}
+                OnComplete::AwaitAck => {}
             }
         }
         self.free_if_closed(channel);

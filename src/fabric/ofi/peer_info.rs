@@ -1,14 +1,14 @@
 //! How a rank introduces itself to the others before libfabric can carry anything.
 
-use super::notes::Notes;
+use super::header_slots::HeaderSlots;
 use super::secret::JobSecret;
 
 /// What stands for no place.
-const NONE: Notes = Notes { key: u64::MAX, base: u64::MAX };
+const NONE: HeaderSlots = HeaderSlots { key: u64::MAX, base: u64::MAX };
 
 /// What the others must know of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub(crate) struct PeerInfo {
     /// Which provider it uses; all must use the same.
     pub(crate) provider: String,
     /// Where it runs: the same text for processes that can see each other.
@@ -16,7 +16,7 @@ pub(crate) struct Card {
     /// Its process there.
     pub(crate) pid: u32,
     /// Where it wants notes, if it can take them.
-    pub(crate) notes: Option<Notes>,
+    pub(crate) header_slots: Option<HeaderSlots>,
     /// Bytes that a write can bring to its queue. The least of all ranks counts for the world.
     pub(crate) cq_data: u32,
     /// Drawn at random. That of rank 0 is the job's.
@@ -27,13 +27,13 @@ pub(crate) struct Card {
 
 const MAGIC: u32 = 0x4542_4C47;
 
-impl Card {
+impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for number in [MAGIC, self.pid, self.secret.tag, self.cq_data] {
             bytes.extend(number.to_le_bytes());
         }
-        let Notes { key, base } = self.notes.unwrap_or(NONE);
+        let HeaderSlots { key, base } = self.header_slots.unwrap_or(NONE);
         for number in [self.secret.word, key, base] {
             bytes.extend(number.to_le_bytes());
         }
@@ -56,7 +56,8 @@ impl Card {
         let (magic, pid, tag, cq_data) = (next()?, next()?, next()?, next()?);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
         let secret = JobSecret { word: long()?, tag };
-        let notes = Some(Notes { key: long()?, base: long()? }).filter(|&notes| notes != NONE);
+        let header_slots =
+            Some(HeaderSlots { key: long()?, base: long()? }).filter(|&header_slots| header_slots != NONE);
         let mut part = || -> Option<Vec<u8>> {
             let len = number(&mut rest)? as usize;
             let (part, after) = rest.split_at_checked(len)?;
@@ -66,7 +67,7 @@ impl Card {
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
         let known = magic == MAGIC && rest.is_empty();
-        known.then_some(Card { provider, host, pid, notes, cq_data, secret, address })
+        known.then_some(PeerInfo { provider, host, pid, header_slots, cq_data, secret, address })
     }
 }
 
@@ -86,19 +87,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_survive_the_way() {
-        let card = Card {
+    fn peer_info_survives_encoding() {
+        let own_info = PeerInfo {
             provider: "tcp".into(),
             host: host(),
             pid: 7,
-            notes: Some(Notes { key: 1 << 40, base: u64::MAX }),
+            header_slots: Some(HeaderSlots { key: 1 << 40, base: u64::MAX }),
             cq_data: 8,
             secret: JobSecret { word: u64::MAX - 1, tag: 5 },
             address: vec![0, 255, 3],
         };
-        let bytes = card.encode();
-        assert_eq!(Card::decode(&bytes), Some(card));
-        (0..bytes.len()).for_each(|len| assert_eq!(Card::decode(&bytes[..len]), None));
-        assert_eq!(Card::decode(&[&bytes[..], &[0]].concat()), None);
+        let bytes = own_info.encode();
+        assert_eq!(PeerInfo::decode(&bytes), Some(own_info));
+        (0..bytes.len()).for_each(|len| assert_eq!(PeerInfo::decode(&bytes[..len]), None));
+        assert_eq!(PeerInfo::decode(&[&bytes[..], &[0]].concat()), None);
     }
 }

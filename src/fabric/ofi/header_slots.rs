@@ -11,27 +11,27 @@
 use earlybird_ffi::ofi::Remote;
 
 use super::message::MOST_HEADER;
-use super::peer::WINDOW;
+use super::sequence::WINDOW;
 
 /// Most bytes of a note.
-pub(super) const NOTE: usize = MOST_HEADER;
+pub(super) const SLOT_BYTES: usize = MOST_HEADER;
 
 /// What marks of notes have, and marks of other writes have not: behind it stands the message's number.
-pub(super) const NOTED: u16 = 1 << 15;
+pub(super) const IN_SLOT: u16 = 1 << 15;
 
 /// What a write brings to the queue of its target: whose it is and which, and the job's tag where that has room. Without
 /// it anybody could say that a write has landed: over `tcp` and `shm` (1.17) one of no bytes needs no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct ImmediateData {
     pub(super) from: u32,
-    /// By its number, or [`NOTED`] with that of the slot.
+    /// By its number, or [`IN_SLOT`] with that of the slot.
     pub(super) which: u16,
 }
 
-impl Mark {
+impl ImmediateData {
     /// Bytes that it takes without a tag, and with one.
     pub(super) const BYTES: usize = 4;
-    pub(super) const TAGGED: usize = 8;
+    pub(super) const TAGGED_BYTES: usize = 8;
 
     pub(super) fn encode(self, tag: u32) -> u64 {
         u64::from(tag) << 32 | u64::from(self.from) << 16 | u64::from(self.which)
@@ -39,24 +39,24 @@ impl Mark {
 
     /// Nothing for one with another tag.
     pub(super) fn decode(data: u64, tag: u32) -> Option<Self> {
-        let mark = Mark { from: (data >> 16) as u32 & 0xFFFF, which: data as u16 };
-        (data >> 32 == u64::from(tag)).then_some(mark)
+        let immediate = ImmediateData { from: (data >> 16) as u32 & 0xFFFF, which: data as u16 };
+        (data >> 32 == u64::from(tag)).then_some(immediate)
     }
 }
 
 /// Where a rank's peers write notes to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Notes {
+pub(crate) struct HeaderSlots {
     pub(crate) key: u64,
     /// Where the first lies, by the provider's count.
     pub(crate) base: u64,
 }
 
-impl Notes {
+impl HeaderSlots {
     /// Where a rank's message of this number goes to, at a peer of this address, and the mark that tells of it.
-    pub(super) fn place(self, peer: u64, from: u32, number: u32) -> (Mark, Remote) {
-        let mark = Mark { from, which: NOTED | (number % WINDOW) as u16 };
-        (mark, Remote { peer, address: self.base.wrapping_add(offset(from, number) as u64), key: self.key })
+    pub(super) fn target(self, peer: u64, from: u32, number: u32) -> (ImmediateData, Remote) {
+        let immediate = ImmediateData { from, which: IN_SLOT | (number % WINDOW) as u16 };
+        (immediate, Remote { peer, address: self.base.wrapping_add(offset(from, number) as u64), key: self.key })
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) fn size(ranks: u32) -> usize {
 
 /// Where the note that a rank's message of this number is lies among all.
 pub(super) fn offset(from: u32, number: u32) -> usize {
-    (from as usize * WINDOW as usize + (number % WINDOW) as usize) * NOTE
+    (from as usize * WINDOW as usize + (number % WINDOW) as usize) * SLOT_BYTES
 }
 
 #[cfg(test)]
@@ -76,12 +76,12 @@ mod tests {
 
     #[test]
     fn marks_are_known_by_their_tag() {
-        for which in [0, 7, NOTED, NOTED | 63] {
-            let mark = Mark { from: 0xFFFF, which };
-            assert_eq!(Mark::decode(mark.encode(9), 9), Some(mark));
-            assert_eq!(Mark::decode(mark.encode(0), 0), Some(mark));
+        for which in [0, 7, IN_SLOT, IN_SLOT | 63] {
+            let immediate = ImmediateData { from: 0xFFFF, which };
+            assert_eq!(ImmediateData::decode(immediate.encode(9), 9), Some(immediate));
+            assert_eq!(ImmediateData::decode(immediate.encode(0), 0), Some(immediate));
             for tag in [0, 8, u32::MAX] {
-                assert_eq!(Mark::decode(mark.encode(9), tag), None);
+                assert_eq!(ImmediateData::decode(immediate.encode(9), tag), None);
             }
         }
     }

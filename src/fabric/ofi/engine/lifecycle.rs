@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Asked, Channel, Content, Data, Engine, Entry, Evidence, Failure, MOST_DATA, Outgoing, Part, Peer, Suspects,
-    Transfer, Way,
+    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, PendingAtomic, RegionEntry, Suspects,
+    Transfer, TransferPart, Way,
 };
 
 impl Engine {
@@ -42,7 +42,7 @@ impl Engine {
     // The end of things.
 
     /// Something that was to reach a peer did not.
-    pub(super) fn lost(&mut self, peer: u32, how: &str) {
+    pub(super) fn suspect_unreachable(&mut self, peer: u32, how: &str) {
         self.suspect(peer, Evidence::Unreachable(how.to_owned()));
     }
 
@@ -70,8 +70,8 @@ impl Engine {
     /// Whether this rank waits for something of a peer that has left.
     pub(in crate::fabric::ofi) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
-        let asked = self.asked.iter().any(|asked| asked.peer == peer);
-        asked || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
+        let asks = self.atomics.iter().any(|atomic| atomic.peer == peer);
+        asks || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
     }
 
     /// Whether there are transfers to or from a peer of which it is not known how they end.
@@ -82,15 +82,15 @@ impl Engine {
 
     /// After a look at the network: a suspect whose end is believed now is gone if it had left in good order; else it
     /// is dead, and the world fails.
-    pub(super) fn judge(&mut self) {
+    pub(super) fn confirm_suspects(&mut self) {
         let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
         suspects.clear(|peer, evidence| {
             let heard = self.peers[peer as usize].heard && matches!(evidence, Evidence::Silent(_));
             heard || self.is_done_with(peer)
         });
-        let convicted = suspects.judge(Instant::now(), self.idle > 0);
+        let confirmed = suspects.confirm(Instant::now(), self.idle > 0);
         self.suspects = suspects;
-        let Some((peer, evidence)) = convicted else { return };
+        let Some((peer, evidence)) = confirmed else { return };
         if !self.peers[peer as usize].left {
             return self.fail(Failure::Died { peer, how: evidence.to_string() });
         }
@@ -103,13 +103,13 @@ impl Engine {
     /// Fails the world, and tells the others.
     pub(in crate::fabric::ofi) fn fail(&mut self, failure: Failure) {
         if self.failure.is_none() {
-            self.fail_quietly(failure);
-            self.tell_failure(false);
+            self.record_failure(failure);
+            self.announce_failure(false);
         }
     }
 
     /// Tells the others why the world has failed, if it has. `last` if this rank goes.
-    fn tell_failure(&mut self, last: bool) {
+    fn announce_failure(&mut self, last: bool) {
         let Some(failure) = self.failure.clone() else { return };
         let (content, text) = match failure {
             Failure::Aborted { by, reason } => (Content::Abort { by, last }, reason),
@@ -123,7 +123,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn fail_quietly(&mut self, failure: Failure) {
+    pub(super) fn record_failure(&mut self, failure: Failure) {
         if self.failure.is_none() {
             tracing::debug!(rank = self.rank, ?failure, "failed");
             self.failure = Some(failure);
@@ -171,11 +171,11 @@ impl Engine {
             transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].gone
         };
         let is_unheard = |Peer { sent, outbox, .. }: &Peer| {
-            let waits = outbox.iter().any(|outgoing| outgoing.channel == channel);
-            waits || sent.open().flatten().any(|&(of, _)| of == channel)
+            let is_backlogged = outbox.iter().any(|outgoing| outgoing.channel == channel);
+            is_backlogged || sent.in_flight().flatten().any(|&(of, _)| of == channel)
         };
         self.transfers.iter().any(moves)
-            || self.asked.iter().any(|asked| asked.channel == channel)
+            || self.atomics.iter().any(|atomic| atomic.channel == channel)
             || self.peers.iter().any(is_unheard)
     }
 
@@ -204,7 +204,7 @@ impl Engine {
     }
 
     /// Tells everybody that this rank ends in good order, as none does in a world that has failed.
-    pub(in crate::fabric::ofi) fn say_goodbye(&mut self) {
+    pub(in crate::fabric::ofi) fn announce_leave(&mut self) {
         if self.failure.is_some() {
             return;
         }
@@ -216,10 +216,10 @@ impl Engine {
     /// Tells the ranks that are left that this one goes now. In a world that has failed it repeats the reason: messages may
     /// overtake each other or be lost, and a peer that has not heard of the failure must neither believe that this rank
     /// has left in good order nor that it has died.
-    pub(in crate::fabric::ofi) fn go(&mut self) {
+    pub(in crate::fabric::ofi) fn announce_gone(&mut self) {
         self.gone = true;
         if self.failure.is_some() {
-            return self.tell_failure(true);
+            return self.announce_failure(true);
         }
         for peer in self.others() {
             self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// Whether every other rank has said that it goes, or the world has failed: nobody sends to this rank any more.
-    pub(in crate::fabric::ofi) fn is_alone(&self) -> bool {
+    pub(in crate::fabric::ofi) fn are_all_gone(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].gone)
     }
 
@@ -236,15 +236,16 @@ impl Engine {
     pub(super) fn forget(&mut self, from: u32) {
         let peer = &mut self.peers[from as usize];
         (peer.left, peer.gone) = (true, true);
-        let waiting = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
-        let done: Vec<_> = peer.sent.give_up().chain(waiting).flatten().collect();
-        for Part { transfer, way, .. } in self.parts.give_up(from) {
+        let backlogged = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
+        let done: Vec<_> = peer.sent.drain().chain(backlogged).flatten().collect();
+        for TransferPart { transfer, way, .. } in self.parts.drain(from) {
             self.end_part(transfer, way != Way::In);
         }
         self.report_failed(from);
-        let (vain, asked): (Vec<_>, _) = std::mem::take(&mut self.asked).into_iter().partition(|it| it.peer == from);
-        self.asked = asked;
-        for Asked { channel, .. } in vain {
+        let (vain, atomics): (Vec<_>, _) =
+            std::mem::take(&mut self.atomics).into_iter().partition(|it| it.peer == from);
+        self.atomics = atomics;
+        for PendingAtomic { channel, .. } in vain {
             self.channel(channel).break_off("atomic", from);
         }
         for (channel, token) in done {
@@ -254,13 +255,13 @@ impl Engine {
     }
 
     /// Whether nobody needs this rank any more: all have left.
-    pub(in crate::fabric::ofi) fn may_go(&self) -> bool {
+    pub(in crate::fabric::ofi) fn have_all_left(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
     }
 
     /// Whether everybody has dealt with all that this rank had to say; in a world that has failed,
     /// whether the news is on its way.
-    pub(in crate::fabric::ofi) fn is_heard_by_all(&self) -> bool {
+    pub(in crate::fabric::ofi) fn is_acked_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
             true => self.wire.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
@@ -292,8 +293,8 @@ impl Drop for Engine {
         // still does with their memory then ends with the endpoint.
         let own = self.channels.iter().flat_map(|channel| &channel.entries);
         self.kept.extend(own.filter_map(|entry| match entry {
-            Entry::Own(registered, _) => Some(registered.window().clone()),
-            Entry::Peer(_) => None,
+            RegionEntry::Own(registered, _) => Some(registered.window().clone()),
+            RegionEntry::Peer(_) => None,
         }));
         self.kept.extend(self.wire.windows().cloned());
         if !self.gone || !self.wire.is_idle() {

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Asked, Content, Data, Engine, Event, Failure, Fault, LONGEST_DEBT, LOOKS_PER_CLOCK, Landing,
-    MOST_GUESSES, MOST_HEADER, Mark, Message, NOTED, Novelty, Outgoing, PATIENCE, Peer, Received, Then, WINDOW,
+    Announced, Content, Data, Engine, Event, Failure, Fault, IDLE_LOOKS, IN_SLOT, ImmediateData, LOOKS_PER_CLOCK,
+    Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, PendingAtomic, Receipt,
+    Received, WINDOW,
 };
 
 impl Engine {
@@ -12,38 +13,38 @@ impl Engine {
     pub(in crate::fabric::ofi) fn progress(&mut self) -> bool {
         let mut any = false;
         // One look, so that a caller comes back to its own affairs with what it has seen.
-        if let Err(code) = self.wire.look() {
+        if let Err(code) = self.wire.poll() {
             let reason = format!("libfabric cannot read completions: {}", self.wire.text(code));
             self.fail(Failure::Aborted { by: self.rank, reason });
         }
         while let Some(event) = self.wire.next() {
-            self.deal_with(event);
+            self.process(event);
             any = true;
         }
         // One word for all that came with this look.
-        while let Some(peer) = self.waiting_for_word.pop() {
-            self.peers[peer as usize].waits_for_word = false;
-            self.tell_peer(peer);
+        while let Some(peer) = self.wanting_ack.pop() {
+            self.peers[peer as usize].wants_ack = false;
+            self.send_ack(peer);
         }
-        for _ in 0..self.waiting.len() {
-            let Some(peer) = self.waiting.pop_front() else { break };
+        for _ in 0..self.backlogged.len() {
+            let Some(peer) = self.backlogged.pop_front() else { break };
             if self.flush(peer) {
-                self.peers[peer as usize].waits = false;
+                self.peers[peer as usize].is_backlogged = false;
             } else {
-                self.waiting.push_back(peer);
+                self.backlogged.push_back(peer);
             }
         }
         self.move_parts();
         self.idle = if any { 0 } else { self.idle.saturating_add(1) };
-        if self.idle == PATIENCE {
-            self.tell();
+        if self.idle == IDLE_LOOKS {
+            self.ack_all();
         }
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
-            self.tell_if_due();
+            self.ack_if_due();
         }
         if self.has_suspects() {
-            self.judge();
+            self.confirm_suspects();
         }
         if !self.closing.is_empty() {
             self.close_settled();
@@ -52,7 +53,7 @@ impl Engine {
     }
 
     /// Looks at the network if that may clear or convict a suspect.
-    pub(in crate::fabric::ofi) fn look_into_suspects(&mut self) {
+    pub(in crate::fabric::ofi) fn check_suspects(&mut self) {
         if self.has_suspects() {
             self.progress();
         }
@@ -69,33 +70,33 @@ impl Engine {
     }
 
     /// Tells peers what was dealt with, if one has waited long enough for another message to say it.
-    pub(in crate::fabric::ofi) fn tell_if_due(&mut self) {
+    pub(in crate::fabric::ofi) fn ack_if_due(&mut self) {
         // What is owed at one such time is overdue at the next.
-        if self.owed_since.is_some_and(|since| since.elapsed() > LONGEST_DEBT / 2) {
-            self.pay(Received::remind);
+        if self.acks_pending_since.is_some_and(|since| since.elapsed() > MAX_ACK_DELAY / 2) {
+            self.send_due_acks(Received::is_overdue);
         }
     }
 
     /// Tells peers what was dealt with, those who were not told by other messages.
-    pub(in crate::fabric::ofi) fn tell(&mut self) {
-        self.pay(|received| received.owed() > 0);
+    pub(in crate::fabric::ofi) fn ack_all(&mut self) {
+        self.send_due_acks(|received| received.unacked() > 0);
     }
 
     /// Tells those debtors that are due what was dealt with; who was told by other messages is none any more.
-    fn pay(&mut self, is_due: impl Fn(&mut Received) -> bool) {
-        for index in (0..self.debtors.len()).rev() {
-            let number = self.debtors[index];
+    fn send_due_acks(&mut self, is_due: impl Fn(&mut Received) -> bool) {
+        for index in (0..self.acks_pending.len()).rev() {
+            let number = self.acks_pending[index];
             let peer = &mut self.peers[number as usize];
             let due = is_due(&mut peer.received);
-            if due || peer.received.owed() == 0 {
-                peer.owed = false;
-                self.debtors.swap_remove(index);
+            if due || peer.received.unacked() == 0 {
+                peer.ack_pending = false;
+                self.acks_pending.swap_remove(index);
             }
             if due {
-                self.tell_peer(number);
+                self.send_ack(number);
             }
         }
-        self.owed_since = if self.debtors.is_empty() { None } else { Some(Instant::now()) };
+        self.acks_pending_since = if self.acks_pending.is_empty() { None } else { Some(Instant::now()) };
     }
 
     /// Gives a sign of life to peers elsewhere that send much data to this rank: they write it, or this rank reads it. Over
@@ -104,15 +105,15 @@ impl Engine {
         let writers = self.landings.iter().map(|landing| landing.from);
         let read = self.transfers.iter().filter(|transfer| transfer.parts > 0).map(|transfer| transfer.peer);
         let senders: Vec<u32> = writers.chain(read).filter(|&peer| is_elsewhere(peer)).collect();
-        senders.into_iter().for_each(|peer| self.tell_soon(peer));
+        senders.into_iter().for_each(|peer| self.ack_soon(peer));
     }
 
     /// Whether there is somebody to tell.
-    pub(in crate::fabric::ofi) fn owes(&self) -> bool {
-        self.debtors.iter().any(|&peer| self.peers[peer as usize].received.owed() > 0)
+    pub(in crate::fabric::ofi) fn has_acks_pending(&self) -> bool {
+        self.acks_pending.iter().any(|&peer| self.peers[peer as usize].received.unacked() > 0)
     }
 
-    pub(super) fn tell_peer(&mut self, peer: u32) {
+    pub(super) fn send_ack(&mut self, peer: u32) {
         // One that could not be sent yet will say all that there is to say by then.
         let first = self.peers[peer as usize].outbox.front();
         if first.is_some_and(|outgoing| matches!(outgoing.content, Content::Ack)) {
@@ -121,11 +122,11 @@ impl Engine {
         self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
     }
 
-    pub(in crate::fabric::ofi) fn deal_with(&mut self, event: Event) {
+    pub(in crate::fabric::ofi) fn process(&mut self, event: Event) {
         match event {
-            Event::Message(room, len) => {
-                self.deal_with_message(Source::Room(room, len));
-                if let Err(code) = self.wire.offer(room) {
+            Event::Message(buffer, len) => {
+                self.process_message(Source::Buffer(buffer, len));
+                if let Err(code) = self.wire.post_receive(buffer) {
                     let reason = format!("libfabric takes no room for messages: {}", self.wire.text(code));
                     self.fail(Failure::Aborted { by: self.rank, reason });
                 }
@@ -134,23 +135,23 @@ impl Engine {
                 // A marked write completes when it has gone out, for which no peer is needed. Reads and other writes were
                 // answered: by the peer's process where software emulates them, as over `tcp;ofi_rxm`; by a device, as long
                 // as that process has not ended. These count, because a ping waits behind all that was posted before.
-                let answered = !matches!(self.transfers[index as usize].then, Then::Nothing);
+                let answered = !matches!(self.transfers[index as usize].then, OnComplete::AwaitAck);
                 self.peers[peer as usize].heard |= answered;
                 self.end_part(index, true);
             }
             Event::Landed(data) => {
-                let mark = Mark::decode(data, self.tag).filter(|mark| mark.from < self.ranks());
-                let Some(Mark { from, which: mark }) = mark else { return self.drop_guess() };
-                if mark & NOTED != 0 {
-                    let Some(note) = self.wire.note(from, u32::from(mark & !NOTED)) else { return };
-                    return self.deal_with_message(Source::Note(from, note));
+                let immediate = ImmediateData::decode(data, self.tag).filter(|data| data.from < self.ranks());
+                let Some(ImmediateData { from, which }) = immediate else { return self.drop_untagged_write() };
+                if which & IN_SLOT != 0 {
+                    let Some(header) = self.wire.header(from, u32::from(which & !IN_SLOT)) else { return };
+                    return self.process_message(Source::HeaderSlot(from, header));
                 }
                 self.peers[from as usize].heard = true;
-                self.landing(from, mark).landed += 1;
-                self.settle_landing(from, mark);
+                self.landing(from, which).landed += 1;
+                self.complete_landing(from, which);
             }
             Event::Failed(peer, transfer, text) => {
-                self.lost(peer, &text);
+                self.suspect_unreachable(peer, &text);
                 if let Some(transfer) = transfer {
                     self.end_part(transfer, false);
                 }
@@ -159,21 +160,21 @@ impl Engine {
         }
     }
 
-    fn deal_with_message(&mut self, source: Source) {
+    fn process_message(&mut self, source: Source) {
         let bytes = match &source {
-            Source::Room(room, len) => self.wire.message(*room, *len),
-            Source::Note(_, note) => note,
+            Source::Buffer(buffer, len) => self.wire.message(*buffer, *len),
+            Source::HeaderSlot(_, header) => header,
         };
         // Nothing is touched before this, whoever the message says that it is from.
         let decoded = Message::decode(bytes).filter(|(message, _)| message.secret == self.secret.word);
         let Some((message, data)) = decoded else { return self.drop_stranger("a message") };
         let Message { from, channel, content, .. } = message;
-        if matches!(source, Source::Note(writer, _) if writer != from) {
-            return self.nonsense(from);
+        if matches!(source, Source::HeaderSlot(writer, _) if writer != from) {
+            return self.reject_message(from);
         }
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
-        while let Some(sent) = peer.sent.settle(message.upto) {
+        while let Some(sent) = peer.sent.pop_acked(message.ack) {
             // What nobody waits for by token may be what somebody on channel 0 waits for.
             let (channel, token) = sent.map_or((0, None), |(channel, token)| (channel, Some(token)));
             match (self.channels.get_mut(usize::from(channel)), token) {
@@ -182,38 +183,38 @@ impl Engine {
                 (None, _) => {}
             }
         }
-        if let Content::Landing { mark, parts, signal, prompt } = content {
+        if let Content::Landing { write_id, parts, signal, ack_now } = content {
             // It is dealt with when its data is there.
             let number = message.number;
             if Fault::AcknowledgeEarly.is(self.fault) {
-                count(&mut self.peers, (&mut self.debtors, &mut self.owed_since), from, number);
+                count(&mut self.peers, (&mut self.acks_pending, &mut self.acks_pending_since), from, number);
             }
-            self.landing(from, mark).announced = Some(Announced { number, channel, parts, signal, prompt });
-            return self.settle_landing(from, mark);
+            self.landing(from, write_id).announced = Some(Announced { number, channel, parts, signal, ack_now });
+            return self.complete_landing(from, write_id);
         }
         if content.is_counted() {
-            match count(&mut self.peers, (&mut self.debtors, &mut self.owed_since), from, message.number) {
-                Novelty::New => {}
-                Novelty::Known => return,
-                Novelty::Nonsense => return self.nonsense(from),
+            match count(&mut self.peers, (&mut self.acks_pending, &mut self.acks_pending_since), from, message.number) {
+                Receipt::New => {}
+                Receipt::Duplicate => return,
+                Receipt::Invalid => return self.reject_message(from),
             }
         }
-        let mut prompt = self.owes_much(from);
+        let mut ack_now = self.is_ack_urgent(from);
         match content {
             Content::Landing { .. } => {}
-            Content::Put { to, signal, prompt: awaited } => {
-                prompt |= awaited;
-                let Some(own) = self.channels.get_mut(usize::from(channel)) else { return self.nonsense(from) };
+            Content::Put { to, signal, ack_now: awaited } => {
+                ack_now |= awaited;
+                let Some(own) = self.channels.get_mut(usize::from(channel)) else { return self.reject_message(from) };
                 let written = match data {
                     [] => Some(()),
-                    data => own.to_be_written(to).and_then(|own| own.write(to, data)),
+                    data => own.writable(to).and_then(|own| own.write(to, data)),
                 };
                 let changed = match signal {
-                    Some((cell, change)) => own.to_be_written(cell).and_then(|own| own.change(cell, change)),
+                    Some((cell, change)) => own.writable(cell).and_then(|own| own.change(cell, change)),
                     None => Some(()),
                 };
                 if written.and(changed).is_none() {
-                    return self.nonsense(from);
+                    return self.reject_message(from);
                 }
                 if let Some((cell, change)) = signal.filter(|_| Fault::DealTwice.is(self.fault)) {
                     _ = own.change(cell, change);
@@ -223,36 +224,36 @@ impl Engine {
                 }
             }
             Content::Atomic { at, atomic, id } => {
-                let own = self.channels.get(usize::from(channel)).and_then(|own| own.to_be_written(at));
+                let own = self.channels.get(usize::from(channel)).and_then(|own| own.writable(at));
                 let value = own.and_then(|own| own.atomic(at, atomic));
-                let Some(value) = value else { return self.nonsense(from) };
+                let Some(value) = value else { return self.reject_message(from) };
                 let content = Content::Value { id, value };
                 self.post(from, Outgoing { channel, content, data: Data::None, token: None });
             }
             Content::Value { id, value } => {
-                if let Some(index) = self.asked.iter().position(|asked| asked.id == id) {
-                    let Asked { channel, token, .. } = self.asked.swap_remove(index);
+                if let Some(index) = self.atomics.iter().position(|atomic| atomic.id == id) {
+                    let PendingAtomic { channel, token, .. } = self.atomics.swap_remove(index);
                     self.channel(channel).complete(token, value);
                 }
             }
             Content::Exchange { turn } => {
                 // Nobody can be further than one ahead.
                 if turn == 0 || turn > self.turn + 1 {
-                    return self.nonsense(from);
+                    return self.reject_message(from);
                 }
                 let data = data.to_vec();
                 self.gather(turn, from, data);
             }
             // An answer is all that it wants; an idle rank owes it one.
-            Content::Ping => self.tell_soon(from),
+            Content::Ping => self.ack_soon(from),
             Content::Ack => {}
             Content::Abort { by, .. } => {
                 let reason = String::from_utf8_lossy(data).into_owned();
-                self.fail_quietly(Failure::Aborted { by, reason });
+                self.record_failure(Failure::Aborted { by, reason });
             }
             Content::Died { rank, .. } => {
                 let how = String::from_utf8_lossy(data).into_owned();
-                self.fail_quietly(Failure::Died { peer: rank, how });
+                self.record_failure(Failure::Died { peer: rank, how });
             }
             Content::Gone => self.peers[from as usize].said_gone = true,
             Content::Close => self.count_closed(channel),
@@ -262,18 +263,18 @@ impl Engine {
                 self.channel(0).wake();
             }
         }
-        if content.is_last_word() {
+        if content.is_last() {
             self.forget(from);
         }
-        if prompt {
-            self.tell_soon(from);
+        if ack_now {
+            self.ack_soon(from);
         }
     }
 
     /// All that messages and writes of peers change here.
     #[cfg(test)]
-    pub(in crate::fabric::ofi) fn told_by_peers(&self) -> String {
-        format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.debtors, self.gathered)
+    pub(in crate::fabric::ofi) fn peer_state(&self) -> String {
+        format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.acks_pending, self.gathered)
     }
 
     /// Something came without the job's secret.
@@ -286,7 +287,7 @@ impl Engine {
     }
 
     /// A write came with another tag. It has too few bits to be guessed at leisure.
-    fn drop_guess(&mut self) {
+    fn drop_untagged_write(&mut self) {
         self.drop_stranger("a write");
         self.guesses += 1;
         if self.guesses == MOST_GUESSES {
@@ -296,53 +297,53 @@ impl Engine {
         }
     }
 
-    fn tell_soon(&mut self, peer: u32) {
-        if !std::mem::replace(&mut self.peers[peer as usize].waits_for_word, true) {
-            self.waiting_for_word.push(peer);
+    fn ack_soon(&mut self, peer: u32) {
+        if !std::mem::replace(&mut self.peers[peer as usize].wants_ack, true) {
+            self.wanting_ack.push(peer);
         }
     }
 
     /// What is known of writes with this mark.
-    fn landing(&mut self, from: u32, mark: u16) -> &mut Landing {
-        let known = self.landings.iter().position(|landing| (landing.from, landing.mark) == (from, mark));
+    fn landing(&mut self, from: u32, write_id: u16) -> &mut Landing {
+        let known = self.landings.iter().position(|landing| (landing.from, landing.write_id) == (from, write_id));
         let index = known.unwrap_or_else(|| {
-            self.landings.push(Landing { from, mark, landed: 0, announced: None });
+            self.landings.push(Landing { from, write_id, landed: 0, announced: None });
             self.landings.len() - 1
         });
         &mut self.landings[index]
     }
 
     /// Gives the signal if all is there that it waits for.
-    fn settle_landing(&mut self, from: u32, mark: u16) {
+    fn complete_landing(&mut self, from: u32, write_id: u16) {
         let enough = |parts: u32| if Fault::SignalBeforeLastPart.is(self.fault) { 1 } else { parts };
         let complete = |landing: &Landing| landing.announced.is_some_and(|said| landing.landed >= enough(said.parts));
-        let is_it = |landing: &Landing| (landing.from, landing.mark) == (from, mark) && complete(landing);
+        let is_it = |landing: &Landing| (landing.from, landing.write_id) == (from, write_id) && complete(landing);
         let Some(index) = self.landings.iter().position(is_it) else { return };
         let Some(announced) = self.landings.swap_remove(index).announced else { return };
-        let Announced { number, channel, signal: (cell, change), prompt, .. } = announced;
+        let Announced { number, channel, signal: (cell, change), ack_now, .. } = announced;
         // The message was from a rank of this world.
-        match count(&mut self.peers, (&mut self.debtors, &mut self.owed_since), from, number) {
-            Novelty::New => {}
-            Novelty::Known if Fault::AcknowledgeEarly.is(self.fault) => {}
-            Novelty::Known => return,
-            Novelty::Nonsense => return self.nonsense(from),
+        match count(&mut self.peers, (&mut self.acks_pending, &mut self.acks_pending_since), from, number) {
+            Receipt::New => {}
+            Receipt::Duplicate if Fault::AcknowledgeEarly.is(self.fault) => {}
+            Receipt::Duplicate => return,
+            Receipt::Invalid => return self.reject_message(from),
         }
         let own = self.channel(channel);
-        if own.to_be_written(cell).and_then(|own| own.change(cell, change)).is_none() {
-            return self.nonsense(from);
+        if own.writable(cell).and_then(|own| own.change(cell, change)).is_none() {
+            return self.reject_message(from);
         }
         own.wake();
-        if prompt || self.owes_much(from) {
-            self.tell_soon(from);
+        if ack_now || self.is_ack_urgent(from) {
+            self.ack_soon(from);
         }
     }
 
     /// Whether a peer would soon have to wait for a word before it can send more.
-    fn owes_much(&self, peer: u32) -> bool {
-        self.peers[peer as usize].received.owed() >= WINDOW / 2
+    fn is_ack_urgent(&self, peer: u32) -> bool {
+        self.peers[peer as usize].received.unacked() >= WINDOW / 2
     }
 
-    pub(super) fn nonsense(&mut self, from: u32) {
+    pub(super) fn reject_message(&mut self, from: u32) {
         let reason = format!("rank {from} sent a message that makes no sense; do all ranks run the same version?");
         self.fail(Failure::Aborted { by: self.rank, reason });
     }
@@ -351,24 +352,24 @@ impl Engine {
 /// Where a message is.
 enum Source {
     /// In a room, so long.
-    Room(usize, usize),
+    Buffer(usize, usize),
     /// A write of that rank has brought it.
-    Note(u32, [u8; MOST_HEADER]),
+    HeaderSlot(u32, [u8; MOST_HEADER]),
 }
 
 /// A counted message is about to be dealt with: whether it is new, and so to be.
 fn count(
     peers: &mut [Peer],
-    (debtors, owed_since): (&mut Vec<u32>, &mut Option<Instant>),
+    (acks_pending, acks_pending_since): (&mut Vec<u32>, &mut Option<Instant>),
     from: u32,
     number: u32,
-) -> Novelty {
+) -> Receipt {
     let peer = &mut peers[from as usize];
-    let novelty = peer.received.take(number);
-    if novelty == Novelty::New && !peer.owed {
-        peer.owed = true;
-        debtors.push(from);
-        owed_since.get_or_insert_with(Instant::now);
+    let receipt = peer.received.take(number);
+    if receipt == Receipt::New && !peer.ack_pending {
+        peer.ack_pending = true;
+        acks_pending.push(from);
+        acks_pending_since.get_or_insert_with(Instant::now);
     }
-    novelty
+    receipt
 }
