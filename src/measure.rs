@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Ranks, Result};
-use crate::executor::deferred_work::{Card, Introduction, provider_for};
+use crate::executor::deferred_work::{DeferredProgram, Introduction, provider_for};
 use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, ofi};
 use crate::rule::Schedule;
 use crate::trigger::{Request, Start};
@@ -252,13 +252,13 @@ pub fn arming(fabric: &dyn Fabric, bytes: u64, (warmup, iterations): (u64, u64),
     Ok(Arming { provider, operations: card.operations(), seconds })
 }
 
-fn open_card(fabric: &dyn Fabric, bytes: u64, patience: Duration) -> Result<(Card, String)> {
+fn open_card(fabric: &dyn Fabric, bytes: u64, patience: Duration) -> Result<(DeferredProgram, String)> {
     let (rank, ranks) = (fabric.rank(), fabric.ranks());
     let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
     let provider = provider_for(&library, fabric.provider()).map_err(|cause| Error::join(rank, cause))?;
     let (start, schedule) = (Start::First, Schedule::Gather);
     let request = Request { ranks, start, schedule, bytes, chunk: 0, slots: SLOTS };
-    let (mut card, introduction) = Card::open(&library, &provider, rank, &request, 0, RawAccess::CRATE)?;
+    let (mut card, introduction) = DeferredProgram::open(&library, &provider, rank, &request, 0, RawAccess::CRATE)?;
     let everybody = fabric.exchange_long("arm", &introduction.encode(), Instant::now() + patience)?;
     let strange = |peer: u32| {
         Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))

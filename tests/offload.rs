@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::tier::by_tier;
 use earlybird::Error;
-use earlybird::executor::deferred_work::{Card, Introduction};
+use earlybird::executor::deferred_work::{DeferredProgram, Introduction};
 use earlybird::fabric::RawAccess;
 use earlybird::fabric::ofi::Library;
 use earlybird::trigger::{Request, Schedule, Start};
@@ -25,16 +25,16 @@ const BYTES: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Cards of a world of which every rank is in this process, not connected yet.
-fn opened(library: &Library, ranks: u32, start: Start) -> (Vec<Card>, Vec<Introduction>) {
+fn opened(library: &Library, ranks: u32, start: Start) -> (Vec<DeferredProgram>, Vec<Introduction>) {
     let request = Request { ranks, start, schedule: Schedule::Gather, bytes: BYTES as u64, chunk: 0, slots: SLOTS };
     // SAFETY: every card gets the introductions of all. A contribution is written before its slot is armed or while the
     // token is out, and read when the outcome is there. The negative control breaks that on purpose: bytes that are
     // copied only, of which nobody has a reference.
     let access = unsafe { RawAccess::promise() };
-    (0..ranks).map(|rank| Card::open(library, "sockets", rank, &request, 0, access).unwrap()).unzip()
+    (0..ranks).map(|rank| DeferredProgram::open(library, "sockets", rank, &request, 0, access).unwrap()).unzip()
 }
 
-fn cards(library: &Library, ranks: u32, start: Start) -> Vec<Card> {
+fn cards(library: &Library, ranks: u32, start: Start) -> Vec<DeferredProgram> {
     let (mut cards, introductions) = opened(library, ranks, start);
     cards.iter_mut().for_each(|card| card.connect(&introductions).unwrap());
     cards
@@ -60,7 +60,7 @@ fn number(rank: u32, data: &[u8]) -> Option<u64> {
 }
 
 struct Rank {
-    card: Card,
+    card: DeferredProgram,
     rank: u32,
     ranks: u32,
     outcomes: Vec<Option<Outcome>>,
@@ -79,7 +79,7 @@ fn slot(round: u64) -> usize {
 }
 
 impl Rank {
-    fn new(card: Card, rank: u32, ranks: u32) -> Self {
+    fn new(card: DeferredProgram, rank: u32, ranks: u32) -> Self {
         let (outcomes, handed_in) = (Vec::new(), Vec::new());
         Rank { card, rank, ranks, outcomes, arrived: 0, handed_in, made: 0, torn: 0, found: 0 }
     }

@@ -85,7 +85,7 @@ const BEHIND_THE_FEATURE: [&str; 18] = [
     "use earlybird::fabric::Fabric;",
     "use earlybird::fabric::RawAccess;",
     "use earlybird::fabric::Window;",
-    "use earlybird::executor::deferred_work::Card;",
+    "use earlybird::executor::deferred_work::DeferredProgram;",
     "use earlybird::fabric::shm::ShmFabric;",
     "use earlybird::fabric::sim::SimFabric;",
     "use earlybird::fault::Fault;",

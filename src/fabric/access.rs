@@ -5,7 +5,7 @@
 use crate::fault::Fault;
 
 /// What opens memory that Rust's rules do not protect: endpoints ([`Fabric::open`](super::Fabric::open)) and cards
-/// ([`Card::open`](crate::executor::deferred_work::Card::open)).
+/// ([`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open)).
 ///
 /// A collective lends registered memory as slices, and other ranks change that memory by one-sided operations. Its
 /// protocol keeps the two apart. An endpoint knows nothing of that protocol, so everything that is done with it rests
@@ -31,16 +31,16 @@ impl RawAccess {
     ///   atomics and [`Window::cell`](super::Window::cell) reach them.
     /// - The address that [`Window::bytes`](super::Window::bytes) returns is not used, and no reference is made from it,
     ///   while a peer or an operation may write there.
-    /// - [`Card::connect`](crate::executor::deferred_work::Card::connect) gets the introductions of all ranks' cards, by rank, as
-    ///   [`Card::open`](crate::executor::deferred_work::Card::open) returned them for the same request.
-    /// - [`Card::write`](crate::executor::deferred_work::Card::write) is called before the slot is armed, or while its token is
+    /// - [`DeferredProgram::connect`](crate::executor::deferred_work::DeferredProgram::connect) gets the introductions of all ranks' cards, by rank, as
+    ///   [`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open) returned them for the same request.
+    /// - [`DeferredProgram::write`](crate::executor::deferred_work::DeferredProgram::write) is called before the slot is armed, or while its token is
     ///   out.
-    /// - [`Card::wind`](crate::executor::deferred_work::Card::wind) is called before anything is armed, and
-    ///   [`Card::set_off`](crate::executor::deferred_work::Card::set_off) when no peer reads what the rest of the program writes.
+    /// - [`DeferredProgram::wind`](crate::executor::deferred_work::DeferredProgram::wind) is called before anything is armed, and
+    ///   [`DeferredProgram::set_off`](crate::executor::deferred_work::DeferredProgram::set_off) when no peer reads what the rest of the program writes.
     /// - An endpoint lives until its operations have completed.
-    /// - [`Card::contribution_of`](crate::executor::deferred_work::Card::contribution_of) another rank is called from when
-    ///   [`has_outcome`](crate::executor::deferred_work::Card::has_outcome) says so until
-    ///   [`ready`](crate::executor::deferred_work::Card::ready) is called for the next use.
+    /// - [`DeferredProgram::contribution_of`](crate::executor::deferred_work::DeferredProgram::contribution_of) another rank is called from when
+    ///   [`has_outcome`](crate::executor::deferred_work::DeferredProgram::has_outcome) says so until
+    ///   [`ready`](crate::executor::deferred_work::DeferredProgram::ready) is called for the next use.
     /// - Slices that a collective with a deliberate fault lends are looked at only to find them wrong: they may change
     ///   meanwhile.
     #[must_use]

@@ -6,26 +6,26 @@ use std::collections::BTreeMap;
 use crate::trigger::Role;
 
 /// Of a registration, and where it counts from.
-pub(super) type Key = (u64, u64);
+pub(super) type RegionKey = (u64, u64);
 
 /// In place of the key of a cell that a rank does not have.
-pub(super) const ABSENT: Key = (u64::MAX, u64::MAX);
+pub(super) const ABSENT: RegionKey = (u64::MAX, u64::MAX);
 
 /// What peers need of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
-    pub(super) inboxes: Key,
-    pub(super) cells: BTreeMap<Role, Key>,
+pub(super) struct SlotKeys {
+    pub(super) inboxes: RegionKey,
+    pub(super) cells: BTreeMap<Role, RegionKey>,
 }
 
 /// Roles whose counters other ranks give inputs to by writing a cell.
-pub(super) const TOLD: [Role; 3] = [Role::Start, Role::Arrived, Role::Active];
+pub(super) const SIGNALLED: [Role; 3] = [Role::Start, Role::Arrived, Role::Active];
 
 /// What the other ranks must know of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
     pub(super) address: Vec<u8>,
-    pub(super) slots: Vec<Keys>,
+    pub(super) slots: Vec<SlotKeys>,
 }
 
 impl Introduction {
@@ -34,8 +34,8 @@ impl Introduction {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = (self.address.len() as u32).to_le_bytes().to_vec();
         bytes.extend(&self.address);
-        for Keys { inboxes, cells } in &self.slots {
-            let cells = TOLD.map(|role| cells.get(&role).copied().unwrap_or(ABSENT));
+        for SlotKeys { inboxes, cells } in &self.slots {
+            let cells = SIGNALLED.map(|role| cells.get(&role).copied().unwrap_or(ABSENT));
             for (key, origin) in [*inboxes].into_iter().chain(cells) {
                 bytes.extend([key.to_le_bytes(), origin.to_le_bytes()].concat());
             }
@@ -50,14 +50,14 @@ impl Introduction {
         let (address, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let key = |pair: &[u8]| (word(&pair[..8]), word(&pair[8..]));
-        let keys: Vec<Key> = rest.chunks_exact(16).map(key).collect();
-        if !rest.len().is_multiple_of(16 * (1 + TOLD.len())) {
+        let keys: Vec<RegionKey> = rest.chunks_exact(16).map(key).collect();
+        if !rest.len().is_multiple_of(16 * (1 + SIGNALLED.len())) {
             return None;
         }
-        let slot = |keys: &[Key]| Keys {
+        let slot = |keys: &[RegionKey]| SlotKeys {
             inboxes: keys[0],
-            cells: TOLD.into_iter().zip(keys[1..].iter().copied()).filter(|(_, key)| *key != ABSENT).collect(),
+            cells: SIGNALLED.into_iter().zip(keys[1..].iter().copied()).filter(|(_, key)| *key != ABSENT).collect(),
         };
-        Some(Introduction { address: address.to_vec(), slots: keys.chunks(1 + TOLD.len()).map(slot).collect() })
+        Some(Introduction { address: address.to_vec(), slots: keys.chunks(1 + SIGNALLED.len()).map(slot).collect() })
     }
 }

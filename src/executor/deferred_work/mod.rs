@@ -12,10 +12,10 @@
 #![forbid(unsafe_code)]
 
 mod budget;
-mod ending;
 mod introduction;
 mod provider;
 mod slot;
+mod teardown;
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedul
 use budget::most_uses;
 pub use budget::{largest_depth, operations, provider_for};
 pub use introduction::Introduction;
-use introduction::{Keys, TOLD};
+use introduction::{SIGNALLED, SlotKeys};
 pub(crate) use provider::Provider;
 use slot::{Queued, Slot};
 
@@ -35,15 +35,15 @@ const CELL: usize = 64;
 
 /// One rank's part of a program, run by its provider.
 ///
-/// The calls for each use of a slot: [`arm`](Card::arm), then [`ready`](Card::ready); contributions
-/// between [`take_back`](Card::take_back) and [`let_in`](Card::let_in); [`arrive`](Card::arrive) once;
-/// when [`has_outcome`](Card::has_outcome), [`contribution_of`](Card::contribution_of) each rank; when
-/// [`is_over`](Card::is_over), the next use.
+/// The calls for each use of a slot: [`arm`](DeferredProgram::arm), then [`ready`](DeferredProgram::ready); contributions
+/// between [`take_back`](DeferredProgram::take_back) and [`let_in`](DeferredProgram::let_in); [`arrive`](DeferredProgram::arrive) once;
+/// when [`has_outcome`](DeferredProgram::has_outcome), [`contribution_of`](DeferredProgram::contribution_of) each rank; when
+/// [`is_over`](DeferredProgram::is_over), the next use.
 ///
 /// A call out of turn is refused where it would give a counter an input too many: that sets off work of another use,
 /// or none that is queued, and libfabric has no answer to it. What the caller alone can know is in the contract of
 /// [`RawAccess::promise`].
-pub struct Card {
+pub struct DeferredProgram {
     rank: u32,
     ranks: u32,
     program: Program,
@@ -54,24 +54,24 @@ pub struct Card {
     one: Arc<Registered>,
     /// All that peers reach, and in front of it what the caller asked for.
     window: Window,
-    peers: Vec<Peer>,
+    peers: Vec<PeerMemory>,
     calls: u64,
     queue: WorkQueue,
 }
 
 /// Where a peer's memory is, by slot.
-struct Peer {
+struct PeerMemory {
     address: u64,
-    slots: Vec<Keys>,
+    slots: Vec<SlotKeys>,
 }
 
-impl std::fmt::Debug for Card {
+impl std::fmt::Debug for DeferredProgram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Card").field("rank", &self.rank).field("slots", &self.slots.len()).finish_non_exhaustive()
     }
 }
 
-impl Card {
+impl DeferredProgram {
     /// Opens a provider that can run programs, and what one of `rank` needs. `request.schedule` must be
     /// [`Schedule::Gather`]. The first `front` bytes of its memory are the caller's. What is done with it can break
     /// memory: the last argument has promised that it does not.
@@ -114,7 +114,7 @@ impl Card {
         let introduction =
             Introduction { address: queue.address()?, slots: slots.iter().map(Slot::introduce).collect() };
         let bytes = request.bytes as usize;
-        let card = Card {
+        let program = DeferredProgram {
             rank,
             ranks: request.ranks,
             program,
@@ -127,32 +127,34 @@ impl Card {
             calls: 0,
             queue,
         };
-        Ok((card, introduction))
+        Ok((program, introduction))
     }
 
     /// Makes the other ranks known, and the work that leads to them. Once.
     ///
     /// # Errors
     /// [`Error::Usage`] if it was called before; what the provider says.
-    pub fn connect(&mut self, everybody: &[Introduction]) -> Result<()> {
+    pub fn connect(&mut self, introductions: &[Introduction]) -> Result<()> {
         if !self.peers.is_empty() {
-            return Err(self.usage("connect", "the other ranks are known already; open another card for other ranks"));
+            return Err(
+                self.usage("connect", "the other ranks are known already; open another program for other ranks")
+            );
         }
         let has = |rank: u32, role: Role| {
-            let slots = everybody.get(rank as usize).map(|introduction| &introduction.slots);
+            let slots = introductions.get(rank as usize).map(|introduction| &introduction.slots);
             slots.is_some_and(|slots| {
                 slots.len() == self.slots.len() && slots.iter().all(|keys| keys.cells.contains_key(&role))
             })
         };
-        let told = self.program.operations.iter().flat_map(|operation| &operation.then);
-        let mut cells = told.filter(|signal| signal.rank != self.rank && TOLD.contains(&signal.counter));
-        let ranks = (0..self.ranks).all(|rank| has(rank, Role::Start)) && everybody.len() == self.ranks as usize;
+        let signals = self.program.operations.iter().flat_map(|operation| &operation.then);
+        let mut cells = signals.filter(|signal| signal.rank != self.rank && SIGNALLED.contains(&signal.counter));
+        let ranks = (0..self.ranks).all(|rank| has(rank, Role::Start)) && introductions.len() == self.ranks as usize;
         if !ranks || !cells.all(|signal| has(signal.rank, signal.counter)) {
             return Err(Error::join(self.rank, "the tables of the ranks differ; do all run the same version?"));
         }
-        for introduction in everybody {
+        for introduction in introductions {
             let address = self.queue.insert(&introduction.address)?;
-            self.peers.push(Peer { address, slots: introduction.slots.clone() });
+            self.peers.push(PeerMemory { address, slots: introduction.slots.clone() });
         }
         for index in 0..self.slots.len() {
             let work: Vec<Queued> =
@@ -182,7 +184,7 @@ impl Card {
                     true => queued(Work::add(trigger(), slot.counters[&signal.counter].clone(), 1)),
                     false => {
                         let to = self.cell(index, *signal);
-                        queued(self.queue.write_when(trigger(), self.one(), to, slot.told.clone()))
+                        queued(self.queue.write_when(trigger(), self.one(), to, slot.signals_written.clone()))
                     }
                 };
                 operation.then.iter().map(signal).collect()
@@ -207,8 +209,8 @@ impl Card {
     /// Queues a slot's work for its next use, and puts the token into the gate.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`connect`](Card::connect), before [`is_over`](Card::is_over) for the last use, and after
-    /// [`most_uses`](Card::most_uses); what the provider says: what it can queue is limited.
+    /// [`Error::Usage`] before [`connect`](DeferredProgram::connect), before [`is_over`](DeferredProgram::is_over) for the last use, and after
+    /// [`most_uses`](DeferredProgram::most_uses); what the provider says: what it can queue is limited.
     pub fn arm(&mut self, slot: usize) -> Result<()> {
         if self.peers.len() < self.ranks as usize {
             return Err(self.usage("arm", "the other ranks are not known; call connect first"));
@@ -230,7 +232,7 @@ impl Card {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
             let threshold = before + u64::from(threshold);
-            // All of the last use have run, as `is_over` said. They live as long as the card, and longer if they have not
+            // All of the last use have run, as `is_over` said. They live as long as the program, and longer if they have not
             // run when it ends.
             self.queue.enqueue(&mut self.slots[slot].work[queued].work, threshold)?;
         }
@@ -245,7 +247,7 @@ impl Card {
     /// Tells all ranks that the slot is free to be written to. Once for each use that was armed.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`arm`](Card::arm), or a second time; what the provider says.
+    /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; what the provider says.
     pub fn ready(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         let state = &mut self.slots[slot];
@@ -263,7 +265,7 @@ impl Card {
     /// This rank has arrived for the slot's round, or has nothing to say in it. Once for each use that was armed.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`arm`](Card::arm), or a second time; what the provider says.
+    /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; what the provider says.
     pub fn arrive(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         let state = &mut self.slots[slot];
@@ -316,8 +318,8 @@ impl Card {
     }
 
     /// Where a rank's contribution to the slot's round lies: written by nobody between the round's
-    /// outcome and this rank's [`ready`](Card::ready), the own one only while its token is out.
-    pub(crate) fn place_of(&self, slot: usize, rank: u32) -> usize {
+    /// outcome and this rank's [`ready`](DeferredProgram::ready), the own one only while its token is out.
+    pub(crate) fn offset_of(&self, slot: usize, rank: u32) -> usize {
         let Slot { at, stride, .. } = self.slots[slot];
         if rank == self.rank { at } else { at + (1 + rank as usize) * stride }
     }
@@ -356,7 +358,7 @@ impl Card {
     /// What a rank contributed to the slot's round.
     pub fn contribution_of(&self, slot: usize, rank: u32, into: &mut [u8]) {
         let len = into.len().min(self.bytes);
-        self.window.read(self.place_of(slot, rank), &mut into[..len]);
+        self.window.read(self.offset_of(slot, rank), &mut into[..len]);
     }
 
     /// Whether everything of the slot's round has run, so that it can be armed again. Its outcome must
@@ -367,8 +369,8 @@ impl Card {
     pub fn is_over(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
         let state = &self.slots[slot];
-        let told = state.told.read().map_err(|code| self.queue.refused(code))?;
-        if told < state.uses * state.signals {
+        let written = state.signals_written.read().map_err(|code| self.queue.refused(code))?;
+        if written < state.uses * state.signals {
             return Ok(false);
         }
         for counter in &self.program.counters {
@@ -404,7 +406,7 @@ impl Card {
                 let value = uses * u64::from(counter.inputs);
                 slot.counters[&counter.role].set(value).map_err(|code| self.queue.refused(code))?;
             }
-            slot.told.set(uses * slot.signals).map_err(|code| self.queue.refused(code))?;
+            slot.signals_written.set(uses * slot.signals).map_err(|code| self.queue.refused(code))?;
             self.slots[index].uses = uses;
         }
         Ok(())

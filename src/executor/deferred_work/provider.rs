@@ -4,7 +4,7 @@
 //! carried into it. The header holds the gate's word, so the cut comes with the data, and the weights.
 #![forbid(unsafe_code)]
 
-use super::{Card, Introduction, provider_for};
+use super::{DeferredProgram, Introduction, provider_for};
 use crate::error::{Error, Result};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{RawAccess, Window, ofi};
@@ -19,7 +19,7 @@ const ROWS: u32 = 2;
 /// A rank's provider at work for one collective.
 #[derive(Debug)]
 pub(crate) struct Provider {
-    card: Card,
+    program: DeferredProgram,
     slots: u64,
     row: usize,
     bytes: usize,
@@ -41,26 +41,26 @@ impl Provider {
         let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
         let name = provider_for(&library, world).map_err(|cause| Error::join(rank, cause))?;
         let request = Request { bytes: block, ..*wanted };
-        let (card, introduction) = Card::open(&library, &name, rank, &request, front, RawAccess::CRATE)?;
-        Ok((Provider { card, slots, row, bytes }, introduction))
+        let (program, introduction) = DeferredProgram::open(&library, &name, rank, &request, front, RawAccess::CRATE)?;
+        Ok((Provider { program, slots, row, bytes }, introduction))
     }
 
     /// The last round that it can carry out, the same on all ranks.
     pub(crate) fn last_round(&self) -> u64 {
-        self.card.most_uses().saturating_mul(self.slots)
+        self.program.most_uses().saturating_mul(self.slots)
     }
 
     /// Makes the others known.
     ///
     /// # Errors
     /// What the provider says.
-    pub(crate) fn connect(&mut self, everybody: &[Introduction]) -> Result<()> {
-        self.card.connect(everybody)
+    pub(crate) fn connect(&mut self, introductions: &[Introduction]) -> Result<()> {
+        self.program.connect(introductions)
     }
 
     /// The memory of the collective.
     pub(crate) fn window(&self) -> &Window {
-        self.card.window()
+        self.program.window()
     }
 
     fn slot(&self, round: u64) -> usize {
@@ -69,35 +69,35 @@ impl Provider {
 
     pub(crate) fn arm(&mut self, round: u64) -> Result<()> {
         let slot = self.slot(round);
-        self.card.write(slot, &header(Gate::new(round, Deposit::default()).0, 0));
-        self.card.arm(slot)
+        self.program.write(slot, &header(Gate::new(round, Deposit::default()).0, 0));
+        self.program.arm(slot)
     }
 
     pub(crate) fn ready(&mut self, round: u64) -> Result<()> {
-        self.card.ready(self.slot(round))
+        self.program.ready(self.slot(round))
     }
 
     pub(crate) fn give(&mut self, round: u64) -> Result<()> {
-        self.card.arrive(self.slot(round))
+        self.program.arrive(self.slot(round))
     }
 
     pub(crate) fn take_back(&mut self, round: u64) -> Result<bool> {
-        self.card.take_back(self.slot(round))
+        self.program.take_back(self.slot(round))
     }
 
     /// Writes a deposit, whose data lies at `from` in the window if it has a row, and gives the token back.
     pub(crate) fn let_in(&mut self, round: u64, gate: u64, from: usize, row: Option<u32>, weight: u16) -> Result<()> {
         let slot = self.slot(round);
-        let own = self.card.own();
+        let own = self.program.own();
         let mut weights = self.header_of(round, own).1;
         if let Some(row) = row {
             weights |= u64::from(weight) << (u16::BITS * row);
-            let window = self.card.window();
-            let to = self.card.place_of(slot, own) + self.row_at(row);
+            let window = self.program.window();
+            let to = self.program.offset_of(slot, own) + self.row_at(row);
             Window::copy((window, from), (window, to), self.bytes);
         }
-        self.card.write(slot, &header(gate, weights));
-        self.card.let_in(slot)
+        self.program.write(slot, &header(gate, weights));
+        self.program.let_in(slot)
     }
 
     fn row_at(&self, row: u32) -> usize {
@@ -106,7 +106,7 @@ impl Provider {
 
     fn header_of(&self, round: u64, rank: u32) -> (u64, u64) {
         let mut bytes = [0; 16];
-        self.card.contribution_of(self.slot(round), rank, &mut bytes);
+        self.program.contribution_of(self.slot(round), rank, &mut bytes);
         let (gate, weights) = bytes.split_at(8);
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         (word(gate), word(weights))
@@ -114,22 +114,22 @@ impl Provider {
 
     /// Sets off what is still queued, for rounds that nobody wants any more.
     pub(crate) fn set_off(&mut self) {
-        self.card.set_off();
+        self.program.set_off();
     }
 
     /// Whether everything that was queued has run.
     pub(crate) fn has_run(&mut self) -> Result<bool> {
-        self.card.has_run()
+        self.program.has_run()
     }
 
     /// Whether everything of the round has run.
     pub(crate) fn is_over(&mut self, round: u64) -> Result<bool> {
-        self.card.is_over(self.slot(round))
+        self.program.is_over(self.slot(round))
     }
 
     /// Whether every contribution to the round is here.
     pub(crate) fn has_outcome(&mut self, round: u64) -> Result<bool> {
-        self.card.has_outcome(self.slot(round))
+        self.program.has_outcome(self.slot(round))
     }
 
     /// What a rank contributed to a round whose outcome is here, and the weight of each row.
@@ -140,14 +140,17 @@ impl Provider {
         let (gate, weights) = self.header_of(round, rank);
         let deposit = Gate(gate).at(round).deposit();
         if deposit.fresh.into_iter().chain(deposit.carried.map(|(row, _)| row)).any(|row| row >= ROWS) {
-            return Err(Error::join(self.card.own(), format!("rank {rank} sent a contribution that makes no sense")));
+            return Err(Error::join(
+                self.program.own(),
+                format!("rank {rank} sent a contribution that makes no sense"),
+            ));
         }
         Ok((deposit, std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)))
     }
 
     /// Where a row of a rank's contribution to a round lies in the window.
     pub(crate) fn place_of(&self, round: u64, rank: u32, row: u32) -> usize {
-        self.card.place_of(self.slot(round), rank) + self.row_at(row)
+        self.program.offset_of(self.slot(round), rank) + self.row_at(row)
     }
 
     /// Whether something of a rank for this round has come.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::CELL;
 use super::budget::signals;
-use super::introduction::{ABSENT, Keys, TOLD};
+use super::introduction::{ABSENT, SIGNALLED, SlotKeys};
 use crate::error::Result;
 use crate::fabric::ofi::{Counter, Registered, Work, WorkQueue};
 use crate::fabric::{Access, Window};
@@ -25,7 +25,7 @@ pub(super) struct Slot {
     pub(super) work: Vec<Queued>,
     pub(super) counters: BTreeMap<Role, Arc<Counter>>,
     /// Counts signals that were written.
-    pub(super) told: Arc<Counter>,
+    pub(super) signals_written: Arc<Counter>,
     pub(super) signals: u64,
     // Registrations end before what they are of.
     pub(super) cells: Vec<(Role, Registered)>,
@@ -49,7 +49,7 @@ impl Slot {
     }
 
     pub(super) fn bytes(request: &Request) -> usize {
-        Self::stride(request) * (1 + request.ranks as usize) + TOLD.len() * CELL
+        Self::stride(request) * (1 + request.ranks as usize) + SIGNALLED.len() * CELL
     }
 
     pub(super) fn new(
@@ -68,7 +68,7 @@ impl Slot {
             queue.register(window, at + part.start..at + part.end, access, counter)
         };
         let mut cells = Vec::new();
-        for (index, role) in TOLD.into_iter().enumerate() {
+        for (index, role) in SIGNALLED.into_iter().enumerate() {
             if let Some(counter) = counters.get(&role) {
                 let from = inboxes.end + index * CELL;
                 cells.push((role, register(from..from + CELL, Access::Write, Some(counter))?));
@@ -83,7 +83,7 @@ impl Slot {
             is_token_out: false,
             work: Vec::new(),
             counters,
-            told: queue.counter()?,
+            signals_written: queue.counter()?,
             signals: signals(program),
             cells,
             inboxes: inbox,
@@ -93,8 +93,8 @@ impl Slot {
         })
     }
 
-    pub(super) fn introduce(&self) -> Keys {
+    pub(super) fn introduce(&self) -> SlotKeys {
         let cells = self.cells.iter().filter_map(|(role, cell)| Some((*role, cell.key()?))).collect();
-        Keys { inboxes: self.inboxes.key().unwrap_or(ABSENT), cells }
+        SlotKeys { inboxes: self.inboxes.key().unwrap_or(ABSENT), cells }
     }
 }

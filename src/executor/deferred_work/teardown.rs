@@ -1,11 +1,11 @@
 //! The end of a card: what its provider has still queued then.
 #![forbid(unsafe_code)]
 
-use super::Card;
+use super::DeferredProgram;
 use crate::error::Result;
 use crate::trigger::Role;
 
-impl Card {
+impl DeferredProgram {
     fn armed(&self) -> impl Iterator<Item = usize> + use<> {
         let armed: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].uses > 0).collect();
         armed.into_iter()
@@ -48,7 +48,7 @@ impl Card {
     }
 }
 
-impl Drop for Card {
+impl Drop for DeferredProgram {
     fn drop(&mut self) {
         if !self.has_run().unwrap_or(false) {
             // Nobody has set the rest off, and it must not be now: a peer may still read the last round of a slot that
