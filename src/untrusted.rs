@@ -35,7 +35,7 @@ fn environment(bytes: &[u8]) -> Result<()> {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
     let lookup = |name: &str| variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
-    Identity::from_lookup(lookup, 1)?.place()?;
+    Identity::from_lookup(lookup, 1)?.store_address()?;
     Config::from_vars(variables.into_iter()).map(drop)
 }
 

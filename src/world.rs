@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store::{self, Secret};
-use crate::bootstrap::{Met, Place, meet};
+use crate::bootstrap::{Joined, StoreAddress, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
@@ -255,16 +255,16 @@ fn fetch(
 /// Meets the other ranks, by whatever suits the transport.
 fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
     let (rank, ranks) = (identity.rank, identity.ranks);
-    let spread =
-        identity.machines == Machines::Several || matches!(identity.store, Some(Place::Tcp { .. } | Place::File(_)));
+    let spread = identity.machines == Machines::Several
+        || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
     match config.fabric {
         FabricChoice::Shm | FabricChoice::Auto if !spread => {
             // One machine: a place on several would do no better.
             let name = match &identity.store {
-                Some(Place::Unix(name)) => name,
+                Some(StoreAddress::Unix(name)) => name,
                 _ => &identity.job,
             };
-            let Met { memory, processes } =
+            let Joined { memory, processes } =
                 meet(name, (rank, ranks), config.deadline, || ShmFabric::create(ranks))?;
             Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
         }
@@ -274,7 +274,7 @@ fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
         )),
         FabricChoice::Auto | FabricChoice::Ofi => {
             let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
-            let place = identity.place()?;
+            let place = identity.store_address()?;
             let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
             let until = Deadline::from(config.deadline).instant();
             let gather = |mine: &[u8]| store::gather(&place, (rank, ranks), mine, &secret, config.deadline);

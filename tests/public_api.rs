@@ -77,7 +77,7 @@ fn main() -> Result<()> {
 
 /// What stands behind the feature: without it a compiler says that it is private or not there.
 const BEHIND_THE_FEATURE: [&str; 18] = [
-    "use earlybird::bootstrap::Place;",
+    "use earlybird::bootstrap::StoreAddress;",
     "use earlybird::collective::Allreduce;",
     "use earlybird::config::VARIABLES;",
     "use earlybird::units::Bytes;",

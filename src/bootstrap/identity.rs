@@ -1,6 +1,6 @@
 //! Rank and world, from whatever launched this process.
 
-use super::place::Place;
+use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
 
 /// Who this process is.
@@ -13,10 +13,10 @@ pub struct Identity {
     /// What the job is called: the same on all of its ranks, different for other jobs.
     pub job: String,
     /// Where its ranks meet, if the environment says so.
-    pub store: Option<Place>,
+    pub store: Option<StoreAddress>,
     /// Where ranks on several machines can meet, if the launcher has told a place that all of them
     /// know.
-    pub common: Option<Place>,
+    pub common: Option<StoreAddress>,
     /// Where the ranks are.
     pub machines: Machines,
     /// Which launcher's variables said so.
@@ -165,12 +165,12 @@ impl Identity {
     ///
     /// # Errors
     /// [`Error::Config`] for ranks on several machines that no launcher has told a common place.
-    pub fn place(&self) -> Result<Place> {
+    pub fn store_address(&self) -> Result<StoreAddress> {
         if let Some(store) = &self.store {
             return Ok(store.clone());
         }
         match (self.machines, &self.common) {
-            (Machines::One, _) | (Machines::Unknown, None) => Ok(Place::Unix(self.job.clone())),
+            (Machines::One, _) | (Machines::Unknown, None) => Ok(StoreAddress::Unix(self.job.clone())),
             (Machines::Several | Machines::Unknown, Some(place)) => Ok(place.clone()),
             (Machines::Several, None) => Err(Error::Config(format!(
                 "the {} ranks are on several machines, and {} tells them no place where they could meet; set \
@@ -186,7 +186,7 @@ fn hash(text: &str) -> u64 {
 }
 
 fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u32) -> String {
-    if let Some(Place::Unix(name)) = lookup("EARLYBIRD_STORE").and_then(|text| text.parse().ok()) {
+    if let Some(StoreAddress::Unix(name)) = lookup("EARLYBIRD_STORE").and_then(|text| text.parse().ok()) {
         return name;
     }
     let job: Vec<String> = launcher.job.iter().filter_map(|name| lookup(name)).collect();
@@ -198,19 +198,19 @@ fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u3
 }
 
 /// A place that all hosts of a job know without being told.
-fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<Place> {
+fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<StoreAddress> {
     match launcher.name {
         // torchrun itself listens on the port that it tells.
         TORCHRUN => {
             let port: u16 = lookup("MASTER_PORT")?.parse().ok()?;
-            Some(Place::Tcp { host: lookup("MASTER_ADDR")?, port: port.checked_add(1)? })
+            Some(StoreAddress::Tcp { host: lookup("MASTER_ADDR")?, port: port.checked_add(1)? })
         }
         SLURM => {
             let nodes = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_NODELIST"))?;
             let job = format!("{:?} {:?}", lookup("SLURM_JOB_ID")?, lookup("SLURM_STEP_ID"));
             // Between the ports of services and those that the system hands out.
             let port = 20_000 + (hash(&job) % 10_000) as u16;
-            Some(Place::Tcp { host: first_node(&nodes)?, port })
+            Some(StoreAddress::Tcp { host: first_node(&nodes)?, port })
         }
         _ => None,
     }
@@ -250,7 +250,7 @@ mod tests {
             let found = identity(&vars).unwrap();
             assert_eq!((found.rank, found.ranks), (index as u32 + 1, index as u32 + 2), "{}", found.source);
         }
-        assert_eq!(identity(&vars).unwrap().place().unwrap(), Place::Unix("x".to_owned()));
+        assert_eq!(identity(&vars).unwrap().store_address().unwrap(), StoreAddress::Unix("x".to_owned()));
     }
 
     #[test]
@@ -279,14 +279,14 @@ mod tests {
             (&[("RANK", "0"), ("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "4")], "EARLYBIRD_STORE=tcp:HOST:PORT"),
             (&[("EARLYBIRD_RANK", "0"), ("EARLYBIRD_WORLD_SIZE", "2"), ("EARLYBIRD_STORE", "tcp://x")], "unix:NAME"),
         ] {
-            let error = identity(vars).and_then(|identity| identity.place()).unwrap_err().to_string();
+            let error = identity(vars).and_then(|identity| identity.store_address()).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
     }
 
     #[test]
     fn launchers_tell_where_ranks_on_several_machines_meet() {
-        let place = |vars: &[(&str, &str)]| identity(vars).unwrap().place().unwrap().to_string();
+        let place = |vars: &[(&str, &str)]| identity(vars).unwrap().store_address().unwrap().to_string();
         let torch = [("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "head"), ("MASTER_PORT", "29500")];
         assert_eq!(place(&[&torch[..], &[("LOCAL_WORLD_SIZE", "4")]].concat()), "tcp:head:29501");
         assert!(place(&[&torch[..], &[("LOCAL_WORLD_SIZE", "8")]].concat()).starts_with("unix:torchrun-"));

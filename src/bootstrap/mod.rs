@@ -1,12 +1,13 @@
 //! From a process to a member of a world: who am I, and where are the others.
 
+mod attendance;
 pub mod identity;
 mod peer;
-mod place;
 mod rendezvous;
-mod roll;
+mod store_address;
+
 pub(crate) mod store;
 pub(crate) mod wire;
 
-pub use place::Place;
-pub(crate) use rendezvous::{Met, meet};
+pub(crate) use rendezvous::{Joined, meet};
+pub use store_address::StoreAddress;

@@ -15,21 +15,21 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use super::attendance::Attendance;
 use super::peer;
-use super::roll::Roll;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
 use crate::time::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
 /// A stranger may connect and say nothing; nobody waits longer for a greeting.
-const MANNERS: Duration = Duration::from_secs(2);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// What a rank gets from a meeting.
 #[derive(Debug)]
-pub(crate) struct Met {
+pub(crate) struct Joined {
     /// The memory of the world.
     pub(crate) memory: OwnedFd,
     /// The process of each rank, by rank; none in a world of one.
@@ -45,12 +45,12 @@ pub(crate) fn meet(
     (rank, ranks): (u32, u32),
     deadline: Duration,
     make: impl FnOnce() -> Result<OwnedFd>,
-) -> Result<Met> {
+) -> Result<Joined> {
     if ranks > MOST_RANKS {
         return Err(Error::join(rank, format!("{ranks} ranks on one machine; the most is {MOST_RANKS}")));
     }
     if ranks == 1 {
-        return Ok(Met { memory: make()?, processes: vec![None] });
+        return Ok(Joined { memory: make()?, processes: vec![None] });
     }
     let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
@@ -64,7 +64,7 @@ fn host(
     until: Instant,
     deadline: Duration,
     make: impl FnOnce() -> Result<OwnedFd>,
-) -> Result<Met> {
+) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
     let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
         std::io::ErrorKind::AddrInUse => {
@@ -75,10 +75,10 @@ fn host(
     listener.set_nonblocking(true).map_err(os)?;
     let memory = make()?;
     let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
-    let mut roll = Roll::new(ranks, until, deadline);
+    let mut attendance = Attendance::new(ranks, until, deadline);
     let verdict = loop {
         let guest = listener.accept();
-        if let Some(verdict) = roll.verdict(guest.is_err()) {
+        if let Some(verdict) = attendance.verdict(guest.is_err()) {
             break verdict;
         }
         let Ok((stream, _)) = guest else {
@@ -88,21 +88,21 @@ fn host(
         let peer = match peer::of_this_user(&stream) {
             Ok(peer) => peer,
             Err(why) => {
-                roll.turn_away(why);
+                attendance.refuse(why);
                 continue;
             }
         };
         let Some(Hello { rank, ranks: told }) = greet(&stream) else {
             // Of two that do not see each other, that one has found out first, and says nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
-            unseen.into_iter().for_each(|why| roll.turn_away(why));
+            unseen.into_iter().for_each(|why| attendance.refuse(why));
             continue;
         };
         let pid = peer::process(peer).unwrap_or_else(|problem| {
-            roll.blame(format!("rank {rank} {problem}"));
+            attendance.fail(format!("rank {rank} {problem}"));
             0
         });
-        roll.enter(rank, told);
+        attendance.enter(rank, told);
         guests.push((rank, pid, stream));
     };
     let mut pids = vec![0; ranks as usize];
@@ -116,14 +116,14 @@ fn host(
         };
     }
     verdict.map_err(|problem| Error::join(0, problem))?;
-    Ok(Met { memory, processes: pids.into_iter().map(Some).collect() })
+    Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
 }
 
 /// How a guest introduces itself; nothing for a stranger.
 fn greet(stream: &UnixStream) -> Option<Hello> {
     stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(MANNERS)).ok()?;
-    stream.set_write_timeout(Some(MANNERS)).ok()?;
+    stream.set_read_timeout(Some(GREETING_TIMEOUT)).ok()?;
+    stream.set_write_timeout(Some(GREETING_TIMEOUT)).ok()?;
     let mut hello = [0; HELLO];
     (&mut &*stream).read_exact(&mut hello).ok()?;
     Hello::decode(&hello)
@@ -146,7 +146,7 @@ fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::Borrowe
     stream.write_all(&body)
 }
 
-fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: Duration) -> Result<Met> {
+fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: Duration) -> Result<Joined> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
     let mut stream = loop {
         match UnixStream::connect_addr(address) {
@@ -167,7 +167,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
     // Rank 0 answers when it knows; a little later than the deadline at most.
-    let patience = until.saturating_duration_since(Instant::now()) + LINGER + MANNERS;
+    let patience = until.saturating_duration_since(Instant::now()) + LINGER + GREETING_TIMEOUT;
     stream.set_read_timeout(Some(patience)).map_err(os)?;
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
@@ -177,7 +177,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;
-    Ok(Met { memory: memory.ok_or_else(lost)?, processes })
+    Ok(Joined { memory: memory.ok_or_else(lost)?, processes })
 }
 
 fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {

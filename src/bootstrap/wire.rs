@@ -24,8 +24,8 @@ pub(crate) struct Hello {
 impl Hello {
     pub(crate) fn encode(self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
-        for (place, field) in bytes.chunks_exact_mut(4).zip([MAGIC, VERSION, self.rank, self.ranks]) {
-            place.copy_from_slice(&field.to_le_bytes());
+        for (bytes, field) in bytes.chunks_exact_mut(4).zip([MAGIC, VERSION, self.rank, self.ranks]) {
+            bytes.copy_from_slice(&field.to_le_bytes());
         }
         bytes
     }

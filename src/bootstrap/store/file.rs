@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::Meeting;
 use super::folder::{Folder, Unusable};
-use super::frame::{self, HEADING, Heard, Hello, NONCE};
-use crate::bootstrap::roll::Roll;
+use super::frame::{self, HEADING, Hello, NONCE, Parsed};
+use crate::bootstrap::attendance::Attendance;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::random::draw;
@@ -45,7 +45,7 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
             folder.remove(&file).map_err(|cause| cannot(cause.into()))?;
         }
     }
-    let mut roll = Roll::new(meeting.ranks, meeting.until, meeting.deadline);
+    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.deadline);
     let mut guests: Vec<Option<Hello>> = vec![None; meeting.ranks as usize];
     let verdict = loop {
         let mut quiet = true;
@@ -56,16 +56,16 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
             let Ok(bytes) = folder.read(&guest_file(rank)) else { continue };
             quiet = false;
             match Hello::decode(&bytes, &NOT_GREETED, meeting.secret) {
-                Heard::Hello(hello) if hello.rank == rank => {
-                    roll.enter(rank, hello.ranks);
+                Parsed::Hello(hello) if hello.rank == rank => {
+                    attendance.enter(rank, hello.ranks);
                     guests[rank as usize] = Some(hello);
                 }
                 _ => {
-                    roll.blame(format!("rank {rank} does not know the job's secret: EARLYBIRD_SECRET differs, or two jobs use this folder"));
+                    attendance.fail(format!("rank {rank} does not know the job's secret: EARLYBIRD_SECRET differs, or two jobs use this folder"));
                 }
             }
         }
-        if let Some(verdict) = roll.verdict(quiet) {
+        if let Some(verdict) = attendance.verdict(quiet) {
             break verdict;
         }
         std::thread::sleep(PAUSE);
@@ -154,8 +154,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::bootstrap::place::Place;
     use crate::bootstrap::store::Secret;
+    use crate::bootstrap::store_address::StoreAddress;
 
     /// A folder of the user's own.
     fn folder(name: &str) -> PathBuf {
@@ -167,8 +167,8 @@ mod tests {
 
     /// Two ranks meet there, the guest first; `look` is called when it has left its file. What each is told.
     fn meet(path: &Path, look: impl FnOnce(&Path)) -> [Result<Vec<Vec<u8>>>; 2] {
-        let (place, secret) = (Place::File(path.to_owned()), Secret::new(None, "job"));
-        let meeting = |rank| Meeting::sample(&place, &secret, rank);
+        let (store, secret) = (StoreAddress::File(path.to_owned()), Secret::new(None, "job"));
+        let meeting = |rank| Meeting::sample(&store, &secret, rank);
         std::thread::scope(|scope| {
             let guest = scope.spawn(|| visit(&meeting(1), path));
             let left = path.join("earlybird-guest-1");

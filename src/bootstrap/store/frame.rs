@@ -59,9 +59,9 @@ pub(crate) struct Hello {
 
 /// What the beginning of an introduction says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Parsed {
     /// There is more to come.
-    More,
+    Incomplete,
     /// All of it.
     Hello(Hello),
     /// Somebody who does not know the secret.
@@ -78,20 +78,20 @@ impl Hello {
     }
 
     /// As far as it has come.
-    pub(crate) fn decode(bytes: &[u8], greeted: &Nonce, secret: &Secret) -> Heard {
-        let Some((head, rest)) = bytes.split_first_chunk::<HELLO>() else { return Heard::More };
-        let Some([MAGIC, rank, ranks, len]) = words(head) else { return Heard::Stranger };
+    pub(crate) fn decode(bytes: &[u8], greeted: &Nonce, secret: &Secret) -> Parsed {
+        let Some((head, rest)) = bytes.split_first_chunk::<HELLO>() else { return Parsed::Incomplete };
+        let Some([MAGIC, rank, ranks, len]) = words(head) else { return Parsed::Stranger };
         let len = len as usize;
         if len > MOST {
-            return Heard::Stranger;
+            return Parsed::Stranger;
         }
-        let (Some(data), Some(seal)) = (rest.get(..len), rest.get(len..len + SEAL)) else { return Heard::More };
+        let (Some(data), Some(seal)) = (rest.get(..len), rest.get(len..len + SEAL)) else { return Parsed::Incomplete };
         if !secret.is_sealed(&[b"hello", greeted, head, data], seal) && !Fault::TrustAnyGuest.is_chosen() {
-            return Heard::Stranger;
+            return Parsed::Stranger;
         }
         let mut nonce = [0; NONCE];
         nonce.copy_from_slice(&head[HELLO - NONCE..]);
-        Heard::Hello(Hello { rank, ranks, nonce, data: data.to_vec() })
+        Parsed::Hello(Hello { rank, ranks, nonce, data: data.to_vec() })
     }
 }
 
@@ -162,10 +162,10 @@ mod tests {
 
         let hello = Hello { rank: 3, ranks: 4, nonce: mine, data: b"address".to_vec() };
         let said = hello.encode(&theirs, &secret);
-        (0..said.len()).for_each(|len| assert_eq!(Hello::decode(&said[..len], &theirs, &secret), Heard::More));
-        assert_eq!(Hello::decode(&said, &theirs, &secret), Heard::Hello(hello));
-        assert_eq!(Hello::decode(&said, &theirs, &other), Heard::Stranger);
-        assert_eq!(Hello::decode(&said, &mine, &secret), Heard::Stranger, "said in another conversation");
+        (0..said.len()).for_each(|len| assert_eq!(Hello::decode(&said[..len], &theirs, &secret), Parsed::Incomplete));
+        assert_eq!(Hello::decode(&said, &theirs, &secret), Parsed::Hello(hello));
+        assert_eq!(Hello::decode(&said, &theirs, &other), Parsed::Stranger);
+        assert_eq!(Hello::decode(&said, &mine, &secret), Parsed::Stranger, "said in another conversation");
 
         for decided in [Ok(encode_world(&[vec![1], vec![], vec![2, 3]])), Err("no".to_owned())] {
             let said = verdict(&decided, &mine, &secret);

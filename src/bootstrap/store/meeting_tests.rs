@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::folder::Folder;
 use super::frame::{self, Hello, NONCE};
 use super::{Secret, gather};
-use crate::bootstrap::{Met, Place, meet};
+use crate::bootstrap::{Joined, StoreAddress, meet};
 use crate::error::Result;
 use crate::fabric::shm::ShmFabric;
 use crate::fault::Fault;
@@ -48,7 +48,7 @@ fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
 
 /// A rank with the world size that it was told comes to a meeting on one machine and joins the world.
 fn come(name: &str, (rank, ranks): (u32, u32)) -> Result<()> {
-    let Met { memory, processes } = meet(name, (rank, ranks), DEADLINE, || ShmFabric::create(ranks))?;
+    let Joined { memory, processes } = meet(name, (rank, ranks), DEADLINE, || ShmFabric::create(ranks))?;
     ShmFabric::join(memory, rank, ranks, &processes).map(drop)
 }
 
@@ -59,10 +59,10 @@ fn meet_as(ranks: &[(u32, u32)]) -> Vec<Result<()>> {
 }
 
 /// Ranks of a world of so many meet at a place, each with a secret; what each was told.
-fn gather_at(place: &Place, ranks: u32, came: &[(u32, &str)]) -> Vec<Told> {
+fn gather_at(store: &StoreAddress, ranks: u32, came: &[(u32, &str)]) -> Vec<Told> {
     let visit = |&(rank, secret): &(u32, &str)| {
         let secret = Secret::new(Some(secret), "");
-        move || gather(place, (rank, ranks), &[rank as u8], &secret, DEADLINE)
+        move || gather(store, (rank, ranks), &[rank as u8], &secret, DEADLINE)
     };
     together(came.iter().map(visit).collect())
 }
@@ -82,15 +82,15 @@ fn all_know_the_same_world() {
     meet_as(&[(0, 2), (1, 3)]).iter().for_each(|told| refused(told, why));
 }
 
-fn nobody_goes_without_the_missing() {
-    let place = Place::Unix(fresh("missing"));
-    let told = gather_at(&place, 3, &[(0, "s"), (2, "s")]);
+fn no_rank_starts_without_the_missing() {
+    let store = StoreAddress::Unix(fresh("missing"));
+    let told = gather_at(&store, 3, &[(0, "s"), (2, "s")]);
     told.iter().for_each(|told| refused(told, "rank 1 did not come within"));
 }
 
-fn who_does_not_know_the_secret_is_no_guest() {
-    let place = Place::Unix(fresh("secret"));
-    let told = gather_at(&place, 2, &[(0, "friend"), (1, "sesame")]);
+fn a_process_without_the_secret_is_no_guest() {
+    let store = StoreAddress::Unix(fresh("secret"));
+    let told = gather_at(&store, 2, &[(0, "friend"), (1, "sesame")]);
     refused(&told[0], "rank 1 did not come within");
     refused(&told[1], "does not know this job's secret");
 }
@@ -137,15 +137,16 @@ fn an_old_answer_is_not_believed() {
     let old = Ok(frame::encode_world(&[b"an old".to_vec(), b"world".to_vec()]));
     let answer = frame::verdict(&old, &[7; NONCE], &Secret::new(Some("s"), ""));
     fs::write(path.join("earlybird-answer-1"), answer).unwrap();
-    let (place, fault, guest_file) = (Place::File(path.clone()), Fault::chosen(), path.join("earlybird-guest-1"));
+    let (store, fault, guest_file) =
+        (StoreAddress::File(path.clone()), Fault::chosen(), path.join("earlybird-guest-1"));
     let told = thread::scope(|scope| {
-        let guest = scope.spawn(|| Fault::passed_on(fault, || gather_at(&place, 2, &[(1, "s")])));
+        let guest = scope.spawn(|| Fault::passed_on(fault, || gather_at(&store, 2, &[(1, "s")])));
         while !guest_file.exists() && !guest.is_finished() {
             thread::yield_now();
         }
         // It looks for an answer by now, and finds this one.
         thread::sleep(Duration::from_millis(50));
-        let mut told = gather_at(&place, 2, &[(0, "s")]);
+        let mut told = gather_at(&store, 2, &[(0, "s")]);
         told.extend(guest.join().unwrap());
         told
     });
@@ -159,7 +160,7 @@ fn an_old_guest_is_not_let_in() {
     // In a folder nobody is greeted.
     let said = old.encode(&[0; NONCE], &Secret::new(Some("s"), ""));
     fs::write(path.join("earlybird-guest-1"), said).unwrap();
-    met(gather_at(&Place::File(path.clone()), 2, &[(0, "s"), (1, "s")]));
+    met(gather_at(&StoreAddress::File(path.clone()), 2, &[(0, "s"), (1, "s")]));
     fs::remove_dir_all(path).unwrap();
 }
 
@@ -187,8 +188,8 @@ fn files_appear_whole() {
 const MEETINGS: [fn(); 8] = [
     two_processes_do_not_come_as_one_rank,
     all_know_the_same_world,
-    nobody_goes_without_the_missing,
-    who_does_not_know_the_secret_is_no_guest,
+    no_rank_starts_without_the_missing,
+    a_process_without_the_secret_is_no_guest,
     strangers_are_not_greeted,
     an_old_answer_is_not_believed,
     an_old_guest_is_not_let_in,
@@ -196,7 +197,7 @@ const MEETINGS: [fn(); 8] = [
 ];
 
 #[test]
-fn nobody_is_let_in_or_believed_who_should_not_be() {
+fn only_ranks_of_the_job_are_admitted_and_believed() {
     together(MEETINGS.to_vec());
 }
 

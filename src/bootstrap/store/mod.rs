@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use seal::Secret;
 
-use super::place::Place;
+use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
 use crate::time::Deadline;
 
@@ -30,7 +30,7 @@ const MOST_RANKS: u32 = 1 << 16;
 /// A meeting, as one rank goes there.
 #[derive(Clone, Copy, Debug)]
 struct Meeting<'a> {
-    place: &'a Place,
+    store: &'a StoreAddress,
     rank: u32,
     ranks: u32,
     mine: &'a [u8],
@@ -42,17 +42,17 @@ struct Meeting<'a> {
 
 impl Meeting<'_> {
     fn error(&self, cause: impl std::fmt::Display) -> Error {
-        Error::join(self.rank, format!("{}: {cause}", self.place))
+        Error::join(self.rank, format!("{}: {cause}", self.store))
     }
 }
 
 #[cfg(test)]
 impl<'a> Meeting<'a> {
     /// How a rank of two goes there, with its own number to give; tests change what they are about.
-    fn sample(place: &'a Place, secret: &'a Secret, rank: u32) -> Self {
+    fn sample(store: &'a StoreAddress, secret: &'a Secret, rank: u32) -> Self {
         let deadline = Duration::from_secs(20);
         let (mine, until) = ([&b"zero"[..], b"one"][rank as usize], Instant::now() + deadline);
-        Meeting { place, rank, ranks: 2, mine, secret, until, deadline }
+        Meeting { store, rank, ranks: 2, mine, secret, until, deadline }
     }
 }
 
@@ -62,7 +62,7 @@ impl<'a> Meeting<'a> {
 /// Who did not come within the deadline, who came twice, who was told another world size: on every
 /// rank that came. A place that cannot be used, or where somebody else is.
 pub(crate) fn gather(
-    place: &Place,
+    store: &StoreAddress,
     (rank, ranks): (u32, u32),
     mine: &[u8],
     secret: &Secret,
@@ -70,17 +70,17 @@ pub(crate) fn gather(
 ) -> Result<Vec<Vec<u8>>> {
     debug_assert!(mine.len() <= MOST);
     let until = Deadline::from(deadline).instant();
-    let meeting = Meeting { place, rank, ranks, mine, secret, until, deadline };
+    let meeting = Meeting { store, rank, ranks, mine, secret, until, deadline };
     if ranks > MOST_RANKS {
         return Err(meeting.error(format!("{ranks} ranks; the most is {MOST_RANKS}")));
     }
     if ranks == 1 {
         return Ok(vec![mine.to_vec()]);
     }
-    match place {
-        Place::Unix(_) | Place::Tcp { .. } if rank == 0 => net::host(&meeting),
-        Place::Unix(_) | Place::Tcp { .. } => net::visit(&meeting),
-        Place::File(folder) if rank == 0 => file::host(&meeting, folder),
-        Place::File(folder) => file::visit(&meeting, folder),
+    match store {
+        StoreAddress::Unix(_) | StoreAddress::Tcp { .. } if rank == 0 => net::host(&meeting),
+        StoreAddress::Unix(_) | StoreAddress::Tcp { .. } => net::visit(&meeting),
+        StoreAddress::File(folder) if rank == 0 => file::host(&meeting, folder),
+        StoreAddress::File(folder) => file::visit(&meeting, folder),
     }
 }

@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Meeting;
-use super::frame::{self, GREETING, HEADING, Heard, Hello, MOST_HELLO, NONCE};
+use super::frame::{self, GREETING, HEADING, Hello, MOST_HELLO, NONCE, Parsed};
+use crate::bootstrap::attendance::Attendance;
 use crate::bootstrap::peer;
-use crate::bootstrap::place::Place;
-use crate::bootstrap::roll::Roll;
+use crate::bootstrap::store_address::StoreAddress;
 use crate::error::{Error, Result};
 use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long anybody may take to say what a rank says at once.
-const MANNERS: Duration = Duration::from_secs(2);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(2);
 /// Guests that have not introduced themselves, or twice as many as there are ranks; of more, the oldest
 /// are shown out.
-const MOST_AT_THE_DOOR: usize = 256;
+const MAX_UNIDENTIFIED: usize = 256;
 
 enum Listener {
     Unix(UnixListener),
@@ -130,9 +130,9 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 
 /// Listens at an address that was given as such, if it is one of this machine, and everywhere for a
 /// name: what this host takes its own name for may be a loopback address, which nobody else reaches.
-fn listen(place: &Place) -> io::Result<Listener> {
-    match place {
-        Place::Tcp { host, port } => {
+fn listen(store: &StoreAddress) -> io::Result<Listener> {
+    match store {
+        StoreAddress::Tcp { host, port } => {
             let given: Option<IpAddr> = host.parse().ok();
             let named = given.map(|address| SocketAddr::new(address, *port));
             let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
@@ -147,8 +147,8 @@ fn listen(place: &Place) -> io::Result<Listener> {
             }
             Err(last)
         }
-        Place::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
-        Place::File(_) => Err(io::ErrorKind::Unsupported.into()),
+        StoreAddress::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
+        StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
@@ -186,14 +186,14 @@ struct Guest {
 }
 
 impl Guest {
-    fn welcome(mut stream: Stream, greeted: [u8; NONCE]) -> io::Result<Self> {
+    fn greet(mut stream: Stream, greeted: [u8; NONCE]) -> io::Result<Self> {
         stream.do_not_block()?;
         stream.write_all(&frame::greeting(&greeted))?;
         Ok(Guest { stream, greeted, said: Vec::new(), since: Instant::now() })
     }
 
     /// Listens to what there is to hear; nothing for one that has gone.
-    fn listen(&mut self, meeting: &Meeting<'_>) -> Option<Heard> {
+    fn listen(&mut self, meeting: &Meeting<'_>) -> Option<Parsed> {
         let mut more = [0; 4096];
         while self.said.len() < MOST_HELLO {
             match self.stream.read(&mut more) {
@@ -204,34 +204,34 @@ impl Guest {
                 Err(_) => return None,
             }
         }
-        let heard = Hello::decode(&self.said, &self.greeted, meeting.secret);
-        (heard != Heard::More || self.since.elapsed() < MANNERS).then_some(heard)
+        let parsed = Hello::decode(&self.said, &self.greeted, meeting.secret);
+        (parsed != Parsed::Incomplete || self.since.elapsed() < GREETING_TIMEOUT).then_some(parsed)
     }
 
     fn tell(&mut self, verdict: &std::result::Result<Vec<u8>, String>, theirs: &[u8; NONCE], meeting: &Meeting<'_>) {
         // A guest that is gone by now is found dead by those who stay.
-        let told = self.stream.wait_at_most(MANNERS);
+        let told = self.stream.wait_at_most(GREETING_TIMEOUT);
         let _ = told.and_then(|()| self.stream.write_all(&frame::verdict(verdict, theirs, meeting.secret)));
     }
 }
 
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
-    let listener = listen(meeting.place).map_err(|cause| match cause.kind() {
+    let listener = listen(meeting.store).map_err(|cause| match cause.kind() {
         io::ErrorKind::AddrInUse => {
             meeting.error("somebody listens there already: another job, another program, or a second process that was told to be rank 0; choose another EARLYBIRD_STORE")
         }
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
     listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;
-    let mut roll = Roll::new(meeting.ranks, meeting.until, meeting.deadline);
+    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.deadline);
     let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
     given[0] = meeting.mine.to_vec();
-    let most_at_the_door = MOST_AT_THE_DOOR.max(2 * meeting.ranks as usize);
-    let (mut at_the_door, mut seated, mut strangers) = (Vec::new(), Vec::new(), 0);
+    let max_unidentified = MAX_UNIDENTIFIED.max(2 * meeting.ranks as usize);
+    let (mut unidentified, mut admitted, mut strangers) = (Vec::new(), Vec::new(), 0);
     let verdict = loop {
         let mut quiet = true;
         // Bounded, so that a crowd does not keep those waiting who are in already.
-        for _ in 0..most_at_the_door {
+        for _ in 0..max_unidentified {
             let stream = match listener.accept() {
                 Ok(stream) => stream,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
@@ -242,35 +242,35 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             };
             quiet = false;
             if let Err(why) = stream.check_user() {
-                roll.turn_away(why);
+                attendance.refuse(why);
                 continue;
             }
-            at_the_door.extend(Guest::welcome(stream, draw(0)?));
-            if at_the_door.len() > most_at_the_door {
-                at_the_door.remove(0);
+            unidentified.extend(Guest::greet(stream, draw(0)?));
+            if unidentified.len() > max_unidentified {
+                unidentified.remove(0);
             }
         }
-        for mut guest in std::mem::take(&mut at_the_door) {
+        for mut guest in std::mem::take(&mut unidentified) {
             match guest.listen(meeting) {
-                Some(Heard::More) => at_the_door.push(guest),
-                Some(Heard::Hello(Hello { rank, ranks, nonce, data })) => {
-                    if roll.enter(rank, ranks) {
+                Some(Parsed::Incomplete) => unidentified.push(guest),
+                Some(Parsed::Hello(Hello { rank, ranks, nonce, data })) => {
+                    if attendance.enter(rank, ranks) {
                         given[rank as usize] = data;
                     }
-                    seated.push((guest, nonce));
+                    admitted.push((guest, nonce));
                 }
-                Some(Heard::Stranger) => {
+                Some(Parsed::Stranger) => {
                     strangers += 1;
                     guest.tell(&Err("a stranger".to_owned()), &[0; NONCE], meeting);
                 }
                 None => strangers += 1,
             }
         }
-        if let Some(verdict) = roll.verdict(quiet) {
+        if let Some(verdict) = attendance.verdict(quiet) {
             break verdict;
         }
         let mut polled = vec![PollFd::new(&listener, PollFlags::IN)];
-        polled.extend(at_the_door.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
+        polled.extend(unidentified.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
         // Interrupted is as good as over.
         let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(PAUSE.subsec_nanos()) }));
     };
@@ -279,17 +279,17 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
         some => format!(" ({some} came that did not know the job's secret, EARLYBIRD_SECRET, or were no ranks at all)"),
     };
     let verdict = verdict.map(|()| frame::encode_world(&given)).map_err(|problem| problem + &also);
-    seated.iter_mut().for_each(|(guest, nonce)| guest.tell(&verdict, nonce, meeting));
+    admitted.iter_mut().for_each(|(guest, nonce)| guest.tell(&verdict, nonce, meeting));
     verdict.map(|_| given).map_err(|problem| meeting.error(problem))
 }
 
 fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
-    match meeting.place {
-        Place::Tcp { host, port } => {
+    match meeting.store {
+        StoreAddress::Tcp { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
             for address in resolve(host, *port)? {
                 // A name may have addresses that lead nowhere beside one that does.
-                let left = meeting.until.saturating_duration_since(Instant::now()).clamp(PAUSE, MANNERS);
+                let left = meeting.until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
                 match TcpStream::connect_timeout(&address, left) {
                     Ok(stream) => return Ok(Stream::Tcp(stream)),
                     Err(cause) => last = cause,
@@ -297,8 +297,8 @@ fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
             }
             Err(last)
         }
-        Place::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
-        Place::File(_) => Err(io::ErrorKind::Unsupported.into()),
+        StoreAddress::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
+        StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
@@ -368,7 +368,7 @@ mod tests {
                 Err(_) => std::thread::sleep(PAUSE),
             }
         };
-        stream.set_read_timeout(Some(MANNERS))?;
+        stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
         let mut greeting = [0; GREETING];
         stream.read_exact(&mut greeting)?;
         let greeted = frame::greeted(&greeting).ok_or(io::ErrorKind::InvalidData)?;
@@ -383,9 +383,9 @@ mod tests {
     fn another_user_stays_outside_whatever_it_knows() {
         let Some((own, other)) = users() else { return };
         let name = format!("test-intruder-{}", std::process::id());
-        let (place, address) = (Place::Unix(name.clone()), abstract_name(&name).unwrap());
+        let (store, address) = (StoreAddress::Unix(name.clone()), abstract_name(&name).unwrap());
         let secret = Secret::new(None, &name);
-        let meeting = |rank| Meeting::sample(&place, &secret, rank);
+        let meeting = |rank| Meeting::sample(&store, &secret, rank);
         std::thread::scope(|scope| {
             let hosting = scope.spawn(|| host(&meeting(0)));
             let intruding = scope.spawn(|| {
@@ -409,14 +409,14 @@ mod tests {
     fn another_user_that_holds_the_meeting_is_not_believed() {
         let Some((own, other)) = users() else { return };
         let name = format!("test-squatter-{}", std::process::id());
-        let (place, address) = (Place::Unix(name.clone()), abstract_name(&name).unwrap());
+        let (store, address) = (StoreAddress::Unix(name.clone()), abstract_name(&name).unwrap());
         let listening = std::thread::spawn(move || {
             become_user(other).unwrap();
             UnixListener::bind_addr(&address).unwrap()
         });
         let _listener = listening.join().unwrap();
         let secret = Secret::new(None, &name);
-        let refused = visit(&Meeting::sample(&place, &secret, 1)).unwrap_err().to_string();
+        let refused = visit(&Meeting::sample(&store, &secret, 1)).unwrap_err().to_string();
         let named = format!("belongs to user {}, where user {own} was expected", other.as_raw());
         assert!(refused.contains(&named), "{refused}");
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// Where the ranks of a job meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum StoreAddress {
     /// `unix:NAME`: an abstract socket, for ranks on one machine.
     Unix(String),
     /// `tcp:HOST:PORT`: a port on the host of rank 0.
@@ -20,39 +20,39 @@ pub enum Place {
     File(PathBuf),
 }
 
-impl FromStr for Place {
+impl FromStr for StoreAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = |why: &str| Err(format!("{text:?}: {why}; use unix:NAME, tcp:HOST:PORT or file:FOLDER"));
         match text.split_once(':') {
-            Some(("unix", name)) if (1..=80).contains(&name.len()) => Ok(Place::Unix(name.to_owned())),
+            Some(("unix", name)) if (1..=80).contains(&name.len()) => Ok(StoreAddress::Unix(name.to_owned())),
             Some(("unix", _)) => bad("a name has 1 to 80 bytes"),
             Some(("tcp", place)) => {
                 let place = place.strip_prefix("//").unwrap_or(place);
                 let (host, port) = place.rsplit_once(':').unwrap_or(("", ""));
                 let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
                 match port.parse() {
-                    Ok(port @ 1..) if !host.is_empty() => Ok(Place::Tcp { host: host.to_owned(), port }),
+                    Ok(port @ 1..) if !host.is_empty() => Ok(StoreAddress::Tcp { host: host.to_owned(), port }),
                     _ => bad("a host and a port from 1 to 65535 are needed"),
                 }
             }
             Some(("file", folder)) => match folder.strip_prefix("//").unwrap_or(folder) {
                 "" => bad("the folder has no name"),
-                folder => Ok(Place::File(folder.into())),
+                folder => Ok(StoreAddress::File(folder.into())),
             },
             _ => bad("not a place to meet"),
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Unix(name) => write!(f, "unix:{name}"),
-            Place::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
-            Place::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
-            Place::File(folder) => write!(f, "file:{}", folder.display()),
+            StoreAddress::Unix(name) => write!(f, "unix:{name}"),
+            StoreAddress::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
+            StoreAddress::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            StoreAddress::File(folder) => write!(f, "file:{}", folder.display()),
         }
     }
 }
@@ -64,10 +64,10 @@ mod tests {
     #[test]
     fn places_are_printed_as_they_are_read() {
         for text in ["unix:x", "tcp:node01:29400", "tcp:[fe80::1]:5", "tcp:10.0.0.1:65535", "file:/scratch/job 1"] {
-            assert_eq!(text.parse::<Place>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<StoreAddress>().unwrap().to_string(), text);
         }
-        assert_eq!("tcp://a:1".parse(), "tcp:a:1".parse::<Place>());
-        assert_eq!("file:///a".parse(), "file:/a".parse::<Place>());
+        assert_eq!("tcp://a:1".parse(), "tcp:a:1".parse::<StoreAddress>());
+        assert_eq!("file:///a".parse(), "file:/a".parse::<StoreAddress>());
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
         for text in
             ["", "x", "unix:", "tcp:", "tcp:a", "tcp:a:", "tcp::1", "tcp:a:0", "tcp:a:65536", "file:", "ftp:a:1"]
         {
-            let problem = text.parse::<Place>().unwrap_err();
+            let problem = text.parse::<StoreAddress>().unwrap_err();
             assert!(problem.contains("tcp:HOST:PORT"), "{problem}");
         }
     }

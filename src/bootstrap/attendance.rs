@@ -13,28 +13,28 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Rank 0 has its own; it is present from the beginning.
 #[derive(Debug)]
-pub(super) struct Roll {
+pub(super) struct Attendance {
     present: Vec<bool>,
     mistake: Option<(String, Instant)>,
     /// Why somebody was not let in.
-    turned_away: Option<String>,
+    refused: Option<String>,
     complete: Option<Instant>,
     until: Instant,
     /// As it was set, to be told.
     deadline: Duration,
 }
 
-impl Roll {
+impl Attendance {
     pub(super) fn new(ranks: u32, until: Instant, deadline: Duration) -> Self {
         let present = (0..ranks).map(|rank| rank == 0).collect();
-        Roll { present, mistake: None, turned_away: None, complete: None, until, deadline }
+        Attendance { present, mistake: None, refused: None, complete: None, until, deadline }
     }
 
     /// A process says that it is `rank` in a world of `ranks`. Whether it can be.
     pub(super) fn enter(&mut self, rank: u32, ranks: u32) -> bool {
         let expected = self.present.len() as u32;
-        let place = self.present.get_mut(rank as usize);
-        let problem = match place {
+        let present = self.present.get_mut(rank as usize);
+        let problem = match present {
             _ if ranks != expected && !Fault::AdmitOtherSize.is_chosen() => {
                 format!("the world has {ranks} ranks on rank {rank} and {expected} on rank 0")
             }
@@ -48,18 +48,18 @@ impl Roll {
         if let Some(present) = self.present.get_mut(rank as usize) {
             *present = true;
         }
-        self.blame(problem);
+        self.fail(problem);
         false
     }
 
     /// Something is wrong; the first thing stays.
-    pub(super) fn blame(&mut self, problem: String) {
+    pub(super) fn fail(&mut self, problem: String) {
         self.mistake.get_or_insert((problem, Instant::now()));
     }
 
     /// Somebody was not let in, who may be the one that is missing; of several the first is told of.
-    pub(super) fn turn_away(&mut self, why: String) {
-        self.turned_away.get_or_insert(why);
+    pub(super) fn refuse(&mut self, why: String) {
+        self.refused.get_or_insert(why);
     }
 
     fn missing(&self) -> Vec<u32> {
@@ -80,7 +80,7 @@ impl Roll {
             }
             None if late => {
                 let (missing, ranks, deadline) = (Ranks(missing), self.present.len(), self.deadline);
-                let also = self.turned_away.as_ref().map_or_else(String::new, |why| format!(" Not let in: {why}"));
+                let also = self.refused.as_ref().map_or_else(String::new, |why| format!(" Not let in: {why}"));
                 Some(Err(format!(
                     "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?{also}"
                 )))
