@@ -1,4 +1,4 @@
-//! What belongs to one collective: its regions, its completions, and who waits for them.
+//! The state of one collective: its regions, its completions, and the wait of its caller.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -25,10 +25,10 @@ pub(super) struct PeerRegion {
     pub(super) owner: u32,
     /// What the owner allows.
     pub(super) access: Access,
-    /// As the owner numbers it.
+    /// The owner's number of the region.
     pub(super) region: u16,
     pub(super) bytes: usize,
-    /// Of the registration, and where it counts from.
+    /// The key of the registration.
     pub(super) key: u64,
     pub(super) base: u64,
 }
@@ -42,31 +42,31 @@ impl RegionEntry {
     }
 }
 
-/// One collective, as this rank takes part in it.
+/// One collective on this rank.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
     pub(super) entries: Vec<RegionEntry>,
     pub(super) completions: VecDeque<Completion>,
-    /// This rank has an endpoint of it.
+    /// This rank has an open endpoint.
     pub(super) is_open: bool,
-    /// Ranks that have closed theirs.
+    /// Ranks that have closed their endpoint.
     pub(super) closed: u32,
-    /// The first operation that failed because a peer had left, and which peer.
+    /// The first operation that failed because a peer had left, and that peer.
     pub(super) broken: Option<(&'static str, u32)>,
     wait: Wait,
 }
 
-/// Where somebody waits, or does not.
+/// The announced wait of a caller, if there is one.
 #[derive(Debug, Default)]
 struct Wait {
     announced: bool,
     woken: bool,
-    /// Asleep; the bell wakes.
+    /// The caller sleeps on this bell.
     asleep: Option<Arc<OwnedFd>>,
 }
 
 impl Channel {
-    /// The region of a place, if the place lies in it.
+    /// The region at `at`, if `len` bytes from there lie in it.
     pub(super) fn entry(&self, at: At, len: usize) -> Option<&RegionEntry> {
         let entry = self.entries.get(at.region.0 as usize)?;
         (at.offset <= entry.bytes() && len <= entry.bytes() - at.offset).then_some(entry)
@@ -80,13 +80,13 @@ impl Channel {
         }
     }
 
-    /// This channel, if its peers may write the region of a place and change its cells.
+    /// This channel, if peers may write the region and change its cells.
     pub(super) fn writable(&self, location: Location) -> Option<&Self> {
         let own = self.own(Region(u32::from(location.region)))?;
         own.access().allows_writing().then_some(self)
     }
 
-    /// A window on memory of this rank, if the place lies in it.
+    /// A window on memory of this rank, if the location lies in it.
     fn target(&self, location: Location, len: usize) -> Option<(&Window, usize)> {
         let (region, offset) = (Region(u32::from(location.region)), usize::try_from(location.offset).ok()?);
         self.entry(At { region, offset }, len)?;
@@ -98,7 +98,7 @@ impl Channel {
         offset.is_multiple_of(size_of::<u64>()).then(|| window.cell(offset / size_of::<u64>()))
     }
 
-    /// Copies data in; nothing if the place is none.
+    /// Copies data in; `None` if the location is not in a region of this rank.
     #[must_use]
     pub(super) fn write(&self, location: Location, data: &[u8]) -> Option<()> {
         let (window, offset) = self.target(location, data.len())?;
@@ -106,14 +106,15 @@ impl Channel {
         Some(())
     }
 
-    /// Changes a cell. Release: who sees it sees the data before it.
+    /// Changes a cell, with release ordering: a thread that sees the change sees the data before
+    /// it.
     #[must_use]
     pub(super) fn change(&self, location: Location, change: Change) -> Option<()> {
         change.apply(self.cell(location)?);
         Some(())
     }
 
-    /// Changes a cell; what it held.
+    /// Changes a cell and returns its old value.
     #[must_use]
     pub(super) fn atomic(&self, location: Location, atomic: Atomic) -> Option<u64> {
         Some(atomic.apply(self.cell(location)?))
@@ -126,7 +127,7 @@ impl Channel {
         }
     }
 
-    /// An operation towards a peer that has left failed: nothing completes from now on.
+    /// An operation to a peer that has left failed: the channel completes nothing from now on.
     pub(super) fn break_off(&mut self, operation: &'static str, peer: u32) {
         self.broken.get_or_insert((operation, peer));
         self.wake();
@@ -136,7 +137,7 @@ impl Channel {
         self.wait = Wait { announced, woken: false, asleep: None };
     }
 
-    /// Whether the announced wait is over; without an announcement there is nothing to wait for.
+    /// Whether the announced wait is over. Without an announcement there is nothing to wait for.
     pub(super) fn is_woken(&self) -> bool {
         self.wait.woken || !self.wait.announced
     }
@@ -145,7 +146,7 @@ impl Channel {
         self.wait.asleep = bell;
     }
 
-    /// Ends the wait, if it was announced.
+    /// Ends the announced wait, if there is one.
     pub(super) fn wake(&mut self) {
         self.wait.woken |= self.wait.announced;
         if let Some(bell) = self.wait.asleep.take() {
@@ -154,12 +155,12 @@ impl Channel {
     }
 }
 
-/// Wakes who polls a bell. It can only fail where it rings already.
+/// Wakes the thread that polls a bell. The write can only fail if the bell rings already.
 pub(super) fn ring(bell: impl AsFd) {
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
-/// Makes a bell silent again.
+/// Silences a bell.
 pub(super) fn clear_bell(bell: impl AsFd) {
     let _ = rustix::io::read(bell, &mut [0; 8]);
 }

@@ -29,7 +29,7 @@ impl OfiEndpoint {
 impl Endpoint for OfiEndpoint {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         check_memory(self.shared.rank(), "register", bytes as u64)?;
-        // Without the lock: much memory takes long, and this rank has to answer meanwhile.
+        // Without the lock: a large registration takes long, and this rank has to answer meanwhile.
         let registrar = self.shared.lock().wire.registrar().clone();
         let made = registrar.allocate(bytes, Purpose::Operations(access));
         self.shared.lock().registered(self.channel, bytes, made)
@@ -78,7 +78,8 @@ impl Endpoint for OfiEndpoint {
     }
 
     fn prepare_wait(&mut self, _interest: Interest) {
-        // Each rank is its own host, so nobody has to be told apart.
+        // Each rank is a host of its own, so no other rank waits here and the interest does not
+        // matter.
         self.shared.lock().channel(self.channel).announce(true);
     }
 

@@ -1,26 +1,28 @@
-//! Variables of libfabric's providers: what this library wants of them, and who has set them.
+//! Environment variables of libfabric's providers: which ones this library sets, and which the user
+//! has set.
 //!
-//! Descriptions (`fi_info`) cannot ask for any of it. `sockets` takes the size of its buffers from its variable alone;
-//! `ofi_rxm` (1.17 to 2.6) makes what it asks of the provider below from its variables, whatever the attributes of its
-//! own endpoints say. Providers read their variables when libfabric is first asked for something, so they are set
-//! before it is loaded.
+//! `fi_info` has no attribute for any of them. `sockets` takes the size of its buffers from its
+//! variable alone. `ofi_rxm` (1.17 to 2.6) configures the provider below it from its variables and
+//! ignores the attributes of its own endpoints. Providers read their variables at the first call
+//! into libfabric, so earlybird sets them before it loads the library.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A variable that has another value than libfabric's, unless the user has set it.
+/// A variable that earlybird sets to another value than libfabric's default, unless the user has
+/// set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderVariable {
     /// Its name.
     pub name: &'static str,
-    /// What it is set to.
+    /// The value that earlybird sets.
     pub value: &'static str,
-    /// The provider that does better with it, or a layer of several.
+    /// The provider that the variable concerns, or a layer of several.
     pub provider: &'static str,
-    /// What holds when it is not set.
+    /// libfabric's default.
     pub default: &'static str,
-    /// Why it is set.
+    /// Why earlybird sets it.
     pub reason: &'static str,
 }
 
@@ -61,14 +63,14 @@ impl ProviderVariable {
     }
 }
 
-/// Who has set a variable.
+/// The origin of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetBy {
-    /// The user: it was set when this process started.
+    /// The user: the variable was set when this process started.
     User,
     /// This library.
     Earlybird,
-    /// It is not set: libfabric's default holds.
+    /// The variable is not set: libfabric's default holds.
     Default,
 }
 
@@ -84,18 +86,18 @@ impl SetBy {
     }
 }
 
-/// A variable as it is in this process.
+/// A variable and its value in this process.
 #[derive(Clone, Debug)]
 pub struct InForce {
-    /// Which.
+    /// The variable.
     pub variable: ProviderVariable,
-    /// Its value, or what holds without one.
+    /// Its value, or libfabric's default.
     pub value: String,
-    /// Who has set it.
+    /// The origin of the value.
     pub set_by: SetBy,
 }
 
-/// What holds in this process; variables that can be set are set by then.
+/// The variables in force in this process, after [`prepare`] has set those that it can set.
 #[must_use]
 pub fn provider_variables() -> Vec<InForce> {
     let value = |variable: &ProviderVariable| {
@@ -106,13 +108,14 @@ pub fn provider_variables() -> Vec<InForce> {
     each.map(|(variable, set_by)| InForce { variable, value: value(&variable), set_by }).collect()
 }
 
-/// What the user has not set, and its value. The launcher gives it to its ranks: one that has several threads before it
-/// joins cannot set it itself.
+/// The variables that the user has not set, with earlybird's values. The launcher sets them for its
+/// ranks: a rank that has several threads before it joins cannot set them itself.
 pub fn variables_not_set() -> impl Iterator<Item = (&'static str, &'static str)> {
     PROVIDER_VARIABLES.iter().filter(|it| it.is_unset()).map(|it| (it.name, it.value))
 }
 
-/// Sets what the user has not set, the first time that it is called: before libfabric is loaded. Who has set what.
+/// Sets, in its first call and before libfabric is loaded, the variables that the user has not set.
+/// Returns the origin of each.
 pub(super) fn prepare() -> [SetBy; COUNT] {
     static SET_BY: OnceLock<[SetBy; COUNT]> = OnceLock::new();
     *SET_BY.get_or_init(|| {
@@ -120,8 +123,9 @@ pub(super) fn prepare() -> [SetBy; COUNT] {
         PROVIDER_VARIABLES.map(|variable| match variable.is_unset() {
             false => SetBy::User,
             true if alone => {
-                // SAFETY: another thread must not read or write the environment meanwhile, by libc or otherwise. There
-                // is none: the kernel has just listed this one alone, and nothing but this one can start another.
+                // SAFETY: no other thread may read or write the environment meanwhile, by libc or
+                // otherwise. There is no other thread: the kernel has just listed this one alone,
+                // and only this one can start another.
                 unsafe { std::env::set_var(variable.name, variable.value) };
                 SetBy::Earlybird
             }
@@ -130,12 +134,12 @@ pub(super) fn prepare() -> [SetBy; COUNT] {
     })
 }
 
-/// Whether this thread is the only one of the process; not if that cannot be found out.
+/// Whether this thread is the only one of the process; false if that cannot be determined.
 fn has_one_thread() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
-/// Warns, once for each variable, of what would be better for a provider that is used and could not be set.
+/// Warns, once for each variable, that a provider in use would need a value that could not be set.
 pub(super) fn warn(rank: u32, provider: &str) {
     static WARNED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
     if let Some(warning) = warning(provider, prepare(), &WARNED) {

@@ -29,10 +29,10 @@ use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
 use crate::fault::Fault;
 
-/// How long a rank of a world that has failed gives its provider for the last messages.
+/// How long a rank of a failed world gives its provider to send the last messages.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
 
-/// How long it stays for the last answers of those who leave, too.
+/// How long a leaving rank waits for the last acks of peers that leave too.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A rank's view of a world over libfabric. Each rank is a host of its own.
@@ -50,7 +50,7 @@ pub struct OfiFabric {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// An endpoint that is open, before its peers are known.
+/// An open endpoint whose peers are not known yet.
 struct Opened {
     wire: Wire,
     own_info: PeerInfo,
@@ -113,12 +113,12 @@ fn open(library: &Library, settings: &OfiSettings, rank: u32, ranks: u32) -> Res
 }
 
 impl OfiFabric {
-    /// Joins a world. `gather` gives every rank's bytes to every rank, by rank, by other means: it is
-    /// called once, with this rank's address and what else the others need to know.
+    /// Joins a world. `gather` gives every rank's bytes to every rank, in rank order, by other
+    /// means. `join` calls it once, with this rank's address and what else the others need to know.
     ///
     /// # Errors
-    /// No provider that fits, what it refuses, what `gather` says; ranks that use different
-    /// providers; ranks that cannot be reached by the deadline.
+    /// No provider fits; the provider or `gather` fails; ranks use different providers; a rank
+    /// cannot be reached by the deadline.
     pub fn join(
         library: &Library,
         settings: &OfiSettings,
@@ -151,7 +151,7 @@ impl OfiFabric {
             let address = wire.endpoint().insert(&theirs.address).map_err(|code| {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, wire.text(code)))
             })?;
-            // Both must be able to: the one who writes has a limit of its own.
+            // Both sides must be able to: the writer has a limit of its own.
             addresses.push((address, theirs.header_slots.filter(|_| own_info.header_slots.is_some())));
         }
         wire.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
@@ -179,12 +179,12 @@ impl OfiFabric {
             bell,
             thread: Mutex::new(Some(thread)),
         };
-        // Nobody goes on before all can be reached.
+        // No rank goes on before all can be reached.
         let provider = own_info.provider;
         let unreached = |whom: String, how: String| {
             let cause = format!(
-                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one network \
-                 (EARLYBIRD_DEVICE), and does no firewall stand between them?"
+                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one \
+                 network (EARLYBIRD_DEVICE), and does no firewall stand between them?"
             );
             Error::join(rank, cause)
         };
@@ -196,7 +196,8 @@ impl OfiFabric {
             other => other,
         });
         if let Err(error) = all_here {
-            // A rank that still waits hears why this one goes; else it would find this one dead.
+            // The abort tells ranks that still wait the reason; without it they would find this
+            // rank dead.
             fabric.abort(&error.to_string());
             fabric.leave();
             return Err(error);
@@ -204,7 +205,7 @@ impl OfiFabric {
         Ok(fabric)
     }
 
-    /// A world of which every rank is in this process: for tests.
+    /// A world with all ranks in this process, for tests.
     ///
     /// # Errors
     /// As [`OfiFabric::join`].
@@ -314,12 +315,13 @@ impl Fabric for OfiFabric {
 
     fn leave(&self) {
         let now = Instant::now();
-        // Peers may go when all have said that they leave. They are needed until what this rank has in flight has landed.
+        // Peers end when all have said that they leave. They are needed until the operations of
+        // this rank that are in flight have landed.
         self.shared.wait_until(0, &self.bell, now + self.linger, Engine::has_settled);
         self.shared.visit().announce_leave();
-        // A rank that was slower may still ask for what lies in this one's memory.
+        // A slower rank may still ask for data in this rank's memory.
         self.shared.wait_until(0, &self.bell, now + self.linger, Engine::have_all_left);
-        // Nobody else will say that this rank has dealt with what the others said last.
+        // Acknowledge the last messages: no later message of this rank will.
         self.shared.visit().ack_all();
         self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::is_acked_by_all);
         let mut engine = self.shared.visit();
@@ -329,11 +331,12 @@ impl Fabric for OfiFabric {
         let failed = engine.health("leave").is_err();
         drop(engine);
         if failed {
-            // What a provider has taken it may send a little later; the others would name this rank.
+            // A provider may send what it has accepted a little later; without these messages the
+            // others would name this rank.
             self.shared.wait_until(0, &self.bell, Instant::now() + FLUSH_TIME, |_| false);
         } else {
-            // Ranks of one process share what libfabric's `shm` maps: a last message to an endpoint that is closed would
-            // go to memory that is not there.
+            // Ranks of one process share the mappings of libfabric's `shm`: a last message to a
+            // closed endpoint would go to unmapped memory.
             self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::are_all_gone);
         }
         self.stop();
@@ -346,11 +349,11 @@ impl OfiFabric {
         &self.shared
     }
 
-    /// Ends the progress thread.
+    /// Ends the helper thread.
     fn stop(&self) {
         self.shared.stop();
         if let Some(thread) = self.thread.lock().take() {
-            // A thread that panicked has said so.
+            // A panicked thread has printed its message already.
             let _ = thread.join();
         }
     }

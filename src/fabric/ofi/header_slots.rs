@@ -1,11 +1,13 @@
-//! Notes: messages that a peer's writes of data bring along, each into a slot of its own in memory of this rank.
+//! Header slots: memory of this rank into which a peer's write of data also deposits its header, a
+//! slot for each message in flight.
 //!
-//! Remote completion data says which slot. A slot is written again when the message was dealt with, so a write must
-//! not be repeated once its data was seen to complete, as one of a reliable endpoint is not.
+//! Immediate data names the slot. A slot is written again once its message is acknowledged, so a
+//! write must not be repeated after its data was seen to complete; a reliable endpoint does not
+//! repeat it.
 //!
-//! Messages without data are sent. Written with `fi_inject_writedata` they take as long, and when one cannot be
-//! delivered because the peer is dead, `ofi_rxm` (1.17 to 2.5) follows a null pointer: `tcp` reports the failure of
-//! what has no context.
+//! Messages without data are sent. `fi_inject_writedata` would take as long, and if such a message
+//! cannot be delivered because the peer is dead, `ofi_rxm` (1.17 to 2.5) follows a null pointer:
+//! `tcp` reports the failure of an operation that has no context.
 #![forbid(unsafe_code)]
 
 use earlybird_ffi::ofi::Remote;
@@ -13,18 +15,21 @@ use earlybird_ffi::ofi::Remote;
 use super::message::MOST_HEADER;
 use super::sequence::WINDOW;
 
-/// Most bytes of a note.
+/// Bytes of a slot.
 pub(super) const SLOT_BYTES: usize = MOST_HEADER;
 
-/// What marks of notes have, and marks of other writes have not: behind it stands the message's number.
+/// Set in the immediate data of a write that carries a header; the lower bits are the slot's
+/// number. Other writes leave it clear.
 pub(super) const IN_SLOT: u16 = 1 << 15;
 
-/// What a write brings to the queue of its target: whose it is and which, and the job's tag where that has room. Without
-/// it anybody could say that a write has landed: over `tcp` and `shm` (1.17) one of no bytes needs no key.
+/// Immediate data: what a write brings to the completion queue of its target. It holds the sender,
+/// the write's id, and the job's tag where there are bytes for it. Without the tag any process
+/// could claim that a write has landed: over `tcp` and `shm` (1.17) a write of no bytes needs no
+/// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ImmediateData {
     pub(super) from: u32,
-    /// By its number, or [`IN_SLOT`] with that of the slot.
+    /// The id of the write, or [`IN_SLOT`] with the number of the slot.
     pub(super) which: u16,
 }
 
@@ -37,35 +42,36 @@ impl ImmediateData {
         u64::from(tag) << 32 | u64::from(self.from) << 16 | u64::from(self.which)
     }
 
-    /// Nothing for one with another tag.
+    /// `None` for data with another tag.
     pub(super) fn decode(data: u64, tag: u32) -> Option<Self> {
         let immediate = ImmediateData { from: (data >> 16) as u32 & 0xFFFF, which: data as u16 };
         (data >> 32 == u64::from(tag)).then_some(immediate)
     }
 }
 
-/// Where a rank's peers write notes to it.
+/// The memory into which a rank's peers write headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderSlots {
     pub(crate) key: u64,
-    /// Where the first lies, by the provider's count.
+    /// The remote address of the first slot.
     pub(crate) base: u64,
 }
 
 impl HeaderSlots {
-    /// Where a rank's message of this number goes to, at a peer of this address, and the mark that tells of it.
+    /// The slot of the message `number` from rank `from` at a peer of this address, and the
+    /// immediate data that names it.
     pub(super) fn target(self, peer: u64, from: u32, number: u32) -> (ImmediateData, Remote) {
         let immediate = ImmediateData { from, which: IN_SLOT | (number % WINDOW) as u16 };
         (immediate, Remote { peer, address: self.base.wrapping_add(offset(from, number) as u64), key: self.key })
     }
 }
 
-/// Bytes for the notes of so many ranks: as many as may be under way.
+/// Bytes of the slots for so many ranks: one for each message in flight.
 pub(super) fn size(ranks: u32) -> usize {
     offset(ranks, 0)
 }
 
-/// Where the note that a rank's message of this number is lies among all.
+/// The offset of the slot of a rank's message.
 pub(super) fn offset(from: u32, number: u32) -> usize {
     (from as usize * WINDOW as usize + (number % WINDOW) as usize) * SLOT_BYTES
 }

@@ -1,4 +1,4 @@
-//! The keys of registered memory: random, so that whoever was not told one has to guess all of its bits.
+//! The keys of registered memory: random, so that a stranger has to guess all bits of a key.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -9,18 +9,19 @@ use parking_lot::Mutex;
 
 use super::registration::Failed;
 
-/// Keys that are tried for one registration: a provider may use some itself, as `ofi_rxm` does.
+/// Keys that are tried for one registration. A provider may use some keys itself, as `ofi_rxm`
+/// does.
 const TRIES: u32 = 8;
 
-/// The keys of a domain, where the provider does not choose them.
+/// The keys of a domain whose provider lets the application choose them.
 #[derive(Debug)]
 pub(super) struct Keys {
-    /// The bits that a key can have.
+    /// The bits that a key has.
     mask: u64,
     taken: Mutex<BTreeSet<u64>>,
 }
 
-/// A key that is not drawn again while this value lives.
+/// A key that is in use while this value lives.
 #[derive(Debug)]
 pub(super) struct DrawnKey {
     key: u64,
@@ -28,8 +29,8 @@ pub(super) struct DrawnKey {
 }
 
 impl Keys {
-    /// Of a domain whose keys have so many bytes (`mr_key_size`). libfabric hands keys over as 8, also where a provider
-    /// does not say.
+    /// Keys of `bytes` bytes (`mr_key_size`). libfabric passes keys as 8 bytes, also where a
+    /// provider does not give the size.
     pub(super) fn of_size(bytes: usize) -> Arc<Self> {
         let mask = match bytes {
             1..8 => (1u64 << (8 * bytes)) - 1,
@@ -51,7 +52,7 @@ impl Keys {
         }
     }
 
-    /// Makes what needs a key, of random bits; with another one where the provider has use for that one itself.
+    /// Calls `make` with a random key, and with another one if the provider uses that key itself.
     pub(super) fn with_key<T>(
         self: &Arc<Self>,
         mut random: impl FnMut() -> Result<u64, Failed>,

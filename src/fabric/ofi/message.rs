@@ -1,25 +1,27 @@
-//! What ranks say to each other by messages, as bytes: everything but bulk data.
+//! The encoding of messages between ranks: everything but bulk data.
 
 use crate::fabric::{Atomic, Change};
 
 /// Most bytes of a message without its data.
 pub(crate) const MOST_HEADER: usize = 64;
 
-/// Bytes of a header that has no second operand. With two words of data it is still so small that
-/// providers inject it, which is faster than sending: 64 bytes over TCP. All of them are in use.
+/// Bytes of a header without a second operand. With two words of data the message is small enough
+/// that providers inject it, which is faster than sending: 64 bytes over TCP. All 48 bytes are in
+/// use.
 const SHORT: usize = 48;
 
-/// Most bytes of data that travel in a message also where a write could bring the message: with a short header such
-/// a message is injected.
+/// Most bytes of data that travel in a message even where a write could carry the header: with a
+/// short header such a message is injected.
 pub(crate) const MOST_INLINE: usize = MOST_HEADER - SHORT;
 
-/// Most bytes of data that a message brings; providers copy as much at once. A header has 16 bits for their number.
+/// Most bytes of data in a message; providers copy as much at once. A header has 16 bits for the
+/// length.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
 
-/// Most ranks of a world: a header has 16 bits for who sends it.
+/// Most ranks of a world: a header has 16 bits for the sender.
 pub(super) const MOST_RANKS: u32 = 1 << 16;
 
-/// A place in a region of the receiver.
+/// A location in a region of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Location {
     /// The receiver's number of the region, within the channel.
@@ -28,52 +30,55 @@ pub(crate) struct Location {
     pub(crate) offset: u64,
 }
 
-/// What it is about.
+/// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Copy the data, if any, to a place; then change a cell, if one is named. `ack_now` if
-    /// somebody waits for the word that it is done.
+    /// Copy the data, if any, to `to`; then change a cell, if `signal` names one. `ack_now` if the
+    /// sender waits for the ack.
     Put { to: Location, signal: Option<(Location, Change)>, ack_now: bool },
-    /// Change a cell when so many writes with this mark, which travel on their own, have landed.
+    /// Change a cell when `parts` writes with this `write_id`, which travel on their own, have
+    /// landed.
     Landing { write_id: u16, parts: u32, signal: (Location, Change), ack_now: bool },
-    /// Change a cell, and say what it held. `id` goes into the answer.
+    /// Change a cell and answer with its old value. `id` goes into the answer.
     Atomic { at: Location, atomic: Atomic, id: u32 },
-    /// What a cell held.
+    /// The old value of a cell.
     Value { id: u32, value: u64 },
-    /// Nothing but what every message says: how many were dealt with.
+    /// Only the acknowledgement that every message carries.
     Ack,
-    /// A contribution (the data) to an exchange, by its number.
+    /// The sender's bytes (the data) for an exchange, by its number.
     Exchange { turn: u64 },
-    /// Are you there?
+    /// Asks for a sign of life.
     Ping,
-    /// A rank has aborted the job; the data says why. `last` if the sender goes now.
+    /// A rank has aborted the job; the data gives the reason. `last` if the sender ends now.
     Abort { by: u32, last: bool },
-    /// A rank was found dead; the data says how. `last` if the sender goes now.
+    /// A rank was found dead; the data says how. `last` if the sender ends now.
     Died { rank: u32, last: bool },
-    /// The sender has no further use for the channel.
+    /// The sender has closed the channel.
     Close,
-    /// The sender ends in good order, and stays for a while.
+    /// The sender leaves in good order, and stays for a while.
     Leave,
-    /// The sender, which has left in good order, goes now: it deals with nothing any more.
+    /// The sender, which has left in good order, ends now and processes nothing any more.
     Gone,
 }
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The job's, which keeps strangers out and tells worlds apart: an address may have belonged to another one before.
+    /// The secret of the job. It keeps strangers out and tells worlds apart: an address may have
+    /// belonged to another world before.
     pub(crate) secret: u64,
-    /// Who sends it.
+    /// The sending rank.
     pub(crate) from: u32,
-    /// Of those that are counted, from 1; without meaning for the others.
+    /// The number of a counted message, from 1; unused for other messages.
     pub(crate) number: u32,
-    /// So many of the receiver's messages were dealt with.
+    /// Cumulative acknowledgement: the sender has processed the receiver's messages up to this
+    /// number.
     pub(crate) ack: u32,
-    /// Which collective it belongs to.
+    /// The collective that it belongs to.
     pub(crate) channel: u16,
     /// Bytes of data that follow.
     pub(crate) len: u32,
-    /// The rest.
+    /// The kind of message and its operands.
     pub(crate) content: Content,
 }
 
@@ -90,7 +95,7 @@ const LEAVE: u8 = 10;
 const LANDING: u8 = 11;
 const GONE: u8 = 12;
 
-/// How a cell changes, and whether somebody waits.
+/// How a cell changes, and whether the sender waits for the ack.
 const NONE: u8 = 0;
 const SET: u8 = 1;
 const ADD: u8 = 2;
@@ -99,38 +104,38 @@ const ACK_NOW: u8 = 4;
 /// Bytes of a cell.
 const CELL: u64 = 8;
 
-/// That the sender goes.
+/// The sender ends.
 const LAST: u8 = 1;
 
 const FETCH_ADD: u8 = 0;
 const COMPARE_SWAP: u8 = 1;
 
 impl Content {
-    /// Whether it is counted, and so delivered exactly once and told to be done.
+    /// Whether the message is counted, and so delivered exactly once and acknowledged.
     pub(crate) fn is_counted(self) -> bool {
         !matches!(self, Content::Ack | Content::Ping | Content::Abort { .. } | Content::Died { .. } | Content::Gone)
     }
 
-    /// Whether its sender says nothing more, and deals with nothing any more.
+    /// Whether the sender sends and processes nothing after it.
     pub(crate) fn is_last(self) -> bool {
         matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Gone)
     }
 }
 
-/// The fields of a header, before they mean anything.
+/// The fields of a header, not yet interpreted.
 #[derive(Default)]
 struct Fields {
     kind: u8,
     change: u8,
     first: Location,
     second: u16,
-    /// The number of a cell in the second region, or of a question.
+    /// The number of a cell in the second region, or the id of an atomic.
     id: u32,
     value: u64,
     other: Option<u64>,
 }
 
-/// A header, as bytes.
+/// An encoded header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     bytes: [u8; MOST_HEADER],
@@ -149,7 +154,7 @@ impl Message {
     pub(crate) fn encode(&self) -> Header {
         let mut fields = Fields::default();
         let signal = |fields: &mut Fields, (at, change): (Location, Change)| {
-            // A cell has a number; one of more than 2^32 would lie beyond 32 GiB.
+            // A cell is named by its number; one beyond 2^32 would lie beyond 32 GiB.
             debug_assert!(at.offset.is_multiple_of(CELL) && at.offset / CELL <= u64::from(u32::MAX));
             (fields.second, fields.id) = (at.region, (at.offset / CELL) as u32);
             (fields.change, fields.value) = match change {
@@ -212,7 +217,7 @@ impl Message {
         Header { bytes, len }
     }
 
-    /// A message and its data; nothing for bytes that are none.
+    /// A message and its data; `None` for bytes that are no message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (header, mut data) = bytes.split_first_chunk::<SHORT>()?;
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
@@ -305,7 +310,7 @@ mod tests {
             let secret = u64::MAX - 1;
             let message = Message { secret, from: MOST_RANKS - 1, number, ack: 4, channel: 5, len: 3, content };
             let header = message.encode();
-            // What goes out with two words of data is injected over TCP.
+            // With two words of data it is injected over TCP.
             assert!(header.len() == SHORT || matches!(content, Content::Atomic { .. }), "{} bytes", header.len());
             let bytes = [&header[..], b"abcdef"].concat();
             assert_eq!(Message::decode(&bytes), Some((message, &b"abc"[..])));

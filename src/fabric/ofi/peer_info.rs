@@ -1,27 +1,28 @@
-//! How a rank introduces itself to the others before libfabric can carry anything.
+//! What the other ranks must know of a rank before libfabric can carry anything.
 
 use super::header_slots::HeaderSlots;
 use super::secret::JobSecret;
 
-/// What stands for no place.
+/// Encodes "no header slots".
 const NONE: HeaderSlots = HeaderSlots { key: u64::MAX, base: u64::MAX };
 
-/// What the others must know of a rank.
+/// What a rank tells the others about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PeerInfo {
-    /// Which provider it uses; all must use the same.
+    /// The provider that it uses; all ranks must use the same.
     pub(crate) provider: String,
-    /// Where it runs: the same text for processes that can see each other.
+    /// The host: the same text for processes that can see each other.
     pub(crate) host: String,
-    /// Its process there.
+    /// Its process id there.
     pub(crate) pid: u32,
-    /// Where it wants notes, if it can take them.
+    /// Where peers write headers, if writes can carry any.
     pub(crate) header_slots: Option<HeaderSlots>,
-    /// Bytes that a write can bring to its queue. The least of all ranks counts for the world.
+    /// Bytes of immediate data that a write can bring to its completion queue. The least of all
+    /// ranks counts for the world.
     pub(crate) cq_data: u32,
-    /// Drawn at random. That of rank 0 is the job's.
+    /// Drawn at random. The secret of rank 0 is the job's.
     pub(crate) secret: JobSecret,
-    /// Its address, as libfabric has it.
+    /// Its address, as libfabric encodes it.
     pub(crate) address: Vec<u8>,
 }
 
@@ -44,7 +45,7 @@ impl PeerInfo {
         bytes
     }
 
-    /// Nothing for what is no card, or one of another version.
+    /// `None` for bytes that are no peer info, or of another version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
         let number = |rest: &mut &[u8]| -> Option<u32> {
@@ -71,8 +72,8 @@ impl PeerInfo {
     }
 }
 
-/// What tells machines apart, or parts of one that cannot reach each other: the kernel's run, and
-/// the namespaces of processes and of the network.
+/// Tells machines apart, and parts of one machine that cannot reach each other: the boot id of the
+/// kernel, and the namespaces of processes and of the network.
 pub(super) fn host() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = |kind: &str| {

@@ -1,16 +1,16 @@
-//! What the providers of libfabric offer on this machine, found by asking for it: a provider returns
-//! what was asked for if it can do that, and says little about what was not.
+//! What the providers of libfabric offer on this machine, found by queries: a provider returns what
+//! a query asks for if it supports that, and says little about the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use earlybird_ffi::ofi::{Info, InfoList, Library, Wanted, sys};
 
-/// Who moves data at the target of an operation.
+/// The agent that moves data at the target of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
     /// The device or a thread of the provider.
     Automatic,
-    /// Whoever calls libfabric in the process of the target.
+    /// Calls into libfabric by the target's process.
     Manual,
 }
 
@@ -28,26 +28,26 @@ impl Progress {
 /// A device of a provider that has reliable, unconnected endpoints with remote writes and reads.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// The provider, with what it is layered on.
+    /// The provider, with the providers below it.
     pub provider: String,
-    /// The network that it is on.
+    /// Its network.
     pub fabric: String,
     /// Its name.
     pub device: String,
-    /// Remote atomic operations; which, and on what types, a domain says.
+    /// Remote atomic operations. A domain says which ones, and on which types.
     pub atomics: bool,
-    /// Bytes of data that a write can bring to the target's completion queue.
+    /// Bytes of immediate data that a write can bring to the target's completion queue.
     pub remote_cq_data: usize,
-    /// Up to so many bytes, a write lands before a later one to the same peer, when that is asked
-    /// for.
+    /// Up to this many bytes, a write lands before a later one to the same peer, when a query asks
+    /// for that.
     pub ordered_writes: usize,
     /// Counters of the target count what others write.
     pub remote_counters: bool,
-    /// Who moves data at the target.
+    /// The agent that moves data at the target.
     pub progress: Progress,
     /// Operations that wait in the provider until a counter has reached a threshold.
     pub triggers: bool,
-    /// What has to be done with memory before it can be used.
+    /// What memory needs before operations can use it.
     pub memory: Vec<&'static str>,
     /// Most bytes of one operation.
     pub most_bytes: usize,
@@ -56,21 +56,21 @@ pub struct Device {
 }
 
 impl Device {
-    /// Operations that a rank may have waiting in the provider; none where it has no such thing.
+    /// Operations that a rank may have queued in the provider; `None` without triggers.
     #[must_use]
     pub fn trigger_budget(&self) -> Option<u64> {
         self.triggers.then(|| super::most_queued(&self.provider))
     }
 }
 
-/// Tells descriptions apart; one device is described once for each kind of address.
+/// Identifies a device; libfabric describes one device once for each kind of address.
 type Key = (String, String);
 
 fn key(info: &Info<'_>) -> Key {
     (info.provider().to_owned(), info.domain_name().to_owned())
 }
 
-/// Modes of memory registration that this library knows how to serve.
+/// Modes of memory registration that this library supports.
 const MEMORY: [(i32, &str); 5] = [
     (sys::FI_MR_LOCAL as i32, "local"),
     (sys::FI_MR_VIRT_ADDR as i32, "virtual address"),
@@ -90,7 +90,7 @@ pub(super) fn needed() -> Wanted {
     }
 }
 
-/// What a provider must be able to do that runs programs by itself: it counts what others write, too.
+/// What a provider that runs programs by itself must be able to do: it also counts remote writes.
 pub(super) fn runs_programs() -> Wanted {
     let needed = needed();
     Wanted {
@@ -103,10 +103,10 @@ pub(super) fn runs_programs() -> Wanted {
     }
 }
 
-/// Everything that fits. Nothing, if nothing does.
+/// The devices that fit; `None` if there is none.
 ///
 /// # Errors
-/// What libfabric says, if it cannot look.
+/// libfabric's error, if the query fails.
 fn offering(library: &Library, wanted: &Wanted) -> Result<Option<InfoList>, String> {
     match library.info(wanted) {
         Ok(list) => Ok(Some(list)),
@@ -115,13 +115,13 @@ fn offering(library: &Library, wanted: &Wanted) -> Result<Option<InfoList>, Stri
     }
 }
 
-/// The devices there are, each once, best first.
+/// The devices of this machine, each once, best first.
 ///
 /// # Errors
-/// What libfabric says, if it cannot look.
+/// libfabric's error, if the query fails.
 pub fn devices(library: &Library) -> Result<Vec<Device>, String> {
     let all = offering(library, &needed())?;
-    // Of questions that fail after that one, the answer is no.
+    // A later query that fails counts as "no".
     let offering = |wanted: &Wanted| offering(library, wanted).ok().flatten();
     let with = |wanted: Wanted| -> BTreeSet<Key> {
         offering(&wanted).iter().flat_map(InfoList::iter).map(|info| key(&info)).collect()

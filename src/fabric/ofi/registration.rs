@@ -1,7 +1,9 @@
-//! Memory of this process that libfabric uses: where it comes from, and who may do what with it.
+//! Memory of this process that libfabric uses: its allocation, and the access that a registration
+//! allows.
 //!
-//! Peers reach what they have to, and only in the way that they have to, by keys that strangers have to guess. The rest
-//! is not registered at all, unless the provider insists (`FI_MR_LOCAL`): what has no key cannot be named.
+//! Peers reach only the memory that they need, with only the access that they need, by keys that
+//! strangers have to guess. Other memory is not registered at all, unless the provider insists
+//! (`FI_MR_LOCAL`): memory without a key cannot be named.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -16,12 +18,12 @@ use crate::error::Error;
 use crate::fabric::{Access, Window};
 use crate::random::draw;
 
-/// What memory is for, and so all that an endpoint may do with it.
+/// The purpose of memory, which decides what operations may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Messages arrive there, and go out from there; so do the notes of writes.
+    /// Messages are received into it and sent from it; headers of writes are sent from it.
     Messages,
-    /// One-sided operations of this rank, and those of peers that it allows.
+    /// One-sided operations of this rank, and those of peers that the access allows.
     Operations(Access),
 }
 
@@ -33,7 +35,8 @@ impl Purpose {
         }
     }
 
-    /// As libfabric has it. `FI_SEND` is for messages alone: `ofi_rxm` lets peers read whatever may be sent.
+    /// The access flags of libfabric. `FI_SEND` is for messages alone: `ofi_rxm` lets peers read
+    /// any memory that may be sent.
     fn flags(self) -> u64 {
         let Purpose::Operations(access) = self else { return sys::FI_SEND | sys::FI_RECV | sys::FI_WRITE };
         let read = if access.allows_reading() { sys::FI_REMOTE_READ } else { 0 };
@@ -41,7 +44,7 @@ impl Purpose {
         sys::FI_READ | sys::FI_WRITE | read | write
     }
 
-    /// Whether a provider with this memory mode has to know of it.
+    /// Whether a provider with this memory mode needs a registration.
     fn is_registered(self, mode: i32) -> bool {
         self.access().is_shared() || mode & sys::FI_MR_LOCAL as i32 != 0
     }
@@ -52,26 +55,26 @@ impl Purpose {
 pub(super) struct Registrar {
     rank: u32,
     endpoint: Arc<Endpoint>,
-    /// None where the provider chooses them.
+    /// `None` where the provider chooses the keys.
     keys: Option<Arc<Keys>>,
 }
 
 impl Registrar {
-    /// For the only endpoint of a domain.
+    /// The registrar of the only endpoint of a domain.
     pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>) -> Self {
         let chosen = endpoint.memory_mode() & sys::FI_MR_PROV_KEY as i32 == 0;
         let keys = chosen.then(|| Keys::of_size(endpoint.key_size()));
         Registrar { rank, endpoint, keys }
     }
 
-    /// Makes zeroed memory of whole pages, for a purpose.
+    /// Allocates zeroed memory of whole pages, for a purpose.
     pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
         let window = allocate(self.rank, bytes)?;
         let all = 0..window.len();
         self.register(&window, all, purpose, None)
     }
 
-    /// Registers a part of a window, with a counter of what peers write there, if one is given.
+    /// Registers a part of a window, with a counter of remote writes, if one is given.
     pub(super) fn register(
         &self,
         window: &Window,
@@ -82,14 +85,14 @@ impl Registrar {
         let base = window.bytes(part.start, part.len());
         let make = |key| {
             let (endpoint, part) = (self.endpoint.clone(), (base, part.len()));
-            // SAFETY: the value that is made of it keeps the window, and so the memory, for longer than the
-            // registration. All access goes through windows.
+            // SAFETY: the `Registered` that is made of it keeps the window, and so the memory, for
+            // longer than the registration. All access goes through windows.
             unsafe { Memory::register(endpoint, part, purpose.flags(), key, counter.cloned()) }
         };
         let random = || draw(self.rank).map(u64::from_le_bytes).map_err(Failed::System);
         let (memory, key) = match &self.keys {
             _ if !purpose.is_registered(self.endpoint.memory_mode()) => (None, None),
-            // Whatever is asked for.
+            // The requested key does not matter.
             None => (Some(make(0).map_err(Failed::Code)?), None),
             Some(keys) => keys.with_key(random, make).map(|(memory, key)| (Some(memory), Some(key)))?,
         };
@@ -98,15 +101,16 @@ impl Registrar {
     }
 }
 
-/// Memory of this process that libfabric may use. A registration ends before its key is free, and before the memory.
+/// Memory of this process that libfabric may use. A registration ends before its key is free, and
+/// before the memory.
 #[derive(Debug)]
 pub(crate) struct Registered {
     memory: Option<Memory>,
     _key: Option<DrawnKey>,
     window: Window,
-    /// Where in the window it begins.
+    /// Offset of the memory in the window.
     offset: usize,
-    /// Where peers count from: an address, or 0.
+    /// What remote addresses count from: an address, or 0.
     origin: u64,
     access: Access,
 }
@@ -116,12 +120,13 @@ impl Registered {
         &self.window
     }
 
-    /// What peers may do with it.
+    /// What peers may do with the memory.
     pub(super) fn access(&self) -> Access {
         self.access
     }
 
-    /// What peers need: the registration's key, and where they count from. Nothing where they have no business.
+    /// What peers need to name the memory: the key of the registration and the base of remote
+    /// addresses. `None` if peers may not use it.
     pub(crate) fn key(&self) -> Option<(u64, u64)> {
         let memory = self.memory.as_ref().filter(|_| self.access.is_shared())?;
         Some((memory.key(), self.origin))
@@ -136,13 +141,13 @@ impl Registered {
 /// Why memory could not be registered.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// The system refuses something.
+    /// The system refused.
     System(Error),
-    /// The provider does.
+    /// The provider refused.
     Code(Code),
 }
 
-/// Makes zeroed memory of whole pages, which are there: some devices want that.
+/// Allocates zeroed memory of whole pages and populates them, as some devices require.
 pub(super) fn allocate(rank: u32, bytes: usize) -> Result<Window, Failed> {
     const PAGE: usize = 4096;
     const LARGE_PAGE: usize = 2 << 20;
@@ -150,7 +155,7 @@ pub(super) fn allocate(rank: u32, bytes: usize) -> Result<Window, Failed> {
     let len = bytes.max(1).next_multiple_of(PAGE);
     let mut options = MmapOptions::new();
     options.len(len);
-    // Every byte of it goes through copies or devices, which look up fewer pages if they are large.
+    // Copies and devices touch every byte; with large pages they look up fewer of them.
     let large = (len >= LARGE_PAGE).then(|| options.map_anon().map(MmapRaw::from)).transpose().map_err(refused)?;
     let large = large.filter(|map| map.advise(Advice::HugePage).is_ok() && map.advise(Advice::PopulateWrite).is_ok());
     let map = match large {
@@ -177,10 +182,10 @@ mod tests {
             (Purpose::Operations(Access::ReadWrite), read | write),
         ] {
             assert_eq!(purpose.flags() & (read | write), remote, "{purpose:?}");
-            // What may be sent, ofi_rxm lets peers read.
+            // `ofi_rxm` lets peers read what may be sent.
             let messages = purpose.flags() & (sys::FI_SEND | sys::FI_RECV) != 0;
             assert_eq!(messages, purpose == Purpose::Messages, "{purpose:?}");
-            // Notes go out from where messages do.
+            // Headers of writes go out from where messages do.
             assert_ne!(purpose.flags() & sys::FI_WRITE, 0, "{purpose:?}");
             assert_eq!(purpose.is_registered(sys::FI_MR_VIRT_ADDR as i32), remote != 0, "{purpose:?}");
             assert!(purpose.is_registered(sys::FI_MR_LOCAL as i32), "{purpose:?}");

@@ -1,24 +1,24 @@
-//! What the ranks of a job know, and others do not.
+//! The secret that the ranks of a job share.
 //!
-//! Rank 0 draws it and tells the others where they meet. It crosses the network in the clear, in every message: it
-//! stops those who have to guess, not those who listen.
+//! Rank 0 draws it and tells the others at the meeting. It crosses the network in the clear, in
+//! every message: it stops strangers that guess, not those that listen.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
 use crate::random::draw;
 
-/// What every message of a job carries, and every write that tells its target of itself.
+/// The secret that every message of a job carries, and its tag in immediate data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobSecret {
-    /// In the header of each message.
+    /// Travels in the header of each message.
     pub(super) word: u64,
-    /// In what a write brings to the queue of its target, where that has room. Drawn apart, so that whoever finds these
-    /// few bits by trying has none of the word.
+    /// Travels in immediate data, where that has bytes for it. It is drawn apart from the word, so
+    /// that a stranger that finds these few bits by trying learns nothing of the word.
     pub(super) tag: u32,
 }
 
 impl JobSecret {
-    /// One that nobody has drawn before.
+    /// Draws a new secret.
     pub(super) fn draw(rank: u32) -> Result<Self> {
         Ok(JobSecret { word: u64::from_le_bytes(draw(rank)?), tag: u32::from_le_bytes(draw(rank)?) })
     }

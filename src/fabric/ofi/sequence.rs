@@ -1,12 +1,13 @@
-//! Sequence numbers of the messages between this rank and a peer: each message is processed once, in
-//! any order, and acknowledged.
+//! Sequence numbers of the messages between this rank and a peer: each message is processed once,
+//! in any order, and acknowledged.
 
 use std::collections::VecDeque;
 
 /// Most messages that were sent and are not acknowledged.
 pub(crate) const WINDOW: u32 = 64;
 
-/// Messages to a peer that are not acknowledged, oldest first, each with what its sender keeps of it.
+/// Messages to a peer that are not acknowledged, oldest first, each with what its sender keeps of
+/// it.
 #[derive(Debug)]
 pub(crate) struct Sent<T> {
     /// The peer has acknowledged all messages up to this number.
@@ -51,8 +52,8 @@ impl<T> Sent<T> {
         self.in_flight.drain(..)
     }
 
-    /// Takes the oldest message that the peer acknowledges with `upto`; `None` if there is no further
-    /// one, or if `upto` was never sent or is out of date.
+    /// Takes the oldest message that the peer acknowledges with `upto`; `None` if there is no
+    /// further one, or if `upto` was never sent or is out of date.
     pub(crate) fn pop_acked(&mut self, upto: u32) -> Option<T> {
         let ahead = upto.wrapping_sub(self.acked);
         if ahead == 0 || ahead as usize > self.in_flight.len() {
@@ -142,8 +143,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// In any order of delivery within the window, and with duplicates, each message is new once,
-        /// and the sender learns of all.
+        /// In any order of delivery within the window, and with duplicates, each message is new
+        /// once, and the sender learns of all.
         #[test]
         fn each_is_new_once(order in proptest::collection::vec(0..WINDOW as usize, 1..600), start in any::<u32>()) {
             let mut sent = Sent { acked: start, in_flight: VecDeque::new() };

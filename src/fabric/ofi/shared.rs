@@ -1,9 +1,9 @@
-//! What the threads of a rank share: the engine behind its lock, and how to wait for it.
+//! State that the threads of a rank share: the engine behind its lock, and how to wait for it.
 //!
-//! Callers make progress themselves while they are inside the library. A thread does when they are
-//! not, so that a rank that computes or sleeps still answers (G3, G7): it looks every now and then
-//! whether a caller has been here, and if none has, it takes over and sleeps on the descriptors of
-//! the completion queue.
+//! Callers make progress themselves while they are in the library. The helper thread does while
+//! they are not, so that a rank that computes or sleeps still answers (G3, G7): it checks at
+//! intervals whether a caller has been here, and if none has, it takes over and sleeps on the
+//! descriptors of the completion queue.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,18 +21,18 @@ use super::suspects::{Evidence, STEP};
 use crate::error::{Error, Result};
 use crate::fabric::watch::Watch;
 
-/// How long the thread keeps away from callers that are at work, at first and in the end: each look
-/// takes a core from somebody.
+/// Shortest and longest sleep of the helper thread while callers are active: each check takes a
+/// core from another thread.
 const NAP: Duration = Duration::from_micros(500);
 const LONGEST_NAP: Duration = Duration::from_millis(4);
 
-/// How long a sleep lasts where the provider has nothing to sleep on.
+/// Length of a sleep where the provider has no descriptor to sleep on.
 const DOZE: Duration = Duration::from_micros(50);
 
-/// How long a sleeper keeps to itself what it has dealt with.
+/// How long a sleeping caller delays its acks.
 const ACK_DELAY: Duration = Duration::from_micros(200);
 
-/// How often peers are looked after.
+/// Interval of the checks whether peers live.
 const BEAT: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -40,14 +40,14 @@ pub(super) struct Shared {
     engine: Mutex<Engine>,
     rank: u32,
     failed: Arc<AtomicBool>,
-    /// Times that a caller made progress.
+    /// Number of times that a caller made progress.
     visits: AtomicU64,
-    /// Callers that sleep in the library: they wake by themselves.
+    /// Callers that sleep in the library and wake by themselves.
     sleepers: AtomicU32,
     stop: AtomicBool,
     bell: OwnedFd,
     watch: Watch,
-    /// Beats without a word from a peer after which it counts as dead.
+    /// Beats of silence after which a peer counts as dead.
     silence: u32,
 }
 
@@ -74,7 +74,7 @@ impl Shared {
         self.engine.lock()
     }
 
-    /// The engine, for a caller that makes progress and will come back soon.
+    /// Locks the engine for a caller that makes progress and will come back soon.
     pub(super) fn visit(&self) -> MutexGuard<'_, Engine> {
         self.visits.fetch_add(1, Ordering::Relaxed);
         self.lock()
@@ -95,8 +95,8 @@ impl Shared {
         }
     }
 
-    /// Looks for processes on this machine that have ended. What they sent before is dealt with before that is
-    /// believed, so it may take a few calls.
+    /// Looks for processes on this machine that have ended. What such a process sent before is
+    /// processed before the end is believed, so it may take a few calls.
     pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
         let known = |peer| self.lock().knows_end_of(peer);
@@ -107,7 +107,7 @@ impl Shared {
         self.health(operation)
     }
 
-    /// Sleeps until something happens on the network or the bell rings.
+    /// Sleeps until the network or the bell wakes the thread.
     fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) {
         let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(DOZE) } else { at_most };
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
@@ -116,14 +116,14 @@ impl Shared {
         polled.extend(watched.map(|Watched { descriptor, events }| {
             PollFd::new(descriptor, PollFlags::from_bits_retain(events.cast_unsigned()))
         }));
-        // Interrupted is as good as over: whoever sleeps looks again.
+        // An interrupted sleep needs no handling: the sleeper checks its condition again.
         let _ = poll(&mut polled, Some(&timeout));
         if !polled[0].revents().is_empty() {
             clear_bell(bell);
         }
     }
 
-    /// Waits on a channel until its wait is over, making progress.
+    /// Makes progress until the wait of a channel is over.
     pub(super) fn wait(&self, channel: u16, bell: &Arc<OwnedFd>, at_most: Duration) {
         let begun = Instant::now();
         let until = begun + at_most;
@@ -132,7 +132,8 @@ impl Shared {
             let mut engine = self.visit();
             engine.progress();
             let now = Instant::now();
-            // Usually the next message says it; whoever has nothing to send for so long says it now.
+            // The next message usually carries the ack. A rank without a message to send for this
+            // long sends the ack alone.
             let mut sleep = until.saturating_duration_since(now);
             if now >= begun + ACK_DELAY {
                 engine.ack_all();
@@ -154,7 +155,7 @@ impl Shared {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Waits until something holds of the engine; whether it does.
+    /// Waits until `holds`; returns whether it does.
     pub(super) fn wait_until(
         &self,
         channel: u16,
@@ -184,7 +185,7 @@ impl Shared {
         ring(&self.bell);
     }
 
-    /// What the thread does.
+    /// The loop of the helper thread.
     pub(super) fn run_helper(&self) {
         let (mut seen, mut nap) = (0, NAP);
         let mut beat = Instant::now() + BEAT;
@@ -192,8 +193,8 @@ impl Shared {
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
             if now >= beat {
-                // By own beats, not by the clock: a process that was stopped for a while has not
-                // listened meanwhile, and blames nobody.
+                // Count own beats, not time: a process that was stopped for a while received
+                // nothing meanwhile and must not blame its peers.
                 beat = now + BEAT;
                 self.check_peers(&mut silent);
             }
@@ -209,8 +210,8 @@ impl Shared {
             }
             nap = NAP;
             let mut engine = self.lock();
-            // Asking whether it may sleep can take the sign from a caller that sleeps already: what it
-            // meant is dealt with here then.
+            // `may_sleep` can consume the event that a sleeping caller waits for: what that event
+            // announced is processed here then.
             let may_sleep = (0..4).find_map(|_| {
                 while engine.progress() {}
                 engine.ack_all();
@@ -225,18 +226,19 @@ impl Shared {
         }
     }
 
-    /// Asks those who are far away for a sign of life, and looks whether those who are near live.
+    /// Asks remote peers for a sign of life, and checks that local processes live.
     fn check_peers(&self, silent: &mut [u32]) {
         let _ = self.look_for_dead("heartbeat");
         let mut engine = self.lock();
-        // Who has said something is not silent, also if that was while this process was stopped.
+        // A peer whose message lies here unread is not silent, also if it came while this process
+        // was stopped.
         engine.catch_up();
         engine.reassure_senders(|peer| !self.watch.watches(peer));
         let ranks = engine.ranks();
         for step in 1..ranks {
             let peer = (self.rank + step) % ranks;
-            // Each looks after a few, so that somebody is left to look when several die; after one that has left, as
-            // long as it needs something of it.
+            // Each rank watches a few peers, so that some rank still watches when several die. It
+            // watches a peer that has left as long as it needs something from that peer.
             let is_mine = if engine.has_left(peer) { engine.needs(peer) } else { step.is_power_of_two() };
             if self.watch.watches(peer) || !is_mine {
                 continue;

@@ -1,38 +1,39 @@
-//! What a rank's peers share of its endpoint, and how: a peer that gives nothing back, or refuses everything, holds up
-//! nothing that goes to the others.
+//! How a rank's peers share its endpoint: a peer that returns nothing, or refuses everything, holds
+//! up nothing that goes to the others.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Places that operations need until they complete: message buffers, or contexts. Each peer has a share of its own, so
-/// that the others have theirs, whatever one does not give back.
+/// A pool of message buffers or contexts, which operations hold until they complete. Each peer has
+/// a share of its own, so that the others keep theirs whatever one does not return.
 #[derive(Debug)]
 pub(super) struct Pool {
     free: Vec<usize>,
-    /// How many each rank holds.
+    /// Number of indices that each rank holds.
     held: Vec<usize>,
-    /// Most that one holds.
+    /// Most that one rank may hold.
     share: usize,
     size: usize,
 }
 
 impl Pool {
-    /// These places, for the peers of a rank in a world of so many. There are enough for all shares if there is one
-    /// place for each peer.
+    /// A pool of these indices for the peers of a rank. All shares can be full at once if there is
+    /// one index for each peer.
     pub(super) fn new(indices: Range<usize>, ranks: u32) -> Self {
         let share = (indices.len() / peers(ranks)).max(1);
         Pool { size: indices.len(), free: indices.collect(), held: vec![0; ranks as usize], share }
     }
 
-    /// The place that [`Pool::take`] takes next for a peer; none if it holds its share, but for the last `kept` of it.
+    /// The index that [`Pool::take`] takes next for a peer; `None` if the peer holds its share, but
+    /// for the last `reserved` of it.
     #[inline]
     pub(super) fn next(&self, peer: u32, reserved: usize) -> Option<usize> {
         let may = self.held[peer as usize] + reserved < self.share;
         self.free.last().copied().filter(|_| may)
     }
 
-    /// Takes the place that [`Pool::next`] returned.
+    /// Takes the index that [`Pool::next`] returned.
     #[inline]
     pub(super) fn take(&mut self, peer: u32) {
         let taken = self.free.pop();
@@ -40,31 +41,31 @@ impl Pool {
         self.held[peer as usize] += usize::from(taken.is_some());
     }
 
-    /// A peer's operation is over.
+    /// A peer's operation is over; its index is free again.
     #[inline]
     pub(super) fn give_back(&mut self, index: usize, peer: u32) {
         self.free.push(index);
         self.held[peer as usize] -= 1;
     }
 
-    /// Whether nothing is taken.
+    /// Whether no index is taken.
     pub(super) fn is_whole(&self) -> bool {
         self.free.len() == self.size
     }
 }
 
-/// Other ranks in a world of so many; where there is none, as if there were one.
+/// The number of peers in a world of `ranks`, at least 1.
 pub(super) fn peers(ranks: u32) -> usize {
     ranks.saturating_sub(1).max(1) as usize
 }
 
-/// What waits until it can be posted, for each peer in order. Peers take turns.
+/// Operations that wait until they can be posted, in order for each peer. Peers take turns.
 #[derive(Debug)]
 pub(super) struct Queues<T> {
     waiting: Vec<VecDeque<T>>,
-    /// Peers for which something waits.
+    /// Peers for which an operation waits.
     turns: VecDeque<u32>,
-    /// The last call of [`Queues::post`] in which each rank refused.
+    /// For each rank, the last call of [`Queues::post`] in which it refused.
     refused: Vec<u64>,
     calls: u64,
 }
@@ -91,18 +92,18 @@ impl<T> Queues<T> {
         queue.push_back(item);
     }
 
-    /// What waits for a peer, which it will never take.
+    /// Removes what waits for a peer that will never take it.
     pub(super) fn drain(&mut self, peer: u32) -> VecDeque<T> {
         self.turns.retain(|&turn| turn != peer);
         std::mem::take(&mut self.waiting[peer as usize])
     }
 
-    /// Offers what waits to `post`, one of a peer's at a time, until each peer has refused (`false`) or has nothing
-    /// left.
+    /// Offers waiting operations to `post`, one of each peer at a time, until each peer has refused
+    /// (`false`) or has nothing left.
     #[inline]
     pub(super) fn post(&mut self, mut post: impl FnMut(&T) -> bool) {
         self.calls += 1;
-        // Peers in a row for which nothing was posted.
+        // Consecutive peers for which nothing was posted.
         let mut idle = 0;
         while idle < self.turns.len() {
             let Some(peer) = self.turns.pop_front() else { return };
@@ -131,7 +132,8 @@ mod tests {
     const RANKS: u32 = 5;
 
     proptest! {
-        /// Whatever is taken and given back: no index is taken twice, and who holds less than its share gets another.
+        /// In any sequence of takes and returns, no index is taken twice, and a peer that holds
+        /// less than its share gets another.
         #[test]
         fn a_share_is_there_for_each_peer(
             steps in proptest::collection::vec((1..RANKS, any::<bool>()), 1..400),
@@ -162,8 +164,8 @@ mod tests {
             }
         }
 
-        /// Peers that refuse hold up nobody: all that waits for the others is posted, in order for each of them, and
-        /// those that accept take turns.
+        /// Peers that refuse hold up no other: all that waits for the others is posted, in order
+        /// for each, and peers that accept take turns.
         #[test]
         fn what_some_refuse_stops_nothing_else(
             items in proptest::collection::vec(1..RANKS, 0..100),
@@ -192,7 +194,7 @@ mod tests {
                 prop_assert_eq!(theirs(&posted), expected);
                 prop_assert_eq!(queues.is_empty(peer), !stalled[peer as usize] || theirs(&all).is_empty());
             }
-            // In each turn, all that still have something come once.
+            // In each turn, all peers that still have something come once.
             for upto in 0..posted.len() {
                 let count = |peer: u32| posted[..upto].iter().filter(|item| item.0 == peer).count();
                 let most = (1..RANKS).map(count).max().unwrap_or(0);
@@ -201,7 +203,7 @@ mod tests {
                     prop_assert!(!waits || count + 1 >= most, "rank {} has {} of {}", peer, count, most);
                 }
             }
-            // Who was stalled goes on where it was, or is given up.
+            // A peer that was stalled goes on where it was, or is given up.
             let mut rest = queues.drain(1).len();
             prop_assert!(queues.is_empty(1));
             queues.post(|&(peer, _)| {
@@ -213,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Of a scarce thing, each peer gets as much, whoever has most to post.
+    /// Each peer gets as much of a scarce resource, whichever has most to post.
     #[test]
     fn turns_go_on_from_call_to_call() {
         let mut queues = Queues::new(3);

@@ -1,7 +1,7 @@
-//! Ranks whose events are dealt with in an order of the test's own, over `tcp;ofi_rxm`.
+//! Ranks whose events the test processes in an order of its own, over `tcp;ofi_rxm`.
 //!
-//! The test holds the lock of an engine, so that nobody else deals with what comes, and what it holds back has not
-//! happened for that rank.
+//! The test holds the lock of an engine, so that no other thread processes its events. An event
+//! that the test holds back has not happened for that rank.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::fabric::{Access, At, Change, Fabric, Posted, Region, Signal};
 use crate::fault::Fault;
 
-/// Parts of what is moved.
+/// Parts of a transfer.
 const PARTS: usize = 3;
 
 /// The first endpoint of a rank.
@@ -31,7 +31,7 @@ fn at(region: Region, offset: usize) -> At {
     At { region, offset }
 }
 
-/// Bytes of a transfer in so many parts.
+/// Bytes of a transfer of that many parts.
 fn several_parts(world: &World) -> usize {
     PARTS * world.ranks[0].shared().lock().wire.limits.part
 }
@@ -43,8 +43,8 @@ fn share(world: &mut World, bytes: usize, access: Access) -> (Region, Region) {
     (own, world.ends[1].import(0, key).unwrap())
 }
 
-/// Of a large write neither its signal nor the word that it was dealt with comes before the last part.
-fn a_write_is_dealt_with_when_its_last_part_has_landed(library: &Library) {
+/// Neither the signal of a large write nor its ack comes before the last part.
+fn a_write_is_acknowledged_when_its_last_part_has_landed(library: &Library) {
     let mut world = World::new(library);
     let len = several_parts(&world);
     let (own, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
@@ -54,7 +54,7 @@ fn a_write_is_dealt_with_when_its_last_part_has_landed(library: &Library) {
     let signal = Signal { at: at(far, len), change: Change::Set(7), awaited: true };
 
     let mut engine = world.ranks[0].shared().lock();
-    assert!(engine.wire.uses_immediate, "this provider brings marks");
+    assert!(engine.wire.uses_immediate, "this provider carries immediate data");
     let put = world.ends[1].put(at(near, 0), at(far, 0), len, Some(signal), 1);
     assert_eq!(put.unwrap(), Posted::Pending);
     let (until, mut landed) = (Instant::now() + patience(), Vec::new());
@@ -70,7 +70,7 @@ fn a_write_is_dealt_with_when_its_last_part_has_landed(library: &Library) {
         assert_eq!(world.ends[1].poll().unwrap(), None, "acknowledged, and nothing has landed");
         assert!(Instant::now() < until, "{} parts never came", PARTS - landed.len());
     }
-    // What was said by now is there.
+    // Every ack that was sent by now has arrived.
     for _ in 0..1000 {
         assert_eq!(world.ends[1].poll().unwrap(), None, "acknowledged, and nothing has landed");
     }
@@ -120,9 +120,9 @@ fn a_read_completes_with_its_last_part(library: &Library) {
     world.end();
 }
 
-/// More writes with headers than there are slots for: those that have no credit wait, and all arrive.
+/// More writes with headers than there are slots: writes without credit wait, and all arrive.
 fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
-    // A slot for each, of a cell and its data.
+    // Bytes of each write: a cell and its data.
     const SLOT: usize = 64;
     const DATA: usize = SLOT - size_of::<u64>();
     let mut world = World::new(library);
@@ -142,7 +142,7 @@ fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
         let (from, to) = (at(near, place + size_of::<u64>()), at(far, place + size_of::<u64>()));
         let put = world.ends[1].put(from, to, DATA, Some(signal), number as u64);
         assert_eq!(put.unwrap(), Posted::Pending);
-        assert_eq!(world.ends[1].poll().unwrap(), None, "dealt with by a rank that does not look");
+        assert_eq!(world.ends[1].poll().unwrap(), None, "acknowledged by a rank that does not look");
     }
     drop(stalled);
     let mut done = vec![false; count];
@@ -162,8 +162,7 @@ fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
     world.end();
 }
 
-/// More parts than a provider takes at once: what is said of the channel, and that the rank leaves, comes behind all of
-/// them.
+/// More parts than a provider takes at once: `Close` and `Leave` come behind all of them.
 fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
     const PART: usize = 4 << 10;
     const LEN: usize = 300 * PART;
@@ -202,8 +201,8 @@ fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
     });
 }
 
-/// A rank that has let marked writes go, and closed, does not say so before their target has dealt with them, and does
-/// not leave.
+/// A rank that has sent writes with immediate data, and closed its endpoint, neither says so before
+/// the target has processed them nor leaves.
 fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
     let mut world = World::new(library);
     let len = several_parts(&world);
@@ -243,7 +242,7 @@ fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
     world.end();
 }
 
-/// Nothing that is in flight is waited for there.
+/// A failed world does not wait for operations in flight.
 fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
     let mut world = World::new(library);
     let len = several_parts(&world);
@@ -260,7 +259,8 @@ fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
     world.end();
 }
 
-/// The peer has left, answers nothing more, and is found to have ended: the read ends with an error that names it.
+/// The peer has left, answers nothing more, and is found to have ended: the read ends with an error
+/// that names the peer.
 fn a_read_from_a_rank_that_left_ends(library: &Library) {
     let mut world = World::new(library);
     let (_, far) = share(&mut world, size_of::<u64>(), Access::Read);
@@ -282,7 +282,7 @@ fn a_read_from_a_rank_that_left_ends(library: &Library) {
         engine.progress();
         drop(engine);
         match world.ends[1].poll() {
-            Ok(completion) => assert!(completion.is_none(), "nobody has answered"),
+            Ok(completion) => assert!(completion.is_none(), "no rank has answered"),
             Err(error) => break error,
         }
         assert!(Instant::now() < until, "it never ended");
@@ -292,7 +292,7 @@ fn a_read_from_a_rank_that_left_ends(library: &Library) {
     world.end();
 }
 
-/// The next event of this kind at a rank. All others, and those of its peer, are dealt with.
+/// The next event of this kind at a rank. All other events, and those of its peer, are processed.
 fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: impl Fn(&Event) -> bool) -> Event {
     loop {
         peer.progress();
@@ -311,8 +311,8 @@ fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: imp
     }
 }
 
-/// That a write with a header has gone out says nothing of the peer, which may be stopped or dead; that it has answered
-/// a read does.
+/// A write with a header that has gone out says nothing about the peer, which may be stopped or
+/// dead; the answer to a read does.
 fn only_what_a_peer_answers_is_a_sign_of_life(library: &Library) {
     const LEN: usize = 64;
     let mut world = World::new(library);
@@ -338,7 +338,7 @@ fn only_what_a_peer_answers_is_a_sign_of_life(library: &Library) {
     world.end();
 }
 
-/// It hears of the target although there is nothing to acknowledge yet.
+/// The writer gets a sign of life although there is nothing to acknowledge yet.
 fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
     const LOOKS: u32 = 1000;
     let mut world = World::new(library);
@@ -353,7 +353,7 @@ fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
     let put = writer.put(CHANNEL, (at(near, 0), at(far, 0), len), Some(signal), 1);
     assert_eq!(put.unwrap(), Posted::Pending);
     let landed = next_event(&mut target, &mut writer, until, |event| matches!(event, Event::Landed(_)));
-    // All else that there is to be said.
+    // Let all other messages arrive.
     let mut quiet = 0;
     while quiet < LOOKS {
         target.progress();
@@ -373,7 +373,7 @@ fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
     world.end();
 }
 
-/// Whichever of its messages a peer sees first.
+/// In either order of its messages.
 fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library) {
     let world = World::new(library);
     let mut engine = world.ranks[0].shared().lock();
@@ -401,7 +401,7 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library
 }
 
 fn all(library: &Library) {
-    a_write_is_dealt_with_when_its_last_part_has_landed(library);
+    a_write_is_acknowledged_when_its_last_part_has_landed(library);
     a_read_completes_with_its_last_part(library);
     a_rank_that_does_not_look_loses_nothing(library);
     a_channel_is_closed_behind_the_parts_that_wait(library);
@@ -414,7 +414,7 @@ fn all(library: &Library) {
 }
 
 #[test]
-fn nothing_is_done_before_its_data_is_dealt_with() {
+fn nothing_completes_before_its_data_is_processed() {
     if let Some(library) = library() {
         all(&library);
     }

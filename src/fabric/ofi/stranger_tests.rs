@@ -1,5 +1,5 @@
-//! What an endpoint can do to a world that has not introduced it: over `tcp;ofi_rxm`, where anybody who knows an address
-//! can connect.
+//! What an endpoint that is not part of a world can do to it, over `tcp;ofi_rxm`, where any process
+//! that knows an address can connect.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -50,7 +50,7 @@ impl World {
         World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
     }
 
-    /// A world whose rank 1 has a device that brings no more than so many bytes to a queue.
+    /// A world whose rank 1 has a device with at most `cq_data` bytes of immediate data.
     fn with_a_lesser_device(library: &Library, cq_data: u32) -> Self {
         let settings = OfiSettings { provider: Some(PROVIDER.to_owned()), ..OfiSettings::default() };
         let (infos, all_told) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
@@ -73,7 +73,7 @@ impl World {
         World::of(ranks.into())
     }
 
-    /// Memory of rank 0, full of a byte: the key and the place by which the provider knows it.
+    /// Memory of rank 0, filled with a byte: its key and the provider's remote address.
     fn share(&mut self, access: Access, byte: u8) -> (u64, u64) {
         let region = self.ends[0].register(LEN, access).unwrap();
         self.ends[0].window(region).unwrap().write(0, &[byte; LEN]);
@@ -81,8 +81,8 @@ impl World {
         (key, base)
     }
 
-    /// More messages and writes from rank 1 to rank 0 than are in flight at a time; none may be missing, and none be taken
-    /// for a stranger's.
+    /// Sends more messages and writes from rank 1 to rank 0 than can be in flight at once; none may
+    /// be lost, and none be taken for a stranger's.
     fn works(&mut self) {
         let before = self.ranks[0].strangers();
         let region = self.ends[0].register(LEN, Access::Write).unwrap();
@@ -93,7 +93,7 @@ impl World {
         for round in 1..=200 {
             let signal = Signal { at: At { region: far, offset: 0 }, change: Change::Set(round), awaited: true };
             let (from, to) = (At { region: near, offset: 0 }, At { region: far, offset: 8 });
-            // In a message, and by a write that brings one along.
+            // In a message, and by a write that carries a header.
             let len = if round % 2 == 0 { 8 } else { 48 };
             if self.ends[1].put(from, to, len, Some(signal), round).unwrap() == Posted::Pending {
                 while self.ends[1].poll().unwrap().is_none() {
@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-/// Somebody who knows the address of rank 0, and nothing else.
+/// A process that knows the address of rank 0, and nothing else.
 struct Stranger {
     list: InfoList,
     domain: Arc<Domain>,
@@ -130,7 +130,8 @@ impl Stranger {
         Stranger { domain, address, list }
     }
 
-    /// A new endpoint: what is refused ends the connection that it came by. And rank 0, as it knows it.
+    /// A new endpoint, because a refused operation ends its connection; and the number of rank 0
+    /// there.
     fn endpoint(&self) -> (Arc<ofi::Endpoint>, u64) {
         let queue = Queue::open(self.domain.clone(), 64, Sign::None).unwrap();
         let endpoint = ofi::Endpoint::open(self.domain.clone(), self.list.iter().next().unwrap(), queue, 2).unwrap();
@@ -138,15 +139,15 @@ impl Stranger {
         (endpoint, peer)
     }
 
-    /// Tries a one-sided operation; what its near side, first full of a byte, holds when it has completed. Nothing if it
-    /// was refused.
+    /// Tries a one-sided operation. Returns its local memory, first filled with a byte, after
+    /// completion; `None` if the operation was refused.
     fn tries(
         &self,
         byte: u8,
         post: impl Fn(&ofi::Endpoint, Local, u64, *mut c_void) -> Result<(), Code>,
     ) -> Option<[u8; LEN]> {
         let (endpoint, peer) = self.endpoint();
-        // Never freed: an operation that has not completed may still use them.
+        // Never freed: an operation that has not completed may still use it.
         let near = Box::into_raw(Box::new([byte; LEN]));
         let context = Box::into_raw(Box::new(sys::fi_context2 { internal: [ptr::null_mut(); 8] }));
         let local = Local { base: near.cast(), len: LEN, descriptor: ptr::null_mut() };
@@ -162,7 +163,7 @@ impl Stranger {
         }
         loop {
             match endpoint.queue().read(&mut [NO_COMPLETION; 4]) {
-                // SAFETY: it has completed, so nobody writes there any more.
+                // SAFETY: the operation has completed, so nothing writes there any more.
                 Ok(_) => return Some(unsafe { near.read() }),
                 Err(Code::AVAILABLE) => return None,
                 Err(Code::AGAIN) => assert!(Instant::now() < until, "it never completed"),
@@ -193,14 +194,14 @@ impl Stranger {
 
     fn reads(&self, (key, address): (u64, u64)) -> Option<[u8; LEN]> {
         self.tries(0, |endpoint, to, peer, context| {
-            // SAFETY: this provider wants no registration of the near side, which lives for ever.
+            // SAFETY: this provider needs no registration of local memory, which lives for ever.
             unsafe { endpoint.read(to, Remote { peer, address, key }, context) }
         })
     }
 
     /// Whether it wrote there.
     fn writes(&self, (key, address): (u64, u64)) -> bool {
-        // Completion means that it lies there.
+        // Completion means that the data has landed.
         let how = (sys::FI_DELIVERY_COMPLETE, 0);
         let written = self.tries(0xBD, |endpoint, from, peer, context| {
             // SAFETY: as above.
@@ -210,7 +211,7 @@ impl Stranger {
     }
 }
 
-/// Not with keys that are counted, and not with those beside one that it knows.
+/// Neither sequential keys nor keys close to a known one work.
 #[test]
 fn an_endpoint_that_was_never_introduced_reads_nothing() {
     let Some(library) = library() else { return };
@@ -223,12 +224,13 @@ fn an_endpoint_that_was_never_introduced_reads_nothing() {
     for near in [another.wrapping_add(1), another.wrapping_sub(1), another ^ 1 << 63, another & u64::from(u32::MAX)] {
         assert_eq!(stranger.reads((near, base)), None, "a key near another");
     }
-    // It could if it knew the key.
+    // With the key it can read.
     assert_eq!(stranger.reads((key, base)), Some([0x42; LEN]));
     world.end();
 }
 
-/// Even with the keys it does only what the role of the memory takes; what no peer needs has no key.
+/// Even with the keys it can do only what the role of the memory allows; memory that no peer needs
+/// has no key.
 #[test]
 fn the_provider_keeps_to_the_role_of_memory() {
     let Some(library) = library() else { return };
@@ -252,7 +254,7 @@ fn the_provider_keeps_to_the_role_of_memory() {
     world.end();
 }
 
-/// Whatever a message asks for, without the secret it changes nothing.
+/// A message without the secret changes nothing, whatever it asks for.
 #[test]
 fn messages_without_the_secret_change_nothing_and_are_counted() {
     let Some(library) = library() else { return };
@@ -281,10 +283,10 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
             messages.push([&message.encode()[..], &data].concat());
         }
     }
-    // The secret in another place; too short for a header; nothing at all.
+    // The secret at another offset; too short for a header; all zero.
     let put = Message { secret, from: 1, number: 2, ack: 0, channel: 1, len: 0, content: contents[0] }.encode();
     messages.extend([[&put[40..48], &put[..40]].concat(), put[..47].to_vec(), vec![0; 48]]);
-    // A layout with 32 bits to tell jobs apart: the same put.
+    // The same put in a layout with a 32-bit job number.
     let words = [0x0001_0101, 1, secret as u32, 2, 0, 0, 0, 0, 0, 0, 666, 0];
     messages.push(words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect());
     stranger.sends(&world, &messages);
@@ -301,7 +303,7 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
     world.end();
 }
 
-/// Over this provider a write of no bytes brings what it says without any key.
+/// Over this provider a write of no bytes delivers immediate data without any key.
 #[test]
 fn a_write_without_the_tag_has_not_landed() {
     let Some(library) = library() else { return };
@@ -319,13 +321,14 @@ fn a_write_without_the_tag_has_not_landed() {
             [0, 1, IN_SLOT - 1, IN_SLOT, IN_SLOT | 2].into_iter().for_each(|which| dropped(1, which, tag));
         }
         dropped(2, 1, tag);
-        dropped(1, IN_SLOT | 9, tag); // nobody has written to that slot
+        dropped(1, IN_SLOT | 9, tag); // no rank has written to that slot
     }
     world.works();
     world.end();
 }
 
-/// Marks and their tags are what all ranks can take, whatever the own device brings.
+/// All ranks use the immediate data and tags that every device supports, whatever their own device
+/// supports.
 #[test]
 fn ranks_with_different_devices_write_what_all_can_take() {
     let Some(library) = library() else { return };
@@ -345,7 +348,7 @@ fn ranks_with_different_devices_write_what_all_can_take() {
     }
 }
 
-/// 32 bits can be guessed, but not at leisure.
+/// 32 bits can be guessed, but the job fails before that.
 #[test]
 fn a_job_does_not_let_its_tag_be_guessed() {
     let Some(library) = library() else { return };

@@ -1,8 +1,9 @@
-//! Peers that seem to have ended, until that is believed.
+//! Peers that seem to have ended, until the suspicion is confirmed.
 //!
-//! What a process sent before it ended may lie here unread: its last outcomes, that it leaves in good order, or whose
-//! death it ended for. So a suspicion is believed only when this rank has looked at the network for a while and its
-//! last look found nothing. Time in which this process was stopped does not count.
+//! What a process sent before it ended may lie here unread: its last outcomes, that it leaves in
+//! good order, or whose death it ended for. So a suspicion is confirmed only when this rank has
+//! looked at the network for a while and its last look found nothing. Time in which this process
+//! was stopped does not count.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -10,23 +11,24 @@ use std::time::{Duration, Instant};
 
 use crate::fabric::watch::ENDED;
 
-/// How long a peer is suspected, in time that this process ran, before that is believed.
+/// How long a peer is suspected, in time that this process ran, before the suspicion is confirmed.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Looks at the network in that time, at least.
 const LOOKS: u32 = 8;
 
-/// The most that counts of the time between two looks. A process that was stopped in between has run for less.
+/// The most that counts of the time between two looks: a process that was stopped in between has
+/// run for less.
 pub(super) const STEP: Duration = Duration::from_millis(20);
 
-/// What speaks against a peer.
+/// The evidence against a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Evidence {
-    /// The kernel says that its process has ended.
+    /// The kernel reports that its process has ended.
     Ended,
-    /// What was to reach it did not, for this reason.
+    /// An operation did not reach it, for this reason.
     Unreachable(String),
-    /// Nothing was heard of it for so long.
+    /// It was silent for this long.
     Silent(Duration),
 }
 
@@ -42,7 +44,7 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// The peers that are suspected, in the order in which they came to be.
+/// The suspected peers, oldest suspicion first.
 #[derive(Debug)]
 pub(super) struct Suspects {
     suspects: Vec<Suspect>,
@@ -54,7 +56,7 @@ pub(super) struct Suspects {
 struct Suspect {
     peer: u32,
     evidence: Evidence,
-    /// How long it has been suspected, and how many looks.
+    /// Time and looks since the suspicion began.
     time: Duration,
     looks: u32,
 }
@@ -73,26 +75,27 @@ impl Suspects {
         self.suspects.iter().any(|suspect| suspect.peer == peer && suspect.evidence == Evidence::Ended)
     }
 
-    /// Suspects a peer from now on.
+    /// Begins to suspect a peer.
     pub(super) fn add(&mut self, peer: u32, evidence: Evidence, now: Instant) {
         if self.suspects.is_empty() {
             self.looked = now;
         }
         match self.suspects.iter_mut().find(|suspect| suspect.peer == peer) {
             None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0 }),
-            // The kernel's word is the clearest, and the same on every rank of the machine.
+            // The kernel's report is the clearest evidence, and the same on every rank of the
+            // machine.
             Some(known) if evidence == Evidence::Ended => known.evidence = evidence,
             Some(_) => {}
         }
     }
 
-    /// Drops the suspicions that `is_cleared` says have come to nothing.
+    /// Drops the suspicions that `is_cleared` finds unfounded.
     pub(super) fn clear(&mut self, is_cleared: impl Fn(u32, &Evidence) -> bool) {
         self.suspects.retain(|suspect| !is_cleared(suspect.peer, &suspect.evidence));
     }
 
-    /// This rank has just looked at the network, and dealt with what there was; `quiet` if that was nothing. Returns a
-    /// peer whose end is believed from now on.
+    /// Counts a look at the network after which all events are processed; `quiet` if there were
+    /// none. Returns a peer whose end is confirmed now.
     pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
         let step = now.saturating_duration_since(self.looked).min(STEP);
         self.looked = now;
@@ -115,7 +118,8 @@ mod tests {
 
     const MILLISECOND: Duration = Duration::from_millis(1);
 
-    /// Stopped for 11 s right after a peer was suspected: what the peer sent before it ended is dealt with first.
+    /// This process is stopped for 11 s right after a peer was suspected. What the peer sent before
+    /// it ended is processed first.
     #[test]
     fn a_stop_confirms_no_suspicion() {
         let mut now = Instant::now();
@@ -124,12 +128,12 @@ mod tests {
             suspects.add(3, evidence.clone(), now);
             now += Duration::from_secs(11);
             assert_eq!(suspects.confirm(now, true), None, "{evidence:?}: only a look from now on counts");
-            // Dealing with what came takes a while, in which the queue may seem empty.
+            // Processing what came takes a while, in which the queue may seem empty.
             for look in 0..40 {
                 now += MILLISECOND;
                 assert_eq!(suspects.confirm(now, look % 2 == 0), None, "{evidence:?}, look {look}");
             }
-            // Among it was that the peer leaves.
+            // One of the messages said that the peer leaves.
             suspects.clear(|peer, _| peer == 3);
             now += Duration::from_secs(11);
             assert_eq!(suspects.confirm(now, true), None);
@@ -157,8 +161,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the time between looks: nobody is convicted before this process has run and looked for long
-        /// enough, nor while something arrives, nor later than then.
+        /// For any times between looks: no peer is confirmed before this process has run and looked
+        /// for long enough, nor while something arrives, nor later than then.
         #[test]
         fn only_time_that_the_process_ran_counts(
             looks in proptest::collection::vec((0..50_000u64, any::<bool>()), 1..60),

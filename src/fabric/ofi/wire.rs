@@ -1,5 +1,5 @@
-//! libfabric's endpoint with the memory that its operations need: rooms for messages, and a context
-//! for each operation under way.
+//! libfabric's endpoint with the memory that its operations need: message buffers, and a context
+//! for each operation in flight.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -15,38 +15,38 @@ use super::shares::{Pool, peers};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, Window};
 
-/// Rooms in which messages arrive.
+/// Message buffers for incoming messages.
 const RECEIVE_BUFFERS: usize = 128;
 
-/// Rooms from which messages are sent, where no more ranks have to share them.
+/// Message buffers for outgoing messages, unless the world has more peers.
 const SEND_BUFFERS: usize = 64;
 
-/// Rooms of each peer's share that are kept for messages which wait for nothing.
+/// Buffers of each peer's share that are reserved for uncounted messages, which wait for no other.
 const RESERVED: usize = 1;
 
-/// Bytes of a room: a message, to the next line.
+/// Bytes of a message buffer: a message, rounded up to a cache line.
 const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
 
-/// Where in the memory of the rooms the note of an operation lies: behind the room of injected messages, which has the
-/// number of the first operation's context.
+/// The offset of the header that write `number` carries. Headers lie behind the buffer of injected
+/// messages, which has the index of the first transfer's context.
 fn header_at(first_transfer: usize, number: usize) -> usize {
     (first_transfer + 1) * BUFFER_BYTES + number * SLOT_BYTES
 }
 
-/// What a context that libfabric hands back belonged to.
+/// What has happened to an operation, or at a peer.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    /// A message arrived: its room and length.
+    /// A message arrived: its buffer and length.
     Message(usize, usize),
-    /// A message was sent, and its room is free again.
+    /// A message was sent, and its buffer is free again.
     Sent,
-    /// A part of this transfer, to or from this peer, was moved.
+    /// A part of this transfer, to or from this peer, has completed.
     Moved(u32, u32),
-    /// A peer's write with this mark landed here.
+    /// A peer's write with this immediate data landed here.
     Landed(u64),
-    /// An operation towards this peer failed, a part of this transfer if it was one.
+    /// An operation to this peer failed; the transfer, if it was part of one; and the reason.
     Failed(u32, Option<u32>, String),
-    /// Nothing that matters.
+    /// An event of no interest.
     Nothing,
 }
 
@@ -54,19 +54,19 @@ pub(super) enum Event {
 #[repr(C, align(64))]
 struct Context(sys::fi_context2);
 
-/// What an operation under way is for.
+/// The purpose of an operation in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Operation {
     peer: u32,
     transfer: u32,
 }
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// To the peer.
     Out,
-    /// To the peer, whose queue gets this mark.
+    /// To the peer, with this immediate data.
     OutWithImmediate(u64),
     /// From the peer.
     In,
@@ -76,28 +76,30 @@ pub(super) enum Way {
 pub(super) struct Wire {
     endpoint: Arc<Endpoint>,
     registrar: Registrar,
-    /// Where peers write notes; none if writes cannot bring any. Apart from the rooms, which nobody else may write, and
-    /// before them: a registration keeps the endpoint alive, which may use them.
+    /// Where peers write headers; `None` if writes carry none. Peers may write it, unlike the
+    /// message buffers, so it is memory of its own. It is declared before the buffers: a
+    /// registration keeps the endpoint alive, and the endpoint may use the buffers.
     header_slots: Option<Registered>,
     buffers: Registered,
-    /// By use: receiving rooms first, then sending ones, then operations. libfabric holds their
-    /// addresses, so they stay where they are.
+    /// Contexts of receive buffers first, then of send buffers, then of transfers. libfabric holds
+    /// their addresses, so they never move.
     contexts: Box<[Context]>,
     operations: Vec<Operation>,
     sending: Pool,
     moving: Pool,
-    /// The first context of an operation, and the room from which messages are injected: behind the others.
+    /// The first context of a transfer, and the buffer for injected messages behind the others.
     first_transfer: usize,
     pub(super) limits: Limits,
-    /// Bytes that a peer's write can bring to the queue.
+    /// Bytes of immediate data that a peer's write can bring.
     cq_data: usize,
-    /// Whether writes can bring a mark, and whether it can have a tag: on this rank, until [`Wire::agree`].
+    /// Whether writes carry immediate data, and whether it has a tag: for this rank alone until
+    /// [`Wire::agree`].
     pub(super) uses_immediate: bool,
     pub(super) tags_immediate: bool,
     entries: [sys::fi_cq_data_entry; 16],
     read: std::ops::Range<usize>,
     failed: Option<Event>,
-    /// What to sleep on, and of how many changes that is the outcome, if it was found out.
+    /// What to sleep on, and the provider's change count at which that was read, if it is known.
     watched: Arc<[Watched]>,
     changes: Option<u64>,
 }
@@ -111,7 +113,7 @@ impl std::fmt::Debug for Wire {
     }
 }
 
-/// Whether an operation was posted; if not, there is no room for it now.
+/// Whether an operation was posted; `false` if the provider or this rank has no free resource now.
 pub(super) type Posted = Result<bool, Code>;
 
 fn posted(result: Result<(), Code>) -> Posted {
@@ -134,10 +136,11 @@ impl Wire {
         let brings = info.domain().map_or(0, |domain| domain.cq_data_size);
         let uses_immediate = cq_data.unwrap_or(limits.cq_data) && brings >= ImmediateData::BYTES;
         let places = info.transmit().map_or(0, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
-        // Behind the rooms the notes that go out; apart from them those that come in.
+        // Outgoing headers lie behind the message buffers; header slots for incoming ones are
+        // memory of their own.
         let buffers = header_at(first_transfer, limits.moving);
         let header_slots = (uses_immediate && places >= 2).then(|| header_slots::size(ranks));
-        // Both grow with the world.
+        // Both grow with the number of ranks.
         let need = (buffers + header_slots.unwrap_or(0)) as u64;
         check_memory(rank, "make message buffers", need).map_err(Failed::System)?;
         let buffers = registrar.allocate(buffers, Purpose::Messages)?;
@@ -176,25 +179,26 @@ impl Wire {
         [&self.buffers].into_iter().chain(&self.header_slots).map(Registered::window)
     }
 
-    /// Where peers write notes to this rank; nothing if writes cannot bring any.
+    /// Where peers write headers to this rank; `None` if writes carry none.
     pub(super) fn header_slots(&self) -> Option<HeaderSlots> {
         let (key, base) = self.header_slots.as_ref()?.key()?;
         Some(HeaderSlots { key, base })
     }
 
-    /// Bytes that a peer's write may bring to the queue of this rank: none if it is not to be used.
+    /// Bytes of immediate data that a peer's write may bring to this rank: 0 if it is not used.
     pub(super) fn cq_data(&self) -> usize {
         if self.uses_immediate { self.cq_data } else { 0 }
     }
 
-    /// Every rank can take so many bytes, and one of them no more. Devices may differ: a rank that cannot take marks
-    /// would wait for them for ever, and tags that some marks have and others have not make strangers of peers.
+    /// Every rank takes at least `cq_data` bytes, and one of them no more. Devices may differ: a
+    /// rank that takes no immediate data would wait for it for ever, and if some writes had a tag
+    /// and others not, peers would look like strangers.
     pub(super) fn agree(&mut self, cq_data: usize) {
         self.uses_immediate &= cq_data >= ImmediateData::BYTES;
         self.tags_immediate = cq_data >= ImmediateData::TAGGED_BYTES;
     }
 
-    /// A rank's note of this number, copied: the rank may write there again.
+    /// Copies the header in a rank's slot, which the rank may overwrite afterwards.
     pub(super) fn header(&self, from: u32, number: u32) -> Option<[u8; SLOT_BYTES]> {
         let mut header = [0; SLOT_BYTES];
         self.header_slots.as_ref()?.window().read(header_slots::offset(from, number), &mut header);
@@ -219,23 +223,23 @@ impl Wire {
         (offset % size_of::<Context>() == 0 && index < self.contexts.len()).then_some(index)
     }
 
-    /// Offers a room for the next message.
+    /// Posts a buffer for the next message.
     pub(super) fn post_receive(&mut self, buffer: usize) -> Result<(), Code> {
         let (to, context) = (self.buffers.local(buffer * BUFFER_BYTES, BUFFER_BYTES), self.context(buffer));
-        // SAFETY: registered; nobody looks at the room until its completion was read.
+        // SAFETY: registered; no code reads the buffer before its completion.
         unsafe { self.endpoint.receive(to, context) }
     }
 
-    /// The message in a room that was not offered again.
+    /// The message in a buffer that was not posted again.
     pub(super) fn message(&self, buffer: usize, len: usize) -> &[u8] {
         let bytes = self.buffers.window().bytes(buffer * BUFFER_BYTES, len.min(BUFFER_BYTES));
-        // SAFETY: libfabric has completed the receive, and writes there only after `post_receive`, which
-        // needs this value exclusively.
+        // SAFETY: libfabric has completed the receive, and writes there only after `post_receive`,
+        // which needs this value exclusively.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(BUFFER_BYTES)) }
     }
 
-    /// Sends a header and data that `fill` copies behind it, to a place in a window. What is not `counted` waits for
-    /// no room that other messages hold.
+    /// Sends a header, and data that `fill` copies behind it to an offset in a window. An uncounted
+    /// message may use the reserved buffers.
     pub(super) fn send(
         &mut self,
         (peer, address): (u32, u64),
@@ -247,7 +251,7 @@ impl Wire {
         debug_assert!(len <= BUFFER_BYTES);
         let injects = len <= self.endpoint.inject_size();
         let buffer = match injects {
-            // It is copied before the call returns, so there is always room for the next.
+            // The message is copied before the call returns, so the buffer is always free.
             true => Some(self.first_transfer),
             false => self.sending.next(peer, if counted { RESERVED } else { 0 }),
         };
@@ -257,12 +261,12 @@ impl Wire {
         fill(self.buffers.window(), at + header.len());
         let from = self.buffers.local(at, len);
         if injects {
-            // SAFETY: the room belongs to this value, and nobody else looks at it.
+            // SAFETY: the buffer belongs to this value, and no other reference to it exists.
             let message = unsafe { std::slice::from_raw_parts(from.base, from.len) };
             return posted(self.endpoint.inject(message, address));
         }
         let context = self.context(buffer);
-        // SAFETY: registered; the room is taken until the completion was read.
+        // SAFETY: registered; the buffer is taken until the completion was read.
         let sent = posted(unsafe { self.endpoint.send(from, address, context) });
         if sent == Ok(true) {
             self.operations[buffer] = Operation { peer, transfer: 0 };
@@ -271,8 +275,9 @@ impl Wire {
         sent
     }
 
-    /// Moves a part of a transfer between own memory and a peer's. When a part that goes out without
-    /// a mark has completed, it lies in the peer's memory; with one, only that it was read is sure.
+    /// Moves a part of a transfer between own memory and a peer's. The completion of a part without
+    /// immediate data means that it lies in the peer's memory; with immediate data, only that the
+    /// source was read.
     pub(super) fn transfer(
         &mut self,
         transfer: u32,
@@ -282,9 +287,9 @@ impl Wire {
         way: Way,
     ) -> Posted {
         let local = own.0.local(own.1, own.2);
-        // SAFETY: registered memory of an endpoint that is kept until its channel is closed
-        // everywhere. The contract of `put` and `read` is that the source stays as it is, and that
-        // nobody touches the target, until completion.
+        // SAFETY: registered memory of an endpoint that is kept until its channel is closed on all
+        // ranks. By the contract of `put` and `read` the source does not change, and no other
+        // access touches the target, until completion.
         self.start(transfer, peer, |wire, _, context| unsafe {
             match way {
                 Way::Out => wire.endpoint.write([(local, remote)], (sys::FI_DELIVERY_COMPLETE, 0), context),
@@ -296,7 +301,8 @@ impl Wire {
         })
     }
 
-    /// Moves all of a transfer to a peer, with a mark, and a note for it in the same operation.
+    /// Moves all of a transfer to a peer in one operation, with immediate data and with a header
+    /// for a slot there.
     pub(super) fn transfer_with_header(
         &mut self,
         transfer: u32,
@@ -310,13 +316,13 @@ impl Wire {
             let at = header_at(wire.first_transfer, number);
             wire.buffers.window().write(at, header);
             let places = [(local, remote), (wire.buffers.local(at, header.len()), slot)];
-            // SAFETY: as in `transfer`; the note belongs to the context, which is taken until its completion
-            // was read.
+            // SAFETY: as in `transfer`; the header belongs to the context, which is taken until its
+            // completion was read.
             unsafe { wire.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, immediate), context) }
         })
     }
 
-    /// Starts a one-sided operation, which `post` posts with a context, the one of this number among theirs.
+    /// Starts a one-sided operation: `post` gets its number among the transfers and its context.
     fn start(
         &mut self,
         transfer: u32,
@@ -333,7 +339,7 @@ impl Wire {
         moved
     }
 
-    /// Makes progress, and looks what has happened: [`Wire::next`] tells.
+    /// Makes progress and reads completions, which [`Wire::next`] returns.
     pub(super) fn poll(&mut self) -> Result<(), Code> {
         debug_assert!(self.read.is_empty());
         match self.endpoint.queue().read(&mut self.entries) {
@@ -345,13 +351,13 @@ impl Wire {
         Ok(())
     }
 
-    /// What has happened next, as of the last look.
+    /// The next event that [`Wire::poll`] has read.
     pub(super) fn next(&mut self) -> Option<Event> {
         if let Some(failed) = self.failed.take() {
             return Some(failed);
         }
         let entry = self.entries[self.read.next()?];
-        // Both: some providers leave the second flag on completions of the writer, too.
+        // Check both: some providers set the second flag on completions of the writer, too.
         let landed = sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA;
         if entry.flags & landed == landed {
             return Some(Event::Landed(entry.data));
@@ -363,7 +369,7 @@ impl Wire {
         })
     }
 
-    /// An operation is over: its context may be used again.
+    /// An operation is over: its context is free again.
     fn release(&mut self, index: usize) -> Event {
         let Operation { transfer, peer } = self.operations[index];
         if index < self.first_transfer {
@@ -381,7 +387,7 @@ impl Wire {
             failed => failed?,
         };
         Ok(match self.index(failed.context) {
-            // A message that was not for this world may have been too long; its room is as good as new.
+            // A stranger's message may have been too long; its buffer can be posted again.
             Some(buffer) if buffer < RECEIVE_BUFFERS => {
                 self.post_receive(buffer)?;
                 None
@@ -395,7 +401,7 @@ impl Wire {
         })
     }
 
-    /// Whether every message that was handed over has been sent.
+    /// Whether every message that the provider has accepted is sent.
     pub(super) fn has_sent_all(&self) -> bool {
         self.sending.is_whole()
     }
@@ -405,13 +411,13 @@ impl Wire {
         self.has_sent_all() && self.moving.is_whole()
     }
 
-    /// Leaves the endpoint open until the process ends, with all that libfabric knows of it.
+    /// Leaves the endpoint, and all that libfabric knows of it, open until the process ends.
     pub(super) fn abandon(&mut self) {
         std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
     }
 
-    /// What to sleep on until there is something to be read, by those who do not hold this value; empty where the
-    /// provider cannot tell. None if it is not safe to sleep now.
+    /// The descriptors to sleep on until there is something to read, for threads that do not hold
+    /// this value; empty where the provider has none. `None` if it is not safe to sleep now.
     pub(super) fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {
         let queue = self.endpoint.queue();
         let changes = queue.changes();
@@ -420,10 +426,10 @@ impl Wire {
                 queue.refresh();
             }
             self.watched = queue.watched().into();
-            // A process that had no room for copies may have some the next time.
+            // A process that could not copy the descriptors may succeed the next time.
             self.changes = (!self.watched.is_empty()).then_some(changes);
         }
-        // Asking makes progress, which may change the list again.
+        // `try_wait` makes progress, which may change the list again.
         let safe = self.read.is_empty() && self.endpoint.domain().fabric().try_wait(queue).is_ok();
         (safe && queue.changes() == changes).then(|| self.watched.clone())
     }

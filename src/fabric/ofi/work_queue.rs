@@ -1,5 +1,5 @@
-//! Work that a provider runs by itself when a counter has come so far (`FI_QUEUE_WORK`): an endpoint that it runs on, its
-//! memory and its counters.
+//! Deferred work (`FI_QUEUE_WORK`): operations that a provider runs by itself when a counter
+//! reaches a threshold, with the endpoint, the memory and the counters that they use.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -16,17 +16,18 @@ use super::{environment, probe};
 use crate::error::{Error, Result};
 use crate::fabric::{Access, RawAccess, Window};
 
-/// Completions that nobody looks at, until they are read.
+/// Capacity for completions, which are read and ignored.
 const COMPLETIONS: usize = 1024;
 
 /// A provider's queue of deferred work.
 ///
-/// What is done with it can break memory, as with an endpoint. The [`RawAccess`] that opened it has promised that it
+/// Its use can break memory, as with an endpoint. The [`RawAccess`] that opened it promises that it
 /// does not:
 /// - Work is queued again only after it has run, and lives until then.
-/// - Until it has run, the memory that it reads stays registered, and nothing writes it from when the work may be set
-///   off.
-/// - Memory that work or a peer may write is read only after a counter has said that this is over.
+/// - Until it has run, the memory that it reads stays registered, and is not written from when the
+///   work may be triggered.
+/// - Memory that work or a peer may write is read only after a counter has shown that the write is
+///   over.
 pub(crate) struct WorkQueue {
     rank: u32,
     provider: String,
@@ -42,10 +43,10 @@ impl fmt::Debug for WorkQueue {
 }
 
 impl WorkQueue {
-    /// That of one rank of a world of `ranks`.
+    /// Opens the queue of one rank in a world of `ranks`.
     ///
     /// # Errors
-    /// A provider that has none; what it says.
+    /// A provider without deferred work; the provider's error.
     pub(crate) fn open(library: &Library, provider: &str, (rank, ranks): (u32, u32), _: RawAccess) -> Result<Self> {
         let refused = |code: Code| unusable(rank, provider, library, code);
         let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
@@ -74,24 +75,24 @@ impl WorkQueue {
         }
     }
 
-    /// What the provider says when it is asked for something later on, of a counter also.
+    /// The error of an operation on this queue or its counters.
     pub(crate) fn refused(&self, code: Code) -> Error {
         let text = self.domain.fabric().library().error_text(code.0);
         Error::join(self.rank, format!("the provider refuses: {text}"))
     }
 
-    /// Where peers reach the endpoint.
+    /// The address by which peers reach the endpoint.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub(crate) fn address(&self) -> Result<Vec<u8>> {
         self.endpoint.name().map_err(|code| self.unusable(code))
     }
 
-    /// Makes a peer known; the number by which work names it.
+    /// Adds a peer; returns the number by which work names it.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub(crate) fn insert(&self, address: &[u8]) -> Result<u64> {
         self.endpoint.insert(address).map_err(|code| self.refused(code))
     }
@@ -99,23 +100,23 @@ impl WorkQueue {
     /// A counter at 0.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub(crate) fn counter(&self) -> Result<Arc<Counter>> {
         Counter::open(self.domain.clone()).map_err(|code| self.unusable(code))
     }
 
-    /// Makes zeroed memory of whole pages.
+    /// Allocates zeroed memory of whole pages.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Window> {
         allocate(self.rank, bytes).map_err(|failed| self.failed(failed))
     }
 
-    /// Registers a part of a window, with a counter of what peers write there, if one is given.
+    /// Registers a part of a window, with a counter of remote writes, if one is given.
     ///
     /// # Errors
-    /// What the system or the provider says.
+    /// The error of the system or of the provider.
     pub(crate) fn register(
         &self,
         window: &Window,
@@ -127,8 +128,8 @@ impl WorkQueue {
         registered.map_err(|failed| self.failed(failed))
     }
 
-    /// Work that writes the first bytes of some memory to a peer when `when` has come so far, and counts that as `done`
-    /// when they may be written again.
+    /// Work that writes the first `len` bytes of `from` to a peer when `when` reaches the
+    /// threshold, and adds to `done` when the source may be written again.
     pub(crate) fn write_when(
         &self,
         when: Arc<Counter>,
@@ -139,27 +140,28 @@ impl WorkQueue {
         Work::write(when, self.endpoint.clone(), from.local(0, len), to, done)
     }
 
-    /// Queues work to run when its counter has reached `threshold`; at once, if it has.
+    /// Queues work to run when its counter reaches `threshold`; at once, if it already has.
     ///
     /// # Errors
-    /// What the provider says: what it can queue is limited.
+    /// The provider's error; the length of its queue is limited.
     pub(crate) fn enqueue(&self, work: &mut Work, threshold: u64) -> Result<()> {
-        // SAFETY: as this queue's `RawAccess` has promised: the work is not queued now, and it and its memory live until
-        // it has run.
+        // SAFETY: as this queue's `RawAccess` has promised: the work is not queued now, and it and
+        // its memory live until it has run.
         let queued = unsafe { work.queue(&self.domain, threshold) };
         queued.map_err(|code| self.refused(code))
     }
 
-    /// Writes the first bytes of some memory, which never changes, to a peer now.
+    /// Writes the first `len` bytes of memory that never changes to a peer now.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub(crate) fn write(&self, (from, len): (&Registered, usize), to: Remote) -> Result<()> {
         let places = [(from.local(0, len), to)];
         loop {
-            // SAFETY: as this queue's `RawAccess` has promised: the source stays registered, and nothing writes it.
+            // SAFETY: as this queue's `RawAccess` has promised: the source stays registered, and
+            // nothing writes it.
             let written = unsafe { self.endpoint.write(places, (0, 0), std::ptr::null_mut()) };
-            // Completions are not needed, but they have to go somewhere.
+            // Drop completions, so that their queue does not fill up.
             let _ = self.endpoint.queue().read(&mut [NO_COMPLETION; 16]);
             match written {
                 Ok(()) => return Ok(()),
@@ -170,7 +172,7 @@ impl WorkQueue {
     }
 }
 
-/// What the provider says when it is opened.
+/// The error of opening a provider.
 fn unusable(rank: u32, provider: &str, library: &Library, code: Code) -> Error {
     Error::join(rank, format!("{provider}: {}", library.error_text(code.0)))
 }

@@ -1,4 +1,4 @@
-//! What concerns all ranks: exchanges, failure, and the end.
+//! What concerns all ranks: exchanges, failure, close and leave.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Engine {
-    /// Gives bytes to an exchange, which is the next.
+    /// Gives this rank's bytes to the next exchange.
     pub(in crate::fabric::ofi) fn give(&mut self, turn: u64, mine: &[u8]) {
         self.turn = turn;
         let content = Content::Exchange { turn };
@@ -23,30 +23,29 @@ impl Engine {
     pub(super) fn gather(&mut self, turn: u64, rank: u32, data: Vec<u8>) {
         let ranks = self.peers.len();
         self.gathered.entry(turn).or_insert_with(|| vec![None; ranks])[rank as usize] = Some(data);
-        // Whoever waits for an exchange sleeps on channel 0.
+        // A caller that waits for an exchange sleeps on channel 0.
         self.channel(0).wake();
     }
 
-    /// Ranks that have not given anything to an exchange.
+    /// Ranks whose bytes for an exchange have not come.
     pub(in crate::fabric::ofi) fn not_gathered(&self, turn: u64) -> Vec<u32> {
         let given = self.gathered.get(&turn);
         let lacks = |rank: &u32| given.is_none_or(|given| given[*rank as usize].is_none());
         (0..self.ranks()).filter(lacks).collect()
     }
 
-    /// What all ranks gave.
+    /// Takes what all ranks gave to an exchange.
     pub(in crate::fabric::ofi) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
     }
 
-    // The end of things.
-
-    /// Something that was to reach a peer did not.
+    /// An operation did not reach a peer.
     pub(super) fn suspect_unreachable(&mut self, peer: u32, how: &str) {
         self.suspect(peer, Evidence::Unreachable(how.to_owned()));
     }
 
-    /// A peer seems to have ended. What it sent before, and what others say of it, may still be unread.
+    /// Suspects that a peer has ended. What it sent before, and what others say of it, may still be
+    /// unread.
     pub(in crate::fabric::ofi) fn suspect(&mut self, peer: u32, evidence: Evidence) {
         if !self.is_done_with(peer) {
             self.suspects.add(peer, evidence, Instant::now());
@@ -57,31 +56,31 @@ impl Engine {
         !self.suspects.is_empty()
     }
 
-    /// Whether there is nothing new in that a peer's process has ended.
+    /// Whether the end of a peer's process is known already.
     pub(in crate::fabric::ofi) fn knows_end_of(&self, peer: u32) -> bool {
         self.suspects.has_ended(peer) || self.is_done_with(peer)
     }
 
-    /// Whether a peer is gone, and no transfer waits for what the provider says of it.
+    /// Whether a peer is gone and no transfer waits for the provider's report on it.
     pub(in crate::fabric::ofi) fn is_done_with(&self, peer: u32) -> bool {
         self.peers[peer as usize].gone && !self.has_transfers(peer)
     }
 
-    /// Whether this rank waits for something of a peer that has left.
+    /// Whether this rank waits for a peer that has left.
     pub(in crate::fabric::ofi) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
         let asks = self.atomics.iter().any(|atomic| atomic.peer == peer);
         asks || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
     }
 
-    /// Whether there are transfers to or from a peer of which it is not known how they end.
+    /// Whether a transfer to or from a peer can still complete or fail.
     fn has_transfers(&self, peer: u32) -> bool {
         let undecided = |transfer: &Transfer| transfer.parts > 0 && !transfer.failed;
         self.transfers.iter().any(|transfer| transfer.peer == peer && undecided(transfer))
     }
 
-    /// After a look at the network: a suspect whose end is believed now is gone if it had left in good order; else it
-    /// is dead, and the world fails.
+    /// Confirms suspicions after a look at the network: a confirmed peer that had left in good
+    /// order is gone; any other is dead, and the world fails.
     pub(super) fn confirm_suspects(&mut self) {
         let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
         suspects.clear(|peer, evidence| {
@@ -94,13 +93,13 @@ impl Engine {
         if !self.peers[peer as usize].left {
             return self.fail(Failure::Died { peer, how: evidence.to_string() });
         }
-        // Nobody is there to answer, whatever the provider says of what is in flight, and when.
+        // The peer cannot answer, whatever the provider reports of operations in flight, and when.
         let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);
         in_flight.for_each(|transfer| transfer.failed = true);
         self.forget(peer);
     }
 
-    /// Fails the world, and tells the others.
+    /// Fails the world and tells the other ranks.
     pub(in crate::fabric::ofi) fn fail(&mut self, failure: Failure) {
         if self.failure.is_none() {
             self.record_failure(failure);
@@ -108,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Tells the others why the world has failed, if it has. `last` if this rank goes.
+    /// Tells the other ranks why the world has failed, if it has. `last` if this rank ends.
     fn announce_failure(&mut self, last: bool) {
         let Some(failure) = self.failure.clone() else { return };
         let (content, text) = match failure {
@@ -132,7 +131,8 @@ impl Engine {
         }
     }
 
-    /// This rank has no further use for a channel. The others hear so when nothing of it is in flight.
+    /// Closes a channel on this rank. The others are told when no operation of this rank is in
+    /// flight there.
     pub(in crate::fabric::ofi) fn close(&mut self, channel: u16) {
         let own = self.channel(channel);
         own.is_open = false;
@@ -141,9 +141,9 @@ impl Engine {
         self.close_settled();
     }
 
-    /// Tells the others of closed channels in which nothing of this rank is in flight any more. A peer that has heard
-    /// so from all gives the memory back, and `Close` would overtake parts that wait to be posted; messages and writes
-    /// that were posted are not ordered among each other either.
+    /// Tells the others of closed channels in which no operation of this rank is in flight. A peer
+    /// that has heard so from all ranks frees the memory, and `Close` would overtake parts that
+    /// wait to be posted; posted messages and writes are not ordered among each other either.
     pub(super) fn close_settled(&mut self) {
         for index in (0..self.closing.len()).rev() {
             let channel = self.closing[index];
@@ -158,14 +158,15 @@ impl Engine {
             self.count_closed(channel);
         }
         if self.closing.is_empty() {
-            // Where a rank that leaves waits for that.
+            // A rank that leaves waits for that on channel 0.
             self.channel(0).wake();
         }
     }
 
-    /// Whether something that this rank began in a channel may still arrive at a peer: what waits to be posted, what has
-    /// not completed, and what the peer has not acknowledged, since a marked write completes before it has landed.
-    /// At a peer that is gone it makes no difference.
+    /// Whether an operation that this rank began in a channel may still arrive at a peer: parts
+    /// that wait, operations that have not completed, and messages that the peer has not
+    /// acknowledged, since a write with immediate data completes before it has landed. Operations
+    /// to a peer that is gone do not count.
     fn is_in_flight(&self, channel: u16) -> bool {
         let moves = |transfer: &Transfer| {
             transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].gone
@@ -179,22 +180,23 @@ impl Engine {
             || self.peers.iter().any(is_unheard)
     }
 
-    /// Whether nothing that this rank began in any channel may still arrive at a peer, or the world has failed.
+    /// Whether no operation that this rank began in any channel may still arrive at a peer, or the
+    /// world has failed.
     pub(in crate::fabric::ofi) fn has_settled(&self) -> bool {
         self.failure.is_some() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
     }
 
-    /// Memory may be used by others until all have closed the channel.
+    /// Counts a rank that has closed the channel; its memory stays in use until all have.
     pub(super) fn count_closed(&mut self, channel: u16) {
         self.channel(channel).closed += 1;
         self.free_if_closed(channel);
     }
 
-    /// Gives the memory of a channel back that all have closed, unless this rank still moves some of it: then, when
-    /// that is over.
+    /// Frees the memory of a channel that all ranks have closed, once no transfer of this rank uses
+    /// it.
     pub(super) fn free_if_closed(&mut self, channel: u16) {
         let closed = self.channel(channel).closed;
-        // In a world that has failed others may close what this rank still moves.
+        // In a failed world others may close what this rank still transfers.
         if closed < self.ranks() || self.failure.is_some() {
             return;
         }
@@ -203,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// Tells everybody that this rank ends in good order, as none does in a world that has failed.
+    /// Tells all ranks that this one leaves in good order, unless the world has failed.
     pub(in crate::fabric::ofi) fn announce_leave(&mut self) {
         if self.failure.is_some() {
             return;
@@ -213,9 +215,9 @@ impl Engine {
         }
     }
 
-    /// Tells the ranks that are left that this one goes now. In a world that has failed it repeats the reason: messages may
-    /// overtake each other or be lost, and a peer that has not heard of the failure must neither believe that this rank
-    /// has left in good order nor that it has died.
+    /// Tells the remaining ranks that this one ends now. In a failed world it repeats the reason:
+    /// messages may overtake each other or be lost, and a peer that has not heard of the failure
+    /// must neither believe that this rank has left in good order nor that it has died.
     pub(in crate::fabric::ofi) fn announce_gone(&mut self) {
         self.gone = true;
         if self.failure.is_some() {
@@ -226,13 +228,15 @@ impl Engine {
         }
     }
 
-    /// Whether every other rank has said that it goes, or the world has failed: nobody sends to this rank any more.
+    /// Whether every other rank has said that it ends, so that no rank sends to this one any more;
+    /// or the world has failed.
     pub(in crate::fabric::ofi) fn are_all_gone(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].gone)
     }
 
-    /// A peer, which has left, is gone: it deals with nothing any more. A transfer that failed, a read and a question
-    /// fail for who waits for them. Anything else that was to go there is done, since nobody is there to see it.
+    /// A peer that has left is gone and processes nothing any more. Failed transfers, reads and
+    /// atomics to it fail for their callers. Other operations to it complete, since no process is
+    /// there to see them.
     pub(super) fn forget(&mut self, from: u32) {
         let peer = &mut self.peers[from as usize];
         (peer.left, peer.gone) = (true, true);
@@ -254,13 +258,13 @@ impl Engine {
         self.channel(0).wake();
     }
 
-    /// Whether nobody needs this rank any more: all have left.
+    /// Whether all ranks have left, so that none needs this one any more.
     pub(in crate::fabric::ofi) fn have_all_left(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
     }
 
-    /// Whether everybody has dealt with all that this rank had to say; in a world that has failed,
-    /// whether the news is on its way.
+    /// Whether all ranks have acknowledged all that this rank sent; in a failed world, whether the
+    /// provider has sent the failure.
     pub(in crate::fabric::ofi) fn is_acked_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
@@ -274,13 +278,13 @@ impl Engine {
         self.peers[peer as usize].left
     }
 
-    /// Whether a peer was heard of since the last call.
+    /// Whether a peer gave a sign of life since the last call.
     pub(in crate::fabric::ofi) fn was_heard(&mut self, peer: u32) -> bool {
         std::mem::take(&mut self.peers[peer as usize].heard)
     }
 
     pub(in crate::fabric::ofi) fn ping(&mut self, peer: u32) {
-        // One that cannot be sent is as good as one that gets no answer.
+        // A ping that cannot be sent is equivalent to one without an answer.
         if self.peers[peer as usize].outbox.is_empty() {
             self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });
         }
@@ -289,8 +293,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The regions end first, because the endpoint cannot while they are registered. What libfabric
-        // still does with their memory then ends with the endpoint.
+        // The regions end first, because the endpoint cannot be closed while they are registered.
+        // What libfabric still does with their memory ends with the endpoint.
         let own = self.channels.iter().flat_map(|channel| &channel.entries);
         self.kept.extend(own.filter_map(|entry| match entry {
             RegionEntry::Own(registered, _) => Some(registered.window().clone()),
@@ -298,8 +302,9 @@ impl Drop for Engine {
         }));
         self.kept.extend(self.wire.windows().cloned());
         if !self.gone || !self.wire.is_idle() {
-            // A rank that gives up in the middle: `ofi_rxm` (1.17) crashes now and then when an endpoint is closed while
-            // something of its own or of a peer's is in flight. It stays open until the process ends.
+            // This rank ends with operations in flight: `ofi_rxm` (1.17) sometimes crashes when an
+            // endpoint is closed while an operation of its own or of a peer is in flight. The
+            // endpoint stays open until the process ends.
             self.wire.abandon();
             std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }

@@ -1,5 +1,6 @@
-//! The one place where a rank's operations meet those of its peers: messages out, messages in,
-//! transfers, completions. Whoever holds it makes progress for all.
+//! The engine: the state that connects a rank's operations with those of its peers: outgoing and
+//! incoming messages, transfers, completions. The thread that holds its lock makes progress for
+//! all.
 #![forbid(unsafe_code)]
 
 mod lifecycle;
@@ -26,46 +27,46 @@ use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
 
-/// Polls without a message after which peers are told what was dealt with, if there was no other
-/// message to tell them by.
+/// Polls without an event after which pending acks are sent alone.
 const IDLE_LOOKS: u32 = 256;
 
-/// How long they may have to wait for that while this rank looks at the network, however much else happens.
+/// How long an ack may be delayed while this rank looks at the network and processes other events.
 const MAX_ACK_DELAY: Duration = Duration::from_micros(500);
 
-/// Of looks at the network, how many there are for each look at the time, which costs a tenth as much.
+/// Looks at the network for each look at the clock, which costs a tenth as much.
 const LOOKS_PER_CLOCK: u32 = 16;
 
-/// Writes without the job's tag after which the job fails: one in 65,536 of what it takes to guess 32 bits.
+/// Writes without the job's tag after which the job fails: one in 65,536 of the attempts that it
+/// takes to guess 32 bits.
 pub(super) const MOST_GUESSES: u32 = 1 << 16;
 
-/// Where a key says what the region's owner allows: above the rank, which has 16 bits.
+/// Where a key holds the access that the region's owner allows: above the rank, which has 16 bits.
 const ACCESS: u32 = 48;
 
-/// What this rank knows of a peer.
+/// The state of one peer.
 #[derive(Debug, Default)]
 struct Peer {
-    /// How libfabric names it.
+    /// The number by which libfabric names it.
     address: u64,
-    /// Where it wants notes.
+    /// Where this rank writes headers to it.
     header_slots: Option<HeaderSlots>,
     sent: Sent<Option<(u16, u64)>>,
     received: Received,
-    /// Messages that wait for room.
+    /// Messages that wait for credit or a message buffer.
     outbox: VecDeque<Outgoing>,
-    /// In the list of those with an outbox.
+    /// Is in `Engine::backlogged`.
     is_backlogged: bool,
-    /// In the list of those that are to be told.
+    /// Is in `Engine::acks_pending`.
     ack_pending: bool,
-    /// In the list of those who wait for the word.
+    /// Is in `Engine::wanting_ack`.
     wants_ack: bool,
-    /// It was heard of since somebody asked.
+    /// It gave a sign of life since the last [`Engine::was_heard`].
     heard: bool,
-    /// It said that it leaves.
+    /// It has said that it leaves.
     left: bool,
-    /// Nothing is sent to it any more: it said that it goes, or has ended after it left.
+    /// Nothing is sent to it any more: it has said that it ends, or has ended after it left.
     gone: bool,
-    /// It said so, and waits to hear the same.
+    /// It has said that it ends, and waits for the same from this rank.
     said_gone: bool,
 }
 
@@ -75,11 +76,11 @@ struct Outgoing {
     channel: u16,
     content: Content,
     data: Data,
-    /// Completes when the peer has dealt with it.
+    /// Completes when the peer acknowledges the message.
     token: Option<u64>,
 }
 
-/// Where a message's data lies. A region's stays as it is until completion.
+/// The data of a message. A region's bytes do not change until completion.
 #[derive(Debug)]
 enum Data {
     None,
@@ -87,7 +88,7 @@ enum Data {
     Bytes(Box<[u8]>),
 }
 
-/// An atomic whose answer is awaited.
+/// An atomic whose answer is pending.
 #[derive(Debug)]
 struct PendingAtomic {
     id: u32,
@@ -96,7 +97,7 @@ struct PendingAtomic {
     token: u64,
 }
 
-/// Data on its way by one-sided operations, in parts.
+/// A transfer by one-sided operations, in parts.
 #[derive(Clone, Copy, Debug)]
 struct Transfer {
     channel: u16,
@@ -105,9 +106,9 @@ struct Transfer {
     /// Parts that have not completed.
     parts: u32,
     then: OnComplete,
-    /// What it is a part of.
+    /// The operation that it belongs to.
     operation: &'static str,
-    /// A part failed. What that means depends on what becomes of the peer.
+    /// A part failed. The consequence depends on whether the peer has left or is dead.
     failed: bool,
 }
 
@@ -117,18 +118,18 @@ impl Transfer {
     }
 }
 
-/// What follows when all parts of a transfer have completed.
+/// What follows the completion of all parts of a transfer.
 #[derive(Clone, Copy, Debug)]
 enum OnComplete {
-    /// The operation has.
+    /// The operation completes.
     Complete,
-    /// A message with its signal.
+    /// A message with the signal is sent.
     SendSignal(Location, Change, bool),
-    /// Nothing: the peer says when it has dealt with the message that announced it.
+    /// Nothing: the operation completes with the ack of the message that announced the transfer.
     AwaitAck,
 }
 
-/// Marked writes of a peer, and the message that says what they lead to: either may come first.
+/// Writes of a peer with one id, and the message that announces them: either may come first.
 #[derive(Debug)]
 struct Landing {
     from: u32,
@@ -138,10 +139,10 @@ struct Landing {
     announced: Option<Announced>,
 }
 
-/// What is said of marked writes.
+/// The announcement of writes.
 #[derive(Clone, Copy, Debug)]
 struct Announced {
-    /// The message's.
+    /// The number of the message.
     number: u32,
     channel: u16,
     parts: u32,
@@ -149,7 +150,7 @@ struct Announced {
     ack_now: bool,
 }
 
-/// A part of a transfer that waits for room.
+/// A part of a transfer that waits for a context.
 #[derive(Clone, Copy, Debug)]
 struct TransferPart {
     transfer: u32,
@@ -163,23 +164,23 @@ struct TransferPart {
 pub(super) struct Engine {
     pub(super) rank: u32,
     pub(super) secret: JobSecret,
-    /// What of it marks have.
+    /// The part of the secret that immediate data carries.
     tag: u32,
-    // Before the wire: what libfabric uses must not go before its endpoint, which the regions
-    // keep alive.
+    // Before the wire: memory that libfabric uses must not be freed before its endpoint, which the
+    // regions keep alive.
     pub(super) channels: Vec<Channel>,
     pub(super) wire: Wire,
-    /// Memory that must not go before the endpoint of the wire does.
+    /// Memory that must outlive the wire's endpoint.
     kept: Vec<Window>,
     peers: Vec<Peer>,
     backlogged: VecDeque<u32>,
     acks_pending: Vec<u32>,
-    /// When somebody first owed a word, or all debts were last looked at.
+    /// When the first ack became pending, or all pending acks were last checked.
     acks_pending_since: Option<Instant>,
-    /// Those of them who wait for the word.
+    /// Peers among them that get an ack after this look.
     wanting_ack: Vec<u32>,
     idle: u32,
-    /// Looks at the network, all of them.
+    /// All looks at the network.
     looks: u32,
     atomics: Vec<PendingAtomic>,
     last_atomic_id: u32,
@@ -188,19 +189,19 @@ pub(super) struct Engine {
     parts: Queues<TransferPart>,
     last_write_id: u16,
     landings: Vec<Landing>,
-    /// Channels that this rank has closed and has not said so.
+    /// Channels that this rank has closed without having said so.
     closing: Vec<u16>,
-    /// What did not carry the secret.
+    /// Messages and writes without the secret.
     pub(super) strangers: u64,
-    /// Of them, writes with another tag.
+    /// Writes with another tag, among them.
     guesses: u32,
     turn: u64,
-    /// What ranks gave to an exchange, by its number.
+    /// What ranks gave to each exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
     /// Peers that seem to have ended.
     suspects: Suspects,
     failure: Option<Failure>,
-    /// This rank has said that it goes.
+    /// This rank has said that it ends.
     gone: bool,
     failed: Arc<AtomicBool>,
     fault: Option<Fault>,
@@ -276,7 +277,7 @@ impl Engine {
         Error::Usage { rank: self.rank, operation, problem }
     }
 
-    /// The channel, which begins to exist when it is first named.
+    /// The channel, created at its first use.
     pub(super) fn channel(&mut self, channel: u16) -> &mut Channel {
         let index = usize::from(channel);
         if index >= self.channels.len() {
@@ -285,7 +286,8 @@ impl Engine {
         &mut self.channels[index]
     }
 
-    /// A registration is made, or was refused: without this value, because it may take long.
+    /// Adds a registration, or returns its error. The caller registers without the engine's lock,
+    /// because it may take long.
     pub(super) fn registered(
         &mut self,
         channel: u16,

@@ -1,4 +1,4 @@
-//! What callers ask for: puts, signals, reads and atomics, and what has completed of them.
+//! Operations of callers: puts, signals, reads, atomics and their completions.
 
 use super::{
     Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, PendingAtomic, RegionEntry,
@@ -8,12 +8,13 @@ use crate::error::{Error, Result};
 use crate::fabric::ofi::message::MOST_INLINE;
 use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted, Signal};
 
-/// From so many bytes on, a writer who waits is told at once that they were dealt with: a word costs little
-/// beside it.
+/// From this many bytes on, a writer that waits gets its ack at once: an ack costs little beside
+/// the data.
 const LARGE: usize = 256 << 10;
 
 impl Engine {
-    /// Whose a place is, if a peer's, and how the owner names it. The owner must allow what is about to be done.
+    /// The owner of a location, if it is a peer, and the owner's name for it. The owner must allow
+    /// the operation.
     fn locate(
         &self,
         operation: &'static str,
@@ -76,7 +77,7 @@ impl Engine {
             return self.change_own(channel, then);
         };
         if self.peers[peer as usize].gone {
-            // Nobody is there to see it.
+            // The peer cannot see it any more.
             return Ok(Posted::Done(0));
         }
         let (whose, what) = ((channel, token, peer), (from, to, len));
@@ -96,15 +97,15 @@ impl Engine {
     fn change_own(&mut self, channel: u16, signal: Option<(Location, Change)>) -> Result<Posted> {
         let own = &mut self.channels[usize::from(channel)];
         if let Some((cell, change)) = signal {
-            // It was checked; a change of an own cell cannot fail any more.
+            // The location was checked, so the change of an own cell cannot fail.
             let _ = own.change(cell, change);
             own.wake();
         }
         Ok(Posted::Done(0))
     }
 
-    /// Writes, and signals: by marked writes and a message that announces them, if the provider can do that; else by a
-    /// message after the writes.
+    /// Writes data and signals: by writes with immediate data and a message that announces them, if
+    /// the provider can do that; else by a message after the writes.
     fn put_by_writing(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -139,7 +140,7 @@ impl Engine {
         self.post(peer, Outgoing { channel, content, data, token: Some(token) });
     }
 
-    /// What is asked of somebody who has gone gets no answer.
+    /// Fails if the peer has ended and cannot answer.
     fn is_here(&self, operation: &'static str, peer: u32) -> Result<()> {
         match self.peers[peer as usize].gone {
             true => Err(Error::PeerLeft { rank: self.rank, operation, peer }),

@@ -1,4 +1,4 @@
-//! In: what has happened, and what messages ask for.
+//! The incoming side: events, and the requests of messages.
 
 use std::time::Instant;
 
@@ -9,10 +9,10 @@ use super::{
 };
 
 impl Engine {
-    /// Deals with what has happened; whether anything has. In between, sends what waits.
+    /// Processes events and sends what waits; returns whether there was an event.
     pub(in crate::fabric::ofi) fn progress(&mut self) -> bool {
         let mut any = false;
-        // One look, so that a caller comes back to its own affairs with what it has seen.
+        // One look, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.wire.poll() {
             let reason = format!("libfabric cannot read completions: {}", self.wire.text(code));
             self.fail(Failure::Aborted { by: self.rank, reason });
@@ -21,7 +21,7 @@ impl Engine {
             self.process(event);
             any = true;
         }
-        // One word for all that came with this look.
+        // One ack for all messages of this look.
         while let Some(peer) = self.wanting_ack.pop() {
             self.peers[peer as usize].wants_ack = false;
             self.send_ack(peer);
@@ -52,14 +52,14 @@ impl Engine {
         any
     }
 
-    /// Looks at the network if that may clear or convict a suspect.
+    /// Looks at the network if that may clear or confirm a suspicion.
     pub(in crate::fabric::ofi) fn check_suspects(&mut self) {
         if self.has_suspects() {
             self.progress();
         }
     }
 
-    /// Deals with what has come while this rank did not look, or with much of it.
+    /// Processes what has come while this rank did not look, or much of it.
     pub(in crate::fabric::ofi) fn catch_up(&mut self) {
         const LOOKS: u32 = 64;
         for _ in 0..LOOKS {
@@ -69,20 +69,20 @@ impl Engine {
         }
     }
 
-    /// Tells peers what was dealt with, if one has waited long enough for another message to say it.
+    /// Sends pending acks if one has waited long enough for a message to carry it.
     pub(in crate::fabric::ofi) fn ack_if_due(&mut self) {
-        // What is owed at one such time is overdue at the next.
+        // An ack that is pending at one such check is overdue at the next.
         if self.acks_pending_since.is_some_and(|since| since.elapsed() > MAX_ACK_DELAY / 2) {
             self.send_due_acks(Received::is_overdue);
         }
     }
 
-    /// Tells peers what was dealt with, those who were not told by other messages.
+    /// Sends all acks that no other message has carried.
     pub(in crate::fabric::ofi) fn ack_all(&mut self) {
         self.send_due_acks(|received| received.unacked() > 0);
     }
 
-    /// Tells those debtors that are due what was dealt with; who was told by other messages is none any more.
+    /// Sends the acks that are due; drops peers that another message has acknowledged.
     fn send_due_acks(&mut self, is_due: impl Fn(&mut Received) -> bool) {
         for index in (0..self.acks_pending.len()).rev() {
             let number = self.acks_pending[index];
@@ -99,8 +99,8 @@ impl Engine {
         self.acks_pending_since = if self.acks_pending.is_empty() { None } else { Some(Instant::now()) };
     }
 
-    /// Gives a sign of life to peers elsewhere that send much data to this rank: they write it, or this rank reads it. Over
-    /// a slow line their pings arrive behind that data, and may be too late.
+    /// Gives a sign of life to remote peers that send much data to this rank, by their writes or by
+    /// its reads. Over a slow line their pings arrive behind that data, perhaps too late.
     pub(in crate::fabric::ofi) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
         let writers = self.landings.iter().map(|landing| landing.from);
         let read = self.transfers.iter().filter(|transfer| transfer.parts > 0).map(|transfer| transfer.peer);
@@ -108,13 +108,13 @@ impl Engine {
         senders.into_iter().for_each(|peer| self.ack_soon(peer));
     }
 
-    /// Whether there is somebody to tell.
+    /// Whether an ack is pending.
     pub(in crate::fabric::ofi) fn has_acks_pending(&self) -> bool {
         self.acks_pending.iter().any(|&peer| self.peers[peer as usize].received.unacked() > 0)
     }
 
     pub(super) fn send_ack(&mut self, peer: u32) {
-        // One that could not be sent yet will say all that there is to say by then.
+        // An ack that waits in the outbox will cover all that is processed by then.
         let first = self.peers[peer as usize].outbox.front();
         if first.is_some_and(|outgoing| matches!(outgoing.content, Content::Ack)) {
             return;
@@ -127,14 +127,16 @@ impl Engine {
             Event::Message(buffer, len) => {
                 self.process_message(Source::Buffer(buffer, len));
                 if let Err(code) = self.wire.post_receive(buffer) {
-                    let reason = format!("libfabric takes no room for messages: {}", self.wire.text(code));
+                    let reason = format!("libfabric takes no message buffer: {}", self.wire.text(code));
                     self.fail(Failure::Aborted { by: self.rank, reason });
                 }
             }
             Event::Moved(index, peer) => {
-                // A marked write completes when it has gone out, for which no peer is needed. Reads and other writes were
-                // answered: by the peer's process where software emulates them, as over `tcp;ofi_rxm`; by a device, as long
-                // as that process has not ended. These count, because a ping waits behind all that was posted before.
+                // A write with immediate data completes when it has gone out, which takes no peer.
+                // Reads and other writes are answered: by the peer's process where software
+                // emulates them, as over `tcp;ofi_rxm`; by a device, as long as that process has
+                // not ended. They count as a sign of life, because a ping waits behind all that was
+                // posted before.
                 let answered = !matches!(self.transfers[index as usize].then, OnComplete::AwaitAck);
                 self.peers[peer as usize].heard |= answered;
                 self.end_part(index, true);
@@ -165,7 +167,7 @@ impl Engine {
             Source::Buffer(buffer, len) => self.wire.message(*buffer, *len),
             Source::HeaderSlot(_, header) => header,
         };
-        // Nothing is touched before this, whoever the message says that it is from.
+        // No state changes before the secret is checked, whichever sender the message names.
         let decoded = Message::decode(bytes).filter(|(message, _)| message.secret == self.secret.word);
         let Some((message, data)) = decoded else { return self.drop_stranger("a message") };
         let Message { from, channel, content, .. } = message;
@@ -175,7 +177,7 @@ impl Engine {
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
         while let Some(sent) = peer.sent.pop_acked(message.ack) {
-            // What nobody waits for by token may be what somebody on channel 0 waits for.
+            // A message without a token may be what a caller on channel 0 waits for.
             let (channel, token) = sent.map_or((0, None), |(channel, token)| (channel, Some(token)));
             match (self.channels.get_mut(usize::from(channel)), token) {
                 (Some(channel), Some(token)) => channel.complete(token, 0),
@@ -184,7 +186,7 @@ impl Engine {
             }
         }
         if let Content::Landing { write_id, parts, signal, ack_now } = content {
-            // It is dealt with when its data is there.
+            // It counts as processed when its data has landed.
             let number = message.number;
             if Fault::AcknowledgeEarly.is(self.fault) {
                 count(&mut self.peers, (&mut self.acks_pending, &mut self.acks_pending_since), from, number);
@@ -237,14 +239,14 @@ impl Engine {
                 }
             }
             Content::Exchange { turn } => {
-                // Nobody can be further than one ahead.
+                // A rank is at most one exchange ahead.
                 if turn == 0 || turn > self.turn + 1 {
                     return self.reject_message(from);
                 }
                 let data = data.to_vec();
                 self.gather(turn, from, data);
             }
-            // An answer is all that it wants; an idle rank owes it one.
+            // A ping wants only an answer, and the ack is one.
             Content::Ping => self.ack_soon(from),
             Content::Ack => {}
             Content::Abort { by, .. } => {
@@ -271,13 +273,13 @@ impl Engine {
         }
     }
 
-    /// All that messages and writes of peers change here.
+    /// The state that messages and writes of peers change.
     #[cfg(test)]
     pub(in crate::fabric::ofi) fn peer_state(&self) -> String {
         format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.acks_pending, self.gathered)
     }
 
-    /// Something came without the job's secret.
+    /// Drops and counts a message or write without the job's secret.
     fn drop_stranger(&mut self, what: &'static str) {
         self.strangers += 1;
         if self.strangers == 1 {
@@ -286,7 +288,8 @@ impl Engine {
         }
     }
 
-    /// A write came with another tag. It has too few bits to be guessed at leisure.
+    /// Drops a write with another tag. A tag has so few bits that it could be guessed, so the job
+    /// fails after too many.
     fn drop_untagged_write(&mut self) {
         self.drop_stranger("a write");
         self.guesses += 1;
@@ -303,7 +306,7 @@ impl Engine {
         }
     }
 
-    /// What is known of writes with this mark.
+    /// The state of a peer's writes with this id.
     fn landing(&mut self, from: u32, write_id: u16) -> &mut Landing {
         let known = self.landings.iter().position(|landing| (landing.from, landing.write_id) == (from, write_id));
         let index = known.unwrap_or_else(|| {
@@ -313,7 +316,7 @@ impl Engine {
         &mut self.landings[index]
     }
 
-    /// Gives the signal if all is there that it waits for.
+    /// Gives the signal if all writes that it waits for have landed.
     fn complete_landing(&mut self, from: u32, write_id: u16) {
         let enough = |parts: u32| if Fault::SignalBeforeLastPart.is(self.fault) { 1 } else { parts };
         let complete = |landing: &Landing| landing.announced.is_some_and(|said| landing.landed >= enough(said.parts));
@@ -321,7 +324,7 @@ impl Engine {
         let Some(index) = self.landings.iter().position(is_it) else { return };
         let Some(announced) = self.landings.swap_remove(index).announced else { return };
         let Announced { number, channel, signal: (cell, change), ack_now, .. } = announced;
-        // The message was from a rank of this world.
+        // The message is from a rank of this world.
         match count(&mut self.peers, (&mut self.acks_pending, &mut self.acks_pending_since), from, number) {
             Receipt::New => {}
             Receipt::Duplicate if Fault::AcknowledgeEarly.is(self.fault) => {}
@@ -338,7 +341,7 @@ impl Engine {
         }
     }
 
-    /// Whether a peer would soon have to wait for a word before it can send more.
+    /// Whether a peer will soon have no credit without an ack.
     fn is_ack_urgent(&self, peer: u32) -> bool {
         self.peers[peer as usize].received.unacked() >= WINDOW / 2
     }
@@ -349,15 +352,15 @@ impl Engine {
     }
 }
 
-/// Where a message is.
+/// Where a message lies.
 enum Source {
-    /// In a room, so long.
+    /// In a message buffer, with this length.
     Buffer(usize, usize),
-    /// A write of that rank has brought it.
+    /// In a header slot, written by this rank.
     HeaderSlot(u32, [u8; MOST_HEADER]),
 }
 
-/// A counted message is about to be dealt with: whether it is new, and so to be.
+/// Counts a message that is about to be processed; returns whether it is new.
 fn count(
     peers: &mut [Peer],
     (acks_pending, acks_pending_since): (&mut Vec<u32>, &mut Option<Instant>),

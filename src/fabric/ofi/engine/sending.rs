@@ -1,4 +1,4 @@
-//! Out: messages, as far as there is room, and transfers in parts.
+//! The outgoing side: messages, as far as credit and buffers allow, and transfers in parts.
 
 use earlybird_ffi::ofi::{self, Code};
 
@@ -8,8 +8,8 @@ use super::{
 };
 use crate::fabric::{At, Change};
 
-/// The two ends of a transfer, but for whose the far one is; regions outlive the transfers that were checked against
-/// them.
+/// The two ends of a transfer, without the number of the peer. Regions outlive the transfers that
+/// were checked against them.
 fn between(entries: &[RegionEntry], own: At, remote: At) -> Option<(&Registered, ofi::Remote)> {
     match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
         (RegionEntry::Own(near, _), RegionEntry::Peer(far)) => {
@@ -20,24 +20,25 @@ fn between(entries: &[RegionEntry], own: At, remote: At) -> Option<(&Registered,
 }
 
 impl Peer {
-    /// A message for it, the next one.
+    /// The next message for the peer.
     fn next_message(&self, (from, secret): (u32, u64), (channel, len): (u16, usize), content: Content) -> Message {
         let (number, ack) = (self.sent.next(), self.received.processed());
         Message { secret, from, number, ack, channel, len: len as u32, content }
     }
 
-    /// Where the next message goes to if it is a note, and the mark that tells of it.
+    /// The slot of the next message if a write carries its header, and the immediate data that
+    /// names it.
     fn next_header_slot(&self, from: u32, fault: Option<Fault>) -> Option<(ImmediateData, ofi::Remote)> {
         let number = if Fault::ReuseHeaderSlot.is(fault) { 0 } else { self.sent.next() };
         self.header_slots.map(|slots| slots.target(self.address, from, number))
     }
 
-    /// Whether another message that is counted may be sent.
+    /// Whether another counted message may be sent.
     fn has_credit(&self, fault: Option<Fault>) -> bool {
         self.sent.has_credit() || Fault::CreditTooEarly.is(fault)
     }
 
-    /// The next message is on its way, or nobody will ever deal with it.
+    /// The next message was sent, or the peer will never process it.
     fn was_sent(&mut self, is_counted: bool, what: Option<(u16, u64)>) {
         self.received.acked();
         if is_counted {
@@ -47,20 +48,21 @@ impl Peer {
 }
 
 impl Engine {
-    /// Sends a message now, or when there is room.
+    /// Sends a message now, or when credit and a buffer are free.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
-        // One that has said that it goes waits to hear the same; one whose process has ended does not.
+        // A peer that has said that it ends waits to hear the same; a peer whose process has ended
+        // does not.
         let is_awaited = || outgoing.content.is_last() && (!to.gone || to.said_gone);
         if (to.gone || self.gone) && !is_awaited() {
-            // Nobody is there to deal with it, or before long.
+            // The peer processes nothing any more, or will not for long.
             if let Some(token) = outgoing.token {
                 self.channel(outgoing.channel).complete(token, 0);
             }
             return;
         }
-        // What is not counted does not wait for room either: a word on what was dealt with may be
-        // what makes room for the others.
+        // An uncounted message does not wait for credit: an ack may be what gives the peer credit
+        // for its own messages.
         match outgoing.content.is_counted() {
             true => to.outbox.push_back(outgoing),
             false => to.outbox.push_front(outgoing),
@@ -71,7 +73,7 @@ impl Engine {
         }
     }
 
-    /// Sends what waits for a peer, as far as there is room; whether that was all.
+    /// Sends what waits for a peer, as far as possible; returns whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
         let Engine { rank, secret, peers, channels, wire, fault, .. } = self;
         let to = &mut peers[peer as usize];
@@ -89,7 +91,7 @@ impl Engine {
             let own = &channels.get(usize::from(channel));
             let fill = |buffer: &Window, at: usize| match data {
                 Data::None => {}
-                // A region goes when all have closed its channel, so it is there.
+                // A region lives until all ranks have closed its channel.
                 Data::Region { region, offset, len } => {
                     if let Some(registered) = own.and_then(|own| own.own(*region)) {
                         Window::copy((registered.window(), *offset), (buffer, at), *len);
@@ -101,7 +103,7 @@ impl Engine {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {
-                    // What waits is done when the peer has gone in good order.
+                    // Waiting messages complete when the peer has left in good order.
                     let text = wire.text(code);
                     self.suspect_unreachable(peer, &text);
                     return true;
@@ -114,7 +116,8 @@ impl Engine {
         true
     }
 
-    /// Moves data in one write that brings the message with its signal; whether that was possible.
+    /// Writes data and the header with its signal in one operation; returns whether that was
+    /// possible.
     pub(super) fn put_with_header(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -122,7 +125,7 @@ impl Engine {
         (cell, change, ack_now): (Location, Change, bool),
     ) -> bool {
         let to = &self.peers[peer as usize];
-        // What waits goes first.
+        // Waiting messages and parts go first.
         let first = to.outbox.is_empty() && self.parts.is_empty(peer);
         let may = first && to.has_credit(self.fault) && len <= self.wire.limits.with_header;
         let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
@@ -141,7 +144,7 @@ impl Engine {
             }
         };
         if moved != Ok(false) {
-            // Also of what failed, the end comes when the peer is gone.
+            // A failed one, too, ends when the peer is gone.
             to.was_sent(true, Some((channel, token)));
         }
         match moved {
@@ -179,7 +182,8 @@ impl Engine {
         self.move_parts();
     }
 
-    /// Posts parts of transfers, as far as there is room. What a peer refuses waits, and nothing else for it.
+    /// Posts parts of transfers, as far as contexts are free. A part that a peer refuses waits and
+    /// holds up only that peer.
     pub(super) fn move_parts(&mut self) {
         let Engine { parts, transfers, channels, peers, wire, .. } = self;
         let mut failed = Vec::new();
@@ -204,7 +208,7 @@ impl Engine {
         self.end_part(transfer, false);
     }
 
-    /// A part of a transfer is over, and `moved` or failed.
+    /// A part of a transfer is over: it has moved, or failed.
     pub(super) fn end_part(&mut self, index: u32, moved: bool) {
         let transfer = &mut self.transfers[index as usize];
         transfer.parts -= 1;
@@ -222,7 +226,7 @@ impl Engine {
         }
         let Transfer { channel, token, peer, then, failed, .. } = *transfer;
         if failed {
-            // Unless the peer is gone already, it is a suspect.
+            // If the peer is not gone already, it is suspected.
             if self.peers[peer as usize].gone {
                 self.report_failed(peer);
             }
@@ -240,7 +244,7 @@ impl Engine {
         self.free_if_closed(channel);
     }
 
-    /// A peer that had left is gone: whoever waits for a transfer that failed is told so.
+    /// A peer that had left is gone: reports the transfers that failed.
     pub(super) fn report_failed(&mut self, peer: u32) {
         for index in 0..self.transfers.len() {
             let transfer = &mut self.transfers[index];
