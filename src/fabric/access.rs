@@ -4,45 +4,57 @@
 #[cfg(feature = "faults")]
 use crate::fault::Fault;
 
-/// What opens memory that Rust's rules do not protect: endpoints ([`Fabric::open`](super::Fabric::open)) and cards
+/// The promise that opens memory which Rust's rules do not protect: endpoints
+/// ([`Fabric::open`](super::Fabric::open)) and deferred programs
 /// ([`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open)).
 ///
-/// A collective lends registered memory as slices, and other ranks change that memory by one-sided operations. Its
-/// protocol keeps the two apart. An endpoint knows nothing of that protocol, so everything that is done with it rests
-/// on this promise, which takes the only `unsafe` function that there is to call.
+/// A collective lends registered memory as slices, and other ranks change that memory by one-sided
+/// operations. The protocol of the collective keeps the two apart. An endpoint knows nothing of
+/// that protocol, so all use of it rests on this promise. Making the promise is the only `unsafe`
+/// call of this API.
 #[derive(Clone, Copy, Debug)]
 pub struct RawAccess(());
 
 impl RawAccess {
-    /// For this crate, whose protocol keeps the promise: the simulator judges it in every schedule.
+    /// The promise of this crate itself, whose protocol keeps it: the simulator checks that in
+    /// every schedule.
     pub(crate) const CRATE: RawAccess = RawAccess(());
 
     /// Makes the promise.
     ///
     /// # Safety
-    /// On every rank, as long as anything lives that was opened with it:
+    /// On every rank, as long as a value lives that was opened with the promise:
     ///
-    /// - All ranks open their endpoints, and make their collectives and broadcasts, in the same order.
-    /// - [`import`](super::Endpoint::import) gets only keys that [`key`](super::Endpoint::key) returned for a region of
-    ///   that peer's endpoint of the same number, which was opened with a `RawAccess` too. A key of a collective is
-    ///   none of these.
-    /// - From the posting of an operation to its completion, nothing writes the bytes that it reads, and nothing reads
-    ///   or writes the bytes that it writes. Words of 8 bytes that several sides use at a time are cells: only signals,
-    ///   atomics and [`Window::cell`](super::Window::cell) reach them.
-    /// - The address that [`Window::bytes`](super::Window::bytes) returns is not used, and no reference is made from it,
-    ///   while a peer or an operation may write there.
-    /// - [`DeferredProgram::connect`](crate::executor::deferred_work::DeferredProgram::connect) gets the introductions of all ranks' cards, by rank, as
-    ///   [`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open) returned them for the same request.
-    /// - [`DeferredProgram::write`](crate::executor::deferred_work::DeferredProgram::write) is called before the slot is armed, or while its token is
-    ///   out.
-    /// - [`DeferredProgram::wind`](crate::executor::deferred_work::DeferredProgram::wind) is called before anything is armed, and
-    ///   [`DeferredProgram::set_off`](crate::executor::deferred_work::DeferredProgram::set_off) when no peer reads what the rest of the program writes.
+    /// - All ranks open their endpoints, and make their collectives and broadcasts, in the same
+    ///   order.
+    /// - [`import`](super::Endpoint::import) gets only keys that [`key`](super::Endpoint::key)
+    ///   returned for a region of that peer's endpoint of the same number, which was opened with a
+    ///   `RawAccess` too. A key of a collective is none of these.
+    /// - From the posting of an operation to its completion, the bytes that it reads are not
+    ///   written, and the bytes that it writes are neither read nor written. Words of 8 bytes that
+    ///   several sides use concurrently are cells: only signals, atomics and
+    ///   [`Window::cell`](super::Window::cell) reach them.
+    /// - The address that [`Window::bytes`](super::Window::bytes) returns is not used, and no
+    ///   reference is made from it, while a peer or an operation may write there.
+    /// - [`DeferredProgram::connect`](crate::executor::deferred_work::DeferredProgram::connect)
+    ///   gets the introductions of all ranks' programs, in rank order, as
+    ///   [`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open) returned
+    ///   them for the same request.
+    /// - [`DeferredProgram::write`](crate::executor::deferred_work::DeferredProgram::write) is
+    ///   called before the slot is armed, or while its token is out.
+    /// - [`DeferredProgram::wind`](crate::executor::deferred_work::DeferredProgram::wind) is called
+    ///   before anything is armed, and
+    ///   [`DeferredProgram::set_off`](crate::executor::deferred_work::DeferredProgram::set_off)
+    ///   when no peer reads what the rest of the program writes.
     /// - An endpoint lives until its operations have completed.
-    /// - [`DeferredProgram::contribution_of`](crate::executor::deferred_work::DeferredProgram::contribution_of) another rank is called from when
-    ///   [`has_outcome`](crate::executor::deferred_work::DeferredProgram::has_outcome) says so until
-    ///   [`ready`](crate::executor::deferred_work::DeferredProgram::ready) is called for the next use.
-    /// - Slices that a collective with a deliberate fault lends are looked at only to find them wrong: they may change
-    ///   meanwhile.
+    /// -
+    ///   [`DeferredProgram::contribution_of`](crate::executor::deferred_work::DeferredProgram::contribution_of)
+    ///   another rank is called from when
+    ///   [`has_outcome`](crate::executor::deferred_work::DeferredProgram::has_outcome) says so
+    ///   until [`ready`](crate::executor::deferred_work::DeferredProgram::ready) is called for the
+    ///   next use.
+    /// - Slices that a collective with a deliberate fault lends are looked at only to find them
+    ///   wrong: they may change meanwhile.
     #[must_use]
     pub const unsafe fn promise() -> Self {
         RawAccess(())
@@ -51,12 +63,13 @@ impl RawAccess {
 
 #[cfg(feature = "faults")]
 impl Fault {
-    /// Chooses this mistake while `work` lasts. What it makes may break any rule about memory.
+    /// Chooses this mistake while `work` runs. The mistake may break any rule about memory.
     pub fn during<R>(self, _: RawAccess, work: impl FnOnce() -> R) -> R {
         Fault::passed_on(Some(self), work)
     }
 
-    /// Those of some mistakes that a test does not see. It must hold without any.
+    /// The mistakes among `faults` that a test does not find. Without any mistake the test must
+    /// pass.
     pub fn unseen(faults: impl IntoIterator<Item = Fault>, access: RawAccess, test: impl Fn()) -> Vec<Fault> {
         test();
         let unseen = |fault: &Fault| {

@@ -1,7 +1,7 @@
-//! What every fabric must do, tested once for all of them.
+//! The conformance suite: what every fabric must do, tested once for all of them.
 //!
-//! Each check is given a fresh world of the fabric under test, all of its ranks in this process,
-//! and panics with what it found. Run [`all`] in a test of the fabric.
+//! Each check gets a fresh world of the fabric under test, with all ranks in this process, and
+//! panics with what it found. Run [`all`] in a test of the fabric.
 
 mod threads;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, Window};
 use crate::fault::Fault;
 
-/// Makes a world of so many ranks.
+/// Makes a world of that many ranks.
 pub type MakeWorld<'a> = &'a dyn Fn(u32) -> Vec<Box<dyn Fabric>>;
 
 /// Runs every check.
@@ -37,8 +37,8 @@ pub fn all(make: MakeWorld<'_>) {
     bad_keys_are_refused(make);
     only_what_the_owner_allows(make);
     a_signal_ends_a_wait(make);
-    a_wake_reaches_who_waits_for_it(make);
-    abort_reaches_everybody(make);
+    a_wake_reaches_the_ranks_that_wait_for_it(make);
+    abort_reaches_all_ranks(make);
 }
 
 struct World {
@@ -48,7 +48,7 @@ struct World {
     fabrics: Fabrics,
 }
 
-/// All leave together, as ranks do; one that goes alone would wait for the others.
+/// All fabrics leave together, as ranks do; one that leaves alone would wait for the others.
 struct Fabrics(Vec<Box<dyn Fabric>>);
 
 impl Drop for Fabrics {
@@ -67,15 +67,15 @@ impl std::ops::Deref for Fabrics {
 
 const SIZE: usize = 1 << 16;
 
-/// Bytes of data: a cell, what goes in a message, by one operation, and by several.
+/// Lengths of data: a cell, lengths that fit a message, one operation, and several.
 const LENGTHS: [usize; 8] = [8, 16, 48, 1000, 8 << 10, 64 << 10, 256 << 10, (2 << 20) + 8];
 
-/// Where a cell lies behind the longest of them.
+/// Offset of a cell behind the longest of them.
 const BEHIND: usize = LENGTHS[LENGTHS.len() - 1];
 
 const CELL: usize = size_of::<u64>();
 
-/// A word of some data: each byte of it is another one in the next round.
+/// A word of test data: each of its bytes changes with the round.
 fn word(round: u64, cell: usize) -> u64 {
     round.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (cell as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
@@ -88,7 +88,7 @@ fn world(make: MakeWorld<'_>, ranks: u32) -> World {
     sized(make, ranks, SIZE)
 }
 
-/// A world in which every rank has a region of so many bytes.
+/// A world in which every rank has a region of `size` bytes.
 fn sized(make: MakeWorld<'_>, ranks: u32, size: usize) -> World {
     let fabrics = Fabrics(make(ranks));
     let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).expect("open")).collect();
@@ -117,7 +117,7 @@ impl World {
         self.ends[rank].window(self.regions[rank][rank]).expect("the own region is mapped")
     }
 
-    /// Completes what was posted on `rank` with this token, and returns its value.
+    /// Waits until the operation with this token completes on `rank`, and returns its value.
     fn finish(&mut self, rank: usize, posted: Posted, token: u64) -> u64 {
         let start = Instant::now();
         match posted {
@@ -146,7 +146,7 @@ fn names(make: MakeWorld<'_>, ranks: u32) {
         let most = hosts.iter().max().expect("at least one rank");
         assert!((0..=*most).all(|host| hosts.contains(&host)), "host numbers {hosts:?} are not dense");
         fabric.health("conformance").expect("a new world is healthy");
-        fabric.look_for_dead("conformance").expect("nobody died");
+        fabric.look_for_dead("conformance").expect("no rank died");
     }
 }
 
@@ -242,7 +242,7 @@ fn atomics_are_one_order(make: MakeWorld<'_>, ranks: u32) {
     assert_eq!((winners, world.load(0, 136)), (1, 1), "one compare-swap wins, and the value is its");
 }
 
-/// What has completed is there, without another look by the target.
+/// Data of a completed operation is there, without another look by the target.
 fn what_has_completed_is_there(make: MakeWorld<'_>) {
     let mut world = sized(make, 2, BEHIND + CELL);
     let (source, target) = (world.own(0), world.own(1));
@@ -261,7 +261,7 @@ fn what_has_completed_is_there(make: MakeWorld<'_>) {
         assert_eq!(target.cell(BEHIND / CELL).load(Ordering::Acquire), round, "a put of {len} bytes has not signalled");
         assert!((0..cells).rev().all(|cell| is_there(&target, cell)), "a put of {len} bytes is not there");
 
-        // And back, over what was sent.
+        // Read it back over the source.
         (0..cells).for_each(|cell| source.cell(cell).store(0, Ordering::Relaxed));
         let posted = world.ends[0].read(far, near, len, round).expect("read");
         world.finish(0, posted, round);
@@ -272,7 +272,7 @@ fn what_has_completed_is_there(make: MakeWorld<'_>) {
 /// More operations than any fabric has in flight: each completes once.
 fn many_are_in_flight_at_once(make: MakeWorld<'_>) {
     const COUNT: usize = 200;
-    /// Cells of one: that of its signal, and its data.
+    /// Cells of one operation: that of its signal, and its data.
     const EACH: usize = 8;
     let mut world = world(make, 2);
     let (source, target) = (world.own(0), world.own(1));
@@ -359,7 +359,7 @@ fn only_what_the_owner_allows(make: MakeWorld<'_>) {
     assert!(end.atomic(at(read, 0), Atomic::FetchAdd(1), 0).is_err(), "an atomic there");
     assert!(end.read(at(write, 0), at(near, 0), 8, 0).is_err(), "a read of what may be written");
 
-    // All else works as before, with what is local on the near side.
+    // Allowed operations work, with local memory on the near side.
     let own = |world: &World, region| world.ends[1].window(region).expect("the own region is mapped");
     own(&world, read_own).cell(3).store(7, Ordering::Release);
     let posted = world.ends[0].read(at(read, 24), at(near, 8), 8, 1).expect("read");
@@ -381,7 +381,8 @@ fn a_signal_ends_a_wait(make: MakeWorld<'_>) {
     let window = two.window(regions[1][1]).expect("own");
     two.prepare_wait(1);
     let signal = Signal { at: at(regions[0][1], 8), change: Change::Set(9), awaited: true };
-    // Posted before the wait begins and after it was announced: it must not be missed.
+    // The signal is posted after the wait was announced and before it begins: it must not be
+    // missed.
     let posted = one.signal(signal, 1).expect("signal");
     let start = Instant::now();
     loop {
@@ -400,7 +401,7 @@ fn a_signal_ends_a_wait(make: MakeWorld<'_>) {
     }
 }
 
-fn a_wake_reaches_who_waits_for_it(make: MakeWorld<'_>) {
+fn a_wake_reaches_the_ranks_that_wait_for_it(make: MakeWorld<'_>) {
     let mut world = world(make, 3);
     let hosts = world.fabrics[0].hosts();
     if hosts.iter().any(|&host| host != hosts[0]) {
@@ -412,7 +413,7 @@ fn a_wake_reaches_who_waits_for_it(make: MakeWorld<'_>) {
     assert_eq!(world.ends[0].wake(u32::MAX, 1), 1);
     world.ends[1].wait(patience());
     world.ends[2].wait(patience());
-    assert_eq!(world.ends[0].wake(u32::MAX, 1), 0, "nobody waits");
+    assert_eq!(world.ends[0].wake(u32::MAX, 1), 0, "no rank waits");
     world.ends[1].prepare_wait(1);
     world.ends[2].prepare_wait(1);
     assert_eq!(world.ends[0].wake(u32::MAX, 1), 2, "both wait");
@@ -426,7 +427,7 @@ fn a_wake_reaches_who_waits_for_it(make: MakeWorld<'_>) {
     world.ends[1].wait(Duration::from_millis(1)); // ends by time
 }
 
-fn abort_reaches_everybody(make: MakeWorld<'_>) {
+fn abort_reaches_all_ranks(make: MakeWorld<'_>) {
     let world = world(make, 3);
     world.fabrics[1].abort("a reason to stop");
     let start = Instant::now();

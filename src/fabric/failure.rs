@@ -2,17 +2,17 @@
 
 use crate::error::Error;
 
-/// Why everything fails from now on.
+/// Why every later call of a world fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// A rank said so.
+    /// A rank called `abort`.
     Aborted { by: u32, reason: String },
-    /// A rank is gone.
+    /// A rank died.
     Died { peer: u32, how: String },
 }
 
 impl Failure {
-    /// As a call of a rank reports it.
+    /// The error that a call of a rank returns.
     pub(crate) fn error(self, rank: u32, operation: &'static str) -> Error {
         match self {
             Failure::Aborted { by, reason } => Error::Aborted { rank, operation, by, reason },

@@ -1,8 +1,8 @@
-//! How much memory may be taken.
+//! The limits on memory.
 
 use crate::error::{Error, Result};
 
-/// Looks whether there is so much memory, before any of it is taken. Returns how much there is.
+/// Checks that `need` bytes are available before any are taken. Returns how many are.
 ///
 /// # Errors
 /// [`Error::Memory`] with the need.
@@ -14,14 +14,14 @@ pub(crate) fn check_memory(rank: u32, operation: &'static str, need: u64) -> Res
     }
 }
 
-/// Bytes of files that a group of processes has read, and that the kernel drops when memory is needed.
+/// Bytes of the page cache of a control group, which the kernel drops when memory is needed.
 fn reclaimable(group: &str) -> u64 {
     let stat = std::fs::read_to_string(format!("{group}/memory.stat")).unwrap_or_default();
     let line = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
     line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Bytes that registered memory may still take, and what says so.
+/// Bytes that registered memory may still take, and the limit that says so.
 fn available_memory() -> (u64, String) {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let number = |path: &str| read(path).and_then(|text| text.trim().parse::<u64>().ok());

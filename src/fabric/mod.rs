@@ -1,24 +1,24 @@
 //! One-sided transports.
 //!
-//! A [`Fabric`] joins the processes of a world; an [`Endpoint`] of it carries the operations of
-//! one collective. The semantics below hold for every implementation, and
-//! [`conformance`] tests each line of them.
+//! A [`Fabric`] joins the processes of a world; an [`Endpoint`] of it carries the operations of one
+//! collective. The semantics below hold for every implementation, and [`conformance`] tests each of
+//! them.
 //!
 //! # Memory
-//! [`register`](Endpoint::register) makes zeroed memory. Its owner says what peers may do with it once
-//! they hold its key ([`Access`]); an operation that it does not allow is refused where it is posted, and
-//! on networks by the owner's provider, too. It stays until all ranks have dropped their endpoints. Offsets of
-//! cells are multiples of 8. Nothing is ever a Rust reference while a peer may write it: a [`Window`] gives
-//! atomics and raw copies. No operation checks that: opening an endpoint takes a [`RawAccess`], whose contract
-//! covers all that is done with it.
+//! [`register`](Endpoint::register) makes zeroed memory. Its owner says what peers may do with it
+//! once they hold its key ([`Access`]). The endpoint refuses an operation that the access does not
+//! allow; on networks the owner's provider refuses it, too. The memory stays until all ranks have
+//! dropped their endpoints. Offsets of cells are multiples of 8. No Rust reference exists to memory
+//! while a peer may write it: a [`Window`] gives atomics and raw copies. No operation checks that:
+//! opening an endpoint takes a [`RawAccess`], whose contract covers all use of the endpoint.
 //!
 //! # Completion
-//! Each operation is given a token. It either completes in the call ([`Posted::Done`]) or later,
-//! once, through [`poll`](Endpoint::poll) with the same token. Completion of a *put* means that
-//! data and signal are visible at the target and that the source may be written again; of a
-//! *read*, that the data is in the local window; of an *atomic*, that it took effect, and the
-//! value is what was there before. An operation that fails makes `poll` return an error, and the
-//! endpoint is unusable from then on; its effect is unknown and it is never tried again.
+//! Each operation has a token. It completes in the call ([`Posted::Done`]) or later, once, through
+//! [`poll`](Endpoint::poll) with the same token. Completion of a *put* means that data and signal
+//! are visible at the target and that the source may be written again; of a *read*, that the data
+//! is in the local window; of an *atomic*, that it took effect, and the value is what was there
+//! before. An operation that fails makes `poll` return an error, and the endpoint is unusable from
+//! then on; the effect of the operation is unknown and it is never tried again.
 //!
 //! # Ordering
 //! Two operations are not ordered, even to the same peer, unless the second was posted after the
@@ -28,9 +28,9 @@
 //! against plain stores through a window.
 //!
 //! # Waiting
-//! A put with a signal, and [`wake`](Endpoint::wake), end a wait of the target that was announced
-//! by [`prepare_wait`](Endpoint::prepare_wait) with the same interest before it looked at its
-//! memory for the last time. Waits may end without a cause.
+//! A put with a signal, and [`wake`](Endpoint::wake), end a wait of the target that
+//! [`prepare_wait`](Endpoint::prepare_wait) announced with the same interest before the target
+//! looked at its memory for the last time. Waits may end without a cause.
 
 mod access;
 #[cfg(feature = "internals")]
@@ -59,14 +59,15 @@ pub use window::Window;
 use crate::error::Result;
 use crate::sync::{self, AtomicU64};
 
-/// Memory that an endpoint can name: its own, or imported.
+/// A region that an endpoint can name: its own, or imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub(crate) u32);
 
 /// What peers may do with a region by operations. Its owner may do everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Nothing: they cannot name it. For what is only the near side of this rank's operations.
+    /// Nothing: they cannot name it. For memory that is only the near side of this rank's
+    /// operations.
     Local,
     /// Read it.
     Read,
@@ -95,32 +96,32 @@ impl Access {
         self != Access::Local
     }
 
-    /// As a number, for a key.
+    /// The access as a number, for a key.
     pub(crate) fn code(self) -> u64 {
         self as u64
     }
 
-    /// What a key says; nothing for a number that no key has.
+    /// The access in a key; `None` for a number that no key has.
     pub(crate) fn of_key(code: u64) -> Option<Self> {
         [Access::Read, Access::Write, Access::ReadWrite].into_iter().find(|access| access.code() == code)
     }
 }
 
-/// What is wrong with an operation that the owner of a region does not allow.
+/// The problem of an operation that the owner of a region does not allow.
 pub(crate) const NOT_ALLOWED: &str = "the owner of the region does not allow that";
 
-/// What a peer needs to name a region; what is in it is the fabric's own business.
+/// What a peer needs to name a region; its content is private to the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(pub(crate) [u64; 4]);
 
 impl Key {
-    /// Bytes of a key on its way to a peer.
+    /// Bytes of an encoded key.
     pub const BYTES: usize = 32;
 
     /// A key that no peer can import.
     pub(crate) const NONE: Key = Key([u64::MAX; 4]);
 
-    /// For the way to a peer.
+    /// Encodes the key for a peer.
     #[must_use]
     pub fn encode(self) -> [u8; Key::BYTES] {
         let mut bytes = [0; Key::BYTES];
@@ -130,7 +131,7 @@ impl Key {
         bytes
     }
 
-    /// Nothing for bytes that are no key.
+    /// `None` for bytes that are no key.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
@@ -139,7 +140,7 @@ impl Key {
     }
 }
 
-/// A place in a region, in bytes.
+/// An offset in a region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct At {
     /// Which region.
@@ -148,10 +149,10 @@ pub struct At {
     pub offset: usize,
 }
 
-/// What an operation leads to.
+/// The result of posting an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It has completed; an atomic with the value before.
+    /// It has completed; the value of an atomic is what was there before.
     Done(u64),
     /// It will complete through [`Endpoint::poll`].
     Pending,
@@ -160,7 +161,7 @@ pub enum Posted {
 /// An operation that has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// As given when it was posted.
+    /// The token that the operation was posted with.
     pub token: u64,
     /// The value before an atomic; 0 otherwise.
     pub value: u64,
@@ -173,22 +174,24 @@ pub struct Signal {
     pub at: At,
     /// How it changes.
     pub change: Change,
-    /// Whether the writer waits for the completion: a hint, heeded where the data is large. Else it learns of it with
-    /// the next message from that peer, or when the peer is idle, which saves the peer a message of its own.
+    /// Whether the writer waits for the completion: a hint that counts where the data is large.
+    /// Otherwise the writer learns of completion with the next message from that peer, or when the
+    /// peer is idle, which saves the peer a message.
     pub awaited: bool,
 }
 
 /// How a cell changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// Becomes this.
+    /// The cell becomes this value.
     Set(u64),
-    /// Grows by this, wrapping; atomic against other fabric atomics.
+    /// The cell grows by this value, wrapping; atomic against other fabric atomics.
     Add(u64),
 }
 
 impl Change {
-    /// Changes a cell that this process can reach. Whoever sees the change sees what this thread wrote before.
+    /// Changes a cell that this process can reach. A thread that sees the change sees what this
+    /// thread wrote before.
     #[inline]
     pub(crate) fn apply(self, cell: &AtomicU64) {
         match self {
@@ -205,7 +208,7 @@ pub enum Atomic {
     FetchAdd(u64),
     /// Stores `new` if the cell holds `expect`.
     CompareSwap {
-        /// The value that must be there.
+        /// The value that the cell must hold.
         expect: u64,
         /// The value that replaces it.
         new: u64,
@@ -213,7 +216,7 @@ pub enum Atomic {
 }
 
 impl Atomic {
-    /// Carries it out on a cell that this process can reach; what the cell held.
+    /// Performs it on a cell that this process can reach; returns what the cell held.
     #[inline]
     pub(crate) fn apply(self, cell: &AtomicU64) -> u64 {
         match self {
@@ -223,7 +226,8 @@ impl Atomic {
     }
 }
 
-/// What a rank waits for; any value but 0. A wake-up names one and reaches those who wait for it.
+/// What a rank waits for; any value but 0. A wake-up names one interest and reaches the ranks that
+/// wait for it.
 pub type Interest = u32;
 
 /// Ends an endpoint's wait, from any thread.
@@ -235,7 +239,7 @@ impl Waker {
         Waker(Arc::new(wake))
     }
 
-    /// Ends the wait if it was announced.
+    /// Ends the announced wait, if there is one.
     pub fn wake(&self) {
         (self.0)();
     }
@@ -250,20 +254,20 @@ impl Debug for Waker {
 /// Most bytes that a rank gives to an exchange.
 pub const MOST_EXCHANGED: usize = 1000;
 
-/// The same where it takes several exchanges.
+/// Most bytes that a rank gives to a long exchange, which takes several exchanges.
 const MOST_EXCHANGED_LONG: usize = 1 << 20;
 
 pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// What a world is made of: processes that can reach each other's memory. Sealed: what is unsafe in this crate relies
-/// on its implementations, and they are handed its own [`RawAccess`].
+/// The transport of a world: processes that can reach each other's memory. Sealed: the unsafe code
+/// of this crate relies on its implementations, and gives them its own [`RawAccess`].
 pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
-    /// `shm`, `sim`, …
+    /// The name of the fabric: `shm`, `sim`, …
     fn name(&self) -> &'static str;
 
-    /// Which of several ways to do that, where there are some.
+    /// The provider, where the fabric has several.
     fn provider(&self) -> Option<&str> {
         None
     }
@@ -274,28 +278,30 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// Ranks in the world.
     fn ranks(&self) -> u32;
 
-    /// Dense number of the host of each rank. Ranks of one host can map each other's regions.
+    /// The host of each rank, numbered without gaps. Ranks of one host can map each other's
+    /// regions.
     fn hosts(&self) -> Vec<u32>;
 
-    /// Ranks on the machine of this one, itself included, as far as is known: they share its cores.
+    /// Ranks on this machine, this one included, as far as is known: they share its cores.
     fn neighbours(&self) -> u32;
 
-    /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the
-    /// n-th ones belong together. What is done with it can break memory: `access` has promised that it does not.
+    /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th
+    /// ones belong together. The endpoint's use can break memory: `access` has promised that it
+    /// does not.
     ///
     /// # Errors
-    /// When the resources for it are not there.
+    /// Its resources are not available.
     fn open(&self, access: RawAccess) -> Result<Box<dyn Endpoint>>;
 
-    /// Gives every rank's bytes to every rank, by rank. Collective: all ranks call it in the same
-    /// order. For setting up; at most [`MOST_EXCHANGED`] bytes.
+    /// Gives every rank's bytes to every rank, in rank order. Collective: all ranks call it in the
+    /// same order. For setting up; at most [`MOST_EXCHANGED`] bytes.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not come; a dead peer.
     /// After a failure the ranks are out of step, and every later call fails.
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
 
-    /// As [`Fabric::exchange`], of any length: several exchanges.
+    /// As [`Fabric::exchange`], for any length: it takes several exchanges.
     ///
     /// # Errors
     /// As [`Fabric::exchange`].
@@ -322,7 +328,7 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// The reason, for this and every later call.
     fn health(&self, operation: &'static str) -> Result<()>;
 
-    /// Messages and the like that were dropped so far because they were not of this world.
+    /// Messages and writes that were dropped so far because they were not of this world.
     fn strangers(&self) -> u64 {
         0
     }
@@ -333,38 +339,39 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// As [`Fabric::health`].
     fn look_for_dead(&self, operation: &'static str) -> Result<()>;
 
-    /// The ranks that share memory with this one and have ended without leaving, which takes system calls: the others
-    /// can go on with what these had in hand.
+    /// The ranks that share memory with this one and have ended without leaving, which takes system
+    /// calls: the others can complete the operations that these had claimed.
     fn dead(&self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Fails every later call of every rank. The first reason stays. From any thread.
+    /// Fails every later call of every rank. The first reason stays. Any thread may call it.
     fn abort(&self, reason: &str);
 
-    /// Says that this process ends in good order: it is not missed from now on.
+    /// Says that this process ends in good order, so that the others do not miss it.
     fn leave(&self);
 }
 
-/// A rank's end of the operations of one collective. See the [module](self) for what they mean, and
-/// [`RawAccess::promise`] for what its caller has promised.
+/// One rank's access to the operations of one collective. See the [module](self) for their
+/// semantics, and [`RawAccess::promise`] for what the caller has promised.
 pub trait Endpoint: Send + Debug {
-    /// Makes memory: zeroed, aligned to a page, at least `bytes` long. By operations peers do with it what `access`
-    /// allows, and nothing else. Those that share the memory have a window on it, whatever it allows, unless it is
-    /// local.
+    /// Makes memory: zeroed, aligned to a page, at least `bytes` long. Operations of peers can do
+    /// with it what `access` allows, and nothing else. Ranks that share the memory have a window on
+    /// it, whatever it allows, unless it is local.
     ///
     /// # Errors
-    /// [`Error::Memory`](crate::Error::Memory) with the need, before anything was taken.
+    /// [`Error::Memory`](crate::Error::Memory) with the need, before any memory was taken.
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region>;
 
-    /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint. The key of a local one is of no use
-    /// to any.
+    /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint. No peer can use
+    /// the key of a local one.
     fn key(&self, region: Region) -> Key;
 
     /// Names a peer's region.
     ///
     /// # Errors
-    /// When the key is not one of that peer's, or of a region that is local to it, or its memory cannot be mapped.
+    /// The key is not one of that peer's, or its region is local to that peer, or its memory cannot
+    /// be mapped.
     fn import(&mut self, peer: u32, key: Key) -> Result<Region>;
 
     /// Direct access to a region: its own always, those of peers on the same host.
@@ -373,7 +380,8 @@ pub trait Endpoint: Send + Debug {
     /// Writes `len` bytes and then changes a cell. The source must stay as it is until completion.
     ///
     /// # Errors
-    /// A place outside its region; what the owner of a region does not allow; a broken endpoint.
+    /// A location outside its region; an operation that the owner of a region does not allow; a
+    /// broken endpoint.
     fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted>;
 
     /// Changes a cell: a put without data.
@@ -388,46 +396,47 @@ pub trait Endpoint: Send + Debug {
     /// As [`Endpoint::put`].
     fn read(&mut self, from: At, to: At, len: usize, token: u64) -> Result<Posted>;
 
-    /// Changes a cell and fetches what it held.
+    /// Changes a cell and fetches its old value.
     ///
     /// # Errors
     /// As [`Endpoint::put`].
     fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted>;
 
-    /// The next completion, if there is one. Looks at the network, and makes progress there.
+    /// The next completion, if there is one. Makes progress on the network.
     ///
     /// # Errors
     /// An operation that failed.
     fn poll(&mut self) -> Result<Option<Completion>>;
 
-    /// The next completion, if one was seen before.
+    /// The next completion, if an earlier call has seen one.
     ///
     /// # Errors
     /// As [`Endpoint::poll`].
     fn completion(&mut self) -> Result<Option<Completion>>;
 
-    /// Announces a wait; look at memory once more before [`Endpoint::wait`].
+    /// Announces a wait. Look at memory once more before [`Endpoint::wait`].
     fn prepare_wait(&mut self, interest: Interest);
 
-    /// Whether [`prepare_wait`](Endpoint::prepare_wait) also puts a fence between the stores and the later looks of the
-    /// other rank of this host, where there is one other: then what it stores before it calls
-    /// [`wake`](Endpoint::wake) needs no fence of its own. Known once all ranks have opened this endpoint.
+    /// Whether [`prepare_wait`](Endpoint::prepare_wait) also puts a fence between the stores and
+    /// the later loads of the other rank of this host, where there is exactly one other: then that
+    /// rank's stores before [`wake`](Endpoint::wake) need no fence of their own. Known once all
+    /// ranks have opened this endpoint.
     fn waits_fence_peer(&self) -> bool {
         true
     }
 
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     fn cancel_wait(&mut self);
 
-    /// Sleeps until woken for the announced interest since it was announced, or for `at_most`.
-    /// Ends the announcement.
+    /// Sleeps until a wake-up for the announced interest, or for `at_most`. A wake-up since the
+    /// announcement counts. Ends the announcement.
     fn wait(&mut self, at_most: Duration);
 
-    /// Something that ends this endpoint's wait, if it was announced, for other threads.
+    /// A handle by which other threads end this endpoint's announced wait.
     fn waker(&self) -> Waker;
 
-    /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. The caller's
-    /// earlier stores are visible to those who were woken. Returns how many were woken.
+    /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. They see the
+    /// caller's earlier stores. Returns how many were woken.
     fn wake(&mut self, most: u32, interest: Interest) -> u32;
 }
 

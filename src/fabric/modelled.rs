@@ -14,14 +14,15 @@ use crate::sync::modelled::{Operation, is_planted};
 
 const _: () = assert!(size_of::<AtomicU64>() >= size_of::<u64>());
 
-/// A control region of loom's atomics and a data region that loom watches; for each rank an endpoint.
+/// A control region of loom's atomics and a data region that loom watches; for each rank an
+/// endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     control: Window,
     data: Window,
-    /// Where ranks sleep, by rank; none where no rank does.
+    /// The doorbells of the ranks; empty if no rank sleeps.
     bells: Arc<[Doorbell]>,
-    /// Whose endpoint this is.
+    /// The rank of this endpoint.
     rank: u32,
 }
 
@@ -32,19 +33,20 @@ impl Host {
     pub(crate) fn new(cells: usize, bytes: usize) -> Self {
         let control: Arc<[AtomicU64]> = (0..cells).map(|_| AtomicU64::new(0)).collect();
         let base = NonNull::from(&*control).cast();
-        // SAFETY: the slice is at least that long, of atomics that are used as such, and lives as long as the `Arc`
-        // that the window keeps.
+        // SAFETY: the slice is at least that long, consists of atomics that are used as such, and
+        // lives as long as the `Arc` that the window keeps.
         let control = unsafe { Window::new(base, cells * size_of::<u64>(), Arc::new(control)) };
         let words = bytes.div_ceil(size_of::<u64>());
         let data: Arc<[Word]> = (0..words).map(|_| Word::new(0)).collect();
         let base = NonNull::from(&*data).cast();
-        // SAFETY: the slice is that long, zeroed, aligned, may change behind shared references, and lives as long as
-        // the `Arc` that the window keeps.
+        // SAFETY: the slice is that long, zeroed, aligned, may change behind shared references, and
+        // lives as long as the `Arc` that the window keeps.
         let data = unsafe { Window::new(base, words * size_of::<u64>(), Arc::new(data)) };
         Host { control, data: data.watched(), bells: Arc::default(), rank: 0 }
     }
 
-    /// The same, where so many ranks may sleep. Each fences for itself: loom has nothing like membarrier(2).
+    /// The same host, on which `ranks` ranks may sleep. Each fences for itself: loom has no model
+    /// of membarrier(2).
     pub(crate) fn with_sleepers(self, ranks: u32) -> Self {
         Host { bells: (0..ranks).map(|_| Doorbell::default()).collect(), ..self }
     }
@@ -63,7 +65,7 @@ impl Host {
     }
 }
 
-/// Of other hosts there are none.
+/// There are no other hosts.
 const ELSEWHERE: &str = "a rank that shares memory with all others addresses another host";
 
 impl Endpoint for Host {

@@ -1,4 +1,5 @@
-//! Exchanges take turns: one at a time, in the same order on all ranks, and none after one that failed.
+//! The order of exchanges: one at a time, in the same order on all ranks, and none after one that
+//! failed.
 
 use parking_lot::Mutex;
 
@@ -15,7 +16,8 @@ struct Turn {
 }
 
 impl Turns {
-    /// Takes the next turn, of this number, for `mine` of at most `most` bytes. If it fails, the ranks are out of step.
+    /// Takes the next turn: passes its number to `exchange`, for `mine` of at most `most` bytes. If
+    /// it fails, the ranks are out of step.
     pub(crate) fn take<T>(
         &self,
         fabric: &impl Fabric,

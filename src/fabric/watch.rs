@@ -1,4 +1,4 @@
-//! Watching the processes of other ranks on this machine: the kernel tells at once when one ends.
+//! Watches the processes of other ranks on this machine: the kernel reports at once when one ends.
 
 use std::os::fd::OwnedFd;
 
@@ -7,17 +7,17 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Error, Result};
 
-/// Processes, by rank; none for ranks in this process or on other machines.
+/// Process descriptors, by rank; `None` for ranks in this process or on other machines.
 #[derive(Debug)]
 pub(crate) struct Watch {
     processes: Vec<Option<OwnedFd>>,
 }
 
 impl Watch {
-    /// Begins to watch, for `rank`, the processes with these numbers.
+    /// Begins to watch the processes with these numbers, for `rank`.
     ///
     /// # Errors
-    /// [`Error::PeerDied`] for one that is not there; too few descriptors.
+    /// [`Error::PeerDied`] for a process that does not exist; too few descriptors.
     pub(crate) fn new(rank: u32, pids: &[Option<u32>]) -> Result<Self> {
         let open = |(peer, pid): (usize, &Option<u32>)| -> Result<Option<OwnedFd>> {
             let Some(pid) = pid.filter(|_| peer != rank as usize) else { return Ok(None) };
@@ -41,8 +41,8 @@ impl Watch {
         Ok(Watch { processes })
     }
 
-    /// The ranks, ascending, whose processes have ended and were not expected to: `left` says who told that
-    /// it leaves, which a process does before it ends.
+    /// The ranks, ascending, whose processes have ended without leaving: `left` says whether a rank
+    /// has left, which a process does before it ends.
     pub(crate) fn ended(&self, left: impl Fn(u32) -> bool) -> Vec<u32> {
         let watched = || self.processes.iter().enumerate().filter_map(|(peer, fd)| Some((peer as u32, fd.as_ref()?)));
         let watched: Vec<_> = watched().filter(|(peer, _)| !left(*peer)).collect();
@@ -54,11 +54,11 @@ impl Watch {
         ended.map(|((peer, _), _)| *peer).filter(|&peer| !left(peer)).collect()
     }
 
-    /// Whether the kernel tells of a rank's end.
+    /// Whether the kernel reports the end of a rank's process.
     pub(crate) fn watches(&self, rank: u32) -> bool {
         self.processes.get(rank as usize).is_some_and(Option::is_some)
     }
 }
 
-/// What is known of a process that ended without a word.
+/// The description of a death without `finish`.
 pub(crate) const ENDED: &str = "its process ended without finish";

@@ -12,18 +12,19 @@ use loom::cell::UnsafeCell;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A mapped region: cells that are atomics, and bytes that are raw.
+/// A mapped region, with cells as atomics and bytes as raw memory.
 ///
-/// Peers may write to it at any time, so it never gives out a reference to plain data by itself. A cell is sound while
-/// its bytes are nothing but a cell: not where a collective lends them as a slice, and not while data is copied over
-/// them. The caller that opened the endpoint has promised that ([`RawAccess::promise`](super::RawAccess::promise)).
+/// Peers may write it at any time, so a window never gives out a reference to plain data. A cell is
+/// sound while its bytes are only a cell: not where a collective lends them as a slice, and not
+/// while data is copied over them. The caller that opened the endpoint has promised that
+/// ([`RawAccess::promise`](super::RawAccess::promise)).
 #[derive(Clone)]
 pub struct Window {
     base: NonNull<u8>,
     len: usize,
     /// Keeps the mapping alive.
     _owner: Arc<dyn Any + Send + Sync>,
-    /// One for each 8 bytes that loom watches.
+    /// One for each 8 bytes that loom checks.
     #[cfg(all(test, loom))]
     watched: Arc<Vec<UnsafeCell<()>>>,
 }
@@ -49,8 +50,8 @@ impl Window {
         }
     }
 
-    /// The same memory. Loom demands from now on that whoever writes bytes of it knows of all who read or wrote them,
-    /// and whoever reads them of all who wrote them.
+    /// The same memory, checked by loom: a thread that writes bytes must have synchronised with all
+    /// that read or wrote them, and a thread that reads bytes with all that wrote them.
     #[cfg(all(test, loom))]
     pub(crate) fn watched(self) -> Self {
         let cells = (0..self.len / size_of::<u64>()).map(|_| UnsafeCell::new(())).collect();
@@ -63,13 +64,13 @@ impl Window {
         self.watched.iter().skip(cells.start).take(cells.len())
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -78,19 +79,19 @@ impl Window {
     /// The cell `index` (in units of 8 bytes).
     ///
     /// # Panics
-    /// If it lies outside.
+    /// If it lies outside the window.
     #[must_use]
     pub fn cell(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len / size_of::<u64>(), "cell {index} of a window of {} bytes", self.len);
-        // SAFETY: inside the mapping, aligned and initialised; accessed atomically, or as the endpoint's
-        // `RawAccess` has promised.
+        // SAFETY: inside the mapping, aligned and initialised; accessed atomically, or as the
+        // endpoint's `RawAccess` has promised.
         unsafe { self.base.cast::<AtomicU64>().add(index).as_ref() }
     }
 
     /// The address of `len` bytes at `offset`, for as long as a clone of the window lives.
     ///
     /// # Panics
-    /// If they lie outside.
+    /// If they lie outside the window.
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset <= self.len && len <= self.len - offset, "bytes {offset}+{len} of a window of {}", self.len);
@@ -98,7 +99,7 @@ impl Window {
         unsafe { self.base.add(offset) }
     }
 
-    /// As [`Window::bytes`], of bytes that are read here while nobody writes them.
+    /// As [`Window::bytes`], for bytes that this thread reads while no other writes them.
     #[inline]
     pub(crate) fn source(&self, offset: usize, len: usize) -> NonNull<u8> {
         #[cfg(all(test, loom))]
@@ -106,7 +107,7 @@ impl Window {
         self.bytes(offset, len)
     }
 
-    /// As [`Window::bytes`], of bytes that are written here while nobody else reads or writes them.
+    /// As [`Window::bytes`], for bytes that this thread writes while no other reads or writes them.
     #[inline]
     pub(crate) fn target(&self, offset: usize, len: usize) -> NonNull<u8> {
         #[cfg(all(test, loom))]
@@ -114,14 +115,14 @@ impl Window {
         self.bytes(offset, len)
     }
 
-    /// Zeroes cells that nobody makes use of meanwhile. A later release has to publish that.
+    /// Zeroes cells that no other thread uses meanwhile. A later release has to publish that.
     pub(crate) fn clear(&self, cells: Range<usize>) {
         for cell in cells.map(|index| self.cell(index)) {
             cell.store(0, Ordering::Relaxed);
             #[cfg(all(test, loom))]
             {
-                // SAFETY: the value is not used. Loom demands that all earlier changes are known here, and the
-                // zero to whoever changes the cell next.
+                // SAFETY: the value is not used. Loom checks that this thread knows all earlier
+                // changes, and that the next thread that changes the cell knows of the zero.
                 let _ = unsafe { cell.unsync_load() };
             }
         }
@@ -133,8 +134,8 @@ impl Window {
     /// If they do not fit.
     pub(crate) fn write(&self, offset: usize, data: &[u8]) {
         let target = self.target(offset, data.len());
-        // SAFETY: inside the mapping, which no Rust reference to `data` overlaps. Peers were not
-        // given the key yet, or have no business there by the contract of `put`.
+        // SAFETY: inside the mapping, which does not overlap `data`. Peers either do not have the
+        // key yet or do not access these bytes, by the contract of `put`.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), target.as_ptr(), data.len()) };
     }
 
@@ -144,7 +145,7 @@ impl Window {
     /// If there are not so many.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
         let source = self.source(offset, data.len());
-        // SAFETY: as for `write`, the other way round.
+        // SAFETY: as for `write`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), data.as_mut_ptr(), data.len()) };
     }
 
@@ -155,9 +156,9 @@ impl Window {
     pub(crate) fn copy(from: (&Window, usize), to: (&Window, usize), len: usize) {
         let source = from.0.source(from.1, len);
         let target = to.0.target(to.1, len);
-        // SAFETY: both ranges lie in live mappings. Nobody writes the source or touches the target
-        // meanwhile: that is the contract of `put` and `read`, whose bodies this is, towards peers;
-        // memory of another process can only be protected by such a contract.
+        // SAFETY: both ranges lie in live mappings. No peer writes the source or touches the target
+        // meanwhile, by the contract of `put` and `read`, whose bodies this is; only a contract can
+        // protect memory from another process.
         unsafe { std::ptr::copy(source.as_ptr(), target.as_ptr(), len) };
     }
 }

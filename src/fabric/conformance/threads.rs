@@ -1,4 +1,4 @@
-//! Checks in which ranks act at the same time, each in a thread of its own.
+//! Checks in which ranks act concurrently, each in a thread of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{BEHIND, CELL, Fabrics, LENGTHS, MakeWorld, World, at, patience, sized, word, world};
 use crate::fabric::{Change, MOST_EXCHANGED, Posted, Signal};
 
-/// Each rank gives something else in each turn, and a fast one goes on with the next.
+/// Each rank gives other bytes in each turn, and a fast rank goes on with the next.
 pub(super) fn exchanges_bring_what_each_gave(make: MakeWorld<'_>, ranks: u32) {
     const TURNS: u32 = 100;
     let (fabrics, patience) = (Fabrics(make(ranks)), patience());
@@ -36,7 +36,8 @@ pub(super) fn exchanges_bring_what_each_gave(make: MakeWorld<'_>, ranks: u32) {
     });
 }
 
-/// Rank 1 looks for a signal, awake and asleep, and then at once for all of its data, the last bytes first.
+/// Rank 1 waits for a signal, awake and asleep, and then reads all of its data at once, the last
+/// bytes first.
 pub(super) fn a_signal_comes_after_all_of_its_data(make: MakeWorld<'_>) {
     let (mut world, patience) = (sized(make, 2, BEHIND + CELL), patience());
     let (source, target) = (world.own(0), world.own(1));
@@ -122,7 +123,7 @@ pub(super) fn sleepers_are_woken(make: MakeWorld<'_>) {
             while asleep.load(Ordering::Acquire) != round && !sleeping.is_finished() {
                 std::thread::yield_now();
             }
-            // Most of the time it sleeps by then. If not, it has to see that it must not.
+            // Usually it sleeps by then. If not, it has to notice that it must not sleep.
             std::thread::sleep(Duration::from_millis(1));
             let mut completed = true;
             match round % 3 {

@@ -1,13 +1,13 @@
-//! Sleeping until somebody rings, without losing a ring.
+//! Sleeps until another rank rings, without losing a ring.
 
 use std::time::Duration;
 
 use crate::sync::{AtomicU32, Ordering, full_fence};
 
-/// Where one rank sleeps in one channel.
+/// The doorbell of one rank in one channel.
 ///
 /// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
-/// bell rang since. Whoever rings takes the announcement, so a sleeper is woken once.
+/// bell rang since. The rank that rings takes the announcement, so a sleeper is woken once.
 #[repr(C, align(64))]
 #[cfg_attr(any(loom, test), derive(Debug, Default))]
 pub(in crate::fabric) struct Doorbell {
@@ -16,11 +16,11 @@ pub(in crate::fabric) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Before the last look at memory.
+    /// Announces a wait, before the last look at memory.
     pub(in crate::fabric) fn announce(&self, interest: u32) {
         self.interest.store(interest, Ordering::Relaxed);
-        // With the fence in `ring`: either the look at memory that follows sees the change, or the
-        // one who made it sees the announcement.
+        // Pairs with the fence in `ring`: either the look at memory that follows sees the change,
+        // or the rank that made the change sees the announcement.
         full_fence();
     }
 
@@ -28,7 +28,7 @@ impl Doorbell {
         self.interest.store(0, Ordering::Relaxed);
     }
 
-    /// Sleeps until rung since the announcement, or for `at_most`.
+    /// Sleeps until the bell rings, or for `at_most`. A ring since the announcement counts.
     pub(in crate::fabric) fn sleep(&self, at_most: Duration) {
         let rung = self.rung.load(Ordering::Acquire);
         if self.interest.load(Ordering::Acquire) == 0 {
@@ -60,21 +60,22 @@ impl Doorbell {
     }
 }
 
-/// Wakes those who wait for `interest` at these bells: all, or `most` of them. Returns how many were woken.
+/// Wakes the sleepers that wait for `interest` at these bells: all, or `most` of them. Returns how
+/// many were woken.
 pub(in crate::fabric) fn ring_all<'a>(bells: impl Iterator<Item = &'a Doorbell>, most: u32, interest: u32) -> u32 {
-    // With the fence in `announce`: a sleeper whose announcement is not seen here sees what
+    // Pairs with the fence in `announce`: a sleeper whose announcement is not seen here sees what
     // was stored before this.
     full_fence();
     bells.filter(|bell| bell.ring(interest)).take(most as usize).count() as u32
 }
 
-/// Sleeps while the cell holds `expect`, for a while.
+/// Sleeps while the cell holds `expect`, at most for `at_most`.
 #[cfg(not(loom))]
 fn wait(cell: &AtomicU32, expect: u32, at_most: Duration) {
     use rustix::thread::futex;
     let timeout =
         rustix::time::Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-    // All outcomes (the value changed, a signal, the time is up) mean: look again.
+    // Every result (changed value, signal, timeout) means: look again.
     let _ = futex::wait(cell, futex::Flags::empty(), expect, Some(&timeout));
 }
 
@@ -84,10 +85,10 @@ fn wake(cell: &AtomicU32) {
     let _ = futex::wake(cell, futex::Flags::empty(), 1);
 }
 
-/// As the futex, but for ever: whoever is not woken is found.
+/// As the futex, but without a timeout: loom finds a sleeper that is not woken.
 #[cfg(loom)]
 fn wait(cell: &AtomicU32, expect: u32, _: Duration) {
-    // Not a load: the kernel compares with what is there, not with what was.
+    // Not a load: the kernel compares with the current value, not with an old one.
     while cell.fetch_add(0, Ordering::Relaxed) == expect {
         loom::thread::yield_now();
     }

@@ -13,7 +13,8 @@ use crate::fabric::{
 use crate::fault::Fault;
 use crate::sync::{self, full_fence};
 
-/// A key is an offset in the world's file, a length with the owner above it, what the owner allows, and the channel.
+/// A key holds an offset in the world's file, a length with the owner above it, the access that the
+/// owner allows, and the channel.
 const OWNER: u32 = 48;
 
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl ShmEndpoint {
         mapped.filter(inside).ok_or_else(|| self.usage(operation, "a place outside its region"))
     }
 
-    /// The same for the far side of an operation, which the owner must allow.
+    /// As [`ShmEndpoint::mapped`], for the far side of an operation, which the owner must allow.
     fn far(&self, operation: &'static str, at: At, len: usize, allows: fn(Access) -> bool) -> Result<&Mapped> {
         let mapped = self.mapped(operation, at, len)?;
         match mapped.owner == self.rank || allows(mapped.access) {
@@ -74,7 +75,7 @@ impl ShmEndpoint {
             return Err(self.usage("signal", "a cell that is not aligned to 8 bytes"));
         }
         let cell = mapped.window.cell(signal.at.offset / size_of::<u64>());
-        // Whoever sees the signal sees the data that was copied before.
+        // A rank that sees the signal sees the data that was copied before.
         signal.change.apply(cell);
         full_fence();
         if !Fault::ForgetRing.is(self.fault) {
@@ -101,7 +102,8 @@ impl Endpoint for ShmEndpoint {
         let bad = || self.usage("import", "not a key of that peer");
         let Key([offset, what, access, channel]) = key;
         if channel != u64::from(self.channel) {
-            // Its memory would go when the others have closed what they take for this.
+            // Its memory would be freed when the others have closed what they take for this
+            // collective.
             let problem =
                 "a key of another collective; threads of a rank must make theirs in the same order on all ranks";
             return Err(self.usage("import", problem));
@@ -204,7 +206,7 @@ impl Endpoint for ShmEndpoint {
 
 impl Drop for ShmEndpoint {
     fn drop(&mut self) {
-        // The last rank to close gives the memory back; those before may still be read from.
+        // The last rank to close frees the memory: others may still read it before.
         if self.segment.close(self.channel) || Fault::FreeEarly.is(self.fault) {
             self.regions.iter().for_each(|region| self.segment.free(region.offset, region.bytes));
         }

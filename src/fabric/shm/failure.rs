@@ -1,10 +1,10 @@
-//! Where a world's failure is written: said once, by whoever is first.
+//! The record of a world's failure, which the first rank that fails the world writes once.
 
 use super::mailbox::{load_bytes, store_bytes};
 use crate::fabric::failure::Failure;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Cells of the reason; what is longer is cut.
+/// Cells for the reason; a longer text is cut.
 const TEXT: usize = if cfg!(loom) { 1 } else { 32 };
 
 #[repr(C)]
@@ -18,7 +18,7 @@ pub(super) struct FailureCell {
 }
 
 impl FailureCell {
-    /// Writes the failure down unless there is one.
+    /// Records the failure unless there is one.
     pub(super) fn set(&self, failure: &Failure) {
         if self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;

@@ -1,5 +1,5 @@
-//! Every order of effects that the memory model allows, for each protocol in the head of the memory
-//! file. Run as `docs/testing.md` says.
+//! Checks each protocol of this folder in every order of effects that the memory model allows. Run
+//! as `docs/testing.md` says.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::sync::{AtomicU64, announce, full_fence, look};
 
 const LONG: Duration = Duration::from_secs(1);
 
-/// What the sleeper waits for, whatever comes between.
+/// Sleeps, as often as it takes, until `is_there`.
 fn sleep_until(bell: &Doorbell, interest: u32, is_there: impl Fn() -> bool) {
     while !is_there() {
         bell.announce(interest);
@@ -27,7 +27,7 @@ fn sleep_until(bell: &Doorbell, interest: u32, is_there: impl Fn() -> bool) {
     }
 }
 
-/// Whoever changes what is waited for and rings ends the wait.
+/// A rank that changes the awaited cell and rings ends the wait.
 fn wakes(ring: fn(&Doorbell)) {
     loom::model(move || {
         let shared = Arc::new((Doorbell::default(), AtomicU64::new(0)));
@@ -73,8 +73,8 @@ fn a_ring_for_something_else_takes_nothing() {
     });
 }
 
-/// Three turns between two ranks: nobody overwrites what the other has not read, and of the last to
-/// post at least one sees both (and would wake the other).
+/// Three turns between two ranks: no rank overwrites what the other has not read, and of the last
+/// two to post at least one sees both posts (and would wake the other).
 #[test]
 fn an_exchange_is_read_as_it_was_posted() {
     loom::model(|| {
@@ -98,7 +98,7 @@ fn an_exchange_is_read_as_it_was_posted() {
         };
         let mine = play(0, boxes);
         let theirs = other.join().unwrap();
-        assert!((0..3).all(|turn| mine[turn] || theirs[turn]), "nobody would wake the other");
+        assert!((0..3).all(|turn| mine[turn] || theirs[turn]), "no rank would wake the other");
     });
 }
 

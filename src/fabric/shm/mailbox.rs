@@ -1,12 +1,13 @@
-//! What ranks say to each other while they set up.
+//! Mailboxes for the exchanges of a world's set-up.
 
 use crate::sync::{AtomicU64, Ordering, announce, full_fence, look};
 
-/// Bytes of a rank's turn in an exchange.
+/// Most bytes that a rank posts in a turn.
 pub(super) const MAILBOX: usize = if cfg!(loom) { 16 } else { crate::fabric::MOST_EXCHANGED };
 
-/// One rank's turn of an exchange. Turns alternate between two, so that a fast rank's next post
-/// does not overwrite what a slow one has not read; two ahead it cannot get.
+/// One rank's post in a turn of an exchange. Turns alternate between two mailboxes, so that a fast
+/// rank's next post does not overwrite what a slow rank has not read. A rank cannot be two turns
+/// ahead.
 #[repr(C)]
 #[cfg_attr(loom, derive(Default))]
 pub(super) struct Mailbox {
@@ -24,7 +25,7 @@ impl Mailbox {
         store_bytes(&self.data, data);
         self.len.store(data.len() as u64, Ordering::Relaxed);
         announce(&self.turn, turn);
-        // Of the last two to post at least one sees both when it looks next.
+        // Of the last two ranks to post, at least one sees both posts when it looks next.
         full_fence();
     }
 

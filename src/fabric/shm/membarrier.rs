@@ -1,25 +1,27 @@
-//! A fence that one process puts into all others, so that they need none on their fast path.
+//! A fence that one process executes in all others, so that they need none on their fast path.
 //!
-//! A rank that goes to sleep announces that and looks once more at what its peer stores; the peer stores and looks at
-//! the announcement. One of the two must see the other, which takes a full fence on both sides. The sleeper is slow
-//! anyway, so it can pay for both: membarrier(2) with `MEMBARRIER_CMD_GLOBAL_EXPEDITED` interrupts every running thread
-//! of the processes that registered, and each passes a full fence before the call returns. Then the peer has either
-//! stored before (the sleeper sees that), or looks afterwards (and sees the announcement).
+//! A rank that goes to sleep announces that and looks once more at what its peer stores; the peer
+//! stores and looks at the announcement. One of the two must see the other, which takes a full
+//! fence on both sides. The sleeper is slow anyway, so it pays for both: membarrier(2) with
+//! `MEMBARRIER_CMD_GLOBAL_EXPEDITED` interrupts every running thread of the registered processes,
+//! and each passes a full fence before the call returns. Then the peer has either stored before
+//! (the sleeper sees that), or looks afterwards (and sees the announcement).
 #![forbid(unsafe_code)]
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// From now on this process can be reached. Whether the kernel does that.
+/// Registers this process for fences of other processes; returns whether the kernel supports that.
 pub(super) fn register() -> bool {
-    // Tried at once: a filter of system calls may allow the one and not the other.
+    // Try both calls: a seccomp filter may allow the one and not the other.
     membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
         && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
 }
 
-/// Every thread of every process that is registered passes a full fence before this returns.
+/// Executes a full fence in every thread of every registered process.
 pub(super) fn everywhere() {
     let passed = membarrier(MembarrierCommand::GlobalExpedited);
-    // It was offered when this process registered; should it be refused since, a sleeper looks again after a heartbeat.
+    // The call worked when this process registered. If the kernel refuses it later, a sleeper looks
+    // again after a heartbeat.
     debug_assert!(passed.is_ok(), "{passed:?}");
 }
 
@@ -36,8 +38,9 @@ mod tests {
 
     const ROUNDS: u64 = 100_000;
 
-    /// In how many rounds a rank would sleep for a tag that is there, and is not woken. The peer stores the tag and
-    /// rings, without a fence; the sleeper announces, fences as `everywhere` says, and looks.
+    /// The number of rounds in which a rank would sleep for a tag that is there, and is not woken.
+    /// The peer stores the tag and rings, without a fence; the sleeper announces, fences with
+    /// `everywhere`, and looks.
     fn lost(everywhere: fn()) -> u64 {
         let (bell, tag) = (Doorbell::default(), AtomicU64::new(0));
         let (begun, met, rang) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
@@ -78,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_a_fence_wakes_who_fenced_for_it() {
+    fn a_peer_without_a_fence_wakes_a_sleeper_that_fenced_for_it() {
         if !register() {
             return skipped(Need::Membarrier, "this kernel has none; ranks fence for themselves");
         }

@@ -1,11 +1,11 @@
 //! Shared memory: all ranks on one machine.
 //!
-//! One anonymous memory file (`memfd`) holds the world. It has no name anywhere, is handed from
-//! rank 0 to the others over a socket, and ends with the last process that has it open: whatever is
-//! killed and when, nothing stays behind. Regions are ranges of that file, so a key is an offset.
+//! One anonymous memory file (`memfd`) holds the world. It has no name. Rank 0 hands it to the
+//! others over a socket, and it ends with the last process that has it open: nothing stays behind,
+//! whichever process is killed and when. Regions are ranges of that file, so a key is an offset.
 //!
-//! Every operation completes in the call: a put is a copy, a read too, an atomic is the processor's.
-//! Processes find out about each other's death by process descriptors.
+//! Every operation completes in the call: a put and a read are copies, an atomic is the
+//! processor's. Processes learn of each other's death by process descriptors.
 
 pub(super) mod doorbell;
 mod endpoint;
@@ -32,7 +32,7 @@ use endpoint::ShmEndpoint;
 use mailbox::Mailbox;
 use segment::Segment;
 
-/// Endpoints that a world can have open or have had.
+/// Most endpoints that a world can open in its life.
 pub(crate) const MOST_ENDPOINTS: u32 = segment::CHANNELS - 1;
 
 /// A rank's view of a world in shared memory.
@@ -47,22 +47,23 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// The memory of a new world, to be handed to its other ranks.
+    /// The memory of a new world, for its other ranks.
     ///
     /// # Errors
-    /// When the system does not provide it.
+    /// The system does not provide the memory.
     pub(crate) fn create(ranks: u32) -> Result<OwnedFd> {
         Segment::create(ranks)
     }
 
-    /// Joins a world as `rank`; `pids` are the processes of all ranks, none for those in this one.
+    /// Joins a world as `rank`; `pids` are the processes of all ranks, `None` for ranks in this
+    /// process.
     ///
     /// # Errors
-    /// Memory that is not of such a world, or a peer that is gone already.
+    /// The memory is not of such a world, or a peer has died already.
     pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
         let segment = Arc::new(Segment::open(memory, rank, ranks)?);
         let watch = Watch::new(rank, pids)?;
-        // More ranks than two fence for themselves.
+        // In larger worlds each rank fences for itself.
         if ranks == 2 && membarrier::register() {
             segment.reach(rank);
         }
@@ -70,10 +71,10 @@ impl ShmFabric {
         Ok(ShmFabric { segment, rank, opened, exchange, watch, fault })
     }
 
-    /// A world of which every rank is in this process: for tests.
+    /// A world with all ranks in this process, for tests.
     ///
     /// # Errors
-    /// When the system does not provide the memory.
+    /// The system does not provide the memory.
     pub fn in_this_process(ranks: u32) -> Result<Vec<ShmFabric>> {
         let memory = Self::create(ranks)?;
         let here = vec![None; ranks as usize];
@@ -81,7 +82,7 @@ impl ShmFabric {
         (0..ranks).map(|rank| Self::join(copy()?, rank, ranks, &here)).collect()
     }
 
-    fn wake_everybody(&self) {
+    fn wake_all(&self) {
         crate::sync::full_fence();
         for channel in 0..=self.opened.load(Ordering::Relaxed).min(MOST_ENDPOINTS) {
             (0..self.segment.ranks()).for_each(|rank| self.segment.doorbell(channel, rank).ring_always());
@@ -102,7 +103,7 @@ impl ShmFabric {
     }
 }
 
-/// How long an unattended wait lasts before somebody looks whether everybody is alive.
+/// How long a rank sleeps before it checks that all ranks are alive.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
 
 impl sealed::Sealed for ShmFabric {}
@@ -141,7 +142,7 @@ impl Fabric for ShmFabric {
         self.exchange.take(self, operation, (mine, mailbox::MAILBOX), |turn| {
             let started = Instant::now();
             self.mailbox(self.rank, turn).post(turn, mine);
-            // Of the last to post at least one sees everybody, and wakes.
+            // Of the last ranks to post, at least one sees all posts, and wakes the others.
             if self.not_posted(turn).is_empty() {
                 (0..self.ranks()).for_each(|rank| _ = self.segment.doorbell(0, rank).ring(1));
             }
@@ -155,7 +156,7 @@ impl Fabric for ShmFabric {
                 self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
                 let missing = self.not_posted(turn);
                 if missing.is_empty() {
-                    // Whoever posted and died since has still said what was asked.
+                    // A rank that posted and died since has still given its bytes.
                     break;
                 }
                 self.look_for_dead(operation)?;
@@ -180,8 +181,8 @@ impl Fabric for ShmFabric {
             let failure = Failure::Died { peer, how: ENDED.to_owned() };
             tracing::debug!(rank = self.rank, peer, "found dead");
             self.segment.fail(&failure);
-            self.wake_everybody();
-            // The first reason stays; but whoever wrote it may have died in the middle.
+            self.wake_all();
+            // The first reason stays, unless the rank that wrote it died in the middle.
             self.health(operation)?;
             return Err(failure.error(self.rank, operation));
         }
@@ -194,7 +195,7 @@ impl Fabric for ShmFabric {
 
     fn abort(&self, reason: &str) {
         self.segment.fail(&Failure::Aborted { by: self.rank, reason: reason.to_owned() });
-        self.wake_everybody();
+        self.wake_all();
     }
 
     fn leave(&self) {

@@ -1,4 +1,4 @@
-//! The memory file of a world, and what lies at its beginning.
+//! The memory file of a world, and its head.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -16,17 +16,17 @@ use super::mailbox::Mailbox;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Endpoints of a world, number 0 being the exchange's.
+/// Endpoints of a world; number 0 is the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
 
 const MAGIC: u64 = 0x6561_726C_7962_0002;
 
-/// The file is sparse: only what is allocated takes memory.
+/// Size of the file. It is sparse: only allocated ranges take memory.
 const FILE: u64 = 1 << 44;
 
 const PAGE: usize = 4096;
 
-/// At the very beginning.
+/// The beginning of the file.
 #[repr(C, align(4096))]
 struct Head {
     magic: AtomicU64,
@@ -38,11 +38,11 @@ struct Head {
     failure: FailureCell,
 }
 
-/// What a rank has for itself.
+/// The part of the head that belongs to one rank.
 #[repr(C, align(128))]
 struct RankHead {
     left: AtomicU32,
-    /// Its process is among those that a barrier of another process reaches.
+    /// Whether a memory barrier of another process reaches this rank's process.
     fenced: AtomicU32,
     mailboxes: [Mailbox; 2],
 }
@@ -64,7 +64,7 @@ impl Segment {
     pub(super) fn create(ranks: u32) -> Result<OwnedFd> {
         let os = |operation| move |cause: rustix::io::Errno| Error::os(0, operation, cause);
         let file = memfd_create("earlybird", MemfdFlags::CLOEXEC).map_err(os("create shared memory"))?;
-        // Beyond it the kernel would not refuse but kill.
+        // Beyond the limit the kernel would not refuse but kill the process.
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|&limit| limit < FILE) {
             let limit_text = "the file size limit, ulimit -f".to_owned();
             return Err(Error::Memory {
@@ -133,12 +133,12 @@ impl Segment {
         unsafe { &*self.map.as_ptr().add(offset).cast::<Doorbell>().add(index) }
     }
 
-    /// A barrier that any process of this machine asks for reaches this rank from now on.
+    /// Records that memory barriers of other processes reach this rank from now on.
     pub(super) fn reach(&self, rank: u32) {
         self.rank_head(rank).fenced.store(1, Ordering::Release);
     }
 
-    /// Whether there are two ranks, and a barrier reaches both.
+    /// Whether there are two ranks, and memory barriers reach both.
     pub(super) fn is_fenced_pair(&self) -> bool {
         self.ranks == 2 && (0..2).all(|rank| self.rank_head(rank).fenced.load(Ordering::Acquire) != 0)
     }
@@ -151,7 +151,7 @@ impl Segment {
         self.rank_head(rank).left.load(Ordering::SeqCst) != 0
     }
 
-    /// Writes the failure down unless there is one.
+    /// Records the failure unless there is one.
     pub(super) fn fail(&self, failure: &Failure) {
         self.head().failure.set(failure);
     }
@@ -160,7 +160,7 @@ impl Segment {
         self.head().failure.get()
     }
 
-    /// Takes zeroed memory for a region: its offset in the file.
+    /// Allocates zeroed memory for a region; returns its offset in the file.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
         let need = bytes.max(1).next_multiple_of(PAGE) as u64;
         let available = check_memory(self.rank, "register", need)?;
@@ -175,7 +175,8 @@ impl Segment {
         if offset.checked_add(need).is_none_or(|end| end > FILE) {
             return Err(short(FILE.saturating_sub(offset), "the size of the world's memory file"));
         }
-        // Pages now, so that a shortage is an error here and not a signal in mid-collective.
+        // Allocate the pages now, so that a shortage is an error here and not a signal during a
+        // collective.
         retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), offset, need)).map_err(
             |cause| match cause {
                 rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => short(available, "the kernel's own accounting"),
@@ -185,13 +186,13 @@ impl Segment {
         Ok(offset)
     }
 
-    /// Gives the pages of a region back. Mappings of it read zeros from then on.
+    /// Frees the pages of a region. Mappings of it read zeros from then on.
     pub(super) fn free(&self, offset: u64, bytes: usize) {
         let len = bytes.max(1).next_multiple_of(PAGE) as u64;
         let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len);
     }
 
-    /// Counts an endpoint as closed; says whether it was the last of its channel.
+    /// Counts an endpoint as closed; returns whether it was the last of its channel.
     pub(super) fn close(&self, channel: u32) -> bool {
         self.head().closed[channel as usize].fetch_add(1, Ordering::AcqRel) + 1 == self.ranks
     }
