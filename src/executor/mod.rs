@@ -1,3 +1,3 @@
-//! What carries out the rounds of a collective in place of its ranks.
+//! Executors that run the rounds of a collective in place of its ranks.
 
 pub mod deferred_work;

@@ -1,14 +1,14 @@
-//! Which provider runs programs, and how much of them.
+//! The provider that runs programs, and its limits.
 #![forbid(unsafe_code)]
 
 use crate::fabric::ofi::{Library, devices, largest_count, most_queued};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Schedule, Signal, Start, compile};
 
-/// The provider that runs programs in a world that `world` carries, or shared memory: that one, or else
-/// a card, or else one that acts as a card.
+/// The provider that runs programs. In a world over a provider it is that one; over shared memory
+/// it is a NIC's, or else one that emulates a NIC.
 ///
 /// # Errors
-/// That there is none.
+/// There is no such provider.
 pub fn provider_for(library: &Library, world: Option<&str>) -> std::result::Result<String, String> {
     let devices = devices(library).map_err(|error| error.to_string())?;
     let able = |name: &str| devices.iter().any(|device| device.provider == name && device.triggers);
@@ -23,9 +23,9 @@ pub fn provider_for(library: &Library, world: Option<&str>) -> std::result::Resu
     })
 }
 
-/// Rounds that may be armed ahead in a provider, so that a rank of so many has no more queued than the provider can keep:
-/// the largest [`depth`](crate::AllreduceBuilder::depth) of a collective that the first
-/// arrival fires. A ring has a slot more.
+/// Rounds that may be armed ahead in a provider without a rank queueing more than the provider can
+/// keep: the largest [`depth`](crate::AllreduceBuilder::depth) of a collective that the first
+/// arrival fires. A ring has one slot more.
 #[must_use]
 pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     let (start, schedule) = (Start::First, Schedule::Gather);
@@ -34,26 +34,26 @@ pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     (most_queued(provider) / each.max(1)).saturating_sub(1)
 }
 
-/// How often a slot can be used before a counter of any rank might pass what its provider can count.
+/// How often a slot can be used before a counter of any rank exceeds what its provider can count.
 pub(super) fn most_uses(provider: &str, world: &[Program]) -> u64 {
     largest_count(provider) / most_increments(world).max(1)
 }
 
-/// Most increments of a counter in a use of its slot, over all ranks.
+/// Most increments of a counter in one use of its slot, over all ranks.
 fn most_increments(world: &[Program]) -> u64 {
     let inputs = |program: &Program| program.counters.iter().map(|counter| u64::from(counter.inputs)).max();
     let most = |program: &Program| inputs(program).unwrap_or(0).max(signals(program));
     world.iter().map(most).max().unwrap_or(0)
 }
 
-/// Signals that a rank's provider writes to other ranks in a use of a slot.
+/// Signals that a rank's provider writes to other ranks in one use of a slot.
 pub(super) fn signals(program: &Program) -> u64 {
     let tells = |operation: &&Operation| !matches!(operation.action, Action::Put { .. });
     let remote = |signal: &&Signal| signal.rank != program.rank;
     program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count() as u64
 }
 
-/// Operations that a rank's table comes to in a provider, for each use of a slot.
+/// Operations that a rank's table queues in a provider, for each use of a slot.
 #[must_use]
 pub fn operations(program: &Program) -> u64 {
     let of = |operation: &Operation| match operation.action {
@@ -68,7 +68,7 @@ pub fn operations(program: &Program) -> u64 {
 mod tests {
     use super::*;
 
-    /// A counter as `sockets` has it.
+    /// A counter as `sockets` implements it.
     struct Fake(i32);
 
     impl Fake {
@@ -81,7 +81,8 @@ mod tests {
         }
     }
 
-    /// The last use of a slot leaves every counter as it should be read, and one more would not.
+    /// After the last use of a slot every counter still reads back correctly; after one more it
+    /// would not.
     #[test]
     fn slots_end_before_a_counter_does() {
         for ranks in 2..=64 {
@@ -108,7 +109,7 @@ mod tests {
         }
     }
 
-    /// As docs/guides/libfabric.md has them.
+    /// The table of docs/guides/libfabric.md.
     #[test]
     fn depths_are_what_budgets_allow() {
         let depths = |provider| [2, 4, 8, 16].map(|ranks| largest_depth(provider, ranks));

@@ -5,23 +5,23 @@ use std::collections::BTreeMap;
 
 use crate::trigger::Role;
 
-/// Of a registration, and where it counts from.
+/// The key of a registration, and the base of its remote addresses.
 pub(super) type RegionKey = (u64, u64);
 
-/// In place of the key of a cell that a rank does not have.
+/// Stands for the key of a cell that a rank does not have.
 pub(super) const ABSENT: RegionKey = (u64::MAX, u64::MAX);
 
-/// What peers need of a slot.
+/// The keys that peers need of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotKeys {
     pub(super) inboxes: RegionKey,
     pub(super) cells: BTreeMap<Role, RegionKey>,
 }
 
-/// Roles whose counters other ranks give inputs to by writing a cell.
+/// Roles of the counters to which other ranks signal by writing a cell.
 pub(super) const SIGNALLED: [Role; 3] = [Role::Start, Role::Arrived, Role::Active];
 
-/// What the other ranks must know of a card.
+/// What the other ranks must know of a deferred program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
     pub(super) address: Vec<u8>,
@@ -29,7 +29,7 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// For the way to the others.
+    /// Encodes it for the other ranks.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = (self.address.len() as u32).to_le_bytes().to_vec();
@@ -43,7 +43,7 @@ impl Introduction {
         bytes
     }
 
-    /// Nothing for what is no introduction.
+    /// `None` for bytes that are no introduction.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (len, rest) = bytes.split_first_chunk()?;

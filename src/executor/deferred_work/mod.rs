@@ -1,14 +1,17 @@
-//! Programs that a provider runs by itself: tables as deferred work (`FI_QUEUE_WORK`).
+//! Programs that a provider runs by itself: tables of operations as deferred work
+//! (`FI_QUEUE_WORK`).
 //!
-//! A slot of the ring has a counter for each of the table's, and they only grow. Signals to another
-//! rank are writes of one cell into memory whose counter counts them; signals of the own rank are
-//! counter operations. What is put into an inbox is counted there, too, so data and signal are one
-//! write. Everybody sends to everybody (*gather*), since no provider sums vectors well; a rank sums
-//! when it comes for the outcome. Thresholds are those of the slot's next use, cumulative, so nothing
-//! is reset but the gate, whose token the rank takes back while it writes its contribution.
+//! A slot of the ring has a counter for each counter of the table, and they only grow. A signal to
+//! another rank is a write of one cell into memory whose counter counts it; a signal to the own
+//! rank is a counter operation. The counter of an inbox counts what is put there, so data and
+//! signal are one write. Every rank sends to every rank (*gather*), since no provider sums vectors
+//! well; a rank sums when its caller asks for the outcome. Thresholds are cumulative over the uses
+//! of a slot, so nothing is reset but the gate, whose token the rank revokes while it writes its
+//! contribution.
 //!
-//! Run for real on `sockets`, whose limits are the stricter ones here: every transfer names a counter
-//! that it completes on, no order of thresholds is relied upon, no counter leads back to itself.
+//! It runs on `sockets`, whose limits are the stricter ones here: every transfer names a counter
+//! that it completes on, no order of thresholds is relied upon, and no counter leads back to
+//! itself.
 #![forbid(unsafe_code)]
 
 mod budget;
@@ -30,19 +33,21 @@ use introduction::{SIGNALLED, SlotKeys};
 pub(crate) use provider::Provider;
 use slot::{Queued, Slot};
 
-/// Bytes of a cell that signals are written to; one each, on a line of its own.
+/// Bytes of a cell that signals are written to: a cache line each.
 const CELL: usize = 64;
 
 /// One rank's part of a program, run by its provider.
 ///
-/// The calls for each use of a slot: [`arm`](DeferredProgram::arm), then [`ready`](DeferredProgram::ready); contributions
-/// between [`take_back`](DeferredProgram::take_back) and [`let_in`](DeferredProgram::let_in); [`arrive`](DeferredProgram::arrive) once;
-/// when [`has_outcome`](DeferredProgram::has_outcome), [`contribution_of`](DeferredProgram::contribution_of) each rank; when
+/// The calls for each use of a slot: [`arm`](DeferredProgram::arm), then
+/// [`ready`](DeferredProgram::ready); contributions between
+/// [`take_back`](DeferredProgram::take_back) and [`let_in`](DeferredProgram::let_in);
+/// [`arrive`](DeferredProgram::arrive) once; after [`has_outcome`](DeferredProgram::has_outcome),
+/// [`contribution_of`](DeferredProgram::contribution_of) each rank; after
 /// [`is_over`](DeferredProgram::is_over), the next use.
 ///
-/// A call out of turn is refused where it would give a counter an input too many: that sets off work of another use,
-/// or none that is queued, and libfabric has no answer to it. What the caller alone can know is in the contract of
-/// [`RawAccess::promise`].
+/// A call out of turn is refused where it would give a counter an input too many: that triggers
+/// work of another use, or work that is not queued, and libfabric does not detect it. Conditions
+/// that only the caller can check are in the contract of [`RawAccess::promise`].
 pub struct DeferredProgram {
     rank: u32,
     ranks: u32,
@@ -50,16 +55,16 @@ pub struct DeferredProgram {
     bytes: usize,
     slots: Vec<Slot>,
     most_uses: u64,
-    /// What tokens are written from.
+    /// The source of every signal that is written: a 1.
     one: Arc<Registered>,
-    /// All that peers reach, and in front of it what the caller asked for.
+    /// All memory that peers reach, behind the `front` bytes of the caller.
     window: Window,
     peers: Vec<PeerMemory>,
     calls: u64,
     queue: WorkQueue,
 }
 
-/// Where a peer's memory is, by slot.
+/// The address of a peer, and its keys by slot.
 struct PeerMemory {
     address: u64,
     slots: Vec<SlotKeys>,
@@ -72,12 +77,12 @@ impl std::fmt::Debug for DeferredProgram {
 }
 
 impl DeferredProgram {
-    /// Opens a provider that can run programs, and what one of `rank` needs. `request.schedule` must be
-    /// [`Schedule::Gather`]. The first `front` bytes of its memory are the caller's. What is done with it can break
-    /// memory: the last argument has promised that it does not.
+    /// Opens a provider that can run programs, and prepares the program of `rank`.
+    /// `request.schedule` must be [`Schedule::Gather`]. The first `front` bytes of its memory are
+    /// the caller's. Its use can break memory: `access` has promised that it does not.
     ///
     /// # Errors
-    /// A provider that cannot, or too little; what it says.
+    /// A provider that cannot run programs, or not one of this size; the provider's error.
     pub fn open(
         library: &Library,
         provider: &str,
@@ -96,7 +101,8 @@ impl DeferredProgram {
         let (slots, each, most) = (request.slots, operations(&program), most_queued(provider));
         if slots * each > most {
             let cause = format!(
-                "{slots} slots of {each} operations are more than the {most} that {provider} can queue for sure; use a smaller depth"
+                "{slots} slots of {each} operations are more than the {most} that {provider} can queue for \
+                 sure; use a smaller depth"
             );
             return Err(Error::join(rank, cause));
         }
@@ -130,10 +136,10 @@ impl DeferredProgram {
         Ok((program, introduction))
     }
 
-    /// Makes the other ranks known, and the work that leads to them. Once.
+    /// Adds the other ranks, and prepares the work that writes to them. Once.
     ///
     /// # Errors
-    /// [`Error::Usage`] if it was called before; what the provider says.
+    /// [`Error::Usage`] if it was called before; the provider's error.
     pub fn connect(&mut self, introductions: &[Introduction]) -> Result<()> {
         if !self.peers.is_empty() {
             return Err(
@@ -169,7 +175,7 @@ impl DeferredProgram {
         let trigger = || slot.counters[&operation.when].clone();
         let queued = |work| Queued { when: operation.when, threshold: operation.threshold, work };
         match &operation.action {
-            // A sum is made when somebody asks for it.
+            // A rank sums when its caller asks for the outcome.
             Action::Reduce { .. } => Vec::new(),
             Action::Put { to, .. } => {
                 let peer = &self.peers[to.rank as usize];
@@ -209,8 +215,10 @@ impl DeferredProgram {
     /// Queues a slot's work for its next use, and puts the token into the gate.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`connect`](DeferredProgram::connect), before [`is_over`](DeferredProgram::is_over) for the last use, and after
-    /// [`most_uses`](DeferredProgram::most_uses); what the provider says: what it can queue is limited.
+    /// [`Error::Usage`] before [`connect`](DeferredProgram::connect), before
+    /// [`is_over`](DeferredProgram::is_over) for the last use, and after
+    /// [`most_uses`](DeferredProgram::most_uses); the provider's error: the length of its queue is
+    /// limited.
     pub fn arm(&mut self, slot: usize) -> Result<()> {
         if self.peers.len() < self.ranks as usize {
             return Err(self.usage("arm", "the other ranks are not known; call connect first"));
@@ -224,16 +232,16 @@ impl DeferredProgram {
             return Err(Error::Usage { rank: self.rank, operation: "arm", problem });
         }
         self.reset_gate(slot)?;
-        // Before anything is queued: what is refused half-way leaves a use that is never over, whose work the provider
-        // may still hold.
+        // Count the use before work is queued: if the provider refuses half-way, this use is never
+        // over, and the provider may still hold its work.
         self.slots[slot].uses += 1;
         self.slots[slot].is_token_out = false;
         for queued in 0..self.slots[slot].work.len() {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
             let threshold = before + u64::from(threshold);
-            // All of the last use have run, as `is_over` said. They live as long as the program, and longer if they have not
-            // run when it ends.
+            // All work of the last use has run, as `is_over` said. Work lives as long as the
+            // program, and longer if it has not run when the program ends.
             self.queue.enqueue(&mut self.slots[slot].work[queued].work, threshold)?;
         }
         self.add(slot, Role::Gate)
@@ -244,10 +252,11 @@ impl DeferredProgram {
         added.map_err(|code| self.queue.refused(code))
     }
 
-    /// Tells all ranks that the slot is free to be written to. Once for each use that was armed.
+    /// Tells all ranks that the slot is free to be written. Once for each use that was armed.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; what the provider says.
+    /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; the provider's
+    /// error.
     pub fn ready(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         let state = &mut self.slots[slot];
@@ -262,10 +271,12 @@ impl DeferredProgram {
         self.add(slot, Role::Start)
     }
 
-    /// This rank has arrived for the slot's round, or has nothing to say in it. Once for each use that was armed.
+    /// Signals that this rank has arrived for the slot's round, or has no contribution to it. Once
+    /// for each use that was armed.
     ///
     /// # Errors
-    /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; what the provider says.
+    /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; the provider's
+    /// error.
     pub fn arrive(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         let state = &mut self.slots[slot];
@@ -276,24 +287,26 @@ impl DeferredProgram {
         self.add(slot, Role::Start)
     }
 
-    /// Takes the token of the gate back, so that the contribution can be written; not if the round has
-    /// sealed it.
+    /// Revokes the gate's token, so that the contribution can be written; returns `false` if the
+    /// round has sealed the contribution.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn take_back(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
         if self.is_sealed(slot)? {
             return Ok(false);
         }
-        // The activation may come before this, and has sealed then, or after it, and waits for the token.
+        // An activation that came before this has sealed the gate; one that comes after it waits
+        // for the token.
         self.reset_gate(slot)?;
         let taken = !self.is_sealed(slot)?;
         self.slots[slot].is_token_out = taken;
         Ok(taken)
     }
 
-    /// The one counter that is ever reset, and only to 0, which cards are said to do at once.
+    /// The gate is the only counter that is ever reset, and only to 0, which NICs are documented to
+    /// do at once.
     fn reset_gate(&self, slot: usize) -> Result<()> {
         self.slots[slot].counters[&Role::Gate].set(0).map_err(|code| self.queue.refused(code))
     }
@@ -303,7 +316,7 @@ impl DeferredProgram {
         Ok(self.value(slot, Role::Made(0))? >= state.uses)
     }
 
-    /// Writes the contribution, whose token is out, or whose slot was not armed.
+    /// Writes the contribution while its token is revoked or its slot is not armed.
     pub fn write(&mut self, slot: usize, data: &[u8]) {
         self.window.write(self.slots[slot].at, &data[..data.len().min(self.bytes)]);
     }
@@ -312,22 +325,23 @@ impl DeferredProgram {
         self.rank
     }
 
-    /// The memory in which contributions lie, the own ones and those of others.
+    /// The memory of the contributions of all ranks.
     pub(crate) fn window(&self) -> &Window {
         &self.window
     }
 
-    /// Where a rank's contribution to the slot's round lies: written by nobody between the round's
-    /// outcome and this rank's [`ready`](DeferredProgram::ready), the own one only while its token is out.
+    /// The offset of a rank's contribution to the slot's round. No peer writes it between the
+    /// round's outcome and this rank's [`ready`](DeferredProgram::ready); the own contribution is
+    /// written only while its token is revoked.
     pub(crate) fn offset_of(&self, slot: usize, rank: u32) -> usize {
         let Slot { at, stride, .. } = self.slots[slot];
         if rank == self.rank { at } else { at + (1 + rank as usize) * stride }
     }
 
-    /// Gives the token back: the contribution is part of the round, which may seal it from now on.
+    /// Returns the token: the contribution is part of the round, which may seal it from now on.
     ///
     /// # Errors
-    /// [`Error::Usage`] if the token is not out; what the provider says.
+    /// [`Error::Usage`] if the token is not revoked; the provider's error.
     pub fn let_in(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         if !std::mem::take(&mut self.slots[slot].is_token_out) {
@@ -349,23 +363,23 @@ impl DeferredProgram {
     /// Whether the contributions of all ranks to the slot's round are here.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn has_outcome(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
         self.is_full(slot, Role::Sealed)
     }
 
-    /// What a rank contributed to the slot's round.
+    /// Copies a rank's contribution to the slot's round.
     pub fn contribution_of(&self, slot: usize, rank: u32, into: &mut [u8]) {
         let len = into.len().min(self.bytes);
         self.window.read(self.offset_of(slot, rank), &mut into[..len]);
     }
 
-    /// Whether everything of the slot's round has run, so that it can be armed again. Its outcome must
-    /// have been taken.
+    /// Whether all work of the slot's round has run, so that it can be armed again. Its outcome
+    /// must have been taken.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn is_over(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
         let state = &self.slots[slot];
@@ -374,7 +388,7 @@ impl DeferredProgram {
             return Ok(false);
         }
         for counter in &self.program.counters {
-            // What the gate let through is counted as made.
+            // The gate's counter is reset; what it let through is counted as made.
             if !matches!(counter.role, Role::Done | Role::Gate) && !self.is_full(slot, counter.role)? {
                 return Ok(false);
             }
@@ -382,23 +396,24 @@ impl DeferredProgram {
         Ok(true)
     }
 
-    /// How often it was called: a rank that sleeps calls nothing.
+    /// Number of calls: a rank that sleeps makes none.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// How often a slot can be used, the same on all ranks: the provider's counters count no further.
+    /// How often a slot can be used, the same on all ranks: beyond that the provider's counters
+    /// overflow.
     #[must_use]
     pub fn most_uses(&self) -> u64 {
         self.most_uses
     }
 
-    /// Goes on as if every slot had been used so often: for tests of what comes late. Before anything is armed, on all
-    /// ranks.
+    /// Continues as if every slot had been used `uses` times, for tests of late uses. Before
+    /// anything is armed, on all ranks.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn wind(&mut self, uses: u64) -> Result<()> {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
@@ -412,7 +427,7 @@ impl DeferredProgram {
         Ok(())
     }
 
-    /// Operations that a use of a slot queues.
+    /// Number of operations that a use of a slot queues.
     #[must_use]
     pub fn operations(&self) -> u64 {
         operations(&self.program)

@@ -1,7 +1,7 @@
-//! A program that a provider runs, as a collective sees it: what lies in its memory.
+//! A deferred program as a collective sees it: the layout of its memory.
 //!
-//! A contribution is a header and two rows, one for what was made for the round and one for what is
-//! carried into it. The header holds the gate's word, so the cut comes with the data, and the weights.
+//! A contribution is a header and two rows, one for the fresh contribution and one for the carried
+//! one. The header holds the gate's word, so the cut comes with the data, and the weights.
 #![forbid(unsafe_code)]
 
 use super::{DeferredProgram, Introduction, provider_for};
@@ -10,13 +10,13 @@ use crate::fabric::memory::check_memory;
 use crate::fabric::{RawAccess, Window, ofi};
 use crate::trigger::{Deposit, Gate, Request};
 
-/// Bytes of a header: a line.
+/// Bytes of a header: a cache line.
 const HEADER: usize = 64;
 
 /// Rows of a contribution.
 const ROWS: u32 = 2;
 
-/// A rank's provider at work for one collective.
+/// A rank's deferred program for one collective.
 #[derive(Debug)]
 pub(crate) struct Provider {
     program: DeferredProgram,
@@ -26,11 +26,13 @@ pub(crate) struct Provider {
 }
 
 impl Provider {
-    /// Opens a provider for a collective of which `wanted` says what it is, and how long a contribution. The first
-    /// `front` bytes of its memory are the collective's. `world` is the provider that carries its world, if one does.
+    /// Opens a provider for a collective that `wanted` describes, with the length of a
+    /// contribution. The first `front` bytes of its memory are the collective's. `world` is the
+    /// provider of the world, if it is over libfabric.
     ///
     /// # Errors
-    /// No libfabric, no provider that can, more than it can queue, what it says.
+    /// No libfabric, no provider that runs programs, more operations than it can queue, or the
+    /// provider's error.
     pub(crate) fn open(rank: u32, wanted: &Request, front: usize, world: Option<&str>) -> Result<(Self, Introduction)> {
         let &Request { ranks, slots, .. } = wanted;
         let bytes = wanted.bytes as usize;
@@ -45,15 +47,15 @@ impl Provider {
         Ok((Provider { program, slots, row, bytes }, introduction))
     }
 
-    /// The last round that it can carry out, the same on all ranks.
+    /// The last round that it can run, the same on all ranks.
     pub(crate) fn last_round(&self) -> u64 {
         self.program.most_uses().saturating_mul(self.slots)
     }
 
-    /// Makes the others known.
+    /// Adds the other ranks.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub(crate) fn connect(&mut self, introductions: &[Introduction]) -> Result<()> {
         self.program.connect(introductions)
     }
@@ -85,7 +87,8 @@ impl Provider {
         self.program.take_back(self.slot(round))
     }
 
-    /// Writes a deposit, whose data lies at `from` in the window if it has a row, and gives the token back.
+    /// Writes a deposit, whose data lies at `from` in the window if it has a row, and returns the
+    /// gate's token.
     pub(crate) fn let_in(&mut self, round: u64, gate: u64, from: usize, row: Option<u32>, weight: u16) -> Result<()> {
         let slot = self.slot(round);
         let own = self.program.own();
@@ -112,17 +115,17 @@ impl Provider {
         (word(gate), word(weights))
     }
 
-    /// Sets off what is still queued, for rounds that nobody wants any more.
+    /// Triggers all work that is still queued, for rounds that no rank needs any more.
     pub(crate) fn set_off(&mut self) {
         self.program.set_off();
     }
 
-    /// Whether everything that was queued has run.
+    /// Whether all queued work has run.
     pub(crate) fn has_run(&mut self) -> Result<bool> {
         self.program.has_run()
     }
 
-    /// Whether everything of the round has run.
+    /// Whether all work of the round has run.
     pub(crate) fn is_over(&mut self, round: u64) -> Result<bool> {
         self.program.is_over(self.slot(round))
     }
@@ -132,10 +135,10 @@ impl Provider {
         self.program.has_outcome(self.slot(round))
     }
 
-    /// What a rank contributed to a round whose outcome is here, and the weight of each row.
+    /// A rank's deposit in a round whose outcome is here, and the weight of each row.
     ///
     /// # Errors
-    /// [`Error::Join`] for a row that there is not.
+    /// [`Error::Join`] for a row that does not exist.
     pub(crate) fn deposit_of(&self, round: u64, rank: u32) -> Result<(Deposit, [u16; ROWS as usize])> {
         let (gate, weights) = self.header_of(round, rank);
         let deposit = Gate(gate).at(round).deposit();
@@ -148,12 +151,12 @@ impl Provider {
         Ok((deposit, std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)))
     }
 
-    /// Where a row of a rank's contribution to a round lies in the window.
+    /// Offset in the window of a row of a rank's contribution to a round.
     pub(crate) fn place_of(&self, round: u64, rank: u32, row: u32) -> usize {
         self.program.offset_of(self.slot(round), rank) + self.row_at(row)
     }
 
-    /// Whether something of a rank for this round has come.
+    /// Whether a contribution of a rank to this round has come.
     pub(crate) fn has_heard(&self, round: u64, rank: u32) -> bool {
         Gate(self.header_of(round, rank).0).round() == round
     }

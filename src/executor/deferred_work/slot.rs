@@ -14,24 +14,25 @@ use crate::fabric::{Access, Window};
 use crate::trigger::{Program, Request, Role};
 
 pub(super) struct Slot {
-    /// Uses that were armed.
+    /// Number of uses that were armed.
     pub(super) uses: u64,
-    /// The last use for which the others were told that the slot is free.
+    /// The last use for which the other ranks were told that the slot is free.
     pub(super) readied: u64,
     /// The last use for which this rank has arrived.
     pub(super) arrived: u64,
-    /// The token of the gate was taken back, so that the contribution can be written.
+    /// The gate's token is revoked, so that the contribution can be written.
     pub(super) is_token_out: bool,
     pub(super) work: Vec<Queued>,
     pub(super) counters: BTreeMap<Role, Arc<Counter>>,
-    /// Counts signals that were written.
+    /// Counts the signals that this rank has written to others.
     pub(super) signals_written: Arc<Counter>,
     pub(super) signals: u64,
-    // Registrations end before what they are of.
+    // Registrations are dropped before their memory.
     pub(super) cells: Vec<(Role, Registered)>,
     pub(super) inboxes: Registered,
     pub(super) contribution: Registered,
-    /// Where in the window it begins: the own contribution, everybody's inbox, a stride each, the cells.
+    /// Offset of the slot in the window. It holds the own contribution, the inbox of every rank, a
+    /// stride each, and the cells.
     pub(super) at: usize,
     pub(super) stride: usize,
 }

@@ -1,4 +1,4 @@
-//! The end of a card: what its provider has still queued then.
+//! The end of a deferred program whose provider may still have work queued.
 #![forbid(unsafe_code)]
 
 use super::DeferredProgram;
@@ -11,15 +11,16 @@ impl DeferredProgram {
         armed.into_iter()
     }
 
-    /// Sets off everything that is still queued, whatever it waits for: `sockets` withdraws no work. For when
-    /// all ranks have all they want: what it writes to them makes no sense.
+    /// Triggers all work that is still queued, whatever it waits for: `sockets` cannot withdraw
+    /// work. For use when all ranks have all outcomes that they want: what the work writes to them
+    /// is meaningless.
     pub fn set_off(&mut self) {
         for slot in self.armed() {
-            // All inputs are given here: none is to come on top.
+            // All inputs are given here: no other call may add one.
             let state = &mut self.slots[slot];
             (state.readied, state.arrived, state.is_token_out) = (state.uses, state.uses, false);
             for counter in &self.program.counters {
-                // Completions of transfers come by themselves, if they come.
+                // Transfers give these inputs themselves when they complete.
                 if matches!(counter.role, Role::Sent | Role::Done) {
                     continue;
                 }
@@ -27,17 +28,17 @@ impl DeferredProgram {
                 let whole = uses * u64::from(counter.inputs);
                 let lacks = whole.saturating_sub(self.value(slot, counter.role).unwrap_or(whole));
                 if lacks > 0 {
-                    // What the provider refuses now stays queued, and is looked for in the end.
+                    // Work that the provider refuses to trigger stays queued; `Drop` handles it.
                     let _ = self.slots[slot].counters[&counter.role].add(lacks);
                 }
             }
         }
     }
 
-    /// Whether everything that was queued has run.
+    /// Whether all queued work has run.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn has_run(&mut self) -> Result<bool> {
         for slot in self.armed() {
             if !self.is_over(slot)? {
@@ -51,9 +52,9 @@ impl DeferredProgram {
 impl Drop for DeferredProgram {
     fn drop(&mut self) {
         if !self.has_run().unwrap_or(false) {
-            // Nobody has set the rest off, and it must not be now: a peer may still read the last round of a slot that
-            // was armed again here, and what is queued would overwrite it. So all that it may read or count on stays,
-            // registered, until the process ends.
+            // The rest was not triggered, and must not be now: a peer may still read the last round
+            // of a slot that was armed again here, and the queued work would overwrite it. So all
+            // memory and counters that the work uses stay registered until the process ends.
             std::mem::forget((std::mem::take(&mut self.slots), self.one.clone(), self.window.clone()));
         }
     }
