@@ -1,26 +1,26 @@
-//! Who has come to a meeting.
+//! The attendance of a meeting: which ranks have come, and when it is over.
 
 use std::time::{Duration, Instant};
 
 use crate::error::Ranks;
 use crate::fault::Fault;
 
-/// After a mistake is seen, how long the others are awaited so that they hear of it too.
+/// How long rank 0 waits for the others after a mistake, so that they learn of it too.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// When all have come, how long to see whether one comes twice while others knock.
+/// How long rank 0 looks for a rank that comes twice, after all have come and while others connect.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Rank 0 has its own; it is present from the beginning.
+/// The attendance that rank 0 keeps. Rank 0 itself is present from the beginning.
 #[derive(Debug)]
 pub(super) struct Attendance {
     present: Vec<bool>,
     mistake: Option<(String, Instant)>,
-    /// Why somebody was not let in.
+    /// Why a process was refused.
     refused: Option<String>,
     complete: Option<Instant>,
     until: Instant,
-    /// As it was set, to be told.
+    /// The deadline as the user set it, for error texts.
     deadline: Duration,
 }
 
@@ -30,7 +30,7 @@ impl Attendance {
         Attendance { present, mistake: None, refused: None, complete: None, until, deadline }
     }
 
-    /// A process says that it is `rank` in a world of `ranks`. Whether it can be.
+    /// A process says that it is `rank` in a world of `ranks`. Returns whether that is possible.
     pub(super) fn enter(&mut self, rank: u32, ranks: u32) -> bool {
         let expected = self.present.len() as u32;
         let present = self.present.get_mut(rank as usize);
@@ -44,7 +44,7 @@ impl Attendance {
             }
             _ => format!("two processes came as rank {rank}"),
         };
-        // It counts as having come, so that nobody waits for it.
+        // It counts as present, so that rank 0 does not wait for it.
         if let Some(present) = self.present.get_mut(rank as usize) {
             *present = true;
         }
@@ -52,12 +52,12 @@ impl Attendance {
         false
     }
 
-    /// Something is wrong; the first thing stays.
+    /// Records a mistake; the first one stays.
     pub(super) fn fail(&mut self, problem: String) {
         self.mistake.get_or_insert((problem, Instant::now()));
     }
 
-    /// Somebody was not let in, who may be the one that is missing; of several the first is told of.
+    /// Records why a process was refused, which may be the missing rank. The first reason stays.
     pub(super) fn refuse(&mut self, why: String) {
         self.refused.get_or_insert(why);
     }
@@ -66,14 +66,15 @@ impl Attendance {
         (0..).zip(&self.present).filter(|(_, present)| !**present).map(|(rank, _)| rank).collect()
     }
 
-    /// Whether the meeting is over, and how. `quiet` if nobody is at the door.
+    /// The result of the meeting, once it is over. `quiet` if no process waits to be accepted.
     pub(super) fn verdict(&mut self, quiet: bool) -> Option<Result<(), String>> {
         let (missing, late) = (self.missing(), Instant::now() > self.until);
         match &self.mistake {
             Some((mistake, since)) => {
                 (missing.is_empty() || late || since.elapsed() > LINGER).then(|| Err(mistake.clone()))
             }
-            // A rank that comes twice has been seen if nobody is at the door. Somebody always may be.
+            // If no process waits to be accepted, a rank that comes twice would have been seen.
+            // Processes may always wait, so the time is limited.
             None if missing.is_empty() || (late && Fault::GoWithoutTheMissing.is_chosen()) => {
                 let complete = self.complete.get_or_insert_with(Instant::now);
                 (quiet || late || complete.elapsed() > PATIENCE).then_some(Ok(()))
@@ -82,7 +83,8 @@ impl Attendance {
                 let (missing, ranks, deadline) = (Ranks(missing), self.present.len(), self.deadline);
                 let also = self.refused.as_ref().map_or_else(String::new, |why| format!(" Not let in: {why}"));
                 Some(Err(format!(
-                    "{missing} did not come within {deadline:?}; were all {ranks} started, with the same EARLYBIRD_STORE?{also}"
+                    "{missing} did not come within {deadline:?}; were all {ranks} started, with the same \
+                     EARLYBIRD_STORE?{also}"
                 )))
             }
             None => None,

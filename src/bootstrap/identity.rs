@@ -1,29 +1,29 @@
-//! Rank and world, from whatever launched this process.
+//! Rank and world size, from the variables of the launcher.
 
 use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
 
-/// Who this process is.
+/// The identity of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// This rank.
     pub rank: u32,
     /// Ranks in the world.
     pub ranks: u32,
-    /// What the job is called: the same on all of its ranks, different for other jobs.
+    /// The name of the job: the same on all of its ranks, different for other jobs.
     pub job: String,
-    /// Where its ranks meet, if the environment says so.
+    /// The address of the store, if the environment names one.
     pub store: Option<StoreAddress>,
-    /// Where ranks on several machines can meet, if the launcher has told a place that all of them
-    /// know.
+    /// An address at which ranks on several machines can meet, if the launcher names a host that
+    /// all of them know.
     pub common: Option<StoreAddress>,
-    /// Where the ranks are.
+    /// On how many machines the ranks are.
     pub machines: Machines,
-    /// Which launcher's variables said so.
+    /// The launcher whose variables said so.
     pub source: &'static str,
 }
 
-/// On how many machines a job's ranks are.
+/// On how many machines the ranks of a job are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machines {
     /// All on this one.
@@ -38,16 +38,16 @@ struct Launcher {
     name: &'static str,
     rank: &'static str,
     ranks: &'static [&'static str],
-    /// Ranks on this machine, when it says.
+    /// The variable with the number of ranks on this machine, if there is one.
     local: Option<&'static str>,
-    /// Machines, when it says.
+    /// Variables with the number of machines.
     machines: &'static [&'static str],
-    /// What tells its jobs apart.
+    /// Variables that tell its jobs apart.
     job: &'static [&'static str],
 }
 
-/// In the order in which they are believed. Slurm comes last, because `mpirun` inside a Slurm job
-/// inherits its variables.
+/// The launchers, in the order in which they are believed. Slurm comes last, because `mpirun`
+/// inside a Slurm job inherits its variables.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: "earlybird",
@@ -105,18 +105,19 @@ const SLURM: &str = "Slurm";
 const NO_LAUNCHER: &str = "no launcher";
 
 impl Identity {
-    /// Whether a launcher started this process, rather than a person or a program by itself.
+    /// Whether a launcher started this process.
     #[must_use]
     pub fn is_launched(&self) -> bool {
         self.source != NO_LAUNCHER
     }
 
-    /// From the environment; alone in a world of one where nothing says otherwise.
+    /// Reads the environment; a world of one rank if no launcher set a variable.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the variable that is missing or makes no sense.
+    /// [`Error::Config`] that names the variable that is missing or invalid.
     pub fn from_env() -> Result<Self> {
-        // The parent is the launcher, or its agent on this machine: the same for all ranks here.
+        // The parent is the launcher, or its agent on this machine: the same for all ranks of this
+        // machine.
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
         Self::from_lookup(|name| std::env::var(name).ok().filter(|value| !value.is_empty()), parent as u32)
     }
@@ -126,7 +127,8 @@ impl Identity {
         else {
             if let Some(ranks) = lookup("EARLYBIRD_WORLD_SIZE") {
                 return Err(Error::Config(format!(
-                    "EARLYBIRD_WORLD_SIZE={ranks} is set and EARLYBIRD_RANK is not; set both, or start with `earlybird run`"
+                    "EARLYBIRD_WORLD_SIZE={ranks} is set and EARLYBIRD_RANK is not; set both, or start with \
+                     `earlybird run`"
                 )));
             }
             let job = format!("alone-{}", std::process::id());
@@ -160,21 +162,22 @@ impl Identity {
         Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name })
     }
 
-    /// Where the ranks meet: what the environment says, else by the job's name on one machine, else
-    /// wherever the launcher has a place for that.
+    /// The address at which the ranks meet: the one in the environment; else, on one machine, one
+    /// by the job's name; else the launcher's.
     ///
     /// # Errors
-    /// [`Error::Config`] for ranks on several machines that no launcher has told a common place.
+    /// [`Error::Config`] for ranks on several machines that have no common address.
     pub fn store_address(&self) -> Result<StoreAddress> {
         if let Some(store) = &self.store {
             return Ok(store.clone());
         }
         match (self.machines, &self.common) {
             (Machines::One, _) | (Machines::Unknown, None) => Ok(StoreAddress::Unix(self.job.clone())),
-            (Machines::Several | Machines::Unknown, Some(place)) => Ok(place.clone()),
+            (Machines::Several | Machines::Unknown, Some(common)) => Ok(common.clone()),
             (Machines::Several, None) => Err(Error::Config(format!(
                 "the {} ranks are on several machines, and {} tells them no place where they could meet; set \
-                 EARLYBIRD_STORE=tcp:HOST:PORT (a free port on the host of rank 0) or file:FOLDER (a shared one) on all",
+                 EARLYBIRD_STORE=tcp:HOST:PORT (a free port on the host of rank 0) or file:FOLDER (a shared one) on \
+                 all",
                 self.ranks, self.source
             ))),
         }
@@ -193,14 +196,14 @@ fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u3
     let store = lookup("EARLYBIRD_STORE");
     // The parent is the same for all ranks of one machine only.
     let job = if job.is_empty() { store.unwrap_or_else(|| format!("parent-{parent}")) } else { job.join("-") };
-    // Names of abstract sockets are short; what matters is that jobs differ.
+    // Names of abstract sockets are short, and the hash keeps jobs apart.
     format!("{}-{:016x}", launcher.name.to_lowercase().replace(' ', "-"), hash(&job))
 }
 
-/// A place that all hosts of a job know without being told.
+/// An address that all hosts of a job can derive from their variables.
 fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<StoreAddress> {
     match launcher.name {
-        // torchrun itself listens on the port that it tells.
+        // torchrun itself listens on `MASTER_PORT`.
         TORCHRUN => {
             let port: u16 = lookup("MASTER_PORT")?.parse().ok()?;
             Some(StoreAddress::Tcp { host: lookup("MASTER_ADDR")?, port: port.checked_add(1)? })
@@ -208,7 +211,7 @@ fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Opti
         SLURM => {
             let nodes = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_NODELIST"))?;
             let job = format!("{:?} {:?}", lookup("SLURM_JOB_ID")?, lookup("SLURM_STEP_ID"));
-            // Between the ports of services and those that the system hands out.
+            // A port between those of services and those that the system hands out.
             let port = 20_000 + (hash(&job) % 10_000) as u16;
             Some(StoreAddress::Tcp { host: first_node(&nodes)?, port })
         }
@@ -216,7 +219,7 @@ fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Opti
     }
 }
 
-/// The first of a list such as `n[01-03,7],m5`: where Slurm puts rank 0.
+/// The first host of a list such as `n[01-03,7],m5`: where Slurm puts rank 0.
 fn first_node(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (prefix, rest) = list.split_at(end);
@@ -286,14 +289,14 @@ mod tests {
 
     #[test]
     fn launchers_tell_where_ranks_on_several_machines_meet() {
-        let place = |vars: &[(&str, &str)]| identity(vars).unwrap().store_address().unwrap().to_string();
+        let met_at = |vars: &[(&str, &str)]| identity(vars).unwrap().store_address().unwrap().to_string();
         let torch = [("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "head"), ("MASTER_PORT", "29500")];
-        assert_eq!(place(&[&torch[..], &[("LOCAL_WORLD_SIZE", "4")]].concat()), "tcp:head:29501");
-        assert!(place(&[&torch[..], &[("LOCAL_WORLD_SIZE", "8")]].concat()).starts_with("unix:torchrun-"));
+        assert_eq!(met_at(&[&torch[..], &[("LOCAL_WORLD_SIZE", "4")]].concat()), "tcp:head:29501");
+        assert!(met_at(&[&torch[..], &[("LOCAL_WORLD_SIZE", "8")]].concat()).starts_with("unix:torchrun-"));
         let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "9")];
         let nodes = [("SLURM_STEP_NODELIST", "n[07-08,11]"), ("SLURM_STEP_NUM_NODES", "3")];
-        assert!(place(&[&slurm[..], &nodes].concat()).starts_with("tcp:n07:2"));
-        assert!(place(&[&slurm[..], &[("SLURM_NNODES", "1")]].concat()).starts_with("unix:slurm-"));
+        assert!(met_at(&[&slurm[..], &nodes].concat()).starts_with("tcp:n07:2"));
+        assert!(met_at(&[&slurm[..], &[("SLURM_NNODES", "1")]].concat()).starts_with("unix:slurm-"));
     }
 
     #[test]

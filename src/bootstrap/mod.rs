@@ -1,4 +1,4 @@
-//! From a process to a member of a world: who am I, and where are the others.
+//! Turns a process into a rank of a world: finds its rank and the other ranks.
 
 mod attendance;
 pub mod identity;

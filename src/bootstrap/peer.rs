@@ -1,14 +1,15 @@
-//! Who is at the other end of a socket on this machine: by the kernel's word, not by the peer's.
+//! Identifies the process at the other end of a local socket, by the kernel's word and not by the
+//! peer's.
 
 use std::os::fd::AsFd;
 
 use earlybird_ffi::socket::{Credentials, peer_credentials};
 
-/// The process at the other end of a socket. It must be of this process's user: names of abstract sockets
-/// are listed for everybody, and anybody may listen at one or connect to it.
+/// The process at the other end of a socket. It must belong to this process's user: names of
+/// abstract sockets are public, and any process may listen on one or connect to it.
 ///
 /// # Errors
-/// Which user it is of, which one it should be of, and what to do.
+/// The user that it belongs to, the expected one, and what to do.
 pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
     let peer = peer_credentials(socket.as_fd())
         .map_err(|cause| format!("the kernel does not say who is at the other end ({cause})"))?;
@@ -23,10 +24,11 @@ pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
     ))
 }
 
-/// Its process, so that its end can be watched.
+/// The process id, so that its end can be watched.
 ///
 /// # Errors
-/// That it lives where this process cannot see it, and what to do: to be said of a rank.
+/// The process lives in a namespace that this process cannot see, with what to do; the text
+/// continues "rank N".
 pub(super) fn process(peer: Credentials) -> Result<u32, String> {
     peer.process.ok_or_else(|| {
         "lives in another process namespace, where its end cannot be watched from here; start all ranks in one (of \

@@ -1,6 +1,6 @@
-//! How the ranks of one machine meet: rank 0 listens on an abstract socket, counts heads, and
-//! hands all of them the memory of the world, which the caller has made. Abstract sockets have no file, so none stays
-//! behind; after the meeting nothing of it is left.
+//! The meeting of the ranks of one machine: rank 0 listens on an abstract socket, waits for all
+//! ranks, and hands them the memory of the world, which the caller has made. Abstract sockets have
+//! no file, so nothing is left after the meeting.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -22,24 +22,25 @@ use crate::error::{Error, Result};
 use crate::time::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
-/// A stranger may connect and say nothing; nobody waits longer for a greeting.
+/// How long rank 0 waits for a greeting: a stranger may connect and send nothing.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What a rank gets from a meeting.
+/// What a rank gets from the meeting.
 #[derive(Debug)]
 pub(crate) struct Joined {
     /// The memory of the world.
     pub(crate) memory: OwnedFd,
-    /// The process of each rank, by rank; none in a world of one.
+    /// The process of each rank, by rank; `None` in a world of one.
     pub(crate) processes: Vec<Option<u32>>,
 }
 
 /// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone.
 ///
 /// # Errors
-/// Who did not come, who came twice, who was told another world size: on every rank that came. What `make` says.
+/// The ranks that did not come, came twice, or have another world size: on every rank that came.
+/// The error of `make`.
 pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),
@@ -67,9 +68,11 @@ fn host(
 ) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
     let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            Error::join(0, "rank 0 of this job is there already: two processes were told to be rank 0, or a job with the same identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart")
-        }
+        std::io::ErrorKind::AddrInUse => Error::join(
+            0,
+            "rank 0 of this job is there already: two processes were told to be rank 0, or a job \
+             with the same identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart",
+        ),
         _ => os(cause),
     })?;
     listener.set_nonblocking(true).map_err(os)?;
@@ -93,7 +96,8 @@ fn host(
             }
         };
         let Some(Hello { rank, ranks: told }) = greet(&stream) else {
-            // Of two that do not see each other, that one has found out first, and says nothing.
+            // Of two processes that do not see each other, the guest has found out first, and sends
+            // nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
             unseen.into_iter().for_each(|why| attendance.refuse(why));
             continue;
@@ -109,7 +113,7 @@ fn host(
     pids[0] = std::process::id();
     guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, pid, _)| pids[*rank as usize] = *pid);
     for (.., stream) in &mut guests {
-        // A guest that is gone by now is found dead by those who stay.
+        // The other ranks find a guest dead that has ended by now.
         let _ = match &verdict {
             Ok(()) => hand_over(stream, &pids, memory.as_fd()),
             Err(problem) => refuse(stream, problem),
@@ -119,7 +123,7 @@ fn host(
     Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
 }
 
-/// How a guest introduces itself; nothing for a stranger.
+/// Reads a guest's greeting; `None` from a stranger.
 fn greet(stream: &UnixStream) -> Option<Hello> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(GREETING_TIMEOUT)).ok()?;
@@ -161,12 +165,13 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
         }
     };
     let host = peer::of_this_user(&stream).map_err(|why| Error::join(rank, why))?;
-    // Rank 0 asks the same of this process, so all numbers that it tells are of one namespace.
+    // Rank 0 checks the same of this process, so all process ids that it sends are of one
+    // namespace.
     peer::process(host).map_err(|problem| Error::join(rank, format!("rank 0 {problem}")))?;
     let hello = Hello { rank, ranks }.encode();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
-    // Rank 0 answers when it knows; a little later than the deadline at most.
+    // Rank 0 answers when the meeting is over, at most a little after the deadline.
     let patience = until.saturating_duration_since(Instant::now()) + LINGER + GREETING_TIMEOUT;
     stream.set_read_timeout(Some(patience)).map_err(os)?;
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;

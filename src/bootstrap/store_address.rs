@@ -1,19 +1,19 @@
-//! Where the ranks of a job meet.
+//! The address of the store at which the ranks of a job meet.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where the ranks of a job meet.
+/// The address of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreAddress {
     /// `unix:NAME`: an abstract socket, for ranks on one machine.
     Unix(String),
     /// `tcp:HOST:PORT`: a port on the host of rank 0.
     Tcp {
-        /// A name or an address, as the other hosts know it.
+        /// A name or an address by which the other hosts know it.
         host: String,
-        /// Any port that is free there.
+        /// A free port there.
         port: u16,
     },
     /// `file:FOLDER`: a folder that all hosts share, for this job alone.
@@ -28,9 +28,9 @@ impl FromStr for StoreAddress {
         match text.split_once(':') {
             Some(("unix", name)) if (1..=80).contains(&name.len()) => Ok(StoreAddress::Unix(name.to_owned())),
             Some(("unix", _)) => bad("a name has 1 to 80 bytes"),
-            Some(("tcp", place)) => {
-                let place = place.strip_prefix("//").unwrap_or(place);
-                let (host, port) = place.rsplit_once(':').unwrap_or(("", ""));
+            Some(("tcp", address)) => {
+                let address = address.strip_prefix("//").unwrap_or(address);
+                let (host, port) = address.rsplit_once(':').unwrap_or(("", ""));
                 let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
                 match port.parse() {
                     Ok(port @ 1..) if !host.is_empty() => Ok(StoreAddress::Tcp { host: host.to_owned(), port }),
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_printed_as_they_are_read() {
+    fn addresses_are_printed_as_they_are_read() {
         for text in ["unix:x", "tcp:node01:29400", "tcp:[fe80::1]:5", "tcp:10.0.0.1:65535", "file:/scratch/job 1"] {
             assert_eq!(text.parse::<StoreAddress>().unwrap().to_string(), text);
         }

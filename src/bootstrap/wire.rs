@@ -1,4 +1,4 @@
-//! What ranks say to each other at their meeting, as bytes.
+//! The encoding of what ranks send at the meeting of one machine.
 
 use crate::fault::Fault;
 
@@ -14,7 +14,7 @@ pub(super) const HELLO: usize = 16;
 /// Longest verdict: an error text, or the process ids.
 pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
 
-/// How a guest introduces itself.
+/// A guest's greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: u32,
@@ -30,7 +30,7 @@ impl Hello {
         bytes
     }
 
-    /// Nothing for a stranger, or another version.
+    /// `None` for the bytes of a stranger, or of another version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let field = |index: usize| bytes.get(4 * index..4 * index + 4)?.try_into().ok().map(u32::from_le_bytes);
         let is_ours = field(0)? == MAGIC && field(1)? == VERSION;
@@ -39,7 +39,7 @@ impl Hello {
     }
 }
 
-/// How a verdict begins.
+/// The heading of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heading {
     pub(crate) refused: bool,
@@ -55,19 +55,19 @@ impl Heading {
         bytes
     }
 
-    /// Nothing for more bytes than a verdict can have.
+    /// `None` for more bytes than a verdict can have.
     pub(crate) fn decode(bytes: [u8; 8]) -> Option<Self> {
         let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
         (len <= VERDICT).then_some(Heading { refused: bytes[0] != 0, len })
     }
 }
 
-/// The process ids of a world in a verdict.
+/// Encodes the process ids of a world for a verdict.
 pub(crate) fn encode_pids(pids: &[u32]) -> Vec<u8> {
     pids.iter().flat_map(|pid| pid.to_le_bytes()).collect()
 }
 
-/// Nothing if they are not as many as there are ranks.
+/// `None` if there is not one for each rank.
 pub(crate) fn decode_pids(body: &[u8], ranks: u32) -> Option<Vec<Option<u32>>> {
     let whole = body.len() == 4 * ranks as usize;
     let pid = |bytes: &[u8]| Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));

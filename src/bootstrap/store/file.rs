@@ -1,11 +1,12 @@
-//! A store in a folder that all hosts share: each guest leaves a file, and rank 0 one for each.
+//! A store in a folder that all hosts share: each guest writes a file, and rank 0 writes an answer
+//! for each.
 //!
-//! Nobody but the job's user writes there: a folder is refused, by every rank and before it writes anything,
-//! where others can.
+//! Only the job's user may write there: every rank refuses a folder that others can write to,
+//! before it writes anything.
 //!
-//! Files appear whole (written elsewhere and renamed). What an earlier job has left is not taken for
-//! this one's: rank 0 clears the folder, a guest whose file has gone writes it again, and it believes
-//! only an answer to the number that it drew.
+//! Files appear whole, because they are written under another name and renamed. Files of an earlier
+//! job do no harm: rank 0 clears the folder, a guest whose file has gone writes it again, and a
+//! guest believes only an answer to the number that it drew.
 
 use std::io;
 use std::path::Path;
@@ -20,13 +21,14 @@ use crate::fault::Fault;
 use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long rank 0 waits for the guests to have read its answer, at least: else until the deadline.
+/// How long rank 0 waits, at least, for the guests to read its answer; otherwise until the
+/// deadline.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How often a guest writes its file again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Stands where a conversation has a number that rank 0 drew.
+/// Stands for the number that rank 0 draws where it can greet.
 const NOT_GREETED: [u8; NONCE] = [0; NONCE];
 
 fn guest_file(rank: u32) -> String {
@@ -61,7 +63,10 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
                     guests[rank as usize] = Some(hello);
                 }
                 _ => {
-                    attendance.fail(format!("rank {rank} does not know the job's secret: EARLYBIRD_SECRET differs, or two jobs use this folder"));
+                    attendance.fail(format!(
+                        "rank {rank} does not know the job's secret: EARLYBIRD_SECRET \
+                     differs, or two jobs use this folder"
+                    ));
                 }
             }
         }
@@ -77,13 +82,13 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
     let verdict = verdict.map(|()| given());
     let told = verdict.as_ref().map(|given| frame::encode_world(given)).map_err(String::clone);
     for (rank, guest) in (0..).zip(&guests).skip(1) {
-        // A stranger learns from the wrong seal that it is one.
+        // The wrong seal tells a stranger that it is one.
         let theirs = guest.as_ref().map_or(NOT_GREETED, |hello| hello.nonce);
         let answer = frame::verdict(&told, &theirs, meeting.secret);
         folder.put(&answer_file(rank), &answer).map_err(|cause| cannot(cause.into()))?;
     }
-    // A guest takes its answer away, and its own file; then nothing is left. A stranger does not, and
-    // learns of it all the same.
+    // A guest removes its answer and its own file. A stranger does not, and learns of it all the
+    // same.
     let until = meeting.until.max(Instant::now() + LINGER);
     let is_waited_for = |rank: u32| folder.has(&guest_file(rank)) && folder.has(&answer_file(rank));
     while Instant::now() < until && (1..meeting.ranks).any(is_waited_for) {
@@ -115,8 +120,8 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
         if let Some(folder) = &folder
             && (!folder.has(&own) || written.elapsed() > AGAIN)
         {
-            // Rank 0 has just made the folder, or has cleared it. And on a network's file system a
-            // write makes this host look at the folder anew.
+            // Rank 0 has just made or cleared the folder. On a network file system a write also
+            // makes this host read the folder anew.
             last = folder.put(&own, &hello).err();
             written = Instant::now();
         }
@@ -124,7 +129,8 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
             && let Ok(bytes) = folder.read(&answer)
             && let Some((heading, rest)) = bytes.split_first_chunk::<HEADING>()
         {
-            // Else it is of an earlier job, and rank 0 will clear it; or the secret differs.
+            // Otherwise the answer is of an earlier job, and rank 0 will remove it; or the secret
+            // differs.
             stranger = true;
             if frame::verdict_len(heading, ranks) == Some(rest.len())
                 && let Some(verdict) = frame::judged(heading, rest, &nonce, secret)
@@ -138,9 +144,17 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
         if Instant::now() > until + LINGER / 2 {
             let _ = folder.map(|folder| folder.remove(&own));
             return Err(meeting.error(match last {
-                _ if stranger => "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job".to_owned(),
-                Some(cause) if cause.kind() != io::ErrorKind::NotFound => format!("this rank cannot leave word there within {deadline:?} ({cause}); is the folder shared by all hosts?"),
-                _ => format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE, and is the folder shared by all hosts?"),
+                _ if stranger => "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it \
+                 is another job"
+                    .to_owned(),
+                Some(cause) if cause.kind() != io::ErrorKind::NotFound => format!(
+                    "this rank cannot leave word \
+                 there within {deadline:?} ({cause}); is the folder shared by all hosts?"
+                ),
+                _ => format!(
+                    "rank 0 did not come within {deadline:?}; was it started, with the same \
+                 EARLYBIRD_STORE, and is the folder shared by all hosts?"
+                ),
             }));
         }
         std::thread::sleep(PAUSE);
@@ -157,7 +171,7 @@ mod tests {
     use crate::bootstrap::store::Secret;
     use crate::bootstrap::store_address::StoreAddress;
 
-    /// A folder of the user's own.
+    /// A folder that only this user can write to.
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("earlybird-file-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
@@ -165,7 +179,8 @@ mod tests {
         path
     }
 
-    /// Two ranks meet there, the guest first; `look` is called when it has left its file. What each is told.
+    /// Two ranks meet there, the guest first; `look` runs when the guest has written its file.
+    /// Returns the result of each.
     fn meet(path: &Path, look: impl FnOnce(&Path)) -> [Result<Vec<Vec<u8>>>; 2] {
         let (store, secret) = (StoreAddress::File(path.to_owned()), Secret::new(None, "job"));
         let meeting = |rank| Meeting::sample(&store, &secret, rank);

@@ -1,4 +1,4 @@
-//! A folder in which nobody but this user writes.
+//! A folder in which only this user can write.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -11,38 +11,39 @@ use rustix::io::Errno;
 
 use crate::fault::Fault;
 
-/// Why a folder is not used.
+/// Why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
-    /// It is not there, or the system refuses.
+    /// It does not exist, or the system refuses.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// Others can write there, or decide where it leads.
+    /// Others can write there, or decide where its name leads.
     #[error("{0}; name a folder that does not exist yet, and rank 0 makes it, or one that only you can write to")]
     Open(String),
 }
 
-/// A folder that belongs to this user and that nobody else can write to. It stays the same one, whatever becomes of its
-/// name. One that was made is removed at the end, if it is empty; one that was there stays.
+/// A folder that belongs to this user and that no other user can write to. The handle stays valid
+/// if the name changes. A folder that this process made is removed at the end, if it is empty; one
+/// that existed stays.
 #[derive(Debug)]
 pub(super) struct Folder {
     directory: OwnedFd,
     _made: Option<Made>,
 }
 
-/// Where a folder was made.
+/// The path of a folder that this process made.
 #[derive(Debug)]
 struct Made(PathBuf);
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // What else lies there now keeps it.
+        // Other files in the folder keep it.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
 
 impl Folder {
-    /// Opens it where it is, and makes it, for this user alone, where it is not.
+    /// Opens the folder, and makes it for this user alone if it does not exist.
     pub(super) fn make(path: &Path) -> Result<Self, Unusable> {
         if let Some(parent) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
@@ -56,7 +57,7 @@ impl Folder {
     }
 
     pub(super) fn open(path: &Path) -> Result<Self, Unusable> {
-        // Behind a slash at the end a link would be followed.
+        // Drop a slash at the end, behind which a link would be followed.
         let path: PathBuf = path.components().collect();
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = open(&path, flags, Mode::empty()).map_err(io::Error::from)?;
@@ -65,14 +66,14 @@ impl Folder {
         Ok(Folder { directory, _made: None })
     }
 
-    /// Writes a file at once, which only this user can read.
+    /// Writes a file atomically, which only this user can read.
     pub(super) fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         if Fault::WriteInPlace.is_chosen() {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
             return File::from(openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)?).write_all(bytes);
         }
         let draft = format!("{name}.draft-{}", std::process::id());
-        // A process of the same number may have left one.
+        // An earlier process with the same id may have left one.
         self.remove(&draft)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.directory, &draft, flags, Mode::RUSR | Mode::WUSR)?;
@@ -103,7 +104,7 @@ impl Folder {
     }
 }
 
-/// Who else could put files there, or replace those that lie there.
+/// Checks that no other user can write files there, or replace them.
 fn check(stat: &Stat) -> Result<(), String> {
     let (mode, own) = (Mode::from_raw_mode(stat.st_mode), rustix::process::geteuid().as_raw());
     match FileType::from_raw_mode(stat.st_mode) {
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
     use crate::skipped::{Need, skipped};
 
-    /// A path where nothing is yet.
+    /// A path at which nothing exists.
     fn nothing_at(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("earlybird-folder-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&path);

@@ -1,4 +1,4 @@
-//! What is said at a store, as bytes.
+//! The encoding of messages at a store.
 
 use super::seal::{SEAL, Secret};
 use super::{MOST, MOST_RANKS};
@@ -7,19 +7,19 @@ use crate::fault::Fault;
 const MAGIC: u32 = 0x4542_5354;
 const VERSION: u32 = 1;
 
-/// Bytes of a number that is drawn for one conversation.
+/// Bytes of a nonce, which is drawn for one conversation.
 pub(crate) const NONCE: usize = 16;
 
-/// Bytes of what rank 0 says first.
+/// Bytes of rank 0's greeting.
 pub(crate) const GREETING: usize = 8 + NONCE;
 
-/// Bytes of how a guest begins.
+/// Bytes of the head of a guest's introduction.
 const HELLO: usize = 16 + NONCE;
 
 /// Longest introduction of a guest.
 pub(crate) const MOST_HELLO: usize = HELLO + MOST + SEAL;
 
-/// Bytes of how rank 0's answer begins.
+/// Bytes of the heading of rank 0's answer.
 pub(crate) const HEADING: usize = 12;
 
 type Nonce = [u8; NONCE];
@@ -37,18 +37,18 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Rank 0 to whoever comes.
+/// The greeting that rank 0 sends to a process that connects.
 pub(crate) fn greeting(nonce: &Nonce) -> Vec<u8> {
     [&bytes(&[MAGIC, VERSION])[..], nonce].concat()
 }
 
-/// Nothing if another program speaks.
+/// The nonce of a greeting; `None` if another program sent the bytes.
 pub(crate) fn greeted(bytes: &[u8; GREETING]) -> Option<Nonce> {
     let greets = words(bytes)? == [MAGIC, VERSION];
     greets.then_some(bytes.last_chunk().copied()).flatten()
 }
 
-/// How a guest introduces itself.
+/// A guest's introduction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: u32,
@@ -57,19 +57,19 @@ pub(crate) struct Hello {
     pub(crate) data: Vec<u8>,
 }
 
-/// What the beginning of an introduction says.
+/// The result of parsing the bytes of an introduction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Parsed {
-    /// There is more to come.
+    /// More bytes are needed.
     Incomplete,
-    /// All of it.
+    /// The introduction is complete.
     Hello(Hello),
-    /// Somebody who does not know the secret.
+    /// The sender does not know the secret.
     Stranger,
 }
 
 impl Hello {
-    /// For whoever has greeted with `greeted`.
+    /// Encodes the introduction for the rank 0 that has greeted with `greeted`.
     pub(crate) fn encode(&self, greeted: &Nonce, secret: &Secret) -> Vec<u8> {
         let Hello { rank, ranks, nonce, data } = self;
         let head = [&bytes(&[MAGIC, *rank, *ranks, data.len() as u32])[..], nonce].concat();
@@ -77,7 +77,7 @@ impl Hello {
         [&head[..], data, &seal].concat()
     }
 
-    /// As far as it has come.
+    /// Parses what has arrived.
     pub(crate) fn decode(bytes: &[u8], greeted: &Nonce, secret: &Secret) -> Parsed {
         let Some((head, rest)) = bytes.split_first_chunk::<HELLO>() else { return Parsed::Incomplete };
         let Some([MAGIC, rank, ranks, len]) = words(head) else { return Parsed::Stranger };
@@ -95,7 +95,7 @@ impl Hello {
     }
 }
 
-/// What all ranks gave, or why there is no world; for the guest that drew a nonce.
+/// Encodes what all ranks gave, or why there is no world, for the guest that drew `nonce`.
 pub(crate) fn verdict(verdict: &Result<Vec<u8>, String>, nonce: &Nonce, secret: &Secret) -> Vec<u8> {
     let (refused, body) = match verdict {
         Ok(world) => (0, &world[..]),
@@ -106,14 +106,14 @@ pub(crate) fn verdict(verdict: &Result<Vec<u8>, String>, nonce: &Nonce, secret: 
     [&head[..], body, &seal].concat()
 }
 
-/// Bytes that follow the heading of a verdict: nothing if it is none.
+/// Bytes that follow the heading of a verdict; `None` if it is no such heading.
 pub(crate) fn verdict_len(heading: &[u8; HEADING], ranks: u32) -> Option<usize> {
     let [magic, _, len] = words(heading)?;
     let most = ranks.min(MOST_RANKS) as usize * (4 + MOST);
     (magic == MAGIC && len as usize <= most).then_some(len as usize + SEAL)
 }
 
-/// The verdict behind a heading; nothing if the seal is wrong.
+/// The verdict behind a heading; `None` if the seal is wrong.
 pub(crate) fn judged(
     heading: &[u8; HEADING],
     rest: &[u8],
@@ -130,12 +130,12 @@ pub(crate) fn judged(
     })
 }
 
-/// What all ranks gave, one after the other.
+/// Encodes what all ranks gave, in rank order.
 pub(crate) fn encode_world(given: &[Vec<u8>]) -> Vec<u8> {
     given.iter().flat_map(|data| [&(data.len() as u32).to_le_bytes()[..], data].concat()).collect()
 }
 
-/// Nothing if they are not as many as there are ranks.
+/// `None` if there is not one for each rank.
 pub(crate) fn decode_world(bytes: &[u8], ranks: u32) -> Option<Vec<Vec<u8>>> {
     let mut rest = bytes;
     let mut next = || -> Option<Vec<u8>> {

@@ -1,4 +1,5 @@
-//! Small meetings, all of their ranks in this process: who is let in, and who is believed.
+//! Small meetings with all ranks in this process: which processes are admitted, and which are
+//! believed.
 
 use std::fs;
 use std::io::Write;
@@ -18,26 +19,26 @@ use crate::error::Result;
 use crate::fabric::shm::ShmFabric;
 use crate::fault::Fault;
 
-/// Some meetings last as long as this.
+/// The deadline; some meetings last that long.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// What a rank is told.
+/// What a rank gets from a meeting.
 type Told = Result<Vec<Vec<u8>>>;
 
-/// A name that nothing else has.
+/// A unique name.
 fn fresh(what: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("meeting-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An empty folder of this user's own.
+/// An empty folder that only this user can write to.
 fn folder(what: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("earlybird-{}", fresh(what)));
     fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
     path
 }
 
-/// Does all of it at the same time, with the mistake that this thread has chosen; what came of each.
+/// Runs all concurrently, with the mistake that this thread has chosen; returns the result of each.
 fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
     let fault = Fault::chosen();
     thread::scope(|scope| {
@@ -46,19 +47,20 @@ fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
     })
 }
 
-/// A rank with the world size that it was told comes to a meeting on one machine and joins the world.
+/// A rank with the world size that it was told comes to a meeting on one machine and joins the
+/// world.
 fn come(name: &str, (rank, ranks): (u32, u32)) -> Result<()> {
     let Joined { memory, processes } = meet(name, (rank, ranks), DEADLINE, || ShmFabric::create(ranks))?;
     ShmFabric::join(memory, rank, ranks, &processes).map(drop)
 }
 
-/// Such ranks meet; what each was told.
+/// Such ranks meet; returns the result of each.
 fn meet_as(ranks: &[(u32, u32)]) -> Vec<Result<()>> {
     let name = &fresh("shm");
     together(ranks.iter().map(|&rank| move || come(name, rank)).collect())
 }
 
-/// Ranks of a world of so many meet at a place, each with a secret; what each was told.
+/// Ranks of a world meet at a store, each with a secret; returns the result of each.
 fn gather_at(store: &StoreAddress, ranks: u32, came: &[(u32, &str)]) -> Vec<Told> {
     let visit = |&(rank, secret): &(u32, &str)| {
         let secret = Secret::new(Some(secret), "");
@@ -95,7 +97,7 @@ fn a_process_without_the_secret_is_no_guest() {
     refused(&told[1], "does not know this job's secret");
 }
 
-/// Something that is no rank comes before rank 1, and says more than an introduction is long.
+/// A stranger comes before rank 1, and sends more than an introduction is long.
 fn strangers_are_not_greeted() {
     const STRANGER: u32 = 2;
     let name = &fresh("stranger");
@@ -110,28 +112,28 @@ fn strangers_are_not_greeted() {
         }
         visitor.and_then(|mut visitor| visitor.write_all(&b"GET / HTTP/1.1\r\n".repeat(9)))
     };
-    let play = |who: u32| {
+    let play = |rank: u32| {
         move || {
-            if who == STRANGER {
+            if rank == STRANGER {
                 let said = visit();
                 has_come.store(true, Ordering::Release);
                 return said.unwrap();
             }
-            while who == 1 && !has_come.load(Ordering::Acquire) {
+            while rank == 1 && !has_come.load(Ordering::Acquire) {
                 thread::yield_now();
             }
-            come(name, (who, 2)).unwrap();
+            come(name, (rank, 2)).unwrap();
         }
     };
     together((0..3).map(play).collect());
 }
 
-/// What two ranks are told that meet in a folder, if nothing there deceives them.
+/// Checks the results of two ranks that meet in a folder and are not deceived.
 fn met(told: Vec<Told>) {
     told.into_iter().for_each(|told| assert_eq!(told.unwrap(), [vec![0], vec![1]]));
 }
 
-/// Of an earlier job with the same secret: sealed for the number that its guest drew.
+/// An answer of an earlier job with the same secret, sealed for the number that its guest drew.
 fn an_old_answer_is_not_believed() {
     let path = folder("answer");
     let old = Ok(frame::encode_world(&[b"an old".to_vec(), b"world".to_vec()]));
@@ -144,7 +146,7 @@ fn an_old_answer_is_not_believed() {
         while !guest_file.exists() && !guest.is_finished() {
             thread::yield_now();
         }
-        // It looks for an answer by now, and finds this one.
+        // The guest looks for an answer by now, and finds this one.
         thread::sleep(Duration::from_millis(50));
         let mut told = gather_at(&store, 2, &[(0, "s")]);
         told.extend(guest.join().unwrap());
@@ -157,14 +159,15 @@ fn an_old_answer_is_not_believed() {
 fn an_old_guest_is_not_let_in() {
     let path = folder("guest");
     let old = Hello { rank: 1, ranks: 2, nonce: [7; NONCE], data: b"an old guest".to_vec() };
-    // In a folder nobody is greeted.
+    // In a folder there is no greeting.
     let said = old.encode(&[0; NONCE], &Secret::new(Some("s"), ""));
     fs::write(path.join("earlybird-guest-1"), said).unwrap();
     met(gather_at(&StoreAddress::File(path.clone()), 2, &[(0, "s"), (1, "s")]));
     fs::remove_dir_all(path).unwrap();
 }
 
-/// Whoever reads a file while it is written anew finds all of the old or all of the new.
+/// A rank that reads a file while it is written anew finds all of the old or all of the new
+/// content.
 fn files_appear_whole() {
     const BYTES: usize = 256 << 10;
     let path = folder("whole");

@@ -1,8 +1,8 @@
-//! Stores: how the ranks of a job on several machines learn each other's addresses. Each rank gives
-//! some bytes, and gets what all gave. That is all a store is for; nothing of it is left afterwards.
+//! Stores: where the ranks of a job on several machines learn each other's addresses. Each rank
+//! gives some bytes, and gets what all gave. Nothing of a store is left afterwards.
 //!
-//! Everything that passes is sealed by the job's secret (HMAC-SHA256), and a rank 0 that does not
-//! know it is believed as little as a guest. The secret is never sent.
+//! Every message is sealed with the job's secret (HMAC-SHA256). A guest believes a rank 0 without
+//! the secret no more than rank 0 believes such a guest. The secret is never sent.
 #![forbid(unsafe_code)]
 
 mod file;
@@ -27,7 +27,7 @@ const MOST: usize = 4096;
 /// Most ranks of a world that meets at a store.
 const MOST_RANKS: u32 = 1 << 16;
 
-/// A meeting, as one rank goes there.
+/// One rank's view of a meeting.
 #[derive(Clone, Copy, Debug)]
 struct Meeting<'a> {
     store: &'a StoreAddress,
@@ -36,7 +36,7 @@ struct Meeting<'a> {
     mine: &'a [u8],
     secret: &'a Secret,
     until: Instant,
-    /// As it was set, to be told.
+    /// The deadline as the user set it, for error texts.
     deadline: Duration,
 }
 
@@ -48,7 +48,8 @@ impl Meeting<'_> {
 
 #[cfg(test)]
 impl<'a> Meeting<'a> {
-    /// How a rank of two goes there, with its own number to give; tests change what they are about.
+    /// The meeting of a rank in a world of two, with its own bytes to give; tests change what they
+    /// are about.
     fn sample(store: &'a StoreAddress, secret: &'a Secret, rank: u32) -> Self {
         let deadline = Duration::from_secs(20);
         let (mine, until) = ([&b"zero"[..], b"one"][rank as usize], Instant::now() + deadline);
@@ -56,11 +57,11 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Gives every rank's bytes to every rank, by rank.
+/// Gives every rank's bytes to every rank, in rank order.
 ///
 /// # Errors
-/// Who did not come within the deadline, who came twice, who was told another world size: on every
-/// rank that came. A place that cannot be used, or where somebody else is.
+/// The ranks that did not come by the deadline, came twice, or have another world size: on every
+/// rank that came. An address that cannot be used, or that another process uses.
 pub(crate) fn gather(
     store: &StoreAddress,
     (rank, ranks): (u32, u32),

@@ -1,4 +1,4 @@
-//! A store at a socket: rank 0 listens, on a port or an abstract name, until all have come.
+//! A store at a socket: rank 0 listens, on a port or an abstract name, until all ranks have come.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long anybody may take to say what a rank says at once.
+/// How long a process may take for a message that a rank sends at once.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(2);
-/// Guests that have not introduced themselves, or twice as many as there are ranks; of more, the oldest
-/// are shown out.
+/// Most connections that have not introduced themselves, or twice the number of ranks if that is
+/// more; beyond that the oldest is closed.
 const MAX_UNIDENTIFIED: usize = 256;
 
 enum Listener {
@@ -68,7 +68,7 @@ impl AsFd for Stream {
 }
 
 impl Stream {
-    /// Blocks from now on, for so long at a time.
+    /// Makes calls block from now on, for at most `time` each.
     fn wait_at_most(&self, time: Duration) -> io::Result<()> {
         let time = Some(time.max(PAUSE));
         match self {
@@ -85,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// Fills `to` by a time, however slowly it comes.
+    /// Fills `to` by `until`, however slowly the bytes come.
     fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
         let mut filled = 0;
         while filled < to.len() {
@@ -111,7 +111,7 @@ impl Stream {
         }
     }
 
-    /// Whether the peer may be spoken to: where the kernel knows its user, not another one's.
+    /// Checks the peer's user, where the kernel knows it.
     fn check_user(&self) -> std::result::Result<(), String> {
         match self {
             Stream::Unix(stream) => peer::of_this_user(stream).map(drop),
@@ -128,8 +128,8 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// Listens at an address that was given as such, if it is one of this machine, and everywhere for a
-/// name: what this host takes its own name for may be a loopback address, which nobody else reaches.
+/// Listens at the given address if it is a numeric one of this machine, and at all addresses for a
+/// name: this host may resolve its own name to a loopback address, which no other host reaches.
 fn listen(store: &StoreAddress) -> io::Result<Listener> {
     match store {
         StoreAddress::Tcp { host, port } => {
@@ -177,7 +177,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Somebody at the door.
+/// A connection that has not introduced itself.
 struct Guest {
     stream: Stream,
     greeted: [u8; NONCE],
@@ -192,7 +192,7 @@ impl Guest {
         Ok(Guest { stream, greeted, said: Vec::new(), since: Instant::now() })
     }
 
-    /// Listens to what there is to hear; nothing for one that has gone.
+    /// Reads what has arrived; `None` if the connection is closed or too slow.
     fn listen(&mut self, meeting: &Meeting<'_>) -> Option<Parsed> {
         let mut more = [0; 4096];
         while self.said.len() < MOST_HELLO {
@@ -209,7 +209,7 @@ impl Guest {
     }
 
     fn tell(&mut self, verdict: &std::result::Result<Vec<u8>, String>, theirs: &[u8; NONCE], meeting: &Meeting<'_>) {
-        // A guest that is gone by now is found dead by those who stay.
+        // The other ranks find a guest dead that has ended by now.
         let told = self.stream.wait_at_most(GREETING_TIMEOUT);
         let _ = told.and_then(|()| self.stream.write_all(&frame::verdict(verdict, theirs, meeting.secret)));
     }
@@ -217,9 +217,10 @@ impl Guest {
 
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let listener = listen(meeting.store).map_err(|cause| match cause.kind() {
-        io::ErrorKind::AddrInUse => {
-            meeting.error("somebody listens there already: another job, another program, or a second process that was told to be rank 0; choose another EARLYBIRD_STORE")
-        }
+        io::ErrorKind::AddrInUse => meeting.error(
+            "somebody listens there already: another job, another program, or a second process \
+             that was told to be rank 0; choose another EARLYBIRD_STORE",
+        ),
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
     listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;
@@ -230,14 +231,16 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let (mut unidentified, mut admitted, mut strangers) = (Vec::new(), Vec::new(), 0);
     let verdict = loop {
         let mut quiet = true;
-        // Bounded, so that a crowd does not keep those waiting who are in already.
+        // Bounded, so that many connections do not delay those that are accepted already.
         for _ in 0..max_unidentified {
             let stream = match listener.accept() {
                 Ok(stream) => stream,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
                 Err(cause) if cause.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(cause) => {
-                    return Err(meeting.error(format!("rank 0 cannot let anybody in: {cause} (is ulimit -n too low?)")));
+                    return Err(
+                        meeting.error(format!("rank 0 cannot accept connections: {cause} (is ulimit -n too low?)"))
+                    );
                 }
             };
             quiet = false;
@@ -271,7 +274,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
         }
         let mut polled = vec![PollFd::new(&listener, PollFlags::IN)];
         polled.extend(unidentified.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)));
-        // Interrupted is as good as over.
+        // An interrupted poll needs no handling.
         let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(PAUSE.subsec_nanos()) }));
     };
     let also = match strangers {
@@ -288,7 +291,7 @@ fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
         StoreAddress::Tcp { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
             for address in resolve(host, *port)? {
-                // A name may have addresses that lead nowhere beside one that does.
+                // A name may have unreachable addresses beside a reachable one.
                 let left = meeting.until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
                 match TcpStream::connect_timeout(&address, left) {
                     Ok(stream) => return Ok(Stream::Tcp(stream)),
@@ -310,7 +313,8 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
             Err(cause) => {
                 return Err(meeting.error(format!(
-                    "rank 0 did not come within {deadline:?} ({cause}); was it started, with the same EARLYBIRD_STORE, and is its host reachable from here?"
+                    "rank 0 did not come within {deadline:?} ({cause}); was it started, with the same \
+                     EARLYBIRD_STORE, and is its host reachable from here?"
                 )));
             }
         }
@@ -350,7 +354,7 @@ mod tests {
         set_thread_res_uid(user, user, user)
     }
 
-    /// This user, and one that a thread can become; says so where none can.
+    /// This user, and one that a thread can become; reports a skipped test where none can.
     fn users() -> Option<(u32, Uid)> {
         let other = Uid::from_raw(65534);
         let became = std::thread::spawn(move || become_user(other)).join().unwrap();
@@ -359,7 +363,8 @@ mod tests {
         Some((geteuid().as_raw(), other))
     }
 
-    /// Knows the place from /proc/net/unix, and with it the seal, and speaks as rank 1 would; how it is answered.
+    /// A process that knows the name from /proc/net/unix, and with it the seal, and sends what rank
+    /// 1 would. Returns the answer.
     fn intrude(address: &UnixAddr, secret: &Secret, until: Instant) -> io::Result<[u8; HEADING]> {
         let mut stream = loop {
             match UnixStream::connect_addr(address) {
@@ -404,7 +409,7 @@ mod tests {
         });
     }
 
-    /// Whoever was first to listen at the name.
+    /// Another user was first to listen at the name.
     #[test]
     fn another_user_that_holds_the_meeting_is_not_believed() {
         let Some((own, other)) = users() else { return };

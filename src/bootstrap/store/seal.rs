@@ -1,4 +1,4 @@
-//! What tells a job's own messages from those of strangers.
+//! Seals, which tell a job's own messages from those of strangers.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use sha2::Sha256;
 /// Bytes of a seal.
 pub(crate) const SEAL: usize = 32;
 
-/// What only the ranks of one job know.
+/// The secret that only the ranks of one job know.
 #[derive(Clone)]
 pub(crate) struct Secret(Hmac<Sha256>);
 
 impl Secret {
-    /// From what the user gave; without that, from the job's name, which tells jobs apart but keeps
-    /// nobody out who knows it.
+    /// The secret that the user gave; without one it follows from the job's name, which tells jobs
+    /// apart but keeps out no process that knows the name.
     pub(crate) fn new(given: Option<&str>, job: &str) -> Self {
         let (kind, text) = given.map_or(("job", job), |secret| ("secret", secret));
-        // HMAC takes keys of any length, so this cannot fail; and if it could, a key of its own
+        // HMAC takes keys of any length, so this cannot fail; and if it could, a different key
         // would only keep this process out.
         let keyed = |key: &[u8]| <Hmac<Sha256> as KeyInit>::new_from_slice(key);
         let mac = keyed(format!("earlybird {kind} {text}").as_bytes()).or_else(|_| keyed(b"no key"));
@@ -30,7 +30,7 @@ impl Secret {
     fn over(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         for part in parts {
-            // With its length, so that bytes cannot move from one part to the next.
+            // The length goes first, so that bytes cannot move from one part to the next.
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
         }
@@ -42,7 +42,7 @@ impl Secret {
         self.over(parts).finalize().into_bytes().into()
     }
 
-    /// Whether a seal is that of these parts; in a time that tells nothing of where it differs.
+    /// Whether a seal is that of these parts, in constant time.
     pub(crate) fn is_sealed(&self, parts: &[&[u8]], seal: &[u8]) -> bool {
         self.over(parts).verify_slice(seal).is_ok()
     }
