@@ -1,8 +1,8 @@
-//! Bindings to the C libraries that earlybird uses where they are installed, and to what else takes `unsafe`
-//! to ask the system.
+//! Bindings to the C libraries that earlybird uses where they are installed, and to system calls
+//! that take `unsafe`.
 //!
 //! The bindings are committed and the libraries are loaded at run time, so that one binary runs
-//! everywhere and building it takes only the Rust toolchain.
+//! everywhere and the build takes only the Rust toolchain.
 #![allow(unsafe_code)]
 
 pub mod ofi;

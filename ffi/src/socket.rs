@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, as the kernel says.
+//! The credentials of the process at the other end of a Unix socket, from the kernel.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -6,22 +6,23 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// The process at the other end, as it was when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Its number here; none if it lives in a process namespace that this process does not see into.
+    /// Its process id here; `None` if it lives in a process namespace that this process does not
+    /// see into.
     pub process: Option<u32>,
     /// Its effective user.
     pub user: u32,
 }
 
-/// `SO_PEERCRED`, see unix(7). Not by a binding whose process numbers cannot be 0: the kernel says 0 of a process in
-/// another namespace.
+/// `SO_PEERCRED`, see unix(7). Read here directly, because the kernel reports process id 0 for a
+/// process in another namespace, which other bindings do not allow.
 ///
 /// # Errors
-/// What the kernel says, of a descriptor that is no such socket.
+/// The kernel's error for a descriptor that is no such socket.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open while it is borrowed. The kernel writes at most `len` bytes, which `peer` has, and
-    // any bytes are integers.
+    // SAFETY: the descriptor is open while it is borrowed. The kernel writes at most `len` bytes,
+    // which `peer` has, and any bytes are integers.
     let code = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
     };

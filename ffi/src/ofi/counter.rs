@@ -1,4 +1,4 @@
-//! Counters: of completions, of what peers write, and to set queued work off.
+//! Counters: they count completions and remote writes, and trigger queued work.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -20,10 +20,10 @@ unsafe impl Send for Counter {}
 unsafe impl Sync for Counter {}
 
 impl Counter {
-    /// A counter at 0.
+    /// Opens a counter at 0.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(domain: Arc<Domain>) -> Result<Arc<Self>, Code> {
         let mut attributes = Padded::new(fi_cntr_attr {
             events: FI_CNTR_EVENTS_COMP,
@@ -41,7 +41,7 @@ impl Counter {
         Ok(Arc::new(Counter { counter, _domain: domain }))
     }
 
-    /// How many successes it has counted, with what was added.
+    /// The number of counted successes, plus what was added.
     ///
     /// # Errors
     /// [`Code::NO_FUNCTION`].
@@ -51,7 +51,7 @@ impl Counter {
         unsafe { Ok(slot!((*counter).ops, fi_ops_cntr, read)?(counter)) }
     }
 
-    /// How many failures it has counted.
+    /// The number of counted failures.
     ///
     /// # Errors
     /// [`Code::NO_FUNCTION`].
@@ -61,20 +61,20 @@ impl Counter {
         unsafe { Ok(slot!((*counter).ops, fi_ops_cntr, readerr)?(counter)) }
     }
 
-    /// Adds, which may set work off.
+    /// Adds to it, which may trigger work.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn add(&self, value: u64) -> Result<(), Code> {
         let counter = self.as_ptr();
         // SAFETY: live.
         Code::check(unsafe { slot!((*counter).ops, fi_ops_cntr, add)?(counter, value) } as isize)
     }
 
-    /// Sets it, which may set work off.
+    /// Sets it, which may trigger work.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn set(&self, value: u64) -> Result<(), Code> {
         let counter = self.as_ptr();
         // SAFETY: live.

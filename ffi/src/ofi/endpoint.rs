@@ -33,10 +33,10 @@ pub struct Endpoint {
     domain: Arc<Domain>,
 }
 
-/// `FI_ADDR_UNSPEC`, a cast in the headers: whoever it is.
-const ANYBODY: fi_addr_t = fi_addr_t::MAX;
+/// `FI_ADDR_UNSPEC`, a cast in the headers: any peer.
+const ANY_PEER: fi_addr_t = fi_addr_t::MAX;
 
-/// What is called often.
+/// Functions that are called often.
 #[derive(Clone, Copy)]
 struct Functions {
     receive: Receive,
@@ -51,33 +51,33 @@ unsafe impl std::marker::Send for Endpoint {}
 // SAFETY: as above.
 unsafe impl Sync for Endpoint {}
 
-/// A part of the caller's memory, as an operation names it.
+/// A part of the caller's memory in an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Local {
-    /// Where it begins.
+    /// Its address.
     pub base: *mut u8,
-    /// How long it is.
+    /// Its length in bytes.
     pub len: usize,
-    /// [`Memory::descriptor`](super::Memory::descriptor) of what it is part of.
+    /// [`Memory::descriptor`](super::Memory::descriptor) of the registration that it is part of.
     pub descriptor: *mut c_void,
 }
 
-/// A place in a peer's memory, as an operation names it.
+/// A location in a peer's memory in an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// Which peer.
+    /// The peer's number.
     pub peer: fi_addr_t,
     /// The address or offset, whichever the provider counts by.
     pub address: u64,
-    /// Of the registration.
+    /// The key of the registration.
     pub key: u64,
 }
 
 impl Endpoint {
-    /// Opens and enables an endpoint as a description has it, for `peers` peers.
+    /// Opens and enables an endpoint that a description describes, for `peers` peers.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(domain: Arc<Domain>, info: Info<'_>, queue: Arc<Queue>, peers: usize) -> Result<Arc<Self>, Code> {
         let endpoint = domain.make(|table, raw, endpoint| {
             // SAFETY: the table is that of a live domain, of the same description.
@@ -89,7 +89,7 @@ impl Endpoint {
         let (memory_mode, key_size) = info.domain().map_or((0, 0), |domain| (domain.mr_mode, domain.mr_key_size));
         let inject_size = info.transmit().map_or(0, |transmit| transmit.inject_size);
         let (addresses, functions) = (None, None);
-        // Made before anything else can fail, so that it is closed.
+        // Made before any other call can fail, so that it is closed.
         let mut made = Endpoint { endpoint, addresses, functions, memory_mode, key_size, inject_size, queue, domain };
         let mut attributes = super::fid::Padded::new(fi_av_attr {
             type_: info.domain().map_or(FI_AV_UNSPEC, |domain| domain.av_type),
@@ -125,19 +125,19 @@ impl Endpoint {
         Ok(Arc::new(made))
     }
 
-    /// The domain that it is of.
+    /// Its domain.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// Where its completions go.
+    /// The queue of its completions.
     #[must_use]
     pub fn queue(&self) -> &Queue {
         &self.queue
     }
 
-    /// What has to be done with memory: bits of `FI_MR_*`.
+    /// What memory needs before operations can use it: bits of `FI_MR_*`.
     #[must_use]
     pub fn memory_mode(&self) -> i32 {
         self.memory_mode
@@ -149,7 +149,7 @@ impl Endpoint {
         self.key_size
     }
 
-    /// What places in memory at `base` are counted from in remote operations: its address, or 0.
+    /// What remote operations count addresses in memory at `base` from: its address, or 0.
     #[must_use]
     pub fn origin(&self, base: NonNull<u8>) -> u64 {
         if self.memory_mode & FI_MR_VIRT_ADDR as i32 != 0 { base.as_ptr() as u64 } else { 0 }
@@ -170,14 +170,14 @@ impl Endpoint {
         unsafe { &raw mut (*self.endpoint.as_ptr()).fid }
     }
 
-    /// What peers insert to reach it.
+    /// The address that peers insert to reach it.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn name(&self) -> Result<Vec<u8>, Code> {
         let mut name = vec![0; 256];
         let mut len = name.len();
-        // SAFETY: a live endpoint; there is room for as many bytes as is said.
+        // SAFETY: a live endpoint; the buffer has the stated length.
         unsafe {
             let getname = slot!((*self.endpoint.as_ptr()).cm, fi_ops_cm, getname)?;
             Code::check(getname(self.fid(), name.as_mut_ptr().cast(), &mut len) as isize)?;
@@ -186,12 +186,13 @@ impl Endpoint {
         Ok(name)
     }
 
-    /// Makes a peer known; how operations name it.
+    /// Adds a peer; returns the number by which operations name it.
     ///
     /// # Errors
-    /// What the provider says; an address that is none.
+    /// The provider's error; an invalid address.
     pub fn insert(&self, name: &[u8]) -> Result<fi_addr_t, Code> {
-        // Providers copy as much as their kind of address has, whatever came.
+        // Providers copy as many bytes as their kind of address has, whatever the length of this
+        // one.
         let mut padded = [0u8; 512];
         padded.get_mut(..name.len()).ok_or(Code::NO_MEMORY)?.copy_from_slice(name);
         let Some(addresses) = self.addresses else { return Err(Code::NO_FUNCTION) };
@@ -212,29 +213,29 @@ impl Endpoint {
         self.functions.as_ref().ok_or(Code::NO_FUNCTION)
     }
 
-    /// Offers room for one message of any peer.
+    /// Posts a buffer for one message of any peer.
     ///
     /// # Safety
-    /// The room must be registered if the memory mode says local, and be used by nobody until the
-    /// completion of `context`.
+    /// The buffer must be registered if the memory mode says local. Nothing else may use it until
+    /// the completion of `context`.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub unsafe fn receive(&self, to: Local, context: *mut c_void) -> Result<(), Code> {
         let receive = self.functions()?.receive;
         // SAFETY: a live endpoint; the rest is as the caller says.
-        let code = unsafe { receive(self.endpoint.as_ptr(), to.base.cast(), to.len, to.descriptor, ANYBODY, context) };
+        let code = unsafe { receive(self.endpoint.as_ptr(), to.base.cast(), to.len, to.descriptor, ANY_PEER, context) };
         Code::check(code)
     }
 
     /// Sends a message.
     ///
     /// # Safety
-    /// It must be registered if the memory mode says local, and stay as it is until the completion
-    /// of `context`.
+    /// The message must be registered if the memory mode says local, and must not change until the
+    /// completion of `context`.
     ///
     /// # Errors
-    /// [`Code::AGAIN`] if there is no room now; else what the provider says.
+    /// [`Code::AGAIN`] if the provider cannot take it now; otherwise the provider's error.
     #[inline]
     pub unsafe fn send(&self, from: Local, peer: fi_addr_t, context: *mut c_void) -> Result<(), Code> {
         let send = self.functions()?.send;
@@ -243,7 +244,7 @@ impl Endpoint {
         Code::check(code)
     }
 
-    /// Sends a small message that may be changed as soon as this returns. There is no completion.
+    /// Sends a small message that may change as soon as this returns. There is no completion.
     ///
     /// # Errors
     /// As [`Endpoint::send`]; a message that is longer than [`Endpoint::inject_size`].
@@ -251,7 +252,7 @@ impl Endpoint {
     pub fn inject(&self, message: &[u8], peer: fi_addr_t) -> Result<(), Code> {
         let inject = self.functions()?.inject;
         if message.len() > self.inject_size {
-            // Providers only assert it.
+            // Providers check this only by an assertion.
             return Err(Code(-libc::EMSGSIZE));
         }
         // SAFETY: a live endpoint; the message is short enough, and copied before the call returns.
@@ -261,7 +262,7 @@ impl Endpoint {
     /// Reads a peer's memory.
     ///
     /// # Safety
-    /// The target must be registered if the memory mode says local, and be used by nobody until
+    /// The target must be registered if the memory mode says local. Nothing else may use it until
     /// the completion of `context`.
     ///
     /// # Errors
@@ -276,17 +277,18 @@ impl Endpoint {
     }
 
     /// Writes a peer's memory, in one or several places. `flags` say what completion means, such as
-    /// `FI_DELIVERY_COMPLETE`; `data` goes to the peer's queue with `FI_REMOTE_CQ_DATA`.
+    /// `FI_DELIVERY_COMPLETE`; with `FI_REMOTE_CQ_DATA`, `data` goes to the peer's queue as
+    /// immediate data.
     ///
     /// # Safety
-    /// The sources must be registered if the memory mode says local, and stay as they are until the
+    /// The sources must be registered if the memory mode says local, and must not change until the
     /// completion of `context`.
     ///
     /// # Errors
     /// As [`Endpoint::send`].
     ///
     /// # Panics
-    /// If there is no place at all.
+    /// If there is no place.
     pub unsafe fn write<const N: usize>(
         &self,
         places: [(Local, Remote); N],
@@ -315,8 +317,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: live; registrations that are tied to it keep it alive. The address book ends after
-        // the endpoint that uses it.
+        // SAFETY: live; registrations that are tied to it keep it alive. The address book ends
+        // after the endpoint that uses it.
         unsafe {
             let _ = close(self.fid());
             if let Some(addresses) = self.addresses {

@@ -1,4 +1,4 @@
-//! The network, and access to it.
+//! Networks (fabrics) and access to them (domains).
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -23,10 +23,10 @@ unsafe impl Send for Fabric {}
 unsafe impl Sync for Fabric {}
 
 impl Fabric {
-    /// Opens the network that a description is of.
+    /// Opens the network of a description.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(library: &Library, info: Info<'_>) -> Result<Arc<Self>, Code> {
         let mut fabric = ptr::null_mut();
         // SAFETY: the attributes are part of a description of this library; `fabric` is written.
@@ -36,24 +36,24 @@ impl Fabric {
         Ok(Arc::new(Fabric { fabric, library: *library }))
     }
 
-    /// The library that it is of.
+    /// Its library.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.library
     }
 
-    /// Whether it is safe to sleep on the descriptors of a queue: nothing has happened that they would not tell. See
-    /// fi_poll(3), fi_trywait.
+    /// Whether it is safe to sleep on the descriptors of a queue: nothing has happened that they
+    /// would not report. See fi_poll(3), fi_trywait.
     ///
     /// # Errors
-    /// [`Code::AGAIN`] if something is there to be read.
+    /// [`Code::AGAIN`] if there is something to read.
     pub fn try_wait(&self, queue: &Queue) -> Result<(), Code> {
         if queue.sign() == Sign::None {
-            // Providers do not expect to be asked.
+            // Providers do not expect the call for such a queue.
             return Ok(());
         }
         let mut objects = [queue.fid()];
-        // SAFETY: both objects are live, and the array is as long as is said.
+        // SAFETY: both objects are live, and the array has the stated length.
         unsafe {
             let fabric = self.fabric.as_ptr();
             let trywait = slot!((*fabric).ops, fi_ops_fabric, trywait)?;
@@ -64,8 +64,7 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        // SAFETY: live, and whatever depends on it keeps it alive. There is nobody to tell of an
-        // error.
+        // SAFETY: live, and its dependents keep it alive. No caller could handle an error.
         let _ = unsafe { close(&raw mut (*self.fabric.as_ptr()).fid) };
     }
 }
@@ -88,10 +87,10 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// Opens the domain that a description is of.
+    /// Opens the domain of a description.
     ///
     /// # Errors
-    /// What the provider says; [`Code::NO_FUNCTION`] where the description is of a domain that not
+    /// The provider's error; [`Code::NO_FUNCTION`] where the description is of a domain that not
     /// every thread may use.
     pub fn open(fabric: Arc<Fabric>, info: Info<'_>) -> Result<Arc<Self>, Code> {
         if info.domain().is_none_or(|domain| domain.threading != super::sys::FI_THREAD_SAFE) {
@@ -108,7 +107,7 @@ impl Domain {
         Ok(Arc::new(Domain { domain, fabric }))
     }
 
-    /// The network that it gives access to.
+    /// Its network.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
@@ -139,7 +138,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: live, and whatever depends on it keeps it alive.
+        // SAFETY: live, and its dependents keep it alive.
         let _ = unsafe { close(self.fid()) };
     }
 }

@@ -11,20 +11,20 @@ use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOKEY, FI_ENOMEM, FI_ENOSYS, FI_ETOOS
 pub struct Code(pub c_int);
 
 impl Code {
-    /// Not now: make progress and try again.
+    /// The resource is busy: make progress and try again.
     pub const AGAIN: Code = Code(-(FI_EAGAIN as c_int));
     /// A completion with an error is there to be read.
     pub const AVAILABLE: Code = Code(-(FI_EAVAIL as c_int));
     /// The provider does not have the function.
     pub const NO_FUNCTION: Code = Code(-(FI_ENOSYS as c_int));
-    /// There is more than there was room for.
+    /// The caller's buffer is too small.
     pub const TOO_SMALL: Code = Code(-(FI_ETOOSMALL as c_int));
-    /// There is no memory.
+    /// Out of memory.
     pub const NO_MEMORY: Code = Code(-(FI_ENOMEM as c_int));
     /// The key is in use.
     pub const NO_KEY: Code = Code(-(FI_ENOKEY as c_int));
 
-    /// Success, or what went wrong.
+    /// Turns a return value into success or an error.
     #[inline]
     pub(super) fn check(code: isize) -> Result<(), Code> {
         if code >= 0 { Ok(()) } else { Err(Code(code as c_int)) }
@@ -53,16 +53,16 @@ macro_rules! slot {
 }
 pub(super) use slot;
 
-/// Ends an object.
+/// Closes an object.
 ///
 /// # Safety
-/// It must be live, nobody may use it any more, and nothing that depends on it may be left.
+/// It must be live and unused, and no object that depends on it may be left.
 pub(super) unsafe fn close(object: *mut fid) -> Result<(), Code> {
     // SAFETY: as the caller says.
     Code::check(unsafe { slot!((*object).ops, super::sys::fi_ops, close)?(object) } as isize)
 }
 
-/// Ties one object to another.
+/// Binds one object to another.
 ///
 /// # Safety
 /// Both must be live.
@@ -71,10 +71,10 @@ pub(super) unsafe fn bind(object: *mut fid, other: *mut fid, flags: u64) -> Resu
     Code::check(unsafe { slot!((*object).ops, super::sys::fi_ops, bind)?(object, other, flags) } as isize)
 }
 
-/// Gives an object an order.
+/// Sends a command to an object.
 ///
 /// # Safety
-/// It must be live, and `argument` what the command takes.
+/// It must be live, and `argument` must be what the command takes.
 pub(super) unsafe fn control(object: *mut fid, command: u32, argument: *mut c_void) -> Result<(), Code> {
     // SAFETY: as the caller says.
     Code::check(

@@ -1,4 +1,4 @@
-//! Descriptions of what a provider offers, or of what is wanted.
+//! Descriptions (`fi_info`) of what a provider offers, or of what a caller wants.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -22,12 +22,12 @@ unsafe impl Sync for InfoList {}
 
 impl InfoList {
     /// # Safety
-    /// `first` must be null, or a list that `library` made and that belongs to nobody else.
+    /// `first` must be null, or a list that `library` made and that has no other owner.
     pub(super) unsafe fn new(library: Library, first: *mut fi_info) -> Option<Self> {
         NonNull::new(first).map(|first| InfoList { library, first })
     }
 
-    /// As C has it.
+    /// The C structure.
     pub(super) fn as_ptr(&self) -> *const fi_info {
         self.first.as_ptr()
     }
@@ -43,7 +43,8 @@ impl InfoList {
         })
     }
 
-    /// An empty description is turned into what is wanted; whether it has all the parts for that.
+    /// Turns an empty description into what is wanted; returns whether it has all the parts for
+    /// that.
     pub(super) fn want(&mut self, wanted: &Wanted) -> bool {
         // SAFETY: borrowed exclusively, and the parts are separate structures that belong to it, or
         // null. The provider's name was null; a copy that C allocated belongs to the description,
@@ -70,31 +71,31 @@ impl InfoList {
     }
 }
 
-/// What a provider must be able to do. Zero, and [`sys::FI_PROGRESS_UNSPEC`](super::sys), leave it to
-/// the provider. See fi_getinfo(3).
+/// What a provider must be able to do. Zero, and [`sys::FI_PROGRESS_UNSPEC`](super::sys), leave the
+/// choice to the provider. See fi_getinfo(3).
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// `FI_RMA`, `FI_ATOMIC` ...
     pub caps: u64,
-    /// What the caller is ready to do for the provider, such as `FI_CONTEXT`.
+    /// What the caller can do for the provider, such as `FI_CONTEXT`.
     pub mode: u64,
     /// `FI_EP_RDM` ...
     pub endpoint: fi_ep_type,
-    /// What the caller is ready to do with memory, such as `FI_MR_PROV_KEY`.
+    /// What the caller can do with memory, such as `FI_MR_PROV_KEY`.
     pub memory: i32,
     /// `FI_PROGRESS_AUTO` ...
     pub progress: fi_progress,
-    /// Which threads may use its objects, such as `FI_THREAD_SAFE`.
+    /// The threads that may use its objects, such as `FI_THREAD_SAFE`.
     pub threading: fi_threading,
     /// The order in which messages take effect, such as `FI_ORDER_RMA_WAW`.
     pub order: u64,
-    /// The provider, with what it is layered on.
+    /// The provider, with the providers below it: `tcp;ofi_rxm`.
     pub provider: Option<CString>,
 }
 
 impl Drop for InfoList {
     fn drop(&mut self) {
-        // SAFETY: made by this library; nothing borrows it any more.
+        // SAFETY: made by this library, and not borrowed any more.
         unsafe { self.library.free(self.first.as_ptr()) };
     }
 }
@@ -125,7 +126,7 @@ unsafe fn text<'a>(string: *const c_char) -> &'a str {
 }
 
 impl<'a> Info<'a> {
-    /// As C has it.
+    /// The C structure.
     pub(super) fn as_ptr(&self) -> *const fi_info {
         self.info.as_ptr()
     }
@@ -135,27 +136,27 @@ impl<'a> Info<'a> {
         unsafe { self.info.as_ref() }
     }
 
-    /// What its domain can do. libfabric fills this part in whatever it returns.
+    /// The attributes of its domain. libfabric fills this part in all descriptions that it returns.
     #[must_use]
     pub fn domain(&self) -> Option<&'a fi_domain_attr> {
         // SAFETY: null or part of the description.
         unsafe { self.raw().domain_attr.as_ref() }
     }
 
-    /// What can be sent. libfabric fills this part in whatever it returns.
+    /// The transmit attributes. libfabric fills this part in all descriptions that it returns.
     #[must_use]
     pub fn transmit(&self) -> Option<&'a fi_tx_attr> {
         // SAFETY: null or part of the description.
         unsafe { self.raw().tx_attr.as_ref() }
     }
 
-    /// What is offered, in bits of `FI_MSG`, `FI_RMA` ...
+    /// The capabilities, in bits of `FI_MSG`, `FI_RMA` ...
     #[must_use]
     pub fn capabilities(&self) -> u64 {
         self.raw().caps
     }
 
-    /// What its endpoints can do.
+    /// The attributes of its endpoints.
     #[must_use]
     pub fn endpoint(&self) -> Option<&'a fi_ep_attr> {
         // SAFETY: null or part of the description.
@@ -167,14 +168,14 @@ impl<'a> Info<'a> {
         unsafe { self.raw().fabric_attr.as_ref() }
     }
 
-    /// The provider, with what it is layered on: `tcp;ofi_rxm`.
+    /// The provider, with the providers below it: `tcp;ofi_rxm`.
     #[must_use]
     pub fn provider(&self) -> &'a str {
         // SAFETY: part of the description, which is borrowed for `'a`.
         self.fabric().map_or("", |fabric| unsafe { text(fabric.prov_name) })
     }
 
-    /// The network that it is on.
+    /// The network.
     #[must_use]
     pub fn fabric_name(&self) -> &'a str {
         // SAFETY: part of the description, which is borrowed for `'a`.

@@ -1,4 +1,4 @@
-//! Finding the library and its symbols.
+//! Loads the library and its symbols.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
@@ -9,34 +9,34 @@ use super::sys::{fi_fabric_attr, fi_info, fid_fabric};
 /// The name under which every version since 1.0 is installed.
 const NAME: &str = "libfabric.so.1";
 
-/// What the interface that is asked for calls itself: 1.17, where these bindings come from.
+/// The version of the interface that is requested: 1.17, the version of these bindings.
 const VERSION: u32 = 1 << 16 | 17;
 
-/// Why there is no libfabric.
+/// Why libfabric cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// There is none, or the system cannot load it.
+    /// It is not installed, or the system cannot load it.
     #[error("{name} cannot be loaded ({cause}); install libfabric (Debian and Ubuntu: apt install libfabric1)")]
     Missing {
-        /// What was looked for.
+        /// The name that was looked for.
         name: String,
-        /// What the system says.
+        /// The system's error.
         cause: String,
     },
     /// It lacks a symbol.
     #[error("{name} has no {symbol} of version {version}: it is too old, or no libfabric; install 1.17 or later")]
     TooOld {
-        /// What was loaded.
+        /// The library that was loaded.
         name: String,
-        /// Which symbol.
+        /// The symbol.
         symbol: &'static str,
-        /// Of which version.
+        /// The symbol's version.
         version: &'static str,
     },
-    /// It is of another version than it must be.
+    /// Its version is too old.
     #[error("{name} is libfabric {}.{}; install 1.17 or later", version.0, version.1)]
     OtherVersion {
-        /// What was loaded.
+        /// The library that was loaded.
         name: String,
         /// Major and minor version.
         version: (u32, u32),
@@ -73,7 +73,7 @@ impl fmt::Debug for Library {
     }
 }
 
-/// A symbol of a version.
+/// Finds a symbol of a version.
 ///
 /// # Safety
 /// `handle` must be that of an open library.
@@ -83,7 +83,7 @@ unsafe fn versioned(handle: *mut c_void, symbol: &CStr, version: &CStr) -> *mut 
     unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) }
 }
 
-/// Other C libraries cannot tell versions apart: nothing is found, rather than the wrong thing.
+/// Other C libraries cannot tell versions apart: it finds nothing, rather than the wrong symbol.
 ///
 /// # Safety
 /// None is needed here.
@@ -92,21 +92,21 @@ unsafe fn versioned(_: *mut c_void, _: &CStr, _: &CStr) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// What the system says: libloading keeps that behind a text of its own.
+/// The system's error, which libloading keeps as the source of its own.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 impl Library {
-    /// Loads libfabric from `file`, or from wherever the system has it.
+    /// Loads libfabric from `file`, or from the system's path.
     ///
     /// # Errors
-    /// That there is none, or one that is too old: with what to install.
+    /// It is missing or too old; the error says what to install.
     pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
         let file = file.unwrap_or(OsStr::new(NAME));
         let name = file.to_string_lossy().into_owned();
-        // SAFETY: runs the initialisers of the library, which do no more than read the environment
-        // and set up tables; whoever names another file vouches for it.
+        // SAFETY: runs the initialisers of the library, which only read the environment and set up
+        // tables; a caller that names another file vouches for it.
         let library = unsafe { libloading::os::unix::Library::new(file) };
         let handle =
             library.map_err(|cause| LoadError::Missing { name: name.clone(), cause: reason(&cause) })?.into_raw();
@@ -162,9 +162,9 @@ impl Library {
     /// The negative error code; `-FI_ENODATA` where nothing fits.
     pub fn info(&self, wanted: &Wanted) -> Result<InfoList, c_int> {
         let no_memory = -(super::sys::FI_ENOMEM as c_int);
-        // SAFETY: of nothing, it makes a new description with all its parts.
+        // SAFETY: given null, it makes a new description with all its parts.
         let hints = unsafe { (self.dupinfo)(std::ptr::null()) };
-        // SAFETY: it was just made, and belongs to nobody else.
+        // SAFETY: it was just made, and has no other owner.
         let mut hints = unsafe { InfoList::new(*self, hints) }.ok_or(no_memory)?;
         if !hints.want(wanted) {
             return Err(no_memory);

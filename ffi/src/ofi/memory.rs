@@ -10,12 +10,12 @@ use super::endpoint::Endpoint;
 use super::fid::{Code, bind, close, control, slot};
 use super::sys::{FI_ENABLE, FI_MR_ENDPOINT, FI_MR_RMA_EVENT, FI_REMOTE_WRITE, fi_ops_mr, fid, fid_mr};
 
-/// A registration. The memory itself belongs to whoever registered it.
+/// A registration. The memory itself belongs to the caller that registered it.
 pub struct Memory {
     memory: NonNull<fid_mr>,
     key: u64,
     descriptor: *mut c_void,
-    /// Counts what peers write.
+    /// Counts remote writes.
     _counter: Option<Arc<Counter>>,
     /// Keeps the domain alive, too.
     _endpoint: Arc<Endpoint>,
@@ -27,17 +27,17 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Registers `len` bytes at `base` for what `access` says: bits of `FI_SEND`, `FI_REMOTE_READ` ... `key` is what
-    /// peers are to name it by, if the caller has a say in that. `counter` counts what peers write and change there, one
-    /// for each operation; the domain must have been opened for `FI_RMA_EVENT` then.
+    /// Registers `len` bytes at `base` for `access`: bits of `FI_SEND`, `FI_REMOTE_READ` ... Peers
+    /// name the memory by `key`, if the provider lets the caller choose it. `counter` counts each
+    /// remote write and atomic there; the domain must then have been opened for `FI_RMA_EVENT`.
     ///
     /// # Safety
-    /// The memory must stay where it is until this value is dropped. Peers that know the key may
-    /// at any time do what `access` allows, so it must not be behind Rust references meanwhile, but for
-    /// what the peers leave alone.
+    /// The memory must stay where it is until this value is dropped. Peers that know the key may at
+    /// any time do what `access` allows, so Rust references to the memory must not exist meanwhile,
+    /// except to bytes that the peers leave alone.
     ///
     /// # Errors
-    /// What the provider says; [`Code::NO_KEY`] where `key` is in use.
+    /// The provider's error; [`Code::NO_KEY`] where `key` is in use.
     pub unsafe fn register(
         endpoint: Arc<Endpoint>,
         (base, len): (NonNull<u8>, usize),
@@ -58,7 +58,8 @@ impl Memory {
         let mode = endpoint.memory_mode();
         let wants = |bit: u64| mode & bit as i32 != 0;
         let mut made = Memory { memory, key: 0, descriptor: ptr::null_mut(), _counter: counter, _endpoint: endpoint };
-        // SAFETY: all are live. It may be used only when it was bound and, for some, enabled.
+        // SAFETY: all are live. The registration may be used only after it was bound and, for some
+        // providers, enabled.
         unsafe {
             if wants(FI_MR_ENDPOINT) {
                 bind(made.fid(), made._endpoint.fid(), 0)?;
@@ -78,13 +79,13 @@ impl Memory {
         Ok(made)
     }
 
-    /// What peers name it by.
+    /// The key by which peers name it.
     #[must_use]
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// What own operations name it by.
+    /// The descriptor by which own operations name it.
     #[must_use]
     pub fn descriptor(&self) -> *mut c_void {
         self.descriptor
@@ -98,7 +99,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: live; whatever used it has completed, or fails.
+        // SAFETY: live; operations that used it have completed, or fail.
         let _ = unsafe { close(self.fid()) };
     }
 }

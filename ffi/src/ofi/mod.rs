@@ -1,8 +1,8 @@
-//! libfabric (OFI): the few symbols it exports. Everything else is reached through tables of
-//! functions in the objects that it makes.
+//! libfabric (OFI): it exports few symbols. Everything else is reached through tables of functions
+//! in the objects that it makes.
 //!
-//! The library is asked for one version of its interface by name, `FABRIC_1.3`: later libraries
-//! keep that beside newer ones with longer structures, and a plain lookup would get those.
+//! One version of the interface is requested by name, `FABRIC_1.3`: later libraries keep it beside
+//! newer ones with longer structures, which a plain lookup would find.
 
 mod counter;
 mod endpoint;

@@ -13,7 +13,7 @@ use super::sys::{
     fi_cq_data_entry, fi_cq_err_entry, fi_ops_cq, fi_ops_domain, fi_wait_pollfd, fid, fid_cq, pollfd,
 };
 
-/// A queue of completions. Reading it drives a provider that does not progress by itself.
+/// A queue of completions. Reading it drives a provider that makes no progress by itself.
 pub struct Queue {
     queue: NonNull<fid_cq>,
     read: unsafe extern "C" fn(*mut fid_cq, *mut std::ffi::c_void, usize) -> isize,
@@ -21,19 +21,19 @@ pub struct Queue {
     domain: Arc<Domain>,
 }
 
-/// How a queue tells that there is something to be read.
+/// What a queue offers to sleep on (its wait object).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// It does not.
+    /// Nothing.
     None,
-    /// By one descriptor, which stands for all that the provider has: an epoll of epolls in most of them. What arrives
-    /// has to tell each of these, whether anybody sleeps or not.
+    /// One descriptor, which stands for all that the provider has: an epoll of epolls in most of
+    /// them. Each arrival has to signal every level, whether a thread sleeps or not.
     One,
-    /// By a list of descriptors, which may change.
+    /// A list of descriptors, which may change.
     Several,
 }
 
-/// A descriptor to sleep on, a copy, and what for, as poll(2) has it.
+/// A copy of a descriptor to sleep on, and the events to wait for, as for poll(2).
 #[derive(Debug)]
 pub struct Watched {
     /// The descriptor.
@@ -50,25 +50,25 @@ unsafe impl Sync for Queue {}
 /// A completion with an error.
 #[derive(Clone, Debug)]
 pub struct Failed {
-    /// Of the operation, as it was given.
+    /// The context of the operation.
     pub context: *mut std::ffi::c_void,
-    /// What kind of operation.
+    /// The kind of operation.
     pub flags: u64,
-    /// A positive code of libfabric.
+    /// A positive error code of libfabric.
     pub code: c_int,
-    /// What the provider says.
+    /// The provider's description.
     pub text: String,
 }
 
-/// Room for a completion.
+/// An empty completion, to read into.
 pub const NO_COMPLETION: fi_cq_data_entry =
     fi_cq_data_entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
 
 impl Queue {
-    /// A queue of `size` completions.
+    /// Opens a queue of `size` completions.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(domain: Arc<Domain>, size: usize, sign: Sign) -> Result<Arc<Self>, Code> {
         let mut attributes = Padded::new(fi_cq_attr {
             size,
@@ -92,7 +92,7 @@ impl Queue {
         })?;
         // SAFETY: the table of a live queue.
         let read = unsafe { slot!((*queue.as_ptr()).ops, fi_ops_cq, read) };
-        // Made before anything can fail, so that it is closed.
+        // Made before any other call can fail, so that it is closed.
         let queue = Queue { queue, read: read.unwrap_or(no_read), sign, domain };
         match sign {
             Sign::None => {}
@@ -102,14 +102,15 @@ impl Queue {
         read.map(|_| Arc::new(queue))
     }
 
-    /// Reads completions into `entries`; how many. Without room for any it only makes progress.
+    /// Reads completions into `entries` and returns their number. With no entries it only makes
+    /// progress.
     ///
     /// # Errors
-    /// [`Code::AGAIN`] if there are none, [`Code::AVAILABLE`] if the next is to be read by
+    /// [`Code::AGAIN`] if there are none; [`Code::AVAILABLE`] if the next one has to be read by
     /// [`Queue::failed`].
     #[inline]
     pub fn read(&self, entries: &mut [fi_cq_data_entry]) -> Result<usize, Code> {
-        // SAFETY: a live queue of this format, and room for so many entries.
+        // SAFETY: a live queue of this format, and `entries` has the stated length.
         let read = unsafe { (self.read)(self.queue.as_ptr(), entries.as_mut_ptr().cast(), entries.len()) };
         Code::check(read).map(|()| read as usize)
     }
@@ -119,18 +120,18 @@ impl Queue {
     /// # Errors
     /// [`Code::AGAIN`] if there is none.
     pub fn failed(&self) -> Result<Failed, Code> {
-        // SAFETY: plain data, for which zeroes are good: no room for the provider's own data.
+        // SAFETY: plain data, valid when zeroed: it has no buffer for the provider's own data.
         let mut entry: Padded<fi_cq_err_entry> = Padded::new(unsafe { std::mem::zeroed() });
         let queue = self.queue.as_ptr();
         // SAFETY: a live queue; the entry is written; the text ends with a zero and is copied
-        // before anything else happens to the queue.
+        // before any other call on the queue.
         unsafe {
             let read = slot!((*queue).ops, fi_ops_cq, readerr)?(queue, &raw mut entry.value, 0);
             Code::check(read)?;
             let fi_cq_err_entry { op_context: context, flags, err: code, prov_errno, err_data, .. } = entry.value;
-            let mut room: [c_char; 128] = [0; 128];
+            let mut buffer: [c_char; 128] = [0; 128];
             let text = match slot!((*queue).ops, fi_ops_cq, strerror) {
-                Ok(strerror) => strerror(queue, prov_errno, err_data, room.as_mut_ptr(), room.len()),
+                Ok(strerror) => strerror(queue, prov_errno, err_data, buffer.as_mut_ptr(), buffer.len()),
                 Err(_) => ptr::null(),
             };
             let mut said = self.domain.fabric().library().error_text(code);
@@ -144,8 +145,9 @@ impl Queue {
         }
     }
 
-    /// What to sleep on until there is something to be read, once [`Fabric::try_wait`](super::Fabric::try_wait) has
-    /// allowed that. Empty where the provider has nothing, or this process no room for copies of it.
+    /// The descriptors to sleep on until there is something to read, once
+    /// [`Fabric::try_wait`](super::Fabric::try_wait) has allowed that. Empty where the provider has
+    /// none, or this process cannot copy them.
     #[must_use]
     pub fn watched(&self) -> Vec<Watched> {
         let own = match self.sign {
@@ -158,21 +160,22 @@ impl Queue {
             let descriptor = unsafe { BorrowedFd::borrow_raw(own.fd) }.try_clone_to_owned().ok()?;
             Some(Watched { descriptor, events: own.events })
         };
-        // Negative ones are places that are not in use, as in poll(2).
+        // Negative descriptors are unused entries, as in poll(2).
         own.ok().and_then(|own| own.iter().filter(|own| own.fd >= 0).map(copy).collect()).unwrap_or_default()
     }
 
-    /// How often that has changed.
+    /// How often the list has changed.
     #[must_use]
     pub fn changes(&self) -> u64 {
         if self.sign == Sign::Several { self.fill(&mut []).map_or(0, |(changes, _)| changes) } else { 0 }
     }
 
-    /// Brings the list up to date, now that an endpoint uses the queue; whether it can be slept on: while there is
-    /// nothing to be read, a sleep is allowed, and would not end at once.
+    /// Updates the list, now that an endpoint uses the queue. Returns whether it can be slept on:
+    /// while there is nothing to read, `try_wait` allows a sleep, and the sleep would not end at
+    /// once.
     #[must_use]
     pub fn settle(&self) -> bool {
-        // It takes a millisecond at most each time, and is done with the first nearly always.
+        // Each try takes at most a millisecond, and the first one nearly always succeeds.
         const TIMES: u32 = 16;
         (0..TIMES).any(|_| {
             self.refresh();
@@ -185,16 +188,17 @@ impl Queue {
         })
     }
 
-    /// Makes progress, and brings the list up to date. `ofi_rxm`, `tcp` and others that share their code (1.17 to 2.5)
-    /// do so only in a call that waits, and not in one whose time is over before it begins: a millisecond, the
-    /// shortest there is, may have only just begun. So this may have done nothing.
+    /// Makes progress and updates the list. `ofi_rxm`, `tcp` and others that share their code (1.17
+    /// to 2.5) update it only in a call that waits, and not in one whose time is over before it
+    /// begins: a millisecond, the shortest timeout, may have only just begun. So this call may have
+    /// no effect.
     pub fn refresh(&self) {
         const MILLISECONDS: c_int = 1;
         let queue = self.queue.as_ptr();
         // SAFETY: live.
         let wait = unsafe { slot!((*queue).ops, fi_ops_cq, sread) };
         match wait {
-            // SAFETY: live, and has a list, so that it can wait; no completion is asked for.
+            // SAFETY: live, and has a list, so that it can wait; no completion is read.
             Ok(wait) if self.sign == Sign::Several => unsafe {
                 wait(queue, ptr::null_mut(), 0, ptr::null(), MILLISECONDS);
             },
@@ -210,30 +214,31 @@ impl Queue {
 
     fn only(&self) -> Result<RawFd, Code> {
         let mut descriptor: RawFd = -1;
-        // SAFETY: live, and opened for one descriptor, of which the command takes the address.
+        // SAFETY: live, and opened for one descriptor, whose address the command takes.
         unsafe { control(self.fid(), FI_GETWAIT, (&raw mut descriptor).cast())? };
         if descriptor < 0 { Err(Code::NO_FUNCTION) } else { Ok(descriptor) }
     }
 
     fn list(&self) -> Result<Vec<pollfd>, Code> {
-        // Providers have about four; some do not say how many they have to who has room for none.
-        let mut room = vec![pollfd { fd: -1, events: 0, revents: 0 }; 8];
+        // Providers have about four descriptors; some do not return the number to a caller with an
+        // empty list.
+        let mut list = vec![pollfd { fd: -1, events: 0, revents: 0 }; 8];
         loop {
-            let (_, len) = self.fill(&mut room)?;
-            if len <= room.len() {
-                room.truncate(len);
-                return Ok(room);
+            let (_, len) = self.fill(&mut list)?;
+            if len <= list.len() {
+                list.truncate(len);
+                return Ok(list);
             }
-            room.resize(len, room[0]);
+            list.resize(len, list[0]);
         }
     }
 
-    /// Copies the provider's list if there is room for it; how often it has changed, and how long it is. See
+    /// Copies the provider's list if it fits; returns how often it has changed, and its length. See
     /// fi_poll(3).
-    fn fill(&self, room: &mut [pollfd]) -> Result<(u64, usize), Code> {
-        let mut list = fi_wait_pollfd { change_index: 0, nfds: room.len(), fd: room.as_mut_ptr() };
-        // SAFETY: live, and opened for such a list, of which the command takes the address; it writes as many as are
-        // said to fit.
+    fn fill(&self, entries: &mut [pollfd]) -> Result<(u64, usize), Code> {
+        let mut list = fi_wait_pollfd { change_index: 0, nfds: entries.len(), fd: entries.as_mut_ptr() };
+        // SAFETY: live, and opened for such a list, whose address the command takes; it writes at
+        // most the stated number of entries.
         match unsafe { control(self.fid(), FI_GETWAIT, (&raw mut list).cast()) } {
             Ok(()) | Err(Code::TOO_SMALL) => Ok((list.change_index, list.nfds)),
             Err(code) => Err(code),
@@ -246,13 +251,13 @@ impl Queue {
     }
 }
 
-/// Whether none of them is ready.
+/// Whether no descriptor is ready.
 fn is_quiet(mut list: Vec<pollfd>) -> bool {
-    // SAFETY: as many as are said; the types are alike by poll(2).
+    // SAFETY: the stated number of entries; the types are alike by poll(2).
     unsafe { libc::poll(list.as_mut_ptr().cast(), list.len() as libc::nfds_t, 0) == 0 }
 }
 
-/// Stands in where there is nothing to call.
+/// Stands in for a missing function.
 unsafe extern "C" fn no_read(_: *mut fid_cq, _: *mut std::ffi::c_void, _: usize) -> isize {
     Code::NO_FUNCTION.0 as isize
 }

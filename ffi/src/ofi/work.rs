@@ -1,5 +1,5 @@
-//! Deferred work: operations that the provider runs by itself when a counter has come so far. See
-//! fi_trigger(3), `FI_QUEUE_WORK`.
+//! Deferred work: operations that the provider runs by itself when a counter reaches a threshold.
+//! See fi_trigger(3), `FI_QUEUE_WORK`.
 
 use std::fmt;
 use std::ptr;
@@ -16,11 +16,11 @@ use super::sys::{
 
 /// One operation, which runs once for each time that it is queued.
 ///
-/// The provider keeps the address of all this until it has run.
+/// The provider keeps the addresses of its parts until it has run.
 pub struct Work {
     parts: Box<Parts>,
     trigger: Arc<Counter>,
-    /// Kept alive: the counter that it bumps, and the endpoint that it uses.
+    /// Kept alive: the counter that it adds to, and the endpoint that it uses.
     _bumps: Arc<Counter>,
     endpoint: Option<Arc<Endpoint>>,
 }
@@ -70,7 +70,7 @@ impl Work {
         Work { parts, trigger, _bumps: bumps, endpoint }
     }
 
-    /// Adds to a counter. It must not lead back to the counter that sets it off.
+    /// Adds to a counter. That counter must not lead back to the one that triggers this work.
     #[must_use]
     pub fn add(trigger: Arc<Counter>, to: Arc<Counter>, value: u64) -> Self {
         let mut made = Work::new(trigger, to, None);
@@ -79,7 +79,7 @@ impl Work {
         made
     }
 
-    /// Writes a peer's memory, and counts that as `done` when the source may be written again.
+    /// Writes a peer's memory, and adds to `done` when the source may be written again.
     #[must_use]
     pub fn write(trigger: Arc<Counter>, endpoint: Arc<Endpoint>, from: Local, to: Remote, done: Arc<Counter>) -> Self {
         let mut made = Work::new(trigger, done, Some(endpoint.clone()));
@@ -96,7 +96,7 @@ impl Work {
             addr: to.peer,
             rma_iov: &raw const parts.target,
             rma_iov_count: 1,
-            // Some providers insist on it.
+            // Some providers require a context.
             context: (&raw mut parts.work.context).cast(),
             data: 0,
         };
@@ -106,19 +106,20 @@ impl Work {
         made
     }
 
-    /// Queues it to run when its counter has reached `threshold`; at once, if it has.
+    /// Queues it to run when its counter reaches `threshold`; at once, if it already has.
     ///
     /// # Safety
-    /// It must not be queued already and not have run. This value must live until it has; the memory
-    /// that it reads must be registered, live as long, and not be written from when it may be set off
-    /// until it has run.
+    /// It must not be queued already and not yet have run. This value must live until it has run.
+    /// The memory that it reads must be registered and live as long, and must not be written from
+    /// when the work may be triggered until it has run.
     ///
     /// # Errors
-    /// What the provider says; the queue is full.
+    /// The provider's error; the queue is full.
     pub unsafe fn queue(&mut self, domain: &Domain, threshold: u64) -> Result<(), Code> {
         debug_assert_eq!(self.parts.work.triggering_cntr, self.trigger.as_ptr());
         self.parts.work.threshold = threshold;
-        // SAFETY: a live domain; the command takes the address of work, which lives as the caller says.
+        // SAFETY: a live domain; the command takes the address of work, which lives as the caller
+        // says.
         unsafe { control(domain.fid(), FI_QUEUE_WORK, (&raw mut self.parts.work).cast()) }
     }
 }
