@@ -36,25 +36,18 @@ impl RawAccess {
     ///   [`Window::cell`](super::Window::cell) reach them.
     /// - The address that [`Window::bytes`](super::Window::bytes) returns is not used, and no
     ///   reference is made from it, while a peer or an operation may write there.
-    /// - [`DeferredProgram::connect`](crate::executor::deferred_work::DeferredProgram::connect)
-    ///   gets the introductions of all ranks' programs, in rank order, as
-    ///   [`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open) returned
-    ///   them for the same request.
-    /// - [`DeferredProgram::write`](crate::executor::deferred_work::DeferredProgram::write) is
-    ///   called before the slot is armed, or while its token is out.
-    /// - [`DeferredProgram::wind`](crate::executor::deferred_work::DeferredProgram::wind) is called
-    ///   before anything is armed, and
-    ///   [`DeferredProgram::set_off`](crate::executor::deferred_work::DeferredProgram::set_off)
-    ///   when no peer reads what the rest of the program writes.
+    /// - [`DeferredProgram`]`::connect` gets the introductions of all ranks' programs, in rank order, as
+    ///   `open` returned them for the same request.
+    /// - `DeferredProgram::write` is called before the slot is armed, or while its token is revoked.
+    /// - `DeferredProgram::wind` is called before anything is armed, and `set_off` when no peer reads
+    ///   what the rest of the program writes.
+    /// - `DeferredProgram::contribution_of` another rank is called only between `has_outcome` and
+    ///   `ready` for the next use.
     /// - An endpoint lives until its operations have completed.
-    /// -
-    ///   [`DeferredProgram::contribution_of`](crate::executor::deferred_work::DeferredProgram::contribution_of)
-    ///   another rank is called from when
-    ///   [`has_outcome`](crate::executor::deferred_work::DeferredProgram::has_outcome) says so
-    ///   until [`ready`](crate::executor::deferred_work::DeferredProgram::ready) is called for the
-    ///   next use.
     /// - Slices that a collective with a deliberate fault lends are looked at only to find them
     ///   wrong: they may change meanwhile.
+    ///
+    /// [`DeferredProgram`]: crate::executor::deferred_work::DeferredProgram
     #[must_use]
     pub const unsafe fn promise() -> Self {
         RawAccess(())

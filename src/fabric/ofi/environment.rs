@@ -97,7 +97,7 @@ pub struct InForce {
     pub set_by: SetBy,
 }
 
-/// The variables in force in this process, after [`prepare`] has set those that it can set.
+/// The variables in force in this process, after the library has set those that it can set.
 #[must_use]
 pub fn provider_variables() -> Vec<InForce> {
     let value = |variable: &ProviderVariable| {
