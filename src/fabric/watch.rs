@@ -21,15 +21,15 @@ impl Watch {
     pub(crate) fn new(rank: u32, pids: &[Option<u32>]) -> Result<Self> {
         let open = |(peer, pid): (usize, &Option<u32>)| -> Result<Option<OwnedFd>> {
             let Some(pid) = pid.filter(|_| peer != rank as usize) else { return Ok(None) };
-            let gone = || Error::PeerDied {
+            let died = || Error::PeerDied {
                 rank,
                 operation: "join",
                 peer: peer as u32,
                 how: format!("process {pid} is not there"),
             };
-            let pid = Pid::from_raw(pid as i32).ok_or_else(gone)?;
+            let pid = Pid::from_raw(pid as i32).ok_or_else(died)?;
             pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(|cause| match cause {
-                rustix::io::Errno::SRCH => gone(),
+                rustix::io::Errno::SRCH => died(),
                 cause => Error::os(
                     rank,
                     "watch another rank's process (one descriptor a rank: is ulimit -n too low?)",

@@ -326,7 +326,7 @@ impl Fabric for OfiFabric {
         self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::is_acked_by_all);
         let mut engine = self.shared.visit();
         engine.ack_all();
-        engine.announce_gone();
+        engine.announce_end();
         engine.progress();
         let failed = engine.health("leave").is_err();
         drop(engine);
@@ -337,7 +337,7 @@ impl Fabric for OfiFabric {
         } else {
             // Ranks of one process share the mappings of libfabric's `shm`: a last message to a
             // closed endpoint would go to unmapped memory.
-            self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::are_all_gone);
+            self.shared.wait_until(0, &self.bell, Instant::now() + LEAVE_TIME, Engine::have_all_ended);
         }
         self.stop();
     }

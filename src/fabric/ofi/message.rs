@@ -58,7 +58,7 @@ pub(crate) enum Content {
     /// The sender leaves in good order, and stays for a while.
     Leave,
     /// The sender, which has left in good order, ends now and processes nothing any more.
-    Gone,
+    Ended,
 }
 
 /// A message.
@@ -93,7 +93,7 @@ const DIED: u8 = 8;
 const CLOSE: u8 = 9;
 const LEAVE: u8 = 10;
 const LANDING: u8 = 11;
-const GONE: u8 = 12;
+const ENDED: u8 = 12;
 
 /// How a cell changes, and whether the sender waits for the ack.
 const NONE: u8 = 0;
@@ -113,12 +113,12 @@ const COMPARE_SWAP: u8 = 1;
 impl Content {
     /// Whether the message is counted, and so delivered exactly once and acknowledged.
     pub(crate) fn is_counted(self) -> bool {
-        !matches!(self, Content::Ack | Content::Ping | Content::Abort { .. } | Content::Died { .. } | Content::Gone)
+        !matches!(self, Content::Ack | Content::Ping | Content::Abort { .. } | Content::Died { .. } | Content::Ended)
     }
 
     /// Whether the sender sends and processes nothing after it.
     pub(crate) fn is_last(self) -> bool {
-        matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Gone)
+        matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Ended)
     }
 }
 
@@ -188,7 +188,7 @@ impl Message {
             Content::Died { rank, last } => (fields.kind, fields.change, fields.id) = (DIED, u8::from(last), rank),
             Content::Close => fields.kind = CLOSE,
             Content::Leave => fields.kind = LEAVE,
-            Content::Gone => fields.kind = GONE,
+            Content::Ended => fields.kind = ENDED,
         }
         let mut bytes = [0; MOST_HEADER];
         let mut at = 0;
@@ -261,7 +261,7 @@ impl Message {
             (DIED, last @ (0 | LAST)) => Content::Died { rank: id, last: last == LAST },
             (CLOSE, 0) => Content::Close,
             (LEAVE, 0) => Content::Leave,
-            (GONE, 0) => Content::Gone,
+            (ENDED, 0) => Content::Ended,
             _ => return None,
         };
         let message = Message {
@@ -303,7 +303,7 @@ mod tests {
             Content::Died { rank: 6, last: true },
             Content::Close,
             Content::Leave,
-            Content::Gone,
+            Content::Ended,
         ];
         for content in contents {
             let number = u32::from(content.is_counted()) * 77;

@@ -41,10 +41,10 @@
 //! The kernel reports the end of processes on the same machine. Ranks elsewhere are asked for a
 //! sign of life, each by a few ranks: a message, a write that landed here, or the answer to a read
 //! or a write. A write with immediate data that has gone out is no such sign. A rank treats a peer
-//! as ended only after it has processed what the peer had sent by then. A peer that had left in
-//! good order is gone; any other is dead, and the rank that finds it dead tells all others. Every
-//! rank of a failed world does the same when it ends: it sends no message that it leaves, because
-//! that message might overtake the failure.
+//! as ended only after it has processed what the peer had sent by then. A peer that had left before
+//! is not missed; any other is dead, and the rank that finds it dead tells all others. Every rank
+//! of a failed world does the same when it ends: it sends no message that it leaves, because that
+//! message might overtake the failure.
 
 mod channel;
 mod endpoint;

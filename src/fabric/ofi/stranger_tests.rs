@@ -272,7 +272,7 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
         Content::Died { rank: 1, last: true },
         Content::Close,
         Content::Leave,
-        Content::Gone,
+        Content::Ended,
         Content::Ack,
     ];
     let mut messages = Vec::new();

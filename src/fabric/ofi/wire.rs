@@ -412,7 +412,7 @@ impl Wire {
     }
 
     /// Leaves the endpoint, and all that libfabric knows of it, open until the process ends.
-    pub(super) fn abandon(&mut self) {
+    pub(super) fn leak(&mut self) {
         std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
     }
 

@@ -61,9 +61,9 @@ impl Engine {
         self.suspects.has_ended(peer) || self.is_done_with(peer)
     }
 
-    /// Whether a peer is gone and no transfer waits for the provider's report on it.
+    /// Whether a peer has ended and no transfer waits for the provider's report on it.
     pub(in crate::fabric::ofi) fn is_done_with(&self, peer: u32) -> bool {
-        self.peers[peer as usize].gone && !self.has_transfers(peer)
+        self.peers[peer as usize].ended && !self.has_transfers(peer)
     }
 
     /// Whether this rank waits for a peer that has left.
@@ -79,8 +79,8 @@ impl Engine {
         self.transfers.iter().any(|transfer| transfer.peer == peer && undecided(transfer))
     }
 
-    /// Confirms suspicions after a look at the network: a confirmed peer that had left in good
-    /// order is gone; any other is dead, and the world fails.
+    /// Confirms suspicions after a look at the network: a confirmed peer that had left has ended in
+    /// good order; any other is dead, and the world fails.
     pub(super) fn confirm_suspects(&mut self) {
         let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
         suspects.clear(|peer, evidence| {
@@ -166,10 +166,10 @@ impl Engine {
     /// Whether an operation that this rank began in a channel may still arrive at a peer: parts
     /// that wait, operations that have not completed, and messages that the peer has not
     /// acknowledged, since a write with immediate data completes before it has landed. Operations
-    /// to a peer that is gone do not count.
+    /// to a peer that has ended do not count.
     fn is_in_flight(&self, channel: u16) -> bool {
         let moves = |transfer: &Transfer| {
-            transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].gone
+            transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].ended
         };
         let is_unheard = |Peer { sent, outbox, .. }: &Peer| {
             let is_backlogged = outbox.iter().any(|outgoing| outgoing.channel == channel);
@@ -218,38 +218,38 @@ impl Engine {
     /// Tells the remaining ranks that this one ends now. In a failed world it repeats the reason:
     /// messages may overtake each other or be lost, and a peer that has not heard of the failure
     /// must neither believe that this rank has left in good order nor that it has died.
-    pub(in crate::fabric::ofi) fn announce_gone(&mut self) {
-        self.gone = true;
+    pub(in crate::fabric::ofi) fn announce_end(&mut self) {
+        self.ended = true;
         if self.failure.is_some() {
             return self.announce_failure(true);
         }
         for peer in self.others() {
-            self.post(peer, Outgoing { channel: 0, content: Content::Gone, data: Data::None, token: None });
+            self.post(peer, Outgoing { channel: 0, content: Content::Ended, data: Data::None, token: None });
         }
     }
 
     /// Whether every other rank has said that it ends, so that no rank sends to this one any more;
     /// or the world has failed.
-    pub(in crate::fabric::ofi) fn are_all_gone(&self) -> bool {
-        self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].gone)
+    pub(in crate::fabric::ofi) fn have_all_ended(&self) -> bool {
+        self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].ended)
     }
 
-    /// A peer that has left is gone and processes nothing any more. Failed transfers, reads and
+    /// A peer that has left has ended and processes nothing any more. Failed transfers, reads and
     /// atomics to it fail for their callers. Other operations to it complete, since no process is
     /// there to see them.
     pub(super) fn forget(&mut self, from: u32) {
         let peer = &mut self.peers[from as usize];
-        (peer.left, peer.gone) = (true, true);
+        (peer.left, peer.ended) = (true, true);
         let backlogged = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
         let done: Vec<_> = peer.sent.drain().chain(backlogged).flatten().collect();
         for TransferPart { transfer, way, .. } in self.parts.drain(from) {
             self.end_part(transfer, way != Way::In);
         }
         self.report_failed(from);
-        let (vain, atomics): (Vec<_>, _) =
+        let (unanswered, atomics): (Vec<_>, _) =
             std::mem::take(&mut self.atomics).into_iter().partition(|it| it.peer == from);
         self.atomics = atomics;
-        for PendingAtomic { channel, .. } in vain {
+        for PendingAtomic { channel, .. } in unanswered {
             self.channel(channel).break_off("atomic", from);
         }
         for (channel, token) in done {
@@ -301,11 +301,11 @@ impl Drop for Engine {
             RegionEntry::Peer(_) => None,
         }));
         self.kept.extend(self.wire.windows().cloned());
-        if !self.gone || !self.wire.is_idle() {
+        if !self.ended || !self.wire.is_idle() {
             // This rank ends with operations in flight: `ofi_rxm` (1.17) sometimes crashes when an
             // endpoint is closed while an operation of its own or of a peer is in flight. The
             // endpoint stays open until the process ends.
-            self.wire.abandon();
+            self.wire.leak();
             std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }
     }

@@ -65,9 +65,9 @@ struct Peer {
     /// It has said that it leaves.
     left: bool,
     /// Nothing is sent to it any more: it has said that it ends, or has ended after it left.
-    gone: bool,
+    ended: bool,
     /// It has said that it ends, and waits for the same from this rank.
-    said_gone: bool,
+    announced_end: bool,
 }
 
 /// A message that is not sent yet.
@@ -202,7 +202,7 @@ pub(super) struct Engine {
     suspects: Suspects,
     failure: Option<Failure>,
     /// This rank has said that it ends.
-    gone: bool,
+    ended: bool,
     failed: Arc<AtomicBool>,
     fault: Option<Fault>,
 }
@@ -245,7 +245,7 @@ impl Engine {
             gathered: BTreeMap::new(),
             suspects: Suspects::new(Instant::now()),
             failure: None,
-            gone: false,
+            ended: false,
             failed,
             fault: Fault::chosen(),
         }
@@ -318,8 +318,8 @@ impl Engine {
             return Key::NONE;
         };
         registered.key().map_or(Key::NONE, |(key, base)| {
-            let whose = rank << 32 | u64::from(channel) << 16 | u64::from(region.0);
-            Key([registered.access().code() << ACCESS | whose, *bytes as u64, key, base])
+            let operation = rank << 32 | u64::from(channel) << 16 | u64::from(region.0);
+            Key([registered.access().code() << ACCESS | operation, *bytes as u64, key, base])
         })
     }
 

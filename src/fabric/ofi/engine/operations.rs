@@ -76,17 +76,17 @@ impl Engine {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
             return self.change_own(channel, then);
         };
-        if self.peers[peer as usize].gone {
+        if self.peers[peer as usize].ended {
             // The peer cannot see it any more.
             return Ok(Posted::Done(0));
         }
-        let (whose, what) = ((channel, token, peer), (from, to, len));
+        let (operation, range) = ((channel, token, peer), (from, to, len));
         let signal = then.map(|(cell, change)| (cell, change, ack_now));
-        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_header(whose, what, signal)) {
+        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_header(operation, range, signal)) {
             return Ok(Posted::Pending);
         }
         if len > self.wire.limits.put {
-            self.put_by_writing(whose, what, signal);
+            self.put_by_writing(operation, range, signal);
             return Ok(Posted::Pending);
         }
         let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
@@ -141,8 +141,8 @@ impl Engine {
     }
 
     /// Fails if the peer has ended and cannot answer.
-    fn is_here(&self, operation: &'static str, peer: u32) -> Result<()> {
-        match self.peers[peer as usize].gone {
+    fn check_here(&self, operation: &'static str, peer: u32) -> Result<()> {
+        match self.peers[peer as usize].ended {
             true => Err(Error::PeerLeft { rank: self.rank, operation, peer }),
             false => Ok(()),
         }
@@ -153,7 +153,7 @@ impl Engine {
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
         let signal = Some((cell, signal.change));
         let Some(peer) = owner else { return self.change_own(channel, signal) };
-        if self.peers[peer as usize].gone {
+        if self.peers[peer as usize].ended {
             return Ok(Posted::Done(0));
         }
         self.put_by_message(channel, peer, (Location::default(), Data::None), signal, token);
@@ -178,7 +178,7 @@ impl Engine {
                 Ok(Posted::Done(0))
             }
             Some(peer) => {
-                self.is_here("read", peer)?;
+                self.check_here("read", peer)?;
                 let transfer = Transfer::new((channel, token, peer), "read", OnComplete::Complete);
                 self.transfer(transfer, to, from, len, Way::In);
                 Ok(Posted::Pending)
@@ -199,7 +199,7 @@ impl Engine {
             let value = self.channels[usize::from(channel)].atomic(at, atomic);
             return Ok(Posted::Done(value.unwrap_or(0)));
         };
-        self.is_here("atomic", peer)?;
+        self.check_here("atomic", peer)?;
         self.last_atomic_id = self.last_atomic_id.wrapping_add(1);
         let id = self.last_atomic_id;
         self.atomics.push(PendingAtomic { id, peer, channel, token });

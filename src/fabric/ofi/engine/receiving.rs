@@ -257,7 +257,7 @@ impl Engine {
                 let how = String::from_utf8_lossy(data).into_owned();
                 self.record_failure(Failure::Died { peer: rank, how });
             }
-            Content::Gone => self.peers[from as usize].said_gone = true,
+            Content::Ended => self.peers[from as usize].announced_end = true,
             Content::Close => self.count_closed(channel),
             Content::Leave => {
                 self.peers[from as usize].left = true;

@@ -53,8 +53,8 @@ impl Engine {
         let to = &mut self.peers[peer as usize];
         // A peer that has said that it ends waits to hear the same; a peer whose process has ended
         // does not.
-        let is_awaited = || outgoing.content.is_last() && (!to.gone || to.said_gone);
-        if (to.gone || self.gone) && !is_awaited() {
+        let is_awaited = || outgoing.content.is_last() && (!to.ended || to.announced_end);
+        if (to.ended || self.ended) && !is_awaited() {
             // The peer processes nothing any more, or will not for long.
             if let Some(token) = outgoing.token {
                 self.channel(outgoing.channel).complete(token, 0);
@@ -131,8 +131,9 @@ impl Engine {
         let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
         let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
-        let whose = (channel, token, peer);
-        let transfer = self.add_transfer(Transfer { parts: 1, ..Transfer::new(whose, "put", OnComplete::AwaitAck) });
+        let operation = (channel, token, peer);
+        let transfer =
+            self.add_transfer(Transfer { parts: 1, ..Transfer::new(operation, "put", OnComplete::AwaitAck) });
         let Engine { channels, wire, peers, tag, .. } = self;
         let immediate = immediate.encode(*tag);
         let to = &mut peers[peer as usize];
@@ -144,7 +145,7 @@ impl Engine {
             }
         };
         if moved != Ok(false) {
-            // A failed one, too, ends when the peer is gone.
+            // A failed one, too, ends when the peer has ended.
             to.was_sent(true, Some((channel, token)));
         }
         match moved {
@@ -226,8 +227,8 @@ impl Engine {
         }
         let Transfer { channel, token, peer, then, failed, .. } = *transfer;
         if failed {
-            // If the peer is not gone already, it is suspected.
-            if self.peers[peer as usize].gone {
+            // If the peer has not ended already, it is suspected.
+            if self.peers[peer as usize].ended {
                 self.report_failed(peer);
             }
         } else {
@@ -244,7 +245,7 @@ impl Engine {
         self.free_if_closed(channel);
     }
 
-    /// A peer that had left is gone: reports the transfers that failed.
+    /// Reports the transfers that failed because a peer that had left has ended.
     pub(super) fn report_failed(&mut self, peer: u32) {
         for index in 0..self.transfers.len() {
             let transfer = &mut self.transfers[index];
