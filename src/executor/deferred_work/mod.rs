@@ -72,7 +72,10 @@ struct PeerMemory {
 
 impl std::fmt::Debug for DeferredProgram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Card").field("rank", &self.rank).field("slots", &self.slots.len()).finish_non_exhaustive()
+        f.debug_struct("DeferredProgram")
+            .field("rank", &self.rank)
+            .field("slots", &self.slots.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -235,7 +238,7 @@ impl DeferredProgram {
         // Count the use before work is queued: if the provider refuses half-way, this use is never
         // over, and the provider may still hold its work.
         self.slots[slot].uses += 1;
-        self.slots[slot].is_token_out = false;
+        self.slots[slot].is_token_revoked = false;
         for queued in 0..self.slots[slot].work.len() {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
@@ -301,7 +304,7 @@ impl DeferredProgram {
         // for the token.
         self.reset_gate(slot)?;
         let taken = !self.is_sealed(slot)?;
-        self.slots[slot].is_token_out = taken;
+        self.slots[slot].is_token_revoked = taken;
         Ok(taken)
     }
 
@@ -344,7 +347,7 @@ impl DeferredProgram {
     /// [`Error::Usage`] if the token is not revoked; the provider's error.
     pub fn let_in(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
-        if !std::mem::take(&mut self.slots[slot].is_token_out) {
+        if !std::mem::take(&mut self.slots[slot].is_token_revoked) {
             return Err(self.usage("let_in", "the token is in the gate; take it back first"));
         }
         self.add(slot, Role::Gate)

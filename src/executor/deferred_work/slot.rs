@@ -21,7 +21,7 @@ pub(super) struct Slot {
     /// The last use for which this rank has arrived.
     pub(super) arrived: u64,
     /// The gate's token is revoked, so that the contribution can be written.
-    pub(super) is_token_out: bool,
+    pub(super) is_token_revoked: bool,
     pub(super) work: Vec<Queued>,
     pub(super) counters: BTreeMap<Role, Arc<Counter>>,
     /// Counts the signals that this rank has written to others.
@@ -81,7 +81,7 @@ impl Slot {
             uses: 0,
             readied: 0,
             arrived: 0,
-            is_token_out: false,
+            is_token_revoked: false,
             work: Vec::new(),
             counters,
             signals_written: queue.counter()?,

@@ -18,7 +18,7 @@ impl DeferredProgram {
         for slot in self.armed() {
             // All inputs are given here: no other call may add one.
             let state = &mut self.slots[slot];
-            (state.readied, state.arrived, state.is_token_out) = (state.uses, state.uses, false);
+            (state.readied, state.arrived, state.is_token_revoked) = (state.uses, state.uses, false);
             for counter in &self.program.counters {
                 // Transfers give these inputs themselves when they complete.
                 if matches!(counter.role, Role::Sent | Role::Done) {
