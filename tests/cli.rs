@@ -54,6 +54,9 @@ fn bad_input_is_named_before_anything_starts() {
         (&["fuzz", "--replay", "x"], "names no schedule"),
         (&["fuzz", "--replay", "1,ranks=x"], "names no schedule"),
         (&["fuzz", "--seeds", "10", "--from", "18446744073709551615"], "more seeds than there are"),
+        (&["simulate", "--ranks", "0"], "0 ranks"),
+        (&["simulate", "--ranks", "8", "--fire", "quorum=9"], "quorum=9 can never be reached by 8"),
+        (&["simulate", "--per-host", "0"], "--per-host"),
         (&["bench", "--fabric", "carrier-pigeon"], "unknown fabric"),
         (&["bench", "--depth", "0"], "--depth"),
         (&["train", "cats"], "digits"),
@@ -84,6 +87,22 @@ fn bad_input_is_named_before_anything_starts() {
         assert!(!output.status.success() && text(&output).contains(named), "{name}={value}: {}", text(&output));
     }
     assert_eq!(shared_memory_files(), before);
+}
+
+#[test]
+fn simulate_says_what_a_schedule_costs() {
+    let world = ["simulate", "--ranks", "12", "--per-host", "4", "--fire", "quorum=9", "--seeds", "2"];
+    let output = earlybird(&[&world[..], &["--json"]].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let rows: Vec<serde_json::Value> =
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    for (seed, row) in rows.iter().enumerate() {
+        assert_eq!((&row["seed"], &row["fire"]), (&seed.into(), &"quorum=9".into()));
+        assert!(row["rounds"].as_u64() >= Some(2) && row["events"].as_u64() > row["rounds"].as_u64(), "{row}");
+    }
+    let output = earlybird(&world).output().unwrap();
+    assert!(output.status.success() && text(&output).contains("peak MiB"), "{}", text(&output));
 }
 
 #[test]

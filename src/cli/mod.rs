@@ -16,6 +16,7 @@ mod launch;
 mod program;
 mod rank;
 mod run;
+mod simulate;
 mod skew;
 mod table;
 mod train;
@@ -44,6 +45,9 @@ enum Command {
     Program(program::Args),
     /// Try the protocol over random schedules and networks, and shrink what fails
     Fuzz(fuzz::Args),
+    /// Simulate worlds without troubles, however large, and print what that costs
+    #[command(hide = true)]
+    Simulate(simulate::Args),
     /// Show what this build and machine can do
     Info(info::Args),
     /// One rank of a launched program: not for people
@@ -63,6 +67,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Train(args) => train::main(args),
         Command::Program(args) => program::main(&args),
         Command::Fuzz(args) => fuzz::main(&args),
+        Command::Simulate(args) => simulate::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Rank(args) => rank::main(&args),
     };

@@ -6,6 +6,7 @@
 //! wake-up that is lost is found as well. Every landing is judged by the oracle.
 
 mod actor;
+mod calm;
 mod case;
 mod coverage;
 pub mod explore;
@@ -24,6 +25,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use crate::collective::core::Stats;
+pub use calm::{Calm, Costs};
 pub use case::{Case, Edit, NotACase};
 pub use coverage::{Coverage, Pair, Pairs};
 pub use fuzz::{Found, fuzz, shrink};
@@ -70,14 +72,29 @@ pub fn trace(case: &Case, options: &Options) -> (Result<Coverage, Failure>, Vec<
 
 fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<(Coverage, Conditions), Failure> {
     let scenario = case.scenario(options);
+    let ended = run_within(case, &scenario, MOST_EVENTS, story)?;
+    Ok((ended.coverage, ended.conditions))
+}
+
+/// Runs a schedule in the world of its case, of at most so many events.
+fn run_within(case: &Case, scenario: &Scenario, most_events: u64, story: &mut Story) -> Result<Ended, Failure> {
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
     // Of its own, so that a change to the world leaves the order alone.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed()) ^ case.order);
-    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&scenario, &mut rng, story)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(scenario, &mut rng, most_events, story)));
     match outcome {
         Ok(result) => result.map_err(failed),
         Err(panic) => Err(failed(format!("panic: {}", panic_text(&*panic)))),
     }
+}
+
+/// A schedule that came to its end.
+struct Ended {
+    coverage: Coverage,
+    conditions: Conditions,
+    events: u64,
+    /// Nanoseconds of virtual time.
+    time: u64,
 }
 
 /// What happened, if somebody wants to know.
@@ -95,8 +112,9 @@ const MOST_EVENTS: u64 = 2_000_000;
 fn simulate(
     scenario: &Scenario,
     rng: &mut Xoshiro256PlusPlus,
+    most_events: u64,
     story: &mut Story,
-) -> Result<(Coverage, Conditions), String> {
+) -> Result<Ended, String> {
     let fabrics = SimFabric::world(&scenario.hosts, rng.random());
     let net = fabrics[0].net();
     net.lock().take_over();
@@ -117,7 +135,7 @@ fn simulate(
     let mut woken = Vec::new();
     let mut freeze = scenario.freeze;
     let mut failed = false;
-    for _ in 0..MOST_EVENTS {
+    for events in 0..most_events {
         let network = net.lock().next_time();
         let turn = agenda.peek().map(|Reverse((time, ..))| *time);
         match (network, turn) {
@@ -127,7 +145,7 @@ fn simulate(
                 coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
                 let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
                 let conditions = Conditions::of(scenario, &coverage, performed);
-                return Ok((coverage, conditions));
+                return Ok(Ended { coverage, conditions, events, time: net.lock().now() });
             }
             (Some(_), None) => net.lock().advance(),
             (Some(network), Some(turn)) if network <= turn => net.lock().advance(),
@@ -200,7 +218,7 @@ fn simulate(
             }
         }
     }
-    Err(format!("liveness: no end after {MOST_EVENTS} events"))
+    Err(format!("liveness: no end after {most_events} events"))
 }
 
 fn tell(story: &mut Story, time: u64, rank: usize, what: impl FnOnce() -> String) {

@@ -33,6 +33,11 @@ impl Recording {
         Recording { name: case.to_string(), seed: case.seed(), order: case.order, world }
     }
 
+    /// A world by name, and the seed of its orders of events.
+    pub(super) fn of(name: String, seed: u64, world: Scenario) -> Self {
+        Recording { name, seed, order: 0, world }
+    }
+
     /// The same under a name.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {

@@ -1,0 +1,115 @@
+//! Worlds without troubles, of any size: they show what a schedule costs.
+
+use std::sync::Arc;
+
+use super::case::Case;
+use super::recording::Recording;
+use super::scenario::{Habits, Scenario};
+use super::{Failure, run_within};
+use crate::collective::core::{Effort, Path};
+use crate::collective::driver::Reduction;
+use crate::fabric::sim::Weather;
+use crate::reduce::{Dtype, Reduce};
+use crate::rule::{Absent, Fire, Grace, Scale};
+
+/// A world of small contributions whose ranks all behave alike, on a network without troubles.
+#[derive(Clone, Debug)]
+pub struct Calm {
+    /// Ranks in the world.
+    pub ranks: u32,
+    /// Ranks of a host, which are in a row.
+    pub per_host: u32,
+    /// The firing rule.
+    pub fire: Fire,
+    /// How long a round stays open after it fired.
+    pub grace: Grace,
+    /// Rounds that may be unreleased; 1 in a synchronous world.
+    pub depth: u64,
+    /// Contributions of each rank before it finishes.
+    pub steps: u32,
+    /// 64-bit integers of a contribution.
+    pub elements: usize,
+}
+
+/// What a schedule came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// Turns of ranks, and effects of operations.
+    pub events: u64,
+    /// Rounds that fired.
+    pub rounds: u64,
+    /// Nanoseconds of virtual time.
+    pub time: u64,
+}
+
+/// Longest computation between arrivals, ns.
+const COMPUTE: u64 = 10_000;
+
+/// Longest time that a rank holds on to outcomes, ns.
+const HOLDS: u64 = 100;
+
+impl Calm {
+    /// Runs the schedule of a seed, of at most so many events.
+    ///
+    /// # Errors
+    /// The guarantee that was violated, a panic of the core, or a world that never came to its end.
+    pub fn run(&self, seed: u64, most_events: u64) -> Result<Costs, Failure> {
+        let name = format!("{seed} of a calm world of {} ranks", self.ranks);
+        let case = Case::recorded(Arc::new(Recording::of(name, seed, self.scenario())), 0);
+        let ended = run_within(&case, &self.scenario(), most_events, &mut None)?;
+        Ok(Costs { events: ended.events, rounds: ended.coverage.rounds, time: ended.time })
+    }
+
+    fn scenario(&self) -> Scenario {
+        let synchronous = self.fire.is_synchronous();
+        let several = self.ranks > self.per_host;
+        let habits = Habits {
+            arriving: Effort::Nothing,
+            steps: self.steps,
+            fills: false,
+            compute: COMPUTE,
+            overlaps: 0,
+            holds: HOLDS,
+            preempted: 0,
+        };
+        Scenario {
+            hosts: (0..self.ranks).map(|rank| rank / self.per_host).collect(),
+            fire: self.fire,
+            grace: self.grace,
+            depth: if synchronous { 1 } else { self.depth },
+            path: match synchronous {
+                true if several => Path::Gathered,
+                true => Path::Replicated,
+                false => Path::Eager,
+            },
+            elements: self.elements,
+            segment: size_of::<u64>(),
+            run: 1,
+            pull_after: 1_000_000,
+            schedule: None,
+            program: None,
+            deaths: Vec::new(),
+            freeze: None,
+            fault: None,
+            reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
+            weather: Weather::default(),
+            ranks: vec![habits; self.ranks as usize],
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_means_the_same_schedule() {
+        for fire in [Fire::quorum(30), Fire::ALL] {
+            let world = Calm { ranks: 40, per_host: 8, fire, grace: Grace::Auto, depth: 2, steps: 2, elements: 1 };
+            let costs = |seed| world.run(seed, 1_000_000).unwrap();
+            assert_eq!(costs(1), costs(1));
+            assert_ne!(costs(1), costs(2));
+            assert!(costs(1).rounds >= 2 && world.run(1, 100).is_err());
+        }
+    }
+}
