@@ -428,12 +428,11 @@ fn import_regions(
             return Err(Error::Aborted { rank, operation, by: peer as u32, reason });
         }
     }
-    let mut regions = Regions { control: Vec::new(), data: Vec::new() };
     if plan.path == Path::Offloaded {
         // The own cells, and nothing of others.
-        regions.control = vec![Region(0); plan.ranks as usize];
-        return Ok(regions);
+        return Ok(Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() });
     }
+    let (mut controls, mut datas) = (Vec::new(), Vec::new());
     for host in 0..plan.topology.hosts() {
         let leader = plan.topology.leader(host);
         let keys = decode_keys(&everybody[leader as usize]);
@@ -442,8 +441,8 @@ fn import_regions(
             if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
         };
         // The leader's own regions are the first two it made.
-        regions.control.push(name(0, control)?);
-        regions.data.push(name(1, data)?);
+        controls.push(name(0, control)?);
+        datas.push(name(1, data)?);
     }
-    Ok(regions)
+    Ok(Regions { control: controls.into(), data: datas.into() })
 }

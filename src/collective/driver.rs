@@ -6,6 +6,7 @@ mod cells;
 mod loom_tests;
 mod reducing;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
@@ -35,11 +36,11 @@ pub(crate) struct Reduction {
     pub(crate) absent: Absent,
 }
 
-/// The regions of every host, as this rank names them.
+/// The regions of every host, as this rank names them. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Regions {
-    pub(crate) control: Vec<Region>,
-    pub(crate) data: Vec<Region>,
+    pub(crate) control: Arc<[Region]>,
+    pub(crate) data: Arc<[Region]>,
 }
 
 impl Regions {

@@ -32,6 +32,7 @@ pub use fuzz::{Found, fuzz, shrink};
 pub use generator::{GENERATOR, Options};
 pub use recording::{NotAWorld, Recording};
 
+use crate::collective::core::Plan;
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
 use crate::fabric::{Endpoint, Fabric, RawAccess};
@@ -231,20 +232,22 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
     let text = |error: crate::Error| error.to_string();
     let ends = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE));
     let mut ends: Vec<Box<dyn Endpoint>> = ends.collect::<crate::Result<_>>().map_err(text)?;
-    let plan = scenario.plan(0);
-    let mut regions = Regions { control: Vec::new(), data: Vec::new() };
+    let plan = scenario.plan();
+    let (mut controls, mut datas) = (Vec::new(), Vec::new());
     for host in 0..plan.topology.hosts() {
         let leader = &mut ends[plan.topology.leader(host) as usize];
         let cells = plan.control_cells() * size_of::<u64>();
-        regions.control.push(leader.register(cells, Regions::CONTROL).map_err(text)?);
-        regions.data.push(leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?);
+        controls.push(leader.register(cells, Regions::CONTROL).map_err(text)?);
+        datas.push(leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?);
     }
-    ends.into_iter()
-        .enumerate()
-        .map(|(rank, end)| {
-            let plan = scenario.plan(rank as u32);
+    let regions = Regions { control: controls.into(), data: datas.into() };
+    (0..)
+        .zip(ends)
+        .zip(&scenario.ranks)
+        .map(|((me, end), habits)| {
+            let plan = Plan { me, ..plan.clone() };
             let driver = Driver::new(plan, end, regions.clone(), scenario.reduction, None).map_err(text)?;
-            Ok(Actor::new(driver, scenario.ranks[rank].clone()))
+            Ok(Actor::new(driver, habits.clone()))
         })
         .collect()
 }

@@ -253,10 +253,11 @@ impl Scenario {
         }
     }
 
-    pub(super) fn plan(&self, me: u32) -> Plan {
+    /// What its ranks agree on, as the first one sees it.
+    pub(super) fn plan(&self) -> Plan {
         Plan {
             ranks: self.hosts.len() as u32,
-            me,
+            me: 0,
             topology: Topology::new(self.hosts.clone()),
             fire: self.fire,
             grace: self.grace,

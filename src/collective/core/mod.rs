@@ -30,14 +30,16 @@ mod plan_tests;
 mod pulling;
 mod stats;
 mod tag;
+mod topology;
 mod tree;
 mod word;
 
 pub use cut::{Cut, Entry, Part};
 pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Counted, Op, Token};
-pub(crate) use plan::{Path, Plan, Topology, program};
+pub(crate) use plan::{Path, Plan, program};
 pub use stats::Stats;
+pub(crate) use topology::Topology;
 pub(crate) use tree::Effort;
 
 /// Nanoseconds since an origin that only the driver knows.

@@ -10,6 +10,7 @@ use super::Time;
 use super::cut::Cut;
 use super::machine::Cells;
 use super::tag::Tag;
+use super::topology::Topology;
 use super::word::RANKS_PER_WORD;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
@@ -33,50 +34,6 @@ const LINE: usize = 16;
 
 /// Most work-stealing shares of a round. More would only cost memory: a share is a claim counter.
 const MAX_SHARES: u64 = 32;
-
-/// Which ranks share memory.
-#[derive(Clone, Debug)]
-pub(crate) struct Topology {
-    host_of: Vec<u32>,
-    index_on_host: Vec<u32>,
-    hosts: u32,
-    widest: u32,
-}
-
-impl Topology {
-    /// From the host number of each rank; the numbers must be dense from 0.
-    pub(crate) fn new(host_of: Vec<u32>) -> Self {
-        let hosts = host_of.iter().max().map_or(0, |max| max + 1);
-        let mut population = vec![0; hosts as usize];
-        let index_on_host = host_of
-            .iter()
-            .map(|&host| {
-                population[host as usize] += 1;
-                population[host as usize] - 1
-            })
-            .collect();
-        let widest = population.into_iter().max().unwrap_or(0);
-        Topology { host_of, index_on_host, hosts, widest }
-    }
-
-    pub(crate) fn hosts(&self) -> u32 {
-        self.hosts
-    }
-
-    /// Whether several ranks are on a host.
-    pub(crate) fn is_shared(&self, host: u32) -> bool {
-        self.host_of.iter().filter(|&&other| other == host).nth(1).is_some()
-    }
-
-    pub(crate) fn hosts_but(&self, own: u32) -> impl Iterator<Item = u32> + use<> {
-        (0..self.hosts).filter(move |&host| host != own)
-    }
-
-    /// The rank that provides the memory of a host: its lowest.
-    pub(crate) fn leader(&self, host: u32) -> u32 {
-        self.host_of.iter().position(|&other| other == host).unwrap_or(0) as u32
-    }
-}
 
 /// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
 fn lines(bytes: usize) -> Option<usize> {
@@ -157,11 +114,11 @@ impl Plan {
 
 impl Plan {
     pub(crate) fn host(&self) -> u32 {
-        self.topology.host_of[self.me as usize]
+        self.topology.host_of(self.me)
     }
 
     pub(crate) fn host_of(&self, rank: u32) -> u32 {
-        self.topology.host_of[rank as usize]
+        self.topology.host_of(rank)
     }
 
     /// Synchronous rounds need no word: a round is closed when every tag is there.
@@ -359,19 +316,19 @@ impl Plan {
 
     /// Where a rank's buffer lies in the data region of its own host.
     pub(crate) fn contribution(&self, rank: u32, buffer: u32) -> usize {
-        let row = if self.path.pushes() { rank } else { self.topology.index_on_host[rank as usize] };
+        let row = if self.path.pushes() { rank } else { self.topology.index_on_host(rank) };
         (row * BUFFERS + buffer) as usize * self.stride()
     }
 
     fn contribution_rows(&self) -> u32 {
-        if self.path.pushes() { self.ranks } else { self.topology.widest }
+        if self.path.pushes() { self.ranks } else { self.topology.widest() }
     }
 
     fn outcome_slots(&self) -> u64 {
         match self.path {
-            Path::Replicated => u64::from(self.topology.widest),
+            Path::Replicated => u64::from(self.topology.widest()),
             // The homes', and one for each rank that makes a round for itself.
-            Path::Gathered | Path::Scattered => 1 + u64::from(self.topology.widest),
+            Path::Gathered | Path::Scattered => 1 + u64::from(self.topology.widest()),
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => self.depth,
         }
     }
@@ -391,7 +348,7 @@ impl Plan {
     /// Where the outcome of a round lies in the data region of this rank's host.
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.path {
-            Path::Replicated => u64::from(self.topology.index_on_host[self.me as usize]),
+            Path::Replicated => u64::from(self.topology.index_on_host(self.me)),
             // Who has arrived for a round reads no earlier one, and homes wait for the last writes of it.
             Path::Gathered | Path::Scattered => 0,
             Path::Eager | Path::Segmented | Path::Program | Path::Offloaded => (round - 1) % self.depth,
@@ -401,7 +358,7 @@ impl Plan {
 
     /// Where an outcome lies that this rank made for itself.
     pub(crate) fn pulled_outcome(&self) -> usize {
-        let slot = 1 + self.topology.index_on_host[self.me as usize];
+        let slot = 1 + self.topology.index_on_host(self.me);
         (self.contribution_rows() * BUFFERS + slot) as usize * self.stride()
     }
 
@@ -411,14 +368,14 @@ impl Plan {
         if self.path != Path::Scattered {
             return Some(0);
         }
-        let rounding = self.topology.hosts as usize * LINE * size_of::<u64>();
-        lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest as usize)
+        let rounding = self.topology.hosts() as usize * LINE * size_of::<u64>();
+        lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest() as usize)
     }
 
     /// Where a share lies in the data region of its home's host that was received, in a row, from a rank on the
     /// host of home `from`, of so many.
     pub(crate) fn received(&self, rank: u32, row: u64, (from, homes): (usize, usize)) -> usize {
-        let place = from * self.topology.widest as usize + self.topology.index_on_host[rank as usize] as usize;
+        let place = from * self.topology.widest() as usize + self.topology.index_on_host(rank) as usize;
         let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;
         let area = before * self.stride() + row as usize * self.receiving().unwrap_or(usize::MAX);
         area + place * self.home_stride(homes)

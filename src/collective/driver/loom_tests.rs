@@ -111,7 +111,7 @@ struct Rank {
 
 impl Rank {
     fn new(plan: Plan, host: &Host) -> Self {
-        let regions = Regions { control: vec![Host::CONTROL], data: vec![Host::DATA] };
+        let regions = Regions { control: [Host::CONTROL].into(), data: [Host::DATA].into() };
         let reduction = Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry };
         let endpoint = Box::new(host.endpoint(plan.me));
         let driver = Driver::new(plan, endpoint, regions, reduction, None).unwrap();
