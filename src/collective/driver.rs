@@ -264,7 +264,7 @@ impl Driver {
             control.store_all(record + 1, scratch.encode());
             if wanted {
                 let source = |entry: &Entry| {
-                    let at = provider.place_of(round, entry.rank, entry.buffer);
+                    let at = provider.place_of(round, entry.rank, entry.buffer());
                     reduction.source(entry, Place::Here(at))
                 };
                 let goal = Goal { at: plan.outcome(round), wide: false };

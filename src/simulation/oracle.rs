@@ -172,7 +172,7 @@ impl Oracle {
             Condition::Count(least) => arrived.clone().count() as u32 >= least,
             Condition::Rank(drawn) => arrived.clone().any(|entry| entry.rank == drawn),
             Condition::Full => {
-                let here = |rank: u32| cut.entries().iter().any(|entry| entry.rank == rank);
+                let here = |rank: u32| !cut.of(rank).is_empty();
                 self.full_with_carried += u64::from(cut.carried().iter().any(|rank| !cut.holds(rank, Part::Fresh)));
                 self.active.iter().all(here)
             }
@@ -193,7 +193,7 @@ impl Oracle {
             }
         }
         let initiator = cut.initiator();
-        let in_it = |rank| cut.entries().iter().any(|entry| entry.rank == rank);
+        let in_it = |rank| !cut.of(rank).is_empty();
         if !self.fire.is_synchronous() && !initiator.is_some_and(in_it) {
             return Err(format!("G9: round {round} names initiator {initiator:?}"));
         }
@@ -245,8 +245,8 @@ impl Oracle {
                 }
             }
         }
-        let both = |rank| cut.holds(rank, Part::Carried) && cut.holds(rank, Part::Fresh);
-        self.carried_with_fresh += u64::from((0..self.ranks).any(both));
+        let carried = cut.entries().iter().filter(|entry| entry.part == Part::Carried);
+        self.carried_with_fresh += u64::from(carried.into_iter().any(|entry| cut.holds(entry.rank, Part::Fresh)));
         Ok(())
     }
 

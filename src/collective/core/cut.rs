@@ -27,8 +27,8 @@ pub struct Entry {
     pub age: u64,
     /// What it was given with [`Allreduce::weigh`](crate::Allreduce::weigh); else 1.
     pub weight: u16,
-    /// Which of the rank's buffers holds it, for who is to read it there; no part of what was agreed.
-    pub(crate) buffer: u32,
+    /// As [`Entry::buffer`].
+    place: u8,
 }
 
 impl PartialEq for Entry {
@@ -53,6 +53,16 @@ const WEIGHT_BITS: u32 = u16::BITS;
 const AGE_SHIFT: u32 = RANK_BITS + BUFFER_BITS + PART_BITS + WEIGHT_BITS;
 
 impl Entry {
+    pub(crate) fn new(rank: u32, part: Part, (age, weight): (u64, u16), buffer: u32) -> Self {
+        debug_assert!(buffer < 1 << BUFFER_BITS);
+        Entry { rank, part, age, weight, place: buffer as u8 }
+    }
+
+    /// Which of the rank's buffers holds it, for who is to read it there; no part of what was agreed.
+    pub(crate) fn buffer(&self) -> u32 {
+        self.place.into()
+    }
+
     fn agreed(&self) -> (u32, Part, u64, u16) {
         (self.rank, self.part, self.age, self.weight)
     }
@@ -64,7 +74,7 @@ impl Entry {
             Part::Leaving => 2,
         };
         u64::from(self.rank)
-            | u64::from(self.buffer) << RANK_BITS
+            | u64::from(self.place) << RANK_BITS
             | part << (RANK_BITS + BUFFER_BITS)
             | u64::from(self.weight) << (RANK_BITS + BUFFER_BITS + PART_BITS)
             | self.age << AGE_SHIFT
@@ -74,7 +84,7 @@ impl Entry {
         let field = |from: u32, bits: u32| cell >> from & ((1 << bits) - 1);
         Entry {
             rank: field(0, RANK_BITS) as u32,
-            buffer: field(RANK_BITS, BUFFER_BITS) as u32,
+            place: field(RANK_BITS, BUFFER_BITS) as u8,
             part: match field(RANK_BITS + BUFFER_BITS, PART_BITS) {
                 0 => Part::Carried,
                 1 => Part::Fresh,
@@ -133,6 +143,11 @@ impl Cut {
         self.entries.iter().filter(|entry| entry.part != Part::Leaving)
     }
 
+    /// Ranks for which this is the last round.
+    pub(crate) fn leaving(&self) -> impl Iterator<Item = u32> {
+        self.entries.iter().filter(|entry| entry.part == Part::Leaving).map(|entry| entry.rank)
+    }
+
     fn ranks(&self, part: Part) -> RankSet {
         self.entries.iter().filter(|entry| entry.part == part).map(|entry| entry.rank).collect()
     }
@@ -161,13 +176,13 @@ impl Cut {
             self.note_initiator(rank);
         }
         if let Some((buffer, age)) = deposit.carried {
-            self.entries.push(Entry { rank, part: Part::Carried, age, weight: weight(buffer), buffer });
+            self.entries.push(Entry::new(rank, Part::Carried, (age, weight(buffer)), buffer));
         }
         if let Some(buffer) = deposit.fresh {
-            self.entries.push(Entry { rank, part: Part::Fresh, age: 0, weight: weight(buffer), buffer });
+            self.entries.push(Entry::new(rank, Part::Fresh, (0, weight(buffer)), buffer));
         }
         if deposit.leaving {
-            self.entries.push(Entry { rank, part: Part::Leaving, age: 0, weight: 0, buffer: 0 });
+            self.entries.push(Entry::new(rank, Part::Leaving, (0, 0), 0));
         }
     }
 
@@ -176,8 +191,15 @@ impl Cut {
         self.initiator = Some(self.initiator.map_or(rank, |known| known.min(rank)));
     }
 
+    /// What a rank has in it, if anything: at most one entry that is carried, and behind it one that is not.
+    pub(crate) fn of(&self, rank: u32) -> &[Entry] {
+        let from = self.entries.partition_point(|entry| entry.rank < rank);
+        let count = self.entries[from..].iter().take_while(|entry| entry.rank == rank).count();
+        &self.entries[from..from + count]
+    }
+
     pub(crate) fn holds(&self, rank: u32, part: Part) -> bool {
-        self.entries.iter().any(|entry| entry.rank == rank && entry.part == part)
+        self.of(rank).iter().any(|entry| entry.part == part)
     }
 
     /// Cells that the record of a cut takes at most: round, head and two entries a rank.
@@ -219,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_cut_survives_the_wire() {
-        let entry = |rank, part, age, buffer| Entry { rank, part, age, weight: 7 * age as u16 + 60_000, buffer };
+        let entry = |rank, part, age, buffer| Entry::new(rank, part, (age, 7 * age as u16 + 60_000), buffer);
         let mut cut = Cut::with_room_for(4);
         cut.round = 9;
         cut.initiator = Some(3);
@@ -233,10 +255,12 @@ mod tests {
         let mut copy = Cut::with_room_for(4);
         copy.decode(9, |index| cells[index]);
         assert_eq!(copy, cut);
-        let places = |cut: &Cut| cut.entries.iter().map(|entry| entry.buffer).collect::<Vec<_>>();
+        let places = |cut: &Cut| cut.entries.iter().map(|entry| entry.buffer()).collect::<Vec<_>>();
         assert_eq!(places(&copy), places(&cut));
         assert_eq!(copy.fresh().iter().collect::<Vec<_>>(), [0, 3]);
         assert_eq!(copy.contributions().count(), 3);
-        assert!(copy.leavers().contains(2) && copy.holds(0, Part::Carried));
+        assert!(copy.leavers().contains(2) && copy.holds(0, Part::Carried) && !copy.holds(3, Part::Carried));
+        let counts: Vec<usize> = (0..5).map(|rank| copy.of(rank).len()).collect();
+        assert_eq!(counts, [2, 0, 1, 1, 0]);
     }
 }

@@ -17,10 +17,12 @@ impl Machine {
         let round = self.fired + 1;
         let slot = self.plan.slot(round);
         let mut cut = std::mem::take(&mut self.cuts[slot]);
-        let complete = self.fill(&mut cut, round, cells);
-        self.next_active.clone_from(&self.active);
-        for entry in cut.entries.iter().filter(|entry| entry.part == Part::Leaving) {
-            self.next_active.remove(entry.rank);
+        let lacking = self.fill(&mut cut, round, cells);
+        self.missing = lacking.unwrap_or(0);
+        let complete = lacking.is_none();
+        if complete {
+            self.next_active.clone_from(&self.active);
+            cut.leaving().for_each(|rank| self.next_active.remove(rank));
         }
         self.cuts[slot] = cut;
         if complete {
@@ -52,26 +54,33 @@ impl Machine {
         })
     }
 
-    fn fill(&self, cut: &mut super::Cut, round: u64, cells: &impl Cells) -> bool {
-        cut.round = round;
-        cut.initiator = Some(self.plan.me);
-        cut.entries.clear();
-        for rank in 0..self.plan.ranks {
+    /// Goes on with the cut from the first member on whose tag was not seen; who that is now, if there is one. A tag that
+    /// was seen stays as it is until the round has fired.
+    fn fill(&self, cut: &mut super::Cut, round: u64, cells: &impl Cells) -> Option<u32> {
+        if self.missing == 0 {
+            cut.entries.clear();
+        }
+        (cut.round, cut.initiator) = (round, Some(self.plan.me));
+        (self.missing..self.plan.ranks).find(|&rank| {
             let known = self.words[(rank / word::RANKS_PER_WORD) as usize];
-            let bit = rank % word::RANKS_PER_WORD;
-            if word::carried(known) >> bit & 1 == 1 {
-                let Some((buffer, tag)) = self.carried_tag(rank, round, cells) else { return false };
+            let has = |bits: u64| bits >> (rank % word::RANKS_PER_WORD) & 1 == 1;
+            let complete = cut.entries.len();
+            if has(word::carried(known)) {
+                let Some((buffer, tag)) = self.carried_tag(rank, round, cells) else { return true };
                 let part = if self.plan.fault(Fault::CarriedAsFresh) { Part::Fresh } else { Part::Carried };
                 let age = round - tag.target + u64::from(self.plan.fault(Fault::WrongAge));
-                cut.entries.push(Entry { rank, part, age, weight: tag.weight, buffer });
+                cut.entries.push(Entry::new(rank, part, (age, tag.weight), buffer));
             }
-            if word::arrived(known) >> bit & 1 == 1 {
-                let Some((buffer, tag)) = self.fresh_tag(rank, round, cells) else { return false };
+            if has(word::arrived(known)) {
+                let Some((buffer, tag)) = self.fresh_tag(rank, round, cells) else {
+                    cut.entries.truncate(complete);
+                    return true;
+                };
                 let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-                cut.entries.push(Entry { rank, part, age: 0, weight: tag.weight, buffer });
+                cut.entries.push(Entry::new(rank, part, (0, tag.weight), buffer));
             }
-        }
-        true
+            false
+        })
     }
 
     fn tags<'a>(&'a self, rank: u32, cells: &'a impl Cells) -> impl Iterator<Item = (u32, Tag)> + 'a {
@@ -129,7 +138,8 @@ impl Machine {
     /// may be gone.
     pub(super) fn for_receivers_elsewhere(&mut self, mut tell: impl FnMut(&mut Self, u32)) {
         for host in self.plan.topology.hosts_but(self.plan.host()) {
-            if self.active.iter().any(|rank| self.plan.host_of(rank) == host) {
+            // Usually the first one is.
+            if self.plan.topology.ranks_of(host).iter().any(|&rank| self.active.contains(rank)) {
                 tell(self, host);
             }
         }

@@ -75,8 +75,8 @@ impl Homes {
 
     /// The homes, each with its place among the hosts that have somebody active.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
-        let all = self.leads.iter().copied().enumerate();
-        all.filter(|&(place, _)| self.only.is_none_or(|only| place == only))
+        let places = self.only.map_or(0..self.leads.len(), |only| only..only + 1);
+        places.map(|place| (place, self.leads[place]))
     }
 
     pub(super) fn contain(&self, rank: u32) -> bool {
@@ -126,7 +126,8 @@ impl Machine {
     }
 
     pub(super) fn is_home(&self) -> bool {
-        self.homes.contain(self.plan.me)
+        let homes = &self.homes;
+        homes.leads.get(homes.only.unwrap_or(homes.own)) == Some(&self.plan.me)
     }
 
     /// Whether another rank of this host is a home.
@@ -146,7 +147,7 @@ impl Machine {
     /// Where a contribution lies, from byte `from` on, if its rank wrote it on this host.
     pub(crate) fn in_place(&self, entry: &Entry, from: usize) -> Option<usize> {
         let near = self.plan.host_of(entry.rank) == self.plan.host();
-        near.then(|| self.plan.contribution(entry.rank, entry.buffer) + from)
+        near.then(|| self.plan.contribution(entry.rank, entry.buffer()) + from)
     }
 
     /// Where on this rank's host the part of a contribution to a round lies that begins at byte `from`; nothing if it
@@ -156,7 +157,7 @@ impl Machine {
             return Some(here);
         }
         if self.plan.path.pushes() {
-            return Some(self.plan.pushed(entry.rank, entry.buffer, round) + from);
+            return Some(self.plan.pushed(entry.rank, entry.buffer(), round) + from);
         }
         let host = self.plan.host_of(entry.rank);
         let sender = self.homes.place_of(&self.plan, host).ok().filter(|_| self.plan.path == Path::Scattered);
@@ -201,7 +202,7 @@ impl Machine {
             let cut = &mut self.cuts[slot];
             (cut.round, cut.initiator) = (round, None);
             cut.entries.clear();
-            let entry = |rank| Entry { rank, part: Part::Fresh, age: 0, weight: 1, buffer: 0 };
+            let entry = |rank| Entry::new(rank, Part::Fresh, (0, 1), 0);
             cut.entries.extend(self.active.iter().map(entry));
         } else if told != word(round, false) || !self.read_record(round, cells) {
             return;

@@ -106,7 +106,7 @@ impl Machine {
         for rank in self.active.iter() {
             let tag = Tag::from_cell(cells.load(self.plan.tag(rank, number)));
             let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-            cut.entries.push(super::Entry { rank, part, age: 0, weight: tag.weight, buffer: tag.buffer });
+            cut.entries.push(super::Entry::new(rank, part, (0, tag.weight), tag.buffer));
         }
         self.missing = 0;
         true
@@ -128,11 +128,11 @@ impl Machine {
         self.fired = round;
         let cut = &self.cuts[self.plan.slot(round)];
         self.leavers.clear();
-        for entry in cut.entries.iter().filter(|entry| entry.part == Part::Leaving) {
+        for rank in cut.leaving() {
             if !self.plan.fault(Fault::ForgetLeavers) {
-                self.active.remove(entry.rank);
+                self.active.remove(rank);
             }
-            self.leavers.insert(entry.rank);
+            self.leavers.insert(rank);
         }
         self.transitions += 1;
     }

@@ -17,6 +17,7 @@ use super::op::{Counted, Interest, Op, Token};
 use super::pace::Pace;
 use super::plan::{BUFFERS, Path, Plan};
 use super::pulling::Pull;
+use super::releases::Releases;
 use super::stats::Stats;
 use super::tree::Effort;
 use crate::fabric::{Atomic, Change};
@@ -67,11 +68,11 @@ pub(crate) struct Machine {
     pub(super) stats: Stats,
     /// Left: this rank's last arrival is in a cut.
     pub(super) left: bool,
-    /// Everybody has released at least this round, when last looked at.
-    pub(super) released_by_all: u64,
+    /// What is known of the releases of all.
+    pub(super) releases: Releases,
     /// Ranks that left with round `fired`.
     pub(super) leavers: RankSet,
-    /// By tags: the first rank whose tag for round `fired + 1` was not seen.
+    /// By tags, and by an initiator: the first rank whose tag for round `fired + 1` was not seen.
     pub(super) missing: u32,
     /// The tag was shown and its consequences are not worked off: whoever sees a synchronous round
     /// complete in this state wakes the others.
@@ -118,7 +119,7 @@ impl Machine {
             pace: Pace::new(plan.grace),
             stats: Stats::default(),
             left: false,
-            released_by_all: 0,
+            releases: Releases::default(),
             leavers: RankSet::empty(plan.ranks),
             missing: 0,
             arriving: false,
@@ -276,11 +277,8 @@ impl Machine {
     /// Whether every rank has released `round`, so what it used may be used again.
     fn is_released(&mut self, round: u64, cells: &impl Cells) -> bool {
         let round = if self.plan.fault(Fault::ReuseSlotEarly) { round.saturating_sub(1) } else { round };
-        if self.released_by_all < round {
-            let released = |rank| cells.load(self.plan.released(rank));
-            self.released_by_all = (0..self.plan.ranks).map(released).min().unwrap_or(FOREVER);
-        }
-        self.released_by_all >= round
+        let released = |rank| cells.load(self.plan.released(rank));
+        self.releases.reach(round, self.plan.ranks, released)
     }
 
     /// The rounds that `wait` would return now, oldest first; empty while it has to wait.

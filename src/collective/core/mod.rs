@@ -28,6 +28,7 @@ mod plan;
 #[cfg(all(test, not(loom)))]
 mod plan_tests;
 mod pulling;
+mod releases;
 mod stats;
 mod tag;
 mod topology;

@@ -141,9 +141,7 @@ impl Machine {
         self.next_active.clone_from(&self.active);
         for later in round..=self.fired {
             let slot = self.plan.slot(later);
-            for entry in self.cuts[slot].entries.iter().filter(|entry| entry.part == super::Part::Leaving) {
-                self.next_active.insert(entry.rank);
-            }
+            self.cuts[slot].leaving().for_each(|rank| self.next_active.insert(rank));
         }
         self.plan.host_of(self.plan.home(round, &self.next_active))
     }
@@ -207,7 +205,7 @@ impl Machine {
         for (row, entry) in cut.contributions().enumerate() {
             let host = self.plan.host_of(entry.rank);
             if host != self.plan.host() {
-                let from = self.plan.contribution(entry.rank, entry.buffer) + from;
+                let from = self.plan.contribution(entry.rank, entry.buffer()) + from;
                 let token = self.count(Counted::Read, host);
                 self.push(Op::Read { host, from, len, row, token });
                 missing += 1;

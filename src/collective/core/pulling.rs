@@ -154,7 +154,7 @@ impl Machine {
         let (part, weight, buffer) = (arrival.part, arrival.weight, arrival.buffer);
         let mut next = self.active.next(first);
         if next == Some(me) {
-            self.pull.cut.entries.push(Entry { rank: me, part, age: 0, weight, buffer });
+            self.pull.cut.entries.push(Entry::new(me, part, (0, weight), buffer));
             next = self.active.next(me + 1);
         }
         match next {
@@ -193,7 +193,7 @@ impl Machine {
                     return self.ask_all();
                 }
                 let part = if tag.leaving { Part::Leaving } else { Part::Fresh };
-                self.pull.cut.entries.push(Entry { rank, part, age: 0, weight: tag.weight, buffer: tag.buffer });
+                self.pull.cut.entries.push(Entry::new(rank, part, (0, tag.weight), tag.buffer));
                 self.ask_from(rank + 1);
             }
             Stage::Reading { round, part, missing } if missing > 1 => {

@@ -57,7 +57,7 @@ impl Driver {
             }
             let added = scratch.entries[first..].iter().filter(|entry| entry.part != Part::Leaving);
             let contribution = |entry: &Entry| {
-                let at = Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
+                let at = Place::Here(plan.contribution(entry.rank, entry.buffer()) + skip);
                 reduction.source(entry, at)
             };
             match input {

@@ -1,0 +1,66 @@
+//! Whether all ranks have released a round.
+
+use super::machine::FOREVER;
+
+/// How far the last looks at the releases of all ranks came. They only grow: a rank that was seen to have released a round
+/// is not looked at again before a later one is asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Releases {
+    /// All have released this round.
+    by_all: u64,
+    /// The round that was asked for last.
+    asked: u64,
+    /// The first rank that was not seen to have released it, and the least that those before it had released.
+    next: u32,
+    least: u64,
+}
+
+impl Releases {
+    /// Whether all of so many ranks have released a round; `released` says which one a rank has.
+    pub(super) fn reach(&mut self, round: u64, ranks: u32, released: impl Fn(u32) -> u64) -> bool {
+        if self.by_all >= round {
+            return true;
+        }
+        if self.asked != round {
+            (self.asked, self.next, self.least) = (round, 0, FOREVER);
+        }
+        while self.next < ranks {
+            let newest = released(self.next);
+            if newest < round {
+                return false;
+            }
+            self.least = self.least.min(newest);
+            self.next += 1;
+        }
+        self.by_all = self.least;
+        true
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn who_has_released_a_round_is_not_looked_at_again() {
+        let mut releases = Releases::default();
+        let looks = Cell::new(0);
+        let mut ask = |round: u64, cells: [u64; 4]| {
+            looks.set(0);
+            let released = |rank: u32| {
+                looks.set(looks.get() + 1);
+                cells[rank as usize]
+            };
+            (releases.reach(round, 4, released), looks.get())
+        };
+        assert_eq!(ask(0, [0; 4]), (true, 0));
+        assert_eq!(ask(1, [2, 3, 0, 2]), (false, 3));
+        assert_eq!(ask(1, [2, 3, 0, 2]), (false, 1));
+        assert_eq!(ask(1, [2, 3, FOREVER, 2]), (true, 2));
+        assert_eq!(ask(2, [2, 3, FOREVER, 2]), (true, 0));
+        assert_eq!(ask(3, [4, 3, FOREVER, 2]), (false, 4));
+        assert_eq!(ask(3, [4, 3, FOREVER, 3]), (true, 1));
+    }
+}
