@@ -130,8 +130,10 @@ impl Driver {
         }
         let staged = staging.map(|region| window(&*endpoint, region));
         let arena = Arena::new(data, staged, plan.ranks);
-        let scratch = Cut::with_room_for(plan.ranks);
-        let sources = Vec::with_capacity(2 * plan.ranks as usize);
+        // Others read cuts from records, and combine what lies in one of them.
+        let by_parts = matches!(plan.path, Path::Program | Path::Offloaded);
+        let scratch = if by_parts { Cut::with_room_for(plan.ranks) } else { Cut::default() };
+        let sources = Vec::with_capacity(if by_parts { 2 * plan.ranks as usize } else { 0 });
         let machine = Machine::new(plan).with_waits_fence_peer(endpoint.waits_fence_peer());
         Ok(Driver {
             machine,

@@ -99,7 +99,6 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new(plan: Plan) -> Self {
         let slots = plan.slots() as usize;
-        let most_ops = 16 + 4 * plan.topology.hosts() as usize + 2 * plan.ranks as usize;
         Machine {
             taken: 0,
             fired: 0,
@@ -130,7 +129,7 @@ impl Machine {
             released: 0,
             words: vec![0; plan.words() as usize],
             next_active: RankSet::empty(plan.ranks),
-            ops: VecDeque::with_capacity(most_ops),
+            ops: VecDeque::with_capacity(plan.usual_ops()),
             transitions: 0,
             plan,
         }

@@ -401,6 +401,22 @@ impl Plan {
         if self.weighted { Tag::from_cell(cells.load(self.tag(rank, buffer))).weight } else { 1 }
     }
 
+    /// Operations that a rank has to do at once in an ordinary round. For more the queue grows, once.
+    pub(super) fn usual_ops(&self) -> usize {
+        let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
+        20 + match self.path {
+            Path::Replicated => hosts,
+            // An initiator tells every other host the outcome, and then the cut.
+            Path::Eager => 2 * hosts,
+            // A home does so too, and another rank may read all contributions.
+            Path::Gathered | Path::Scattered => 2 * hosts + ranks,
+            Path::Segmented if hosts > 1 => 2 * hosts + 2 * ranks,
+            Path::Segmented => 0,
+            // What a worker does at once may go over all ranks.
+            Path::Program | Path::Offloaded => 2 * ranks,
+        }
+    }
+
     pub(crate) fn fault(&self, fault: Fault) -> bool {
         fault.is(self.fault)
     }
