@@ -16,8 +16,6 @@ mod oracle;
 mod recording;
 mod scenario;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
@@ -34,7 +32,7 @@ pub use recording::{NotAWorld, Recording};
 
 use crate::collective::core::Plan;
 use crate::collective::driver::{Driver, Regions};
-use crate::fabric::sim::SimFabric;
+use crate::fabric::sim::{SimFabric, Timeline};
 use crate::fabric::{Endpoint, Fabric, RawAccess};
 use actor::{Actor, Next};
 use coverage::Conditions;
@@ -123,11 +121,11 @@ fn simulate(
     let mut actors = build(scenario, &fabrics)?;
     let mut oracle = Rc::new(Oracle::new(scenario));
     // Stale entries are recognised by the actor: only the newest of each counts.
-    let mut agenda: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
+    let mut agenda = Timeline::new();
     let mut order = 0;
-    let mut at = |agenda: &mut BinaryHeap<_>, time: u64, actor: usize| {
+    let mut at = |agenda: &mut Timeline<(u64, usize)>, time: u64, actor: usize| {
         order += 1;
-        agenda.push(Reverse((time, order, actor)));
+        agenda.push(time, (order, actor));
         order
     };
     for (index, actor) in actors.iter_mut().enumerate() {
@@ -136,86 +134,88 @@ fn simulate(
     let mut woken = Vec::new();
     let mut freeze = scenario.freeze;
     let mut failed = false;
-    for events in 0..most_events {
-        let network = net.lock().next_time();
-        let turn = agenda.peek().map(|Reverse((time, ..))| *time);
-        match (network, turn) {
-            (None, None) => {
-                let mut coverage = finish(&actors, &oracle, failed)?;
-                coverage.weather(net.lock().met());
-                coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
-                let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
-                let conditions = Conditions::of(scenario, &coverage, performed);
-                return Ok(Ended { coverage, conditions, events, time: net.lock().now() });
-            }
-            (Some(_), None) => net.lock().advance(),
-            (Some(network), Some(turn)) if network <= turn => net.lock().advance(),
-            (_, Some(turn)) => {
-                let Some(Reverse((_, ticket, index))) = agenda.pop() else { continue };
-                let actor = &mut actors[index];
-                if actor.scheduled != ticket {
-                    continue;
-                }
-                net.lock().pass_time(turn);
-                if let Some((victim, at_turn, length)) = freeze
-                    && victim == index
-                    && at_turn <= actor.turns
-                {
-                    freeze = None;
-                    tell(story, turn, index, || format!("freezes for {length} ns"));
-                    actor.scheduled = at(&mut agenda, turn + length, index);
-                    continue;
-                }
-                if scenario.deaths.iter().any(|death| death.rank == index && actor.is_due(death)) && !actor.is_gone() {
-                    actor.die();
-                    tell(story, turn, index, || "dies".to_owned());
-                    net.lock().kill(index);
-                    for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
-                        // They go on as if nothing had happened until they hear of it.
-                        actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
-                        if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
-                            actor.scheduled = at(&mut agenda, time.max(turn), survivor);
-                        }
-                    }
-                    continue;
-                }
-                let before = story.is_some().then(|| (actor.next_op(), actor.summary()));
-                let next = actor.turn(turn, rng, &mut oracle);
-                if let Some((op, summary)) = before {
-                    let after = actor.summary();
-                    if let Some(op) = op {
-                        tell(story, turn, index, || op);
-                    } else if after != summary {
-                        tell(story, turn, index, || after);
-                    }
-                }
-                match next? {
-                    Next::After(pause) => actor.scheduled = at(&mut agenda, turn + pause, index),
-                    Next::Parked(Some(timer)) => actor.scheduled = at(&mut agenda, timer.max(turn), index),
-                    Next::Parked(None) => actor.scheduled = 0,
-                    Next::Gone => actor.scheduled = 0,
-                    Next::Broke => {
-                        actor.scheduled = 0;
-                        failed = true;
-                        for (other, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
-                            let time = turn + rng.random_range(0..20_000);
-                            actor.will_hear_of_abort(time);
-                            if actor.is_parked() {
-                                actor.scheduled = at(&mut agenda, time, other);
-                            }
-                        }
-                    }
-                }
-            }
-        }
+    let mut events = 0;
+    loop {
+        // Of what is due at the same time, the network comes first.
+        let turn = agenda.next_time();
         let now = {
             let mut net = net.lock();
+            events += net.advance_to(turn, most_events - events);
             net.take_woken(&mut woken);
             net.now()
         };
-        for index in woken.drain(..) {
-            if actors[index].is_parked() {
-                actors[index].scheduled = at(&mut agenda, now + rng.random_range(10..400), index);
+        if !woken.is_empty() {
+            for index in woken.drain(..) {
+                if actors[index].is_parked() {
+                    actors[index].scheduled = at(&mut agenda, now + rng.random_range(10..400), index);
+                }
+            }
+            continue;
+        }
+        if events == most_events {
+            break;
+        }
+        let Some((turn, (ticket, index))) = agenda.pop() else {
+            let mut coverage = finish(&actors, &oracle, failed)?;
+            coverage.weather(net.lock().met());
+            coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
+            let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
+            let conditions = Conditions::of(scenario, &coverage, performed);
+            return Ok(Ended { coverage, conditions, events, time: now });
+        };
+        events += 1;
+        let actor = &mut actors[index];
+        if actor.scheduled != ticket {
+            continue;
+        }
+        net.lock().pass_time(turn);
+        if let Some((victim, at_turn, length)) = freeze
+            && victim == index
+            && at_turn <= actor.turns
+        {
+            freeze = None;
+            tell(story, turn, index, || format!("freezes for {length} ns"));
+            actor.scheduled = at(&mut agenda, turn + length, index);
+            continue;
+        }
+        if scenario.deaths.iter().any(|death| death.rank == index && actor.is_due(death)) && !actor.is_gone() {
+            actor.die();
+            tell(story, turn, index, || "dies".to_owned());
+            net.lock().kill(index);
+            for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
+                // They go on as if nothing had happened until they hear of it.
+                actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
+                if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
+                    actor.scheduled = at(&mut agenda, time.max(turn), survivor);
+                }
+            }
+            continue;
+        }
+        let before = story.is_some().then(|| (actor.next_op(), actor.summary()));
+        let next = actor.turn(turn, rng, &mut oracle);
+        if let Some((op, summary)) = before {
+            let after = actor.summary();
+            if let Some(op) = op {
+                tell(story, turn, index, || op);
+            } else if after != summary {
+                tell(story, turn, index, || after);
+            }
+        }
+        match next? {
+            Next::After(pause) => actor.scheduled = at(&mut agenda, turn + pause, index),
+            Next::Parked(Some(timer)) => actor.scheduled = at(&mut agenda, timer.max(turn), index),
+            Next::Parked(None) => actor.scheduled = 0,
+            Next::Gone => actor.scheduled = 0,
+            Next::Broke => {
+                actor.scheduled = 0;
+                failed = true;
+                for (other, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
+                    let time = turn + rng.random_range(0..20_000);
+                    actor.will_hear_of_abort(time);
+                    if actor.is_parked() {
+                        actor.scheduled = at(&mut agenda, time, other);
+                    }
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 //! later still. Even on the own host an atomic may complete late. Nothing here looks at a clock.
 
 mod net;
+mod timeline;
 mod weather;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use net::{Net, Snapshot};
 use parking_lot::{Mutex, MutexGuard};
+pub(crate) use timeline::Timeline;
 pub(crate) use weather::{Kind, Met, Stall, Weather};
 
 use super::{

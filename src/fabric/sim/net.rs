@@ -3,8 +3,7 @@
 
 mod posting;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,13 +11,11 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::timeline::{Time, Timeline};
 use super::weather::{Met, Weather};
 use crate::error::{Error, Result};
 use crate::fabric::{Access, At, Completion, Interest, Region, Window};
 use crate::sync::{AtomicU64, Ordering};
-
-/// Nanoseconds of virtual time.
-pub(crate) type Time = u64;
 
 #[derive(Debug)]
 pub(crate) struct Net {
@@ -29,8 +26,9 @@ pub(crate) struct Net {
     endpoints: Vec<State>,
     /// Endpoints opened by each rank.
     opened: Vec<u32>,
-    queue: BinaryHeap<Reverse<Event>>,
-    posted: u64,
+    /// Those that wait, ascending, by host and channel.
+    waiters: Vec<Vec<Vec<usize>>>,
+    timeline: Timeline<Effect>,
     woken: Vec<usize>,
     drives_itself: bool,
     /// Operations on the own host take effect in the call.
@@ -80,15 +78,7 @@ struct State {
     waiting_for: Interest,
 }
 
-/// Ordered by time, then by when it was posted.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Event {
-    at: Time,
-    order: u64,
-    effect: Effect,
-}
-
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug)]
 enum Effect {
     /// Reads what will land then.
     Copy {
@@ -132,11 +122,11 @@ impl Net {
             now: 0,
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             opened: vec![0; hosts.len()],
+            waiters: vec![Vec::new(); hosts.iter().max().map_or(0, |most| *most as usize + 1)],
             hosts,
             regions: Vec::new(),
             endpoints: Vec::new(),
-            queue: BinaryHeap::new(),
-            posted: 0,
+            timeline: Timeline::new(),
             woken: Vec::new(),
             drives_itself: true,
             instant: false,
@@ -173,7 +163,7 @@ impl Net {
     }
 
     pub(crate) fn save(&self) -> Snapshot {
-        debug_assert!(self.queue.is_empty());
+        debug_assert!(self.timeline.is_empty());
         Snapshot {
             cells: self.cells().map(|cell| cell.load(Ordering::Relaxed)).collect(),
             waiting_for: self.endpoints.iter().map(|state| state.waiting_for).collect(),
@@ -188,8 +178,8 @@ impl Net {
     pub(crate) fn restore(&mut self, snapshot: &Snapshot) {
         self.cells().zip(&snapshot.cells).for_each(|(cell, &value)| cell.store(value, Ordering::Relaxed));
         self.woken.clear();
-        for (state, &interest) in self.endpoints.iter_mut().zip(&snapshot.waiting_for) {
-            state.waiting_for = interest;
+        for (endpoint, &interest) in snapshot.waiting_for.iter().enumerate() {
+            self.prepare_wait(endpoint, interest);
         }
     }
 
@@ -222,6 +212,8 @@ impl Net {
     pub(super) fn open(&mut self, rank: u32) -> usize {
         let channel = self.opened[rank as usize];
         self.opened[rank as usize] += 1;
+        let channels = &mut self.waiters[self.hosts[rank as usize] as usize];
+        channels.resize(channels.len().max(channel as usize + 1), Vec::new());
         self.endpoints.push(State { rank, channel, completions: VecDeque::new(), broken: false, waiting_for: 0 });
         self.endpoints.len() - 1
     }
@@ -276,14 +268,14 @@ impl Net {
     }
 
     pub(crate) fn next_time(&self) -> Option<Time> {
-        self.queue.peek().map(|Reverse(event)| event.at)
+        self.timeline.next_time()
     }
 
     /// Lets the next thing happen.
     pub(crate) fn advance(&mut self) {
-        let Some(Reverse(event)) = self.queue.pop() else { return };
-        self.now = self.now.max(event.at);
-        match event.effect {
+        let Some((at, effect)) = self.timeline.pop() else { return };
+        self.now = self.now.max(at);
+        match effect {
             Effect::Copy { from, to, len, lands } => {
                 let window = |place: (u32, usize)| (&self.regions[place.0 as usize].window, place.1);
                 if lands <= self.now {
@@ -337,31 +329,42 @@ impl Net {
     }
 
     pub(super) fn prepare_wait(&mut self, endpoint: usize, interest: Interest) {
-        self.endpoints[endpoint].waiting_for = interest;
+        let before = std::mem::replace(&mut self.endpoints[endpoint].waiting_for, interest);
+        if (before == 0) != (interest == 0) {
+            let waiters = self.waiters_beside(endpoint);
+            match waiters.binary_search(&endpoint) {
+                Ok(place) => _ = waiters.remove(place),
+                Err(place) => waiters.insert(place, endpoint),
+            }
+        }
+    }
+
+    /// Those that wait on the host and the channel of an endpoint.
+    fn waiters_beside(&mut self, endpoint: usize) -> &mut Vec<usize> {
+        let State { rank, channel, .. } = self.endpoints[endpoint];
+        &mut self.waiters[self.hosts[rank as usize] as usize][channel as usize]
     }
 
     pub(crate) fn is_waiting(&self, endpoint: usize) -> bool {
         self.endpoints[endpoint].waiting_for != 0
     }
 
-    fn end_wait(&mut self, endpoint: usize) -> bool {
-        let waited = std::mem::take(&mut self.endpoints[endpoint].waiting_for) != 0;
-        if waited {
+    fn end_wait(&mut self, endpoint: usize) {
+        if self.is_waiting(endpoint) {
+            self.prepare_wait(endpoint, 0);
             self.woken.push(endpoint);
         }
-        waited
     }
 
     /// An endpoint's process ended: what it had posted and what has not happened never will.
     pub(crate) fn kill(&mut self, endpoint: usize) {
-        let by_it = |event: &Event| match event.effect {
-            Effect::Copy { .. } | Effect::Land { .. } => false,
+        self.timeline.retain(|effect| match effect {
+            Effect::Copy { .. } | Effect::Land { .. } => true,
             Effect::Change { endpoint: by, .. }
             | Effect::Fetch { endpoint: by, .. }
             | Effect::Complete { endpoint: by, .. }
-            | Effect::Break { endpoint: by } => by == endpoint,
-        };
-        self.queue.retain(|Reverse(event)| !by_it(event));
+            | Effect::Break { endpoint: by } => *by != endpoint,
+        });
     }
 
     pub(super) fn interrupt(&mut self, endpoint: usize) {
@@ -374,16 +377,31 @@ impl Net {
     }
 
     fn wake(&mut self, host: u32, channel: u32, most: u32, interest: Option<Interest>) -> u32 {
-        let mut woken = 0;
-        for endpoint in 0..self.endpoints.len() {
-            let state = &self.endpoints[endpoint];
-            let same = state.channel == channel && self.hosts[state.rank as usize] == host;
-            let meant = interest.is_none_or(|interest| state.waiting_for == interest);
-            if same && meant && woken < most && self.end_wait(endpoint) {
-                woken += 1;
+        let Net { waiters, endpoints, woken, .. } = self;
+        let Some(waiters) = waiters[host as usize].get_mut(channel as usize) else { return 0 };
+        let mut count = 0;
+        waiters.retain(|&endpoint| {
+            let waiting_for = &mut endpoints[endpoint].waiting_for;
+            let ends = count < most && interest.is_none_or(|interest| *waiting_for == interest);
+            if ends {
+                *waiting_for = 0;
+                woken.push(endpoint);
+                count += 1;
             }
+            !ends
+        });
+        count
+    }
+
+    /// Lets things happen until one of them ends a wait, none is left up to a time, or so many have; says how many.
+    pub(crate) fn advance_to(&mut self, time: Option<Time>, most: u64) -> u64 {
+        let is_due = |next: Time| time.is_none_or(|time| next <= time);
+        let mut happened = 0;
+        while happened < most && self.woken.is_empty() && self.next_time().is_some_and(is_due) {
+            self.advance();
+            happened += 1;
         }
-        woken
+        happened
     }
 
     /// Endpoints whose wait ended since the last call.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::net::Time;
+use super::timeline::Time;
 
 /// Troubles of a network, drawn by whoever makes it. None by default.
 #[derive(Clone, Debug, Serialize, Deserialize)]

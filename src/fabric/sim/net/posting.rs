@@ -1,11 +1,9 @@
 //! What is posted: when it takes effect, in which pieces, how often, and whether at all.
 #![forbid(unsafe_code)]
 
-use std::cmp::Reverse;
-
 use rand::RngExt;
 
-use super::{Effect, Event, Net, Time};
+use super::{Effect, Net, Time};
 use crate::fabric::{At, Atomic, Change, Posted, Region, Signal};
 
 impl Net {
@@ -100,8 +98,9 @@ impl Net {
     }
 
     pub(super) fn schedule(&mut self, at: Time, effect: Effect) {
-        self.posted += 1;
-        self.queue.push(Reverse(Event { at, order: self.posted, effect }));
+        if !matches!(effect, Effect::Copy { len: 0, .. }) {
+            self.timeline.push(at, effect);
+        }
     }
 
     pub(in crate::fabric::sim) fn put(
