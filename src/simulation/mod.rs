@@ -138,13 +138,11 @@ fn simulate(
     loop {
         // Of what is due at the same time, the network comes first.
         let turn = agenda.next_time();
-        let now = {
-            let mut net = net.lock();
-            events += net.advance_to(turn, most_events - events);
-            net.take_woken(&mut woken);
-            net.now()
-        };
+        let mut network = net.lock();
+        events += network.advance_to(turn, most_events - events);
+        network.take_woken(&mut woken);
         if !woken.is_empty() {
+            let now = network.now();
             for index in woken.drain(..) {
                 if actors[index].is_parked() {
                     actors[index].scheduled = at(&mut agenda, now + rng.random_range(10..400), index);
@@ -157,18 +155,19 @@ fn simulate(
         }
         let Some((turn, (ticket, index))) = agenda.pop() else {
             let mut coverage = finish(&actors, &oracle, failed)?;
-            coverage.weather(net.lock().met());
+            coverage.weather(network.met());
             coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
             let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
             let conditions = Conditions::of(scenario, &coverage, performed);
-            return Ok(Ended { coverage, conditions, events, time: now });
+            return Ok(Ended { coverage, conditions, events, time: network.now() });
         };
         events += 1;
         let actor = &mut actors[index];
         if actor.scheduled != ticket {
             continue;
         }
-        net.lock().pass_time(turn);
+        network.pass_time(turn);
+        drop(network);
         if let Some((victim, at_turn, length)) = freeze
             && victim == index
             && at_turn <= actor.turns

@@ -151,6 +151,7 @@ impl Machine {
         &self.plan
     }
 
+    #[inline]
     pub(crate) fn stats(&self) -> Stats {
         let Some(worker) = &self.worker else { return self.stats };
         let (operations, inherited) = (worker.tasks, worker.inherited);
@@ -189,7 +190,12 @@ impl Machine {
     }
 
     pub(crate) fn next_op(&mut self) -> Option<Op> {
-        self.ops.pop_front()
+        let op = self.ops.pop_front();
+        if self.ops.is_empty() {
+            // It begins anew, in memory that is in a cache.
+            self.ops.clear();
+        }
+        op
     }
 
     /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.

@@ -126,6 +126,10 @@ impl SimEndpoint {
 
 impl Endpoint for SimEndpoint {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
+        if bytes > net::MOST_BYTES {
+            let problem = "a simulated region has less than 4 GiB";
+            return Err(Error::Usage { rank: self.rank, operation: "register", problem });
+        }
         Ok(self.net.lock().register(self.rank, bytes, access))
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Net {
     endpoints: Vec<State>,
     /// Endpoints opened by each rank.
     opened: Vec<u32>,
-    /// Those that wait, ascending, by host and channel.
+    /// Those that wait, ascending, by channel and host.
     waiters: Vec<Vec<Vec<usize>>>,
     timeline: Timeline<Effect>,
     woken: Vec<usize>,
@@ -82,39 +82,58 @@ struct State {
 enum Effect {
     /// Reads what will land then.
     Copy {
-        from: (u32, usize),
-        to: (u32, usize),
-        len: usize,
+        from: Place,
+        to: Place,
+        len: u32,
         lands: Time,
     },
     Land {
-        to: (u32, usize),
-        bytes: Vec<u8>,
+        to: Place,
+        bytes: Box<[u8]>,
     },
     Change {
-        endpoint: usize,
-        region: u32,
-        offset: usize,
+        endpoint: u32,
+        cell: Place,
         set: bool,
         value: u64,
     },
-    Fetch {
-        endpoint: usize,
-        region: u32,
-        offset: usize,
-        expect: Option<u64>,
-        value: u64,
-        token: u64,
-    },
+    /// Few, and larger than the others.
+    Fetch(Box<Fetch>),
     Complete {
-        endpoint: usize,
+        endpoint: u32,
         token: u64,
         value: u64,
     },
     Break {
-        endpoint: usize,
+        endpoint: u32,
     },
 }
+
+#[derive(Debug)]
+struct Fetch {
+    endpoint: usize,
+    cell: Place,
+    expect: Option<u64>,
+    value: u64,
+    token: u64,
+}
+
+/// Where something lies: a region, and bytes from its start.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    region: u32,
+    offset: u32,
+}
+
+impl Place {
+    /// So many bytes behind another place in a region, all of which can be addressed.
+    fn behind(at: At, bytes: usize) -> Self {
+        Place { region: at.region.0, offset: (at.offset + bytes) as u32 }
+    }
+}
+
+/// Most bytes of a region: a place in it is 32 bits.
+pub(super) const MOST_BYTES: usize = u32::MAX as usize / size_of::<u64>() * size_of::<u64>();
 
 impl Net {
     pub(super) fn new(hosts: Vec<u32>, seed: u64) -> Self {
@@ -122,7 +141,7 @@ impl Net {
             now: 0,
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             opened: vec![0; hosts.len()],
-            waiters: vec![Vec::new(); hosts.iter().max().map_or(0, |most| *most as usize + 1)],
+            waiters: Vec::new(),
             hosts,
             regions: Vec::new(),
             endpoints: Vec::new(),
@@ -212,8 +231,10 @@ impl Net {
     pub(super) fn open(&mut self, rank: u32) -> usize {
         let channel = self.opened[rank as usize];
         self.opened[rank as usize] += 1;
-        let channels = &mut self.waiters[self.hosts[rank as usize] as usize];
-        channels.resize(channels.len().max(channel as usize + 1), Vec::new());
+        if channel as usize == self.waiters.len() {
+            let hosts = self.hosts.iter().max().map_or(0, |most| *most as usize + 1);
+            self.waiters.push(vec![Vec::new(); hosts]);
+        }
         self.endpoints.push(State { rank, channel, completions: VecDeque::new(), broken: false, waiting_for: 0 });
         self.endpoints.len() - 1
     }
@@ -257,14 +278,22 @@ impl Net {
         self.hosts[owner as usize] == self.hosts[self.endpoints[endpoint].rank as usize]
     }
 
-    fn fetch(&self, region: u32, offset: usize, expect: Option<u64>, value: u64) -> u64 {
-        let cell = self.regions[region as usize].window.cell(offset / size_of::<u64>());
+    fn cell(&self, place: Place) -> &AtomicU64 {
+        self.regions[place.region as usize].window.cell(place.offset as usize / size_of::<u64>())
+    }
+
+    fn fetch(&self, cell: Place, expect: Option<u64>, value: u64) -> u64 {
+        let cell = self.cell(cell);
         match expect {
             None => cell.fetch_add(value, Ordering::SeqCst),
             Some(expect) => {
                 cell.compare_exchange(expect, value, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|found| found)
             }
         }
+    }
+
+    fn bytes(&self, place: Place) -> (&Window, usize) {
+        (&self.regions[place.region as usize].window, place.offset as usize)
     }
 
     pub(crate) fn next_time(&self) -> Option<Time> {
@@ -277,40 +306,43 @@ impl Net {
         self.now = self.now.max(at);
         match effect {
             Effect::Copy { from, to, len, lands } => {
-                let window = |place: (u32, usize)| (&self.regions[place.0 as usize].window, place.1);
                 if lands <= self.now {
-                    Window::copy(window(from), window(to), len);
+                    Window::copy(self.bytes(from), self.bytes(to), len as usize);
                 } else {
-                    let mut bytes = vec![0; len];
-                    window(from).0.read(from.1, &mut bytes);
+                    let mut bytes = vec![0; len as usize].into_boxed_slice();
+                    let (window, offset) = self.bytes(from);
+                    window.read(offset, &mut bytes);
                     self.schedule(lands, Effect::Land { to, bytes });
                 }
             }
-            Effect::Land { to, bytes } => self.regions[to.0 as usize].window.write(to.1, &bytes),
-            Effect::Change { endpoint, region, offset, set, value } => {
-                let memory = &self.regions[region as usize];
-                let cell = memory.window.cell(offset / size_of::<u64>());
+            Effect::Land { to, bytes } => {
+                let (window, offset) = self.bytes(to);
+                window.write(offset, &bytes);
+            }
+            Effect::Change { endpoint, cell: place, set, value } => {
+                let cell = self.cell(place);
                 if set {
                     cell.store(value, Ordering::SeqCst);
                 } else {
                     cell.fetch_add(value, Ordering::SeqCst);
                 }
-                let host = self.hosts[memory.owner as usize];
-                let channel = self.endpoints[endpoint].channel;
+                let host = self.hosts[self.regions[place.region as usize].owner as usize];
+                let channel = self.endpoints[endpoint as usize].channel;
                 self.wake(host, channel, u32::MAX, None);
             }
-            Effect::Fetch { endpoint, region, offset, expect, value, token } => {
-                let before = self.fetch(region, offset, expect, value);
-                let done = self.arrival(endpoint, Region(region), self.now);
-                self.schedule(done, Effect::Complete { endpoint, token, value: before });
+            Effect::Fetch(fetch) => {
+                let Fetch { endpoint, cell, expect, value, token } = *fetch;
+                let before = self.fetch(cell, expect, value);
+                let done = self.arrival(endpoint, Region(cell.region), self.now);
+                self.schedule(done, Effect::Complete { endpoint: endpoint as u32, token, value: before });
             }
             Effect::Complete { endpoint, token, value } => {
-                self.endpoints[endpoint].completions.push_back(Completion { token, value });
-                self.end_wait(endpoint);
+                self.endpoints[endpoint as usize].completions.push_back(Completion { token, value });
+                self.end_wait(endpoint as usize);
             }
             Effect::Break { endpoint } => {
-                self.endpoints[endpoint].broken = true;
-                self.end_wait(endpoint);
+                self.endpoints[endpoint as usize].broken = true;
+                self.end_wait(endpoint as usize);
             }
         }
     }
@@ -342,7 +374,7 @@ impl Net {
     /// Those that wait on the host and the channel of an endpoint.
     fn waiters_beside(&mut self, endpoint: usize) -> &mut Vec<usize> {
         let State { rank, channel, .. } = self.endpoints[endpoint];
-        &mut self.waiters[self.hosts[rank as usize] as usize][channel as usize]
+        &mut self.waiters[channel as usize][self.hosts[rank as usize] as usize]
     }
 
     pub(crate) fn is_waiting(&self, endpoint: usize) -> bool {
@@ -360,10 +392,10 @@ impl Net {
     pub(crate) fn kill(&mut self, endpoint: usize) {
         self.timeline.retain(|effect| match effect {
             Effect::Copy { .. } | Effect::Land { .. } => true,
+            Effect::Fetch(fetch) => fetch.endpoint != endpoint,
             Effect::Change { endpoint: by, .. }
-            | Effect::Fetch { endpoint: by, .. }
             | Effect::Complete { endpoint: by, .. }
-            | Effect::Break { endpoint: by } => *by != endpoint,
+            | Effect::Break { endpoint: by } => *by as usize != endpoint,
         });
     }
 
@@ -378,9 +410,8 @@ impl Net {
 
     fn wake(&mut self, host: u32, channel: u32, most: u32, interest: Option<Interest>) -> u32 {
         let Net { waiters, endpoints, woken, .. } = self;
-        let Some(waiters) = waiters[host as usize].get_mut(channel as usize) else { return 0 };
         let mut count = 0;
-        waiters.retain(|&endpoint| {
+        waiters[channel as usize][host as usize].retain(|&endpoint| {
             let waiting_for = &mut endpoints[endpoint].waiting_for;
             let ends = count < most && interest.is_none_or(|interest| *waiting_for == interest);
             if ends {

@@ -1,49 +1,50 @@
 //! What happens when: a queue by time, in which equal times keep their order.
 //!
-//! A radix heap. Times are never earlier than the last one taken, so an entry lies in the bucket of the highest bit in
-//! which it differs from that, and moves to lower buckets only: a few times, whatever the number of entries.
+//! A radix heap. Times are never earlier than the last one taken. An entry lies in the bucket of the highest digit in
+//! which its time differs from that one, and moves to lower digits only: a few times, whatever the number of entries.
+
+use std::collections::VecDeque;
 
 /// Nanoseconds of virtual time.
 pub(crate) type Time = u64;
 
-const BUCKETS: usize = Time::BITS as usize + 1;
+/// Bits of a digit.
+const DIGIT: u32 = 4;
+const RADIX: usize = 1 << DIGIT;
+const DIGITS: usize = (Time::BITS / DIGIT) as usize;
 
 #[derive(Debug)]
 pub(crate) struct Timeline<T> {
     /// The time that was taken last.
     last: Time,
-    /// Bucket 0 has what differs in no bit; the others the times that differ in that bit first.
-    buckets: Vec<Bucket>,
-    /// Buckets above the first that are not empty, a bit each: bucket 1 is bit 0.
-    filled: u64,
-    /// How many of bucket 0 were taken.
-    taken: usize,
-    /// Entries lie still, and their buckets say where.
-    entries: Vec<Option<T>>,
-    free: Vec<u32>,
+    /// The entries of that time.
+    due: VecDeque<T>,
+    /// All others, by the highest digit in which they differ from it, and by what that digit is.
+    buckets: Vec<Bucket<T>>,
+    /// Which buckets of each digit are not empty, a bit each.
+    filled: [u16; DIGITS],
+    /// Empty chunks.
+    spare: Vec<Chunk<T>>,
 }
 
-#[derive(Clone, Debug)]
-struct Bucket {
-    /// Times and entries, in the order in which they came.
-    places: Vec<(Time, u32)>,
-    /// The earliest of these times.
+/// Some entries, in the order in which they came. Buckets take chunks, so they need memory for what they have now and not
+/// for the most they ever had.
+type Chunk<T> = Vec<(Time, T)>;
+
+/// Entries of a chunk.
+const CHUNK: usize = 32;
+
+#[derive(Debug)]
+struct Bucket<T> {
+    chunks: Vec<Chunk<T>>,
     earliest: Time,
-}
-
-impl Bucket {
-    const EMPTY: Bucket = Bucket { places: Vec::new(), earliest: Time::MAX };
-
-    fn push(&mut self, time: Time, entry: u32) {
-        self.earliest = self.earliest.min(time);
-        self.places.push((time, entry));
-    }
 }
 
 impl<T> Timeline<T> {
     pub(crate) fn new() -> Self {
-        let (entries, free) = (Vec::new(), Vec::new());
-        Timeline { last: 0, buckets: vec![Bucket::EMPTY; BUCKETS], filled: 0, taken: 0, entries, free }
+        let empty = || Bucket { chunks: Vec::new(), earliest: Time::MAX };
+        let buckets = std::iter::repeat_with(empty).take(DIGITS * RADIX).collect();
+        Timeline { last: 0, due: VecDeque::new(), buckets, filled: [0; DIGITS], spare: Vec::new() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -53,77 +54,71 @@ impl<T> Timeline<T> {
     /// Adds an entry, behind those of the same time. No time may be earlier than the last one taken.
     pub(crate) fn push(&mut self, time: Time, entry: T) {
         debug_assert!(time >= self.last, "{time} after {}", self.last);
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() as u32 - 1
-        });
-        self.entries[place as usize] = Some(entry);
-        self.place(time.max(self.last), place);
-    }
-
-    fn place(&mut self, time: Time, entry: u32) {
-        let bucket = BUCKETS - 1 - (time ^ self.last).leading_zeros() as usize;
-        if bucket > 0 {
-            self.filled |= 1 << (bucket - 1);
+        let Some(highest) = (time ^ self.last).checked_ilog2() else { return self.due.push_back(entry) };
+        let digit = (highest / DIGIT) as usize;
+        let value = (time >> (digit as u32 * DIGIT)) as usize % RADIX;
+        self.filled[digit] |= 1 << value;
+        let bucket = &mut self.buckets[digit * RADIX + value];
+        bucket.earliest = bucket.earliest.min(time);
+        match bucket.chunks.last_mut().filter(|chunk| chunk.len() < CHUNK) {
+            Some(chunk) => chunk.push((time, entry)),
+            None => {
+                let mut chunk = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(CHUNK));
+                chunk.push((time, entry));
+                bucket.chunks.push(chunk);
+            }
         }
-        self.buckets[bucket].push(time, entry);
     }
 
-    /// The lowest bucket above the first that is not empty.
-    fn lowest(&self) -> Option<usize> {
-        (self.filled != 0).then(|| self.filled.trailing_zeros() as usize + 1)
+    /// The bucket with the earliest entries that are not due: its digit, and what that is.
+    fn first(&self) -> Option<(usize, usize)> {
+        let digit = self.filled.iter().position(|&filled| filled != 0)?;
+        Some((digit, self.filled[digit].trailing_zeros() as usize))
     }
 
     /// The time of the next entry.
     pub(crate) fn next_time(&self) -> Option<Time> {
-        if self.taken < self.buckets[0].places.len() {
+        if !self.due.is_empty() {
             return Some(self.last);
         }
-        self.lowest().map(|bucket| self.buckets[bucket].earliest)
+        self.first().map(|(digit, value)| self.buckets[digit * RADIX + value].earliest)
     }
 
     /// Takes the next entry.
     pub(crate) fn pop(&mut self) -> Option<(Time, T)> {
-        if self.taken == self.buckets[0].places.len() {
+        if self.due.is_empty() {
             self.refill()?;
         }
-        let (time, place) = self.buckets[0].places[self.taken];
-        self.taken += 1;
-        self.free.push(place);
-        self.entries[place as usize].take().map(|entry| (time, entry))
+        self.due.pop_front().map(|entry| (self.last, entry))
     }
 
-    /// Moves the entries of the lowest bucket: those of the earliest time to bucket 0, the others to buckets between.
+    /// Spreads the first bucket: the earliest of its entries are due, the others go to those of lower digits.
     fn refill(&mut self) -> Option<()> {
-        let bucket = self.lowest()?;
-        self.buckets[0].places.clear();
-        self.taken = 0;
-        self.filled &= !(1 << (bucket - 1));
-        let Bucket { mut places, earliest } = std::mem::replace(&mut self.buckets[bucket], Bucket::EMPTY);
-        self.last = earliest;
-        places.drain(..).for_each(|(time, entry)| self.place(time, entry));
-        // Nothing came to this bucket: it keeps its memory.
-        self.buckets[bucket].places = places;
+        let (digit, value) = self.first()?;
+        self.filled[digit] &= !(1 << value);
+        let bucket = &mut self.buckets[digit * RADIX + value];
+        self.last = std::mem::replace(&mut bucket.earliest, Time::MAX);
+        let mut chunks = std::mem::take(&mut bucket.chunks);
+        // It begins anew, in memory that may be in a cache.
+        self.due.clear();
+        for mut chunk in chunks.drain(..) {
+            chunk.drain(..).for_each(|(time, entry)| self.push(time, entry));
+            self.spare.push(chunk);
+        }
+        // No entry came back to this bucket.
+        self.buckets[digit * RADIX + value].chunks = chunks;
         Some(())
     }
 
     /// Keeps only what is wanted.
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(&T) -> bool) {
-        let Timeline { buckets, filled, taken, entries, free, .. } = self;
-        buckets[0].places.drain(..std::mem::take(taken));
-        for (index, bucket) in buckets.iter_mut().enumerate() {
-            bucket.places.retain(|&(_, place)| {
-                let entry = &mut entries[place as usize];
-                let keeps = entry.as_ref().is_some_and(&is_wanted);
-                if !keeps {
-                    *entry = None;
-                    free.push(place);
-                }
-                keeps
-            });
-            bucket.earliest = bucket.places.iter().map(|&(time, _)| time).min().unwrap_or(Time::MAX);
-            if index > 0 && bucket.places.is_empty() {
-                *filled &= !(1 << (index - 1));
+        self.due.retain(&is_wanted);
+        for (index, bucket) in self.buckets.iter_mut().enumerate() {
+            bucket.chunks.iter_mut().for_each(|chunk| chunk.retain(|(_, entry)| is_wanted(entry)));
+            bucket.chunks.retain(|chunk| !chunk.is_empty());
+            bucket.earliest = bucket.chunks.iter().flatten().map(|&(time, _)| time).min().unwrap_or(Time::MAX);
+            if bucket.chunks.is_empty() {
+                self.filled[index / RADIX] &= !(1 << (index % RADIX));
             }
         }
     }

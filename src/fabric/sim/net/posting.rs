@@ -3,7 +3,7 @@
 
 use rand::RngExt;
 
-use super::{Effect, Net, Time};
+use super::{Effect, Fetch, Net, Place, Time};
 use crate::fabric::{At, Atomic, Change, Posted, Region, Signal};
 
 impl Net {
@@ -64,10 +64,11 @@ impl Net {
         // Two pieces, each read from the source at some time until it lands.
         let split = len / 2 / size_of::<u64>() * size_of::<u64>();
         for (skip, len) in [(0, split), (split, len - split)] {
-            let piece = |place: At| (place.region.0, place.offset + skip);
+            let (from, to) = (Place::behind(from, skip), Place::behind(to, skip));
+            let piece = |lands: Time| Effect::Copy { from, to, len: len as u32, lands };
             let at = self.arrival(endpoint, far, self.now);
             let read = self.reading(at);
-            self.schedule(read, Effect::Copy { from: piece(from), to: piece(to), len, lands: at });
+            self.schedule(read, piece(at));
             landed = landed.max(at);
             settled = settled.max(at);
             if len > 0 && self.rng.random_range(0..256) < self.weather.repeats {
@@ -75,7 +76,7 @@ impl Net {
                 // Sent again by a sender that missed an acknowledgement, after a while of its own.
                 let sent = at + self.rng.random_range(0..self.weather.lag.max(1));
                 let again = self.arrival(endpoint, far, sent);
-                self.schedule(again, Effect::Copy { from: piece(from), to: piece(to), len, lands: again });
+                self.schedule(again, piece(again));
                 settled = settled.max(again);
             }
         }
@@ -92,7 +93,7 @@ impl Net {
     }
 
     fn complete(&mut self, at: Time, endpoint: usize, token: u64, broken: bool) {
-        let value = 0;
+        let (endpoint, value) = (endpoint as u32, 0);
         let effect = if broken { Effect::Break { endpoint } } else { Effect::Complete { endpoint, token, value } };
         self.schedule(at, effect);
     }
@@ -123,8 +124,8 @@ impl Net {
                     Change::Set(value) => (true, value),
                     Change::Add(value) => (false, value),
                 };
-                let (region, offset) = (signal.at.region.0, signal.at.offset);
-                self.schedule(landed, Effect::Change { endpoint, region, offset, set, value });
+                let (endpoint, cell) = (endpoint as u32, Place::behind(signal.at, 0));
+                self.schedule(landed, Effect::Change { endpoint, cell, set, value });
             }
         }
         let done = self.arrival(endpoint, to.region, landed.max(settled));
@@ -141,27 +142,25 @@ impl Net {
     }
 
     pub(in crate::fabric::sim) fn atomic(&mut self, endpoint: usize, at: At, atomic: Atomic, token: u64) -> Posted {
-        let here = self.is_here(endpoint, at.region);
+        let (here, cell) = (self.is_here(endpoint, at.region), Place::behind(at, 0));
         let (expect, value) = match atomic {
             Atomic::FetchAdd(value) => (None, value),
             Atomic::CompareSwap { expect, new } => (Some(expect), new),
         };
         if here && (self.instant || self.rng.random_bool(0.5)) {
-            return Posted::Done(self.fetch(at.region.0, at.offset, expect, value));
+            return Posted::Done(self.fetch(cell, expect, value));
         }
         let broken = self.breaks();
         let effect = self.arrival(endpoint, at.region, self.now);
         if broken.is_some() {
             // What was there before is lost with the completion.
-            let (region, offset) = (at.region.0, at.offset);
             if broken == Some(true) {
-                self.fetch(region, offset, expect, value);
+                self.fetch(cell, expect, value);
             }
             self.complete(effect, endpoint, token, true);
             return Posted::Pending;
         }
-        let (region, offset) = (at.region.0, at.offset);
-        self.schedule(effect, Effect::Fetch { endpoint, region, offset, expect, value, token });
+        self.schedule(effect, Effect::Fetch(Box::new(Fetch { endpoint, cell, expect, value, token })));
         Posted::Pending
     }
 }
