@@ -36,7 +36,7 @@ fn step<T: Element>(sum: &mut Allreduce<T>, until: Deadline) -> Result<Stats> {
         let outcome: Outcome<'_, T> = outcome;
         let cut: &Cut = outcome.cut();
         let fresh: RankSet = cut.fresh();
-        let entry: &Entry = &cut.entries()[0];
+        let entry: Entry = cut.entries().next().unwrap();
         println!("{fresh:?} {} {:?}", entry.part == Part::Fresh, outcome.data());
     }
     Ok(sum.stats())

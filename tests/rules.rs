@@ -180,7 +180,7 @@ fn a_weighted_mean_weighs() {
                     let outcome = mean.wait(DEADLINE).unwrap().newest();
                     let expected = if step % 2 == 1 { 8.0 } else { 1012.0 / 3.0 };
                     assert_eq!(outcome.data()[length - 1], expected);
-                    let entry = outcome.cut().entries()[0];
+                    let entry = outcome.cut().entries().next().unwrap();
                     assert_eq!(entry.weight, if step % 2 == 1 { 3 * step } else { 1 });
                 }
                 mean.finish(DEADLINE).unwrap();
@@ -245,7 +245,7 @@ fn what_is_copied_in_pieces_is_whole() {
                     }
                     sum.arrive_with(&[&first, &second, &third]).unwrap();
                     for outcome in sum.wait(DEADLINE).unwrap() {
-                        let made = |entry: &Entry| (entry.rank, outcome.round() - entry.age);
+                        let made = |entry: Entry| (entry.rank, outcome.round() - entry.age);
                         let from: Vec<_> = outcome.cut().contributions().map(made).collect();
                         for (index, &element) in outcome.data().iter().enumerate() {
                             let values = from.iter().map(|&(rank, round)| own(index, rank, round));

@@ -404,7 +404,7 @@ impl<T: Element> Allreduce<T> {
         let before = self.released.replace(self.taken);
         let mut last_fresh = self.last_fresh.borrow_mut();
         for round in before + 1..=self.taken {
-            let fresh = self.cut(round).entries().iter().filter(|entry| entry.part == Part::Fresh);
+            let fresh = self.cut(round).entries().filter(|entry| entry.part == Part::Fresh);
             fresh.for_each(|entry| last_fresh[entry.rank as usize] = round);
         }
         let mut driver = self.seat.take();

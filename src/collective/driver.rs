@@ -75,13 +75,13 @@ pub(crate) struct Driver {
 
 impl Reduction {
     /// What a contribution is multiplied by.
-    pub(crate) fn factor(self, entry: &Entry) -> f32 {
+    pub(crate) fn factor(self, entry: Entry) -> f32 {
         let weight = if self.scale == Scale::Weights { f32::from(entry.weight) } else { 1.0 };
         weight * self.absent.factor(entry.age)
     }
 
     /// A contribution as a source; none if it counts for nothing, whatever lies in its memory.
-    fn source(self, entry: &Entry, at: Place) -> Option<Source> {
+    fn source(self, entry: Entry, at: Place) -> Option<Source> {
         let factor = self.factor(entry);
         (factor != 0.0).then_some(Source { at, wide: false, factor })
     }
@@ -265,8 +265,8 @@ impl Driver {
             }
             control.store_all(record + 1, scratch.encode());
             if wanted {
-                let source = |entry: &Entry| {
-                    let at = provider.place_of(round, entry.rank, entry.buffer());
+                let source = |entry: Entry| {
+                    let at = provider.place_of(round, entry.rank, entry.buffer);
                     reduction.source(entry, Place::Here(at))
                 };
                 let goal = Goal { at: plan.outcome(round), wide: false };

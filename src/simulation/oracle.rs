@@ -155,7 +155,7 @@ impl Oracle {
         if data != expected {
             return Err(format!("data: round {round} has {data:?}, its cut {cut:?} makes {expected:?}"));
         }
-        for entry in cut.entries().iter().filter(|entry| entry.part == Part::Leaving) {
+        for entry in cut.entries().filter(|entry| entry.part == Part::Leaving) {
             self.active.remove(entry.rank);
             self.released[entry.rank as usize] = u64::MAX;
         }
@@ -166,13 +166,13 @@ impl Oracle {
     /// Whether the round may have fired.
     fn judge_firing(&mut self, cut: &Cut, now: Time) -> Verdict {
         let round = cut.round();
-        let arrived = cut.entries().iter().filter(|entry| entry.part != Part::Carried);
+        let arrived = cut.entries().filter(|entry| entry.part != Part::Carried);
         let condition = self.fire.condition(round, &self.active, self.ranks);
         let holds = match condition {
             Condition::Count(least) => arrived.clone().count() as u32 >= least,
             Condition::Rank(drawn) => arrived.clone().any(|entry| entry.rank == drawn),
             Condition::Full => {
-                let here = |rank: u32| !cut.of(rank).is_empty();
+                let here = |rank: u32| cut.of(rank).next().is_some();
                 self.full_with_carried += u64::from(cut.carried().iter().any(|rank| !cut.holds(rank, Part::Fresh)));
                 self.active.iter().all(here)
             }
@@ -180,7 +180,7 @@ impl Oracle {
         if !holds {
             self.early += 1;
             // Then a deadline was over, which takes its time from the first arrival at least.
-            let came = |entry: &Entry| match entry.part {
+            let came = |entry: Entry| match entry.part {
                 Part::Leaving => self.left[entry.rank as usize],
                 _ => self.made.get(&(entry.rank, round)).map_or(Time::MAX, |contribution| contribution.time),
             };
@@ -193,7 +193,7 @@ impl Oracle {
             }
         }
         let initiator = cut.initiator();
-        let in_it = |rank| !cut.of(rank).is_empty();
+        let in_it = |rank| cut.of(rank).next().is_some();
         if !self.fire.is_synchronous() && !initiator.is_some_and(in_it) {
             return Err(format!("G9: round {round} names initiator {initiator:?}"));
         }
@@ -210,7 +210,7 @@ impl Oracle {
         {
             return Err(format!("G4: round {round} fired before rank {slow} released round {}", round - self.depth));
         }
-        let key = |entry: &crate::collective::core::Entry| (entry.rank, entry.part != Part::Carried);
+        let key = |entry: &Entry| (entry.rank, entry.part != Part::Carried);
         if !cut.entries().is_sorted_by(|a, b| key(a) < key(b)) {
             return Err(format!("order: round {round} is not in canonical order: {cut:?}"));
         }
@@ -245,16 +245,16 @@ impl Oracle {
                 }
             }
         }
-        let carried = cut.entries().iter().filter(|entry| entry.part == Part::Carried);
-        self.carried_with_fresh += u64::from(carried.into_iter().any(|entry| cut.holds(entry.rank, Part::Fresh)));
+        let carried = cut.entries().filter(|entry| entry.part == Part::Carried);
+        self.carried_with_fresh += u64::from(carried.clone().any(|entry| cut.holds(entry.rank, Part::Fresh)));
         Ok(())
     }
 
     fn expected(&self, cut: &Cut) -> Vec<u8> {
         let size = self.reduction.dtype.size();
-        let sources: Vec<(&Entry, Vec<u8>)> = cut
+        let sources: Vec<(Entry, Vec<u8>)> = cut
             .contributions()
-            .filter(|entry| self.reduction.factor(entry) != 0.0)
+            .filter(|entry| self.reduction.factor(*entry) != 0.0)
             .filter_map(|entry| {
                 let contribution = self.made.get(&(entry.rank, cut.round() - entry.age))?;
                 let mut source = vec![0; self.elements * size];
@@ -264,7 +264,7 @@ impl Oracle {
             .collect();
         let divisor = self.reduction.divisor(self.ranks, cut).unwrap_or(1.0);
         let float = |at: usize, read: fn(&[u8]) -> f32| {
-            let scaled = |entry: &Entry, source: &[u8]| match self.reduction.factor(entry) {
+            let scaled = |entry: &Entry, source: &[u8]| match self.reduction.factor(*entry) {
                 1.0 => read(&source[at..at + size]),
                 factor => read(&source[at..at + size]) * factor,
             };

@@ -76,7 +76,7 @@ pub fn play() {
             newest = outcome.round();
             let cut = outcome.cut();
             // A last arrival counts, and brings nothing.
-            let arrived = cut.entries().iter().filter(|entry| entry.part != Part::Carried).count();
+            let arrived = cut.entries().filter(|entry| entry.part != Part::Carried).count();
             assert!(newest > counted || arrived >= needed as usize, "{fire}, round {newest} fired with {cut:?}");
             // Of a program that counts arrivals nobody learns whose was the last.
             let told = !fire.is_synchronous() && (executor != Executor::Provider || needed == 1);

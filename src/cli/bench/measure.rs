@@ -110,11 +110,11 @@ impl Pattern {
         let data = outcome.data();
         let looked_at = (outcome.round() as usize % step..data.len()).step_by(step);
         let entries = || outcome.cut().contributions();
-        let own = |entry: &Entry| self.own_part(entry.rank, tag(outcome.round() - entry.age));
+        let own = |entry: Entry| self.own_part(entry.rank, tag(outcome.round() - entry.age));
         match absent {
             Absent::Decay(factor) => {
                 // Products and sums are rounded to 24 bits at least, and the result to what the type has.
-                let factor = |entry: &Entry| f64::from(factor).powf(entry.age as f64);
+                let factor = |entry: Entry| f64::from(factor).powf(entry.age as f64);
                 let (mut part, mut weight, mut count) = (0.0, 0.0, 0);
                 for entry in entries() {
                     part += factor(entry) * f64::from(own(entry));
@@ -277,18 +277,18 @@ struct Cuts {
 impl Cuts {
     fn count<T: Element>(&mut self, outcome: &Outcome<'_, T>) {
         let cut = outcome.cut();
-        self.over |= cut.entries().iter().any(|entry| entry.part == Part::Leaving);
+        self.over |= cut.entries().any(|entry| entry.part == Part::Leaving);
         if self.over {
             return;
         }
-        let fresh = cut.entries().iter().filter(|entry| entry.part == Part::Fresh).count() as u64;
+        let fresh = cut.entries().filter(|entry| entry.part == Part::Fresh).count() as u64;
         let carried = cut.entries().len() as u64 - fresh;
         self.rounds += 1;
         self.fresh += fresh;
         self.fresh_min = Some(self.fresh_min.unwrap_or(u64::MAX).min(fresh));
         self.carried += carried;
-        self.ages += cut.entries().iter().map(|entry| entry.age).sum::<u64>();
-        self.age_max = cut.entries().iter().map(|entry| entry.age).max().unwrap_or(0).max(self.age_max);
+        self.ages += cut.entries().map(|entry| entry.age).sum::<u64>();
+        self.age_max = cut.entries().map(|entry| entry.age).max().unwrap_or(0).max(self.age_max);
     }
 
     fn summarise(&self, into: &mut Measured) {

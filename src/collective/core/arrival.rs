@@ -1,7 +1,7 @@
 //! One arrival, from being handed in to its place in a round.
 
 use super::Time;
-use super::cut::Part;
+use super::entry::Part;
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Counted, Interest, Op, Token};
 use super::plan::{Path, Plan};

@@ -1,122 +1,21 @@
 //! The cut of a round: whose contributions it holds, and its form on the wire.
 
-use std::hash::{Hash, Hasher};
-
+use super::entry::{Entries, Entry, Part};
 use crate::rank_set::RankSet;
 use crate::trigger::Deposit;
 
-/// In what way a rank takes part in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// A contribution that came too late for its own round and entered this one.
-    Carried,
-    /// A contribution made for this round.
-    Fresh,
-    /// The rank's last arrival: it counts towards firing and brings no data.
-    Leaving,
-}
-
-/// One rank's part in a round.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry {
-    /// Whose.
-    pub rank: u32,
-    /// Fresh, carried or leaving.
-    pub part: Part,
-    /// Rounds between the one it was made for and the one it entered; 0 when fresh.
-    pub age: u64,
-    /// What it was given with [`Allreduce::weigh`](crate::Allreduce::weigh); else 1.
-    pub weight: u16,
-    /// As [`Entry::buffer`].
-    place: u8,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.agreed() == other.agreed()
-    }
-}
-
-impl Eq for Entry {}
-
-impl Hash for Entry {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.agreed().hash(state);
-    }
-}
-
-const RANK_BITS: u32 = 24;
-const BUFFER_BITS: u32 = 2;
-const PART_BITS: u32 = 2;
-const WEIGHT_BITS: u32 = u16::BITS;
-/// The rest is the age, and more than enough: a contribution is late by little more than the depth.
-const AGE_SHIFT: u32 = RANK_BITS + BUFFER_BITS + PART_BITS + WEIGHT_BITS;
-
-impl Entry {
-    pub(crate) fn new(rank: u32, part: Part, (age, weight): (u64, u16), buffer: u32) -> Self {
-        debug_assert!(buffer < 1 << BUFFER_BITS);
-        Entry { rank, part, age, weight, place: buffer as u8 }
-    }
-
-    /// Which of the rank's buffers holds it, for who is to read it there; no part of what was agreed.
-    pub(crate) fn buffer(&self) -> u32 {
-        self.place.into()
-    }
-
-    fn agreed(&self) -> (u32, Part, u64, u16) {
-        (self.rank, self.part, self.age, self.weight)
-    }
-
-    fn encode(self) -> u64 {
-        let part = match self.part {
-            Part::Carried => 0,
-            Part::Fresh => 1,
-            Part::Leaving => 2,
-        };
-        u64::from(self.rank)
-            | u64::from(self.place) << RANK_BITS
-            | part << (RANK_BITS + BUFFER_BITS)
-            | u64::from(self.weight) << (RANK_BITS + BUFFER_BITS + PART_BITS)
-            | self.age << AGE_SHIFT
-    }
-
-    fn decode(cell: u64) -> Self {
-        let field = |from: u32, bits: u32| cell >> from & ((1 << bits) - 1);
-        Entry {
-            rank: field(0, RANK_BITS) as u32,
-            place: field(RANK_BITS, BUFFER_BITS) as u8,
-            part: match field(RANK_BITS + BUFFER_BITS, PART_BITS) {
-                0 => Part::Carried,
-                1 => Part::Fresh,
-                _ => Part::Leaving,
-            },
-            weight: field(RANK_BITS + BUFFER_BITS + PART_BITS, WEIGHT_BITS) as u16,
-            age: cell >> AGE_SHIFT,
-        }
-    }
-}
-
 /// The agreed set of contributions in a round: the same for every receiver.
-#[derive(Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Cut {
     pub(crate) round: u64,
     pub(crate) initiator: Option<u32>,
-    pub(crate) entries: Vec<Entry>,
-}
-
-impl Clone for Cut {
-    /// Keeps the room for more entries.
-    fn clone(&self) -> Self {
-        let mut entries = Vec::with_capacity(self.entries.capacity());
-        entries.extend_from_slice(&self.entries);
-        Cut { round: self.round, initiator: self.initiator, entries }
-    }
+    pub(crate) entries: Entries,
 }
 
 impl Cut {
     /// A cut whose entries will never need more memory than now.
     pub(crate) fn with_room_for(ranks: u32) -> Self {
-        Cut { round: 0, initiator: None, entries: Vec::with_capacity(2 * ranks as usize) }
+        Cut { round: 0, initiator: None, entries: Entries::with_room_for(2 * ranks as usize) }
     }
 
     /// The round, counted from 1.
@@ -133,13 +32,12 @@ impl Cut {
     }
 
     /// Every part, in the order of reduction: ascending rank, carried before fresh.
-    #[must_use]
-    pub fn entries(&self) -> &[Entry] {
-        &self.entries
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> + DoubleEndedIterator + Clone {
+        self.entries.iter()
     }
 
     /// The entries that carry data, in the order of reduction.
-    pub fn contributions(&self) -> impl Iterator<Item = &Entry> + Clone {
+    pub fn contributions(&self) -> impl Iterator<Item = Entry> + Clone {
         self.entries.iter().filter(|entry| entry.part != Part::Leaving)
     }
 
@@ -192,14 +90,12 @@ impl Cut {
     }
 
     /// What a rank has in it, if anything: at most one entry that is carried, and behind it one that is not.
-    pub(crate) fn of(&self, rank: u32) -> &[Entry] {
-        let from = self.entries.partition_point(|entry| entry.rank < rank);
-        let count = self.entries[from..].iter().take_while(|entry| entry.rank == rank).count();
-        &self.entries[from..from + count]
+    pub(crate) fn of(&self, rank: u32) -> impl Iterator<Item = Entry> {
+        self.entries.from_rank(rank).take_while(move |entry| entry.rank == rank)
     }
 
     pub(crate) fn holds(&self, rank: u32, part: Part) -> bool {
-        self.of(rank).iter().any(|entry| entry.part == part)
+        self.of(rank).any(|entry| entry.part == part)
     }
 
     /// Cells that the record of a cut takes at most: round, head and two entries a rank.
@@ -211,7 +107,7 @@ impl Cut {
     pub(crate) fn encode(&self) -> impl Iterator<Item = u64> + '_ {
         let initiator = self.initiator.map_or(0, |rank| u64::from(rank) + 1);
         let head = initiator << 32 | self.entries.len() as u64;
-        std::iter::once(head).chain(self.entries.iter().map(|entry| entry.encode()))
+        std::iter::once(head).chain(self.entries.cells())
     }
 
     /// Reads what [`Cut::encode`] wrote; `cell` returns the cells behind the round's.
@@ -228,10 +124,10 @@ impl Cut {
         if let Some(rank) = (head >> 32).checked_sub(1) {
             self.note_initiator(rank as u32);
         }
-        let room = self.entries.capacity() - self.entries.len();
+        let room = self.entries.room();
         let count = (head & u64::from(u32::MAX)) as usize;
         debug_assert!(count <= room, "a record of {count} entries where {room} are possible");
-        self.entries.extend((0..count.min(room)).map(|index| Entry::decode(cell(1 + index))));
+        self.entries.extend_from_cells((0..count.min(room)).map(|index| cell(1 + index)));
     }
 }
 
@@ -245,22 +141,24 @@ mod tests {
         let mut cut = Cut::with_room_for(4);
         cut.round = 9;
         cut.initiator = Some(3);
-        cut.entries.extend([
+        let parts = [
             entry(0, Part::Carried, 5, 2),
             entry(0, Part::Fresh, 0, 0),
             entry(2, Part::Leaving, 0, 1),
             entry(3, Part::Fresh, 0, 1),
-        ]);
+        ];
+        parts.into_iter().for_each(|entry| cut.entries.push(entry));
+        assert!(cut.entries().eq(parts));
         let cells: Vec<u64> = cut.encode().collect();
         let mut copy = Cut::with_room_for(4);
         copy.decode(9, |index| cells[index]);
         assert_eq!(copy, cut);
-        let places = |cut: &Cut| cut.entries.iter().map(|entry| entry.buffer()).collect::<Vec<_>>();
+        let places = |cut: &Cut| cut.entries.iter().map(|entry| entry.buffer).collect::<Vec<_>>();
         assert_eq!(places(&copy), places(&cut));
         assert_eq!(copy.fresh().iter().collect::<Vec<_>>(), [0, 3]);
         assert_eq!(copy.contributions().count(), 3);
         assert!(copy.leavers().contains(2) && copy.holds(0, Part::Carried) && !copy.holds(3, Part::Carried));
-        let counts: Vec<usize> = (0..5).map(|rank| copy.of(rank).len()).collect();
+        let counts: Vec<usize> = (0..5).map(|rank| copy.of(rank).count()).collect();
         assert_eq!(counts, [2, 0, 1, 1, 0]);
     }
 }

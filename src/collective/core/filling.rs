@@ -60,7 +60,7 @@ impl Machine {
         let there = self.plan.pieces() - piece;
         let waits = !self.plan.fault(Fault::ReadUnfilled);
         let missing = move |rank, buffer| cells.load(self.plan.unfilled(rank, buffer));
-        let lacks = self.cut(round).contributions().filter(move |entry| missing(entry.rank, entry.buffer()) >= there);
+        let lacks = self.cut(round).contributions().filter(move |entry| missing(entry.rank, entry.buffer) >= there);
         lacks.filter(move |_| waits).map(|entry| entry.rank)
     }
 

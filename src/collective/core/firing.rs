@@ -1,7 +1,7 @@
 //! What the initiator does between closing a cut and everybody knowing it.
 
 use super::arrival::Stage;
-use super::cut::{Entry, Part};
+use super::entry::{Entry, Part};
 use super::machine::{Cells, Machine};
 use super::op::{Counted, Interest, Op, Token};
 use super::plan::{BUFFERS, Path};

@@ -7,7 +7,7 @@
 //!
 //! A home has arrived like all others, and may be computing now: see [`super::pulling`].
 
-use super::cut::{Entry, Part};
+use super::entry::{Entry, Part};
 use super::machine::{Cells, Machine};
 use super::op::{Counted, Interest, Op};
 use super::plan::{Path, Plan, RECEIVING_ROWS};
@@ -145,19 +145,19 @@ impl Machine {
     }
 
     /// Where a contribution lies, from byte `from` on, if its rank wrote it on this host.
-    pub(crate) fn in_place(&self, entry: &Entry, from: usize) -> Option<usize> {
+    pub(crate) fn in_place(&self, entry: Entry, from: usize) -> Option<usize> {
         let near = self.plan.host_of(entry.rank) == self.plan.host();
-        near.then(|| self.plan.contribution(entry.rank, entry.buffer()) + from)
+        near.then(|| self.plan.contribution(entry.rank, entry.buffer) + from)
     }
 
     /// Where on this rank's host the part of a contribution to a round lies that begins at byte `from`; nothing if it
     /// has to be read first. Of a scattered round that is the one that this rank entered last.
-    pub(crate) fn at_hand(&self, entry: &Entry, round: u64, from: usize) -> Option<usize> {
+    pub(crate) fn at_hand(&self, entry: Entry, round: u64, from: usize) -> Option<usize> {
         if let Some(here) = self.in_place(entry, from) {
             return Some(here);
         }
         if self.plan.path.pushes() {
-            return Some(self.plan.pushed(entry.rank, entry.buffer(), round) + from);
+            return Some(self.plan.pushed(entry.rank, entry.buffer, round) + from);
         }
         let host = self.plan.host_of(entry.rank);
         let sender = self.homes.place_of(&self.plan, host).ok().filter(|_| self.plan.path == Path::Scattered);
@@ -203,7 +203,7 @@ impl Machine {
             (cut.round, cut.initiator) = (round, None);
             cut.entries.clear();
             let entry = |rank| Entry::new(rank, Part::Fresh, (0, 1), 0);
-            cut.entries.extend(self.active.iter().map(entry));
+            self.active.iter().for_each(|rank| cut.entries.push(entry(rank)));
         } else if told != word(round, false) || !self.read_record(round, cells) {
             return;
         }
@@ -250,7 +250,7 @@ impl Machine {
         if len == 0 && scattered {
             return;
         }
-        let plain = |entry: &Entry| entry.part == Part::Fresh && entry.weight == 1;
+        let plain = |entry: Entry| entry.part == Part::Fresh && entry.weight == 1;
         // Of a scattered round everybody has all tags.
         let plain = scattered || self.cut(round).entries.iter().all(plain);
         let (at, cell) = (self.plan.outcome(round) + from, self.plan.told(self.plan.me, round));

@@ -1,7 +1,7 @@
 //! What becomes of an arrival whose round fired without it.
 
 use super::arrival::Stage;
-use super::cut::Part;
+use super::entry::Part;
 use super::machine::Machine;
 use super::op::Token;
 use super::plan::Path;

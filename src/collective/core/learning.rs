@@ -1,6 +1,6 @@
 //! How a machine learns of cuts and outcomes, from the cells of its host.
 
-use super::cut::Part;
+use super::entry::Part;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op};
 use super::plan::{Path, Plan};

@@ -9,6 +9,7 @@
 mod arrival;
 mod buffers;
 mod cut;
+mod entry;
 mod filling;
 mod firing;
 mod homes;
@@ -35,7 +36,8 @@ mod topology;
 mod tree;
 mod word;
 
-pub use cut::{Cut, Entry, Part};
+pub use cut::Cut;
+pub use entry::{Entry, Part};
 pub(crate) use machine::{Cells, FOREVER, Machine};
 pub(crate) use op::{Counted, Op, Token};
 pub(crate) use plan::{Path, Plan, program};

@@ -205,7 +205,7 @@ impl Machine {
         for (row, entry) in cut.contributions().enumerate() {
             let host = self.plan.host_of(entry.rank);
             if host != self.plan.host() {
-                let from = self.plan.contribution(entry.rank, entry.buffer()) + from;
+                let from = self.plan.contribution(entry.rank, entry.buffer) + from;
                 let token = self.count(Counted::Read, host);
                 self.push(Op::Read { host, from, len, row, token });
                 missing += 1;

@@ -11,7 +11,7 @@
 //! all know that all have left (`Allreduce::part`), because it writes to memory that a slower one looks at.
 
 use super::arrival::Stage;
-use super::cut::Part;
+use super::entry::Part;
 use super::machine::{Cells, FOREVER, Machine};
 use super::op::{Op, Token};
 use super::plan::{Path, Plan};

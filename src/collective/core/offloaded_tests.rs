@@ -243,7 +243,7 @@ fn play(seed: u64, hasty: bool) -> (bool, u64, u64) {
     let conserved = world.play(&mut rng);
     let late: u64 = world.ranks.iter().map(|rank| rank.machine.stats().late).sum();
     let parts =
-        |part| world.cuts.values().flat_map(|cut| &cut.entries).filter(|entry| entry.part == part).count() as u64;
+        |part| world.cuts.values().flat_map(|cut| cut.entries()).filter(|entry| entry.part == part).count() as u64;
     (conserved && world.cards.torn() == 0, late, parts(Part::Carried))
 }
 

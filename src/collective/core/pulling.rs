@@ -7,7 +7,8 @@
 //! other at any time.
 
 use super::Time;
-use super::cut::{Cut, Entry, Part};
+use super::cut::Cut;
+use super::entry::{Entry, Part};
 use super::machine::Machine;
 use super::op::{Counted, Op, Token};
 use super::plan::{Path, Plan};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Time;
 use super::arrival::{FIRST_PROBE, Stage};
-use super::cut::Part;
+use super::entry::Part;
 use super::late::Pending;
 use super::machine::{Cells, Machine};
 use super::op::{Interest, Op, Token};

@@ -55,9 +55,9 @@ impl Driver {
                 }
                 Input::Partial(number) => scratch.add(|index| load(layout.header(number) + index)),
             }
-            let added = scratch.entries[first..].iter().filter(|entry| entry.part != Part::Leaving);
-            let contribution = |entry: &Entry| {
-                let at = Place::Here(plan.contribution(entry.rank, entry.buffer()) + skip);
+            let added = scratch.entries.from(first).filter(|entry| entry.part != Part::Leaving);
+            let contribution = |entry: Entry| {
+                let at = Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
                 reduction.source(entry, at)
             };
             match input {
