@@ -12,6 +12,7 @@ use super::scenario::{Death, Habits, Since};
 use crate::collective::core::{Effort, Machine, Op, Stats, Time};
 use crate::collective::driver::Driver;
 use crate::fabric::Lender;
+use crate::rule::Absent;
 
 /// When a rank wants its next turn.
 #[derive(Debug)]
@@ -76,10 +77,10 @@ pub(super) struct Actor {
     made: u32,
     /// Newest round that the oracle has judged through this rank's eyes.
     judged: u64,
-    /// Drops that the oracle has been told of.
+    /// Whether late contributions are dropped, and the drops that the oracle has been told of.
+    drops: bool,
     dropped: u64,
     finishing: bool,
-    pub(super) scheduled: u64,
     pub(super) turns: u64,
     /// When it hears of whose death.
     news: Vec<(Time, u32)>,
@@ -161,6 +162,7 @@ impl Actor {
     }
 
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
+        let drops = driver.machine().plan().absent == Absent::Drop;
         Actor {
             memory: driver.lender(),
             driver,
@@ -169,9 +171,9 @@ impl Actor {
             begun: false,
             made: 0,
             judged: 0,
+            drops,
             dropped: 0,
             finishing: false,
-            scheduled: 0,
             turns: 0,
             news: Vec::new(),
             heard: Vec::new(),
@@ -402,7 +404,7 @@ impl Actor {
                 Rc::make_mut(oracle).releases(self.rank(), released);
             }
         }
-        if self.dropped < self.driver.machine().stats().dropped {
+        if self.drops && self.dropped < self.driver.machine().stats().dropped {
             self.dropped += 1;
             Rc::make_mut(oracle).drops(self.rank(), self.driver.machine().taken() + 1)?;
         }

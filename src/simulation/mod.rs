@@ -6,6 +6,7 @@
 //! wake-up that is lost is found as well. Every landing is judged by the oracle.
 
 mod actor;
+mod agenda;
 mod calm;
 mod case;
 mod coverage;
@@ -32,9 +33,10 @@ pub use recording::{NotAWorld, Recording};
 
 use crate::collective::core::Plan;
 use crate::collective::driver::{Driver, Regions};
-use crate::fabric::sim::{SimFabric, Timeline};
+use crate::fabric::sim::SimFabric;
 use crate::fabric::{Endpoint, Fabric, RawAccess};
 use actor::{Actor, Next};
+use agenda::Agenda;
 use coverage::Conditions;
 use oracle::Oracle;
 use scenario::Scenario;
@@ -120,17 +122,8 @@ fn simulate(
     net.lock().set_weather(scenario.weather.clone());
     let mut actors = build(scenario, &fabrics)?;
     let mut oracle = Rc::new(Oracle::new(scenario));
-    // Stale entries are recognised by the actor: only the newest of each counts.
-    let mut agenda = Timeline::new();
-    let mut order = 0;
-    let mut at = |agenda: &mut Timeline<(u64, usize)>, time: u64, actor: usize| {
-        order += 1;
-        agenda.push(time, (order, actor));
-        order
-    };
-    for (index, actor) in actors.iter_mut().enumerate() {
-        actor.scheduled = at(&mut agenda, rng.random_range(0..1000), index);
-    }
+    let mut agenda = Agenda::new(actors.len());
+    (0..actors.len()).for_each(|index| agenda.set(index, rng.random_range(0..1000)));
     let mut woken = Vec::new();
     let mut freeze = scenario.freeze;
     let mut failed = false;
@@ -145,7 +138,7 @@ fn simulate(
             let now = network.now();
             for index in woken.drain(..) {
                 if actors[index].is_parked() {
-                    actors[index].scheduled = at(&mut agenda, now + rng.random_range(10..400), index);
+                    agenda.set(index, now + rng.random_range(10..400));
                 }
             }
             continue;
@@ -153,7 +146,7 @@ fn simulate(
         if events == most_events {
             break;
         }
-        let Some((turn, (ticket, index))) = agenda.pop() else {
+        let Some((turn, rank)) = agenda.take() else {
             let mut coverage = finish(&actors, &oracle, failed)?;
             coverage.weather(network.met());
             coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
@@ -162,10 +155,8 @@ fn simulate(
             return Ok(Ended { coverage, conditions, events, time: network.now() });
         };
         events += 1;
+        let Some(index) = rank else { continue };
         let actor = &mut actors[index];
-        if actor.scheduled != ticket {
-            continue;
-        }
         network.pass_time(turn);
         drop(network);
         if let Some((victim, at_turn, length)) = freeze
@@ -174,7 +165,7 @@ fn simulate(
         {
             freeze = None;
             tell(story, turn, index, || format!("freezes for {length} ns"));
-            actor.scheduled = at(&mut agenda, turn + length, index);
+            agenda.set(index, turn + length);
             continue;
         }
         if scenario.deaths.iter().any(|death| death.rank == index && actor.is_due(death)) && !actor.is_gone() {
@@ -185,7 +176,7 @@ fn simulate(
                 // They go on as if nothing had happened until they hear of it.
                 actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
                 if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
-                    actor.scheduled = at(&mut agenda, time.max(turn), survivor);
+                    agenda.set(survivor, time.max(turn));
                 }
             }
             continue;
@@ -201,18 +192,17 @@ fn simulate(
             }
         }
         match next? {
-            Next::After(pause) => actor.scheduled = at(&mut agenda, turn + pause, index),
-            Next::Parked(Some(timer)) => actor.scheduled = at(&mut agenda, timer.max(turn), index),
-            Next::Parked(None) => actor.scheduled = 0,
-            Next::Gone => actor.scheduled = 0,
+            Next::After(pause) => agenda.set(index, turn + pause),
+            Next::Parked(Some(timer)) => agenda.set(index, timer.max(turn)),
+            Next::Parked(None) | Next::Gone => agenda.clear(index),
             Next::Broke => {
-                actor.scheduled = 0;
+                agenda.clear(index);
                 failed = true;
                 for (other, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
                     let time = turn + rng.random_range(0..20_000);
                     actor.will_hear_of_abort(time);
                     if actor.is_parked() {
-                        actor.scheduled = at(&mut agenda, time, other);
+                        agenda.set(other, time);
                     }
                 }
             }
