@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 pub(crate) type Time = u64;
 
 /// Bits of a digit.
-const DIGIT: u32 = 4;
+const DIGIT: u32 = 6;
 const RADIX: usize = 1 << DIGIT;
-const DIGITS: usize = (Time::BITS / DIGIT) as usize;
+const DIGITS: usize = Time::BITS.div_ceil(DIGIT) as usize;
 
 #[derive(Debug)]
 pub(crate) struct Timeline<T> {
@@ -22,7 +22,7 @@ pub(crate) struct Timeline<T> {
     /// All others, by the highest digit in which they differ from it, and by what that digit is.
     buckets: Vec<Bucket<T>>,
     /// Which buckets of each digit are not empty, a bit each.
-    filled: [u16; DIGITS],
+    filled: [u64; DIGITS],
     /// Empty chunks.
     spare: Vec<Chunk<T>>,
 }
@@ -36,13 +36,15 @@ const CHUNK: usize = 32;
 
 #[derive(Debug)]
 struct Bucket<T> {
-    chunks: Vec<Chunk<T>>,
     earliest: Time,
+    /// Those before the last.
+    chunks: Vec<Chunk<T>>,
+    last: Chunk<T>,
 }
 
 impl<T> Timeline<T> {
     pub(crate) fn new() -> Self {
-        let empty = || Bucket { chunks: Vec::new(), earliest: Time::MAX };
+        let empty = || Bucket { earliest: Time::MAX, chunks: Vec::new(), last: Chunk::new() };
         let buckets = std::iter::repeat_with(empty).take(DIGITS * RADIX).collect();
         Timeline { last: 0, due: VecDeque::new(), buckets, filled: [0; DIGITS], spare: Vec::new() }
     }
@@ -60,14 +62,12 @@ impl<T> Timeline<T> {
         self.filled[digit] |= 1 << value;
         let bucket = &mut self.buckets[digit * RADIX + value];
         bucket.earliest = bucket.earliest.min(time);
-        match bucket.chunks.last_mut().filter(|chunk| chunk.len() < CHUNK) {
-            Some(chunk) => chunk.push((time, entry)),
-            None => {
-                let mut chunk = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(CHUNK));
-                chunk.push((time, entry));
-                bucket.chunks.push(chunk);
-            }
+        if bucket.last.len() == bucket.last.capacity() {
+            let empty = self.spare.pop().unwrap_or_else(|| Chunk::with_capacity(CHUNK));
+            let full = std::mem::replace(&mut bucket.last, empty);
+            bucket.chunks.extend(Some(full).filter(|full| !full.is_empty()));
         }
+        bucket.last.push((time, entry));
     }
 
     /// The bucket with the earliest entries that are not due: its digit, and what that is.
@@ -98,11 +98,15 @@ impl<T> Timeline<T> {
         self.filled[digit] &= !(1 << value);
         let bucket = &mut self.buckets[digit * RADIX + value];
         self.last = std::mem::replace(&mut bucket.earliest, Time::MAX);
-        let mut chunks = std::mem::take(&mut bucket.chunks);
+        let (mut chunks, last) = (std::mem::take(&mut bucket.chunks), std::mem::take(&mut bucket.last));
         // It begins anew, in memory that may be in a cache.
         self.due.clear();
-        for mut chunk in chunks.drain(..) {
-            chunk.drain(..).for_each(|(time, entry)| self.push(time, entry));
+        for mut chunk in chunks.drain(..).chain([last]) {
+            if digit == 0 {
+                self.due.extend(chunk.drain(..).map(|(_, entry)| entry));
+            } else {
+                chunk.drain(..).for_each(|(time, entry)| self.push(time, entry));
+            }
             self.spare.push(chunk);
         }
         // No entry came back to this bucket.
@@ -114,10 +118,11 @@ impl<T> Timeline<T> {
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(&T) -> bool) {
         self.due.retain(&is_wanted);
         for (index, bucket) in self.buckets.iter_mut().enumerate() {
-            bucket.chunks.iter_mut().for_each(|chunk| chunk.retain(|(_, entry)| is_wanted(entry)));
-            bucket.chunks.retain(|chunk| !chunk.is_empty());
-            bucket.earliest = bucket.chunks.iter().flatten().map(|&(time, _)| time).min().unwrap_or(Time::MAX);
-            if bucket.chunks.is_empty() {
+            let Bucket { earliest, chunks, last } = bucket;
+            chunks.iter_mut().chain([&mut *last]).for_each(|chunk| chunk.retain(|(_, entry)| is_wanted(entry)));
+            let left = chunks.iter().flatten().chain(&*last).map(|&(time, _)| time).min();
+            *earliest = left.unwrap_or(Time::MAX);
+            if left.is_none() {
                 self.filled[index / RADIX] &= !(1 << (index % RADIX));
             }
         }
