@@ -91,7 +91,7 @@ impl Cut {
 
     /// What a rank has in it, if anything: at most one entry that is carried, and behind it one that is not.
     pub(crate) fn of(&self, rank: u32) -> impl Iterator<Item = Entry> {
-        self.entries.from_rank(rank).take_while(move |entry| entry.rank == rank)
+        self.entries.at_or_after(rank).take_while(move |entry| entry.rank == rank)
     }
 
     pub(crate) fn holds(&self, rank: u32, part: Part) -> bool {

@@ -139,7 +139,7 @@ impl Entries {
     }
 
     /// Those of a rank, and of all behind it.
-    pub(super) fn from_rank(&self, rank: u32) -> impl Iterator<Item = Entry> {
+    pub(super) fn at_or_after(&self, rank: u32) -> impl Iterator<Item = Entry> {
         self.from(self.0.partition_point(|&cell| Entry::decode(cell).rank < rank))
     }
 
