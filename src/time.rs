@@ -3,6 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+/// Nanoseconds since an origin that only the clock knows that counts them.
+pub(crate) type Time = u64;
+
 /// By when a call must be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Until);

@@ -6,9 +6,11 @@ use std::marker::PhantomData;
 use super::allreduce::Allreduce;
 use super::core::{Path, Plan, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
-use super::patience::Patience;
+use super::raw::Raw;
 use crate::error::{Error, Result};
+use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
+use crate::executor::spin::Spin;
 use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::reduce::{Element, Reduce};
@@ -180,9 +182,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             driver
         };
         let crowded = world.is_oversubscribed();
-        let patience = Patience::new(world.fabric().clone(), parameters.spin(crowded), crowded);
-        Allreduce::new(world, driver, executor, patience, self.lengths)
-            .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))
+        let waiter = Waiter::new(world.fabric().clone(), Spin::new(parameters.spin(crowded), crowded));
+        let raw = Raw::new(world, driver, executor, waiter)
+            .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
+        Ok(Allreduce::new(raw, self.lengths))
     }
 
     /// Opens the providers of all ranks. Nothing if one cannot: all do without then.

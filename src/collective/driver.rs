@@ -312,14 +312,6 @@ impl Driver {
         missing
     }
 
-    /// These ranks died. Finishes what they had begun, as far as possible now; whether others still have
-    /// something in their hands.
-    pub(crate) fn inherit(&mut self, ranks: impl IntoIterator<Item = u32>, now: Time) -> Result<bool> {
-        ranks.into_iter().for_each(|rank| self.machine.inherit(rank));
-        self.drive(now, Effort::Search)?;
-        Ok(self.is_pending())
-    }
-
     /// Whether somebody's operation of the next round is under way.
     pub(crate) fn is_pending(&self) -> bool {
         self.machine.is_pending(&self.control)

@@ -4,10 +4,11 @@ mod allreduce;
 pub(crate) mod build;
 pub(crate) mod core;
 pub(crate) mod driver;
+pub(crate) mod engine;
+pub(crate) mod session;
 
 mod outcome;
-mod patience;
-mod seat;
+mod raw;
 
 pub use self::core::{Cut, Entry, Part, Stats};
 pub use allreduce::Allreduce;

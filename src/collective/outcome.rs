@@ -29,7 +29,7 @@ pub struct Outcome<'a, T: Element> {
 
 impl<'a, T: Element> Outcomes<'a, T> {
     pub(super) fn new(of: &'a Allreduce<T>, rounds: RangeInclusive<u64>) -> Self {
-        of.held.set(of.held.get() + 1);
+        of.raw().hold();
         Outcomes { of, rounds }
     }
 
@@ -106,23 +106,14 @@ impl<'a, T: Element> Iterator for IntoIter<'a, T> {
 
 impl<T: Element> Drop for Outcomes<'_, T> {
     fn drop(&mut self) {
-        drop_one(self.of);
-    }
-}
-
-fn drop_one<T: Element>(of: &Allreduce<T>) {
-    let held = of.held.get() - 1;
-    of.held.set(held);
-    if held == 0 {
-        of.let_go();
+        self.of.raw().drop_one();
     }
 }
 
 impl<'a, T: Element> Outcome<'a, T> {
     fn new(of: &'a Allreduce<T>, round: u64, first: u64) -> Self {
-        of.held.set(of.held.get() + 1);
-        let (at, bytes) = of.place(round);
-        Outcome { of, data: of.memory.outcome(at, bytes), round, first }
+        of.raw().hold();
+        Outcome { of, data: of.data(round), round, first }
     }
 
     /// The reduced elements, scaled.
@@ -178,7 +169,7 @@ impl<'a, T: Element> Outcome<'a, T> {
     pub fn rounds_late(&self, rank: u32) -> u64 {
         let fresh_in = |round: &u64| self.of.cut(*round).holds(rank, Part::Fresh);
         let newest = (self.first..=self.round).rev().find(fresh_in);
-        let before = || self.of.last_fresh.borrow().get(rank as usize).copied().unwrap_or(0);
+        let before = || self.of.raw().session().last_fresh(rank);
         self.round - newest.unwrap_or_else(before)
     }
 }
@@ -193,6 +184,6 @@ impl<T: Element> Deref for Outcome<'_, T> {
 
 impl<T: Element> Drop for Outcome<'_, T> {
     fn drop(&mut self) {
-        drop_one(self.of);
+        self.of.raw().drop_one();
     }
 }

@@ -1,3 +1,7 @@
-//! Executors that run the rounds of a collective in place of its ranks.
+//! What carries out the rounds of a collective: its caller, a thread, or a provider.
 
+pub(crate) mod caller;
 pub mod deferred_work;
+pub(crate) mod spin;
+pub(crate) mod thread;
+pub(crate) mod work;

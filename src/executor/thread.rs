@@ -1,4 +1,4 @@
-//! Who drives a collective: its caller, or its caller and a thread.
+//! Carries work on in a thread of its own, while its owner does something else.
 #![forbid(unsafe_code)]
 
 use std::cell::{RefCell, RefMut};
@@ -11,73 +11,72 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::core::Machine;
-use super::driver::Driver;
-use super::patience::Patience;
+use super::caller::Waiter;
+use super::work::Shared;
 use crate::error::{Error, Result};
 use crate::fabric::Waker;
 
-/// How long a caller has to come back before its thread sets to work.
+/// How long an owner has to come back before its thread sets to work.
 const HEAD_START: Duration = Duration::from_micros(50);
 
-/// Where the driver sits.
+/// Where work lies that has an owner.
 #[derive(Debug)]
-pub(super) enum Seat {
-    /// With the caller alone: no lock.
-    Own(Box<RefCell<Driver>>),
-    /// Shared with a thread, which works while the caller computes.
-    Shared(Helper),
+pub(crate) enum Seat<S: Shared> {
+    /// With the owner alone: no lock.
+    Own(Box<RefCell<S>>),
+    /// Shared with a thread, which works while the owner computes.
+    Shared(Helper<S>),
 }
 
-/// The driver, while it is used.
-pub(super) enum InUse<'a> {
-    Own(RefMut<'a, Driver>),
-    Shared(MutexGuard<'a, Driver>),
+/// The work, while it is used.
+pub(crate) enum InUse<'a, S> {
+    Own(RefMut<'a, S>),
+    Shared(MutexGuard<'a, S>),
 }
 
-impl Deref for InUse<'_> {
-    type Target = Driver;
+impl<S> Deref for InUse<'_, S> {
+    type Target = S;
 
     #[inline]
-    fn deref(&self) -> &Driver {
+    fn deref(&self) -> &S {
         match self {
-            InUse::Own(driver) => driver,
-            InUse::Shared(driver) => driver,
+            InUse::Own(work) => work,
+            InUse::Shared(work) => work,
         }
     }
 }
 
-impl DerefMut for InUse<'_> {
+impl<S> DerefMut for InUse<'_, S> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Driver {
+    fn deref_mut(&mut self) -> &mut S {
         match self {
-            InUse::Own(driver) => driver,
-            InUse::Shared(driver) => driver,
+            InUse::Own(work) => work,
+            InUse::Shared(work) => work,
         }
     }
 }
 
-impl Seat {
-    /// The driver. A thread that has it gives it up at its next step.
+impl<S: Shared> Seat<S> {
+    /// The work. A thread that has it gives it up at its next step.
     #[inline]
-    pub(super) fn take(&self) -> InUse<'_> {
+    pub(crate) fn take(&self) -> InUse<'_, S> {
         match self {
-            Seat::Own(driver) => InUse::Own(driver.borrow_mut()),
+            Seat::Own(work) => InUse::Own(work.borrow_mut()),
             Seat::Shared(helper) => InUse::Shared(helper.take()),
         }
     }
 
-    /// The caller has come to do the work itself.
+    /// The owner has come to do the work itself.
     #[inline]
-    pub(super) fn claim_work(&self) {
+    pub(crate) fn claim_work(&self) {
         if let Seat::Shared(helper) = self {
             helper.common.work.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The caller goes away with work left.
+    /// The owner goes away with work left.
     #[inline]
-    pub(super) fn leave_work(&self) {
+    pub(crate) fn leave_work(&self) {
         if let Seat::Shared(helper) = self {
             helper.common.work.store(true, Ordering::Release);
             helper.thread.as_ref().inspect(|thread| thread.thread().unpark());
@@ -85,48 +84,48 @@ impl Seat {
     }
 }
 
-/// A thread that drives a collective while its caller does something else.
+/// A thread that works while the owner does something else.
 #[derive(Debug)]
-pub(super) struct Helper {
-    common: Arc<Common>,
+pub(crate) struct Helper<S: Shared> {
+    common: Arc<Common<S>>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Common {
-    driver: Mutex<Driver>,
-    /// The caller wants the driver, or has it.
+struct Common<S> {
+    shared: Mutex<S>,
+    /// The owner wants the work, or has it.
     wanted: AtomicBool,
-    /// There is an arrival to be carried through.
+    /// The owner went away with work left.
     work: AtomicBool,
     stop: AtomicBool,
 }
 
-impl Helper {
+impl<S: Shared> Helper<S> {
     /// # Errors
     /// When there can be no thread.
-    pub(super) fn start(driver: Driver, mut patience: Patience, rank: u32) -> Result<Self> {
+    pub(crate) fn start(shared: S, mut waiter: Waiter, rank: u32) -> Result<Self> {
         prepare_to_sleep();
-        let waker = driver.waker();
+        let waker = shared.waker();
         let (wanted, work, stop) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let common = Arc::new(Common { driver: Mutex::new(driver), wanted, work, stop });
-        let shared = common.clone();
+        let common = Arc::new(Common { shared: Mutex::new(shared), wanted, work, stop });
+        let its = common.clone();
         let thread = thread::Builder::new()
             .name(format!("earlybird {rank}"))
-            .spawn(move || shared.run(&mut patience))
+            .spawn(move || its.run(&mut waiter))
             .map_err(|cause| Error::join(rank, format!("no thread for the thread executor: {cause}")))?;
         Ok(Helper { common, waker, thread: Some(thread) })
     }
 
-    fn take(&self) -> MutexGuard<'_, Driver> {
-        let Common { driver, wanted, .. } = &*self.common;
+    fn take(&self) -> MutexGuard<'_, S> {
+        let Common { shared, wanted, .. } = &*self.common;
         // Sequentially consistent with the thread's announcement of a sleep: either it sees this,
         // or the waker finds it announced.
         wanted.store(true, Ordering::SeqCst);
-        let guard = driver.try_lock().unwrap_or_else(|| {
+        let guard = shared.try_lock().unwrap_or_else(|| {
             self.waker.wake();
-            driver.lock()
+            shared.lock()
         });
         wanted.store(false, Ordering::Relaxed);
         guard
@@ -139,41 +138,38 @@ fn prepare_to_sleep() {
     Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
 }
 
-impl Common {
-    fn run(&self, patience: &mut Patience) {
+impl<S: Shared> Common<S> {
+    fn run(&self, waiter: &mut Waiter) {
         while !self.stop.load(Ordering::Acquire) {
             if !self.work.load(Ordering::Acquire) {
                 thread::park();
                 continue;
             }
-            // A caller that means to wait is back by then, and does better without a rival.
+            // An owner that means to wait is back by then, and does better without a rival.
             thread::sleep(HEAD_START);
             if !self.work.swap(false, Ordering::AcqRel) {
                 continue;
             }
-            let mut driver = self.driver.lock();
-            let over = |machine: &Machine| !machine.ready().is_empty() || !machine.has_arrival();
-            if over(driver.machine()) {
-                // The caller waited meanwhile, and has what it wants or is on its way out: a claim made now would
-                // be nobody's.
-                continue;
-            }
+            let mut shared = self.shared.lock();
             let leave = || self.wanted.load(Ordering::SeqCst) || self.stop.load(Ordering::Relaxed);
-            // An error is met again by the caller, who can be told.
-            let worked = catch_unwind(AssertUnwindSafe(|| patience.work(&mut driver, over, leave)));
+            // An error is met again by the owner, who can be told.
+            let worked = catch_unwind(AssertUnwindSafe(|| match shared.left_undone() {
+                Some(mut work) => waiter.help(&mut work, leave),
+                None => Ok(()),
+            }));
             let Ok(worked) = worked else {
                 // What it had claimed is lost: nobody may go on as if nothing had happened.
-                return patience.abort("its thread executor panicked");
+                return waiter.abort("its thread executor panicked");
             };
-            if worked.is_ok() && !over(driver.machine()) {
-                // The caller came in between; go on when it is gone.
+            if worked.is_ok() && shared.left_undone().is_some() {
+                // The owner came in between; go on when it is gone.
                 self.work.store(true, Ordering::Release);
             }
         }
     }
 }
 
-impl Drop for Helper {
+impl<S: Shared> Drop for Helper<S> {
     fn drop(&mut self) {
         self.common.stop.store(true, Ordering::SeqCst);
         self.waker.wake();

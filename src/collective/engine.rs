@@ -1,0 +1,364 @@
+//! Carries a rank's arrivals through: the driver, and how a wait for it goes on.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use super::core::{Effort, Machine};
+use super::driver::Driver;
+use crate::error::{Ranks, Result};
+use crate::executor::deferred_work::Provider;
+use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
+use crate::fabric::Waker;
+use crate::time::Time;
+
+/// Contributions whose messages come with one look: of a longer one libfabric's `tcp` reads the head and then the
+/// rest. Elsewhere a second look costs little beside so much data.
+const ONE_LOOK: usize = 8 << 10;
+
+/// Polls between two readings of the clock.
+const SPINS_PER_CLOCK: u32 = 16;
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Goal {
+    /// Outcomes that the caller can take.
+    Outcome,
+    /// That nothing is left to do for the arrival: its outcome is there, or there is none.
+    Arrival,
+    /// The round in which this rank leaves.
+    Left,
+    /// That all know that it has let everything go.
+    Gone,
+}
+
+/// A driver, and what has to be known of it between two calls. The caller uses it, or a thread in the caller's place.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    driver: Driver,
+    /// Polls also look for what others left undone, until there is nothing left to do.
+    searches: bool,
+    /// Since when the round is closed that this rank closed and whose landing is measured.
+    closed: Option<Time>,
+}
+
+/// An engine that works towards a goal.
+#[derive(Debug)]
+pub(crate) struct Pursuit<'a> {
+    engine: &'a mut Engine,
+    goal: Goal,
+}
+
+impl Engine {
+    pub(crate) fn new(driver: Driver) -> Self {
+        Engine { driver, searches: false, closed: None }
+    }
+
+    pub(crate) fn machine(&self) -> &Machine {
+        self.driver.machine()
+    }
+
+    pub(super) fn machine_mut(&mut self) -> &mut Machine {
+        self.driver.machine_mut()
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(super) fn provider(&mut self) -> Option<&mut Provider> {
+        self.driver.provider()
+    }
+
+    /// The same work towards a goal.
+    #[inline]
+    pub(crate) fn towards(&mut self, goal: Goal) -> Pursuit<'_> {
+        Pursuit { engine: self, goal }
+    }
+
+    /// Whether the outcome of the arrival is there.
+    #[inline]
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.machine().ready().is_empty()
+    }
+
+    #[inline]
+    fn has_reached(&self, goal: Goal) -> bool {
+        let machine = self.machine();
+        match goal {
+            Goal::Outcome => self.is_complete(),
+            Goal::Arrival => self.is_complete() || !machine.has_arrival(),
+            Goal::Left => machine.is_finished(),
+            Goal::Gone => machine.has_gone(),
+        }
+    }
+
+    /// An arrival is handed in. How long a round took that was closed before cannot be known any more.
+    pub(super) fn begin_arrival(&mut self, now: Time) {
+        self.machine_mut().measured(None);
+        self.closed = Some(now);
+    }
+
+    /// What this rank closed before says nothing of how long rounds take: it was busy with something else.
+    pub(super) fn forget_time(&mut self) {
+        self.machine_mut().measured(None);
+        self.closed = None;
+    }
+
+    /// Whether a round that was closed here has landed, so that [`Engine::time`] is to be told the time. What this rank
+    /// closed was not closed before it `polled` then.
+    #[inline]
+    pub(crate) fn wants_time(&mut self, polled: Time) -> bool {
+        let Some(round) = self.machine().unmeasured() else { return false };
+        self.closed.get_or_insert(polled);
+        self.machine().landed() >= round
+    }
+
+    /// Says what time it is, if [`Engine::wants_time`] asked for that.
+    pub(crate) fn time(&mut self, now: Time) {
+        let latency = self.closed.take().map(|closed| now.saturating_sub(closed));
+        self.machine_mut().measured(latency);
+    }
+
+    /// Works until there is nothing left to do now.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    pub(super) fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
+        self.driver.drive(now, effort)
+    }
+
+    /// Works until a segment was moved, or there is nothing left to do now.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    pub(super) fn move_one(&mut self, now: Time) -> Result<()> {
+        self.driver.move_one(now)
+    }
+
+    /// Takes what has come from a network, and does nothing for it.
+    ///
+    /// # Errors
+    /// A broken endpoint.
+    pub(super) fn look(&mut self, now: Time) -> Result<()> {
+        self.driver.look(now)?;
+        self.driver.drive(now, Effort::Nothing)
+    }
+}
+
+impl Shared for Engine {
+    type Work<'a> = Pursuit<'a>;
+
+    fn left_undone(&mut self) -> Option<Pursuit<'_>> {
+        // A claim of a thread would be nobody's if the caller had what it wants, or were on its way out.
+        (!self.has_reached(Goal::Arrival)).then(|| self.towards(Goal::Arrival))
+    }
+
+    fn waker(&self) -> Waker {
+        self.driver.waker()
+    }
+}
+
+impl Work for Pursuit<'_> {
+    fn needs_time(&self) -> bool {
+        self.engine.machine().needs_time()
+    }
+
+    fn looks(&self, yields: bool) -> Looks {
+        let plan = self.engine.machine().plan();
+        let pauses = plan.topology.hosts() == 1;
+        // A look at a network costs as much as a switch to somebody who needs the core.
+        let times = match yields && !pauses {
+            true if plan.bytes > ONE_LOOK => 2,
+            true => 1,
+            false => SPINS_PER_CLOCK,
+        };
+        Looks { times, pauses }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time) -> Result<Polled> {
+        let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
+        if self.engine.driver.step(now, effort)? {
+            // What is wanted is there: a look at a network could only cost time.
+            if self.engine.machine().peek_op().is_some() || !self.engine.has_reached(self.goal) {
+                return Ok(Polled::Progress);
+            }
+            self.engine.searches = false;
+            return Ok(Polled::Ready);
+        }
+        self.engine.searches = false;
+        Ok(if self.engine.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
+    }
+
+    /// What this rank closes from here on is timed. What it had closed when it last left the library is not: it was
+    /// away in between.
+    fn begin(&mut self) {
+        self.engine.forget_time();
+    }
+
+    #[inline]
+    fn wants_time(&mut self, polled: Time) -> bool {
+        self.engine.wants_time(polled)
+    }
+
+    fn time(&mut self, now: Time) {
+        self.engine.time(now);
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.engine.machine().next_timer()
+    }
+
+    fn search(&mut self) {
+        self.engine.searches = true;
+    }
+
+    fn rest(&mut self, now: Time) -> Result<Rest> {
+        let Engine { driver, searches, .. } = &mut *self.engine;
+        let interest = driver.machine().interest() as u32;
+        driver.endpoint().prepare_wait(interest);
+        if driver.step(now, Effort::Search)? {
+            driver.endpoint().cancel_wait();
+            return Ok(Rest::Awake);
+        }
+        *searches = false;
+        let doze = driver.doze().map(|doze| now.saturating_add(doze.as_nanos() as Time));
+        Ok(Rest::Asleep { until: [driver.machine().next_timer(), doze].into_iter().flatten().min() })
+    }
+
+    fn sleep(&mut self, at_most: Duration) {
+        self.engine.driver.endpoint().wait(at_most);
+        self.engine.searches = true;
+    }
+
+    fn rouse(&mut self) {
+        self.engine.driver.endpoint().cancel_wait();
+        self.engine.searches = true;
+    }
+
+    fn missing(&self) -> Ranks {
+        Ranks(self.engine.driver.missing().iter().collect())
+    }
+
+    fn hear_of(&mut self, dead: u32) {
+        self.engine.machine_mut().inherit(dead);
+    }
+
+    fn outlive(&mut self, now: Time) -> Result<Outlived> {
+        if self.engine.driver.step(now, Effort::Search)? {
+            return Ok(Outlived::Progress);
+        }
+        Ok(match () {
+            () if self.engine.has_reached(self.goal) => Outlived::Ready,
+            () if self.engine.driver.is_pending() => Outlived::Pending,
+            () => Outlived::Lost,
+        })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::process::{Child, Command};
+
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::collective::core::{Op, Path, Plan, Token, program};
+    use crate::collective::driver::{Reduction, Regions};
+    use crate::executor::caller::Waiter;
+    use crate::executor::spin::Spin;
+    use crate::fabric::shm::ShmFabric;
+    use crate::fabric::{Endpoint, Fabric, RawAccess};
+    use crate::reduce::{Dtype, Reduce};
+    use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
+    use crate::time::Deadline;
+
+    const RANKS: u32 = 3;
+    const ELEMENTS: usize = 4;
+    const SUM: Reduction =
+        Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry };
+
+    fn plan(me: u32) -> Plan {
+        let (fire, grace, depth, segment) = (Fire::ALL, Grace::NONE, 2, 8);
+        let bytes = ELEMENTS * size_of::<u64>();
+        Plan {
+            depth,
+            bytes,
+            wide_bytes: bytes,
+            segment,
+            program: Some(program(RANKS, (fire, grace), Schedule::Doubling, (bytes, segment), depth)),
+            ..Plan::sample(me, vec![0; RANKS as usize], fire, Path::Program)
+        }
+    }
+
+    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the others.
+    fn world(others: &[Child]) -> Vec<Arc<ShmFabric>> {
+        let memory = ShmFabric::create(RANKS).unwrap();
+        let unwatched = vec![None; RANKS as usize];
+        let watched: Vec<_> = std::iter::once(None).chain(others.iter().map(|child| Some(child.id()))).collect();
+        let join = |rank: u32| {
+            let pids = if rank == 0 { &watched } else { &unwatched };
+            Arc::new(ShmFabric::join(memory.try_clone().unwrap(), rank, RANKS, pids).unwrap())
+        };
+        (0..RANKS).map(join).collect()
+    }
+
+    fn drivers(fabrics: &[Arc<ShmFabric>]) -> Vec<Driver> {
+        let open = |fabric: &Arc<ShmFabric>| fabric.open(RawAccess::CRATE).unwrap();
+        let mut ends: Vec<Box<dyn Endpoint>> = fabrics.iter().map(open).collect();
+        let cells = plan(0).control_cells() * size_of::<u64>();
+        let regions = [(cells, Regions::CONTROL), (plan(0).data_bytes(), Regions::DATA)];
+        let own = regions.map(|(bytes, access)| ends[0].register(bytes, access).unwrap());
+        let keys = own.map(|region| ends[0].key(region));
+        let driver = |(rank, mut end): (u32, Box<dyn Endpoint>)| {
+            let [control, data] = if rank == 0 { own } else { keys.map(|key| end.import(0, key).unwrap()) };
+            let regions = Regions { control: vec![control], data: vec![data] };
+            Driver::new(plan(rank), end, regions, SUM, None).unwrap()
+        };
+        (0..).zip(ends).map(driver).collect()
+    }
+
+    /// Hands in a contribution of ones.
+    fn arrive(driver: &mut Driver) {
+        let (plan, buffer) = (driver.machine().plan().clone(), driver.machine().buffer());
+        driver.lender().contribution::<u64>(plan.contribution(plan.me, buffer), plan.bytes).fill(1);
+        driver.machine_mut().arrive(0, 1);
+    }
+
+    /// Goes on until an operation is claimed, and no further: like a process that is killed then.
+    fn claim(driver: &mut Driver) {
+        let is_claim = |op: &Op| matches!(op, Op::Atomic { token: Token::Swap, .. });
+        loop {
+            let claims = driver.machine().peek_op().is_some_and(is_claim);
+            assert!(driver.step(0, Effort::Work).unwrap(), "there is nothing to claim");
+            if claims {
+                return;
+            }
+        }
+    }
+
+    /// Each of two dead ranks holds an operation without which a round that has fired cannot land.
+    #[test]
+    fn a_round_that_had_fired_outlives_two_deaths() {
+        let sleeper = || Command::new("sleep").arg("600").spawn().unwrap();
+        let mut others = [sleeper(), sleeper()];
+        let fabrics = world(&others);
+        for other in &mut others {
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+        let mut drivers = drivers(&fabrics);
+        drivers.iter_mut().for_each(arrive);
+        drivers[1..].iter_mut().for_each(claim);
+        let memory = drivers[0].lender();
+        let mut survivor = Engine::new(drivers.remove(0));
+        let mut waiter = Waiter::new(fabrics[0].clone(), Spin::new(Duration::from_millis(1), true));
+        let deadline = Deadline::from(Duration::from_secs(60));
+        waiter.block(&mut survivor.towards(Goal::Outcome), "wait", deadline).unwrap();
+        assert_eq!(survivor.machine().stats().inherited, 2);
+        let at = survivor.machine().outcome_at(1);
+        assert_eq!(memory.outcome::<u64>(at, plan(0).bytes), [u64::from(RANKS); ELEMENTS]);
+        assert_eq!(fabrics[0].dead(), [1, 2]);
+    }
+}

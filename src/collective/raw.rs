@@ -1,0 +1,306 @@
+//! A collective over bytes, whatever the type of its elements.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::ops::{Range, RangeInclusive};
+use std::time::{Duration, Instant};
+
+use super::core::{Effort, Stats};
+use super::driver::Driver;
+use super::engine::Engine;
+use super::session::Session;
+use crate::error::{Error, Result};
+use crate::executor::caller::Waiter;
+use crate::executor::deferred_work::Provider;
+use crate::executor::thread::{Helper, Seat};
+use crate::executor::work::Work;
+use crate::fabric::Lender;
+use crate::rule::Executor;
+use crate::time::{Deadline, Time};
+use crate::world::World;
+
+/// A session with those who drive it: its caller, who waits here, and the thread that helps if there is one.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    seat: Seat<Engine>,
+    session: Session,
+    executor: Executor,
+    memory: Lender,
+    waiter: Waiter,
+    /// Outcomes that the caller holds.
+    held: Cell<usize>,
+    finished: bool,
+    /// The last deadline that passed, to be told to the others if this rank gives up.
+    last_timeout: Option<String>,
+    /// Dropped behind the seat: a rank may leave with its last handle of the world, and closes its endpoint before.
+    world: World,
+}
+
+impl Raw {
+    /// # Errors
+    /// When there can be no thread.
+    pub(super) fn new(world: &World, driver: Driver, executor: Executor, waiter: Waiter) -> Result<Self> {
+        let memory = driver.lender();
+        let engine = Engine::new(driver);
+        let session = Session::new(&engine);
+        let seat = match executor {
+            Executor::Thread => Seat::Shared(Helper::start(engine, waiter.clone(), world.rank())?),
+            Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
+                Seat::Own(Box::new(RefCell::new(engine)))
+            }
+        };
+        let (held, world) = (Cell::new(0), world.clone());
+        Ok(Raw { seat, session, executor, memory, waiter, held, finished: false, last_timeout: None, world })
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    pub(super) fn session_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    pub(super) fn memory(&self) -> &Lender {
+        &self.memory
+    }
+
+    pub(super) fn memory_mut(&mut self) -> &mut Lender {
+        &mut self.memory
+    }
+
+    pub(super) fn executor(&self) -> Executor {
+        self.executor
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.seat.take().machine().stats()
+    }
+
+    /// Hands the next contribution in.
+    #[inline]
+    pub(super) fn arrive(&mut self) -> Result<()> {
+        let operation = "arrive";
+        let now = self.hand_in(operation, false)?;
+        self.waiter.explain(operation, self.set_off(now))?;
+        self.waiter.look(operation, now)
+    }
+
+    /// Hands the next contribution in, and then has it copied, a range of its bytes at a time: `copy` is given where
+    /// the range lies.
+    pub(super) fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()> {
+        let (operation, pieces, buffer) = ("arrive_with", self.session.plan().pieces(), self.session.buffer());
+        let (at, bytes) = self.session.contribution();
+        if pieces == 1 {
+            self.session.check_free(operation)?;
+            copy(&mut self.memory, at, 0..bytes);
+            return self.arrive();
+        }
+        let now = self.hand_in(operation, true)?;
+        let mut driven = self.set_off(now);
+        for piece in 0..pieces {
+            let (from, len) = self.session.plan().piece_span(piece);
+            copy(&mut self.memory, at + from, from..from + len);
+            let mut engine = self.seat.take();
+            self.session.fill(&mut engine, buffer, pieces - piece - 1);
+            let now = self.waiter.clock().now_if(engine.machine().needs_time());
+            // Others wait for the rest even if this rank cannot go on.
+            driven = driven.and(engine.move_one(now));
+        }
+        driven?;
+        let mut engine = self.seat.take();
+        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        engine.drive(now, Effort::Nothing)?;
+        self.session.filled(&mut engine);
+        drop(engine);
+        self.set_off(now)?;
+        self.waiter.look(operation, now)
+    }
+
+    /// Hands in the next contribution; says when.
+    #[inline]
+    fn hand_in(&mut self, operation: &'static str, unfilled: bool) -> Result<Time> {
+        self.settle();
+        self.session.check_free(operation)?;
+        let problem =
+            "it has made all the rounds that can be told apart (2^40, or what its provider can count); make a new one";
+        self.session.check(operation, self.session.has_rounds_left(), problem)?;
+        self.world.fabric().health(operation)?;
+        let mut engine = self.seat.take();
+        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        self.session.arrive(&mut engine, now, unfilled);
+        Ok(now)
+    }
+
+    /// Does what an arrival sets off, as far as the caller of `arrive` has to.
+    #[inline]
+    fn set_off(&self, arrived: Time) -> Result<()> {
+        let mut engine = self.seat.take();
+        let effort = if self.executor == Executor::Peer { Effort::Work } else { Effort::Nothing };
+        engine.drive(arrived, effort)?;
+        if engine.wants_time(arrived) {
+            engine.time(self.waiter.clock().now());
+        }
+        let leaves_work = self.session.leaves_work(&mut engine);
+        drop(engine);
+        if leaves_work {
+            self.seat.leave_work();
+        }
+        Ok(())
+    }
+
+    /// Works and waits until there are outcomes, and takes them.
+    #[inline]
+    pub(super) fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        self.settle();
+        self.session.check_outstanding("wait")?;
+        self.wait_and_take("wait", deadline)
+    }
+
+    /// Takes the outcomes that are there, if there are any.
+    pub(super) fn test(&mut self) -> Result<Option<RangeInclusive<u64>>> {
+        let operation = "test";
+        self.settle();
+        self.session.check_outstanding(operation)?;
+        self.world.fabric().health(operation)?;
+        let now = self.waiter.clock().now();
+        self.waiter.look(operation, now)?;
+        self.seat.claim_work();
+        let mut engine = self.seat.take();
+        let mut work = engine.towards(self.session.goal());
+        let complete = self.waiter.explain(operation, work.exhaust(now))?;
+        if complete {
+            return Ok(Some(self.session.take(&mut engine)));
+        }
+        let leaves_work = self.session.leaves_work(&mut engine);
+        drop(engine);
+        if leaves_work {
+            self.seat.leave_work();
+        }
+        Ok(None)
+    }
+
+    /// Leaves in good order.
+    pub(super) fn finish(&mut self, deadline: Deadline) -> Result<()> {
+        let (operation, deadline) = ("finish", Deadline::from(deadline.instant()));
+        self.settle();
+        if self.finished {
+            return Ok(());
+        }
+        if !self.session.is_leaving() {
+            if self.session.is_outstanding() {
+                self.wait_and_take(operation, deadline)?;
+            }
+            self.settle();
+            self.session.leave(&mut self.seat.take());
+        }
+        while !self.session.is_gone() {
+            self.block(operation, deadline)?;
+        }
+        self.part()?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// Where a provider ran the rounds: sets off what it has still queued, for rounds that are not wanted any more. That
+    /// writes to memory of the others, who must not look at it then, and must not have gone.
+    fn part(&mut self) -> Result<()> {
+        if self.seat.take().provider().is_none() {
+            return Ok(());
+        }
+        let (operation, fabric) = ("finish", self.world.fabric());
+        let until = Deadline::from(self.world.deadline()).instant();
+        fabric.exchange(operation, &[], until)?;
+        self.seat.take().provider().into_iter().for_each(Provider::set_off);
+        while !self.seat.take().provider().map_or(Ok(true), Provider::has_run)? && Instant::now() < until {
+            fabric.look_for_dead(operation)?;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        fabric.exchange(operation, &[], until).map(drop)
+    }
+
+    /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.
+    pub(super) fn is_complete(&self) -> Result<bool> {
+        let mut engine = self.seat.take();
+        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        engine.look(now)?;
+        Ok(engine.is_complete())
+    }
+
+    /// The caller holds one thing more that refers to outcomes.
+    #[inline]
+    pub(super) fn hold(&self) {
+        self.held.set(self.held.get() + 1);
+    }
+
+    /// It has dropped one.
+    #[inline]
+    pub(super) fn drop_one(&self) {
+        let held = self.held.get() - 1;
+        self.held.set(held);
+        if held == 0 {
+            self.let_go();
+        }
+    }
+
+    /// Releases what was taken.
+    #[inline]
+    fn let_go(&self) {
+        let mut engine = self.seat.take();
+        self.session.release(&mut engine);
+        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        // An endpoint that broke says so in the next call.
+        let _ = engine.drive(now, Effort::Nothing);
+    }
+
+    /// The caller, with `&mut self`, has no borrow of an outcome, whatever it forgot to drop.
+    #[inline]
+    pub(super) fn settle(&mut self) {
+        self.held.set(0);
+        if self.session.holds() {
+            self.let_go();
+        }
+    }
+
+    #[inline]
+    fn wait_and_take(&mut self, operation: &'static str, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        self.seat.claim_work();
+        let mut engine = self.seat.take();
+        let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
+        // The thread must not have the engine in between: with a claim of its own nothing would be ready.
+        let taken = done.map(|()| self.session.take(&mut engine));
+        drop(engine);
+        self.explain(operation, taken)
+    }
+
+    /// Works and waits until the next goal of a rank that leaves is reached.
+    fn block(&mut self, operation: &'static str, deadline: Deadline) -> Result<()> {
+        self.seat.claim_work();
+        let mut engine = self.seat.take();
+        let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
+        let done = done.map(|()| self.session.go_on_leaving(&mut engine));
+        drop(engine);
+        self.explain(operation, done)
+    }
+
+    /// After a timeout the thread goes on.
+    fn explain<R>(&mut self, operation: &'static str, done: Result<R>) -> Result<R> {
+        let done = self.waiter.explain(operation, done);
+        if let Err(error @ Error::Timeout { .. }) = &done {
+            self.last_timeout = Some(error.to_string());
+            if self.session.leaves_work(&mut self.seat.take()) {
+                self.seat.leave_work();
+            }
+        }
+        done
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if !self.finished && self.world.fabric().health("drop").is_ok() {
+            let after = self.last_timeout.take().map_or(String::new(), |text| format!(", after {text}"));
+            self.world.abort(&format!("it dropped a collective without finish{after}"));
+        }
+    }
+}

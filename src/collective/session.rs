@@ -1,0 +1,252 @@
+//! The life of a collective as its caller sees it: what was handed in, what was taken and is held, and how it ends.
+//!
+//! A session never waits. Its caller works towards [`Session::goal`] with the engine, by whatever executor, and then
+//! takes what is there. Both halves know no clock: the simulator drives them as the executors do.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
+
+use super::core::{Cut, FOREVER, Machine, Part, Plan};
+use super::engine::{Engine, Goal};
+use crate::error::{Error, Result};
+use crate::executor::work::Shared;
+use crate::time::Time;
+
+/// How far a rank is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Leaving {
+    /// Not at all.
+    No,
+    /// Its last arrival is handed in.
+    HandedIn,
+    /// It is in a round, and this rank has let everything go.
+    LetGo,
+    /// All know that.
+    Gone,
+}
+
+/// What a caller's calls refer to. Whatever concerns the work itself is in the [`Engine`], which a thread may have in between.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    plan: Plan,
+    /// Cuts of the rounds that the caller holds, by slot.
+    cuts: Vec<Cut>,
+    /// Where their outcomes lie.
+    places: Vec<usize>,
+    /// The last round that can be made.
+    last_round: u64,
+    /// Newest round that was returned.
+    taken: u64,
+    /// The buffer of the next contribution.
+    buffer: u32,
+    /// The caller may have begun to write it.
+    begun: bool,
+    /// The weight of the next contribution.
+    weight: u16,
+    /// An arrival whose outcome was not taken.
+    outstanding: bool,
+    leaving: Leaving,
+    /// Newest round that was released.
+    released: Cell<u64>,
+    /// Newest round in which each rank was fresh, up to `released`.
+    last_fresh: RefCell<Vec<u64>>,
+}
+
+impl Session {
+    pub(crate) fn new(engine: &Engine) -> Self {
+        let plan = engine.machine().plan().clone();
+        Session {
+            cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
+            places: vec![0; plan.slots() as usize],
+            last_round: engine.driver().last_round(),
+            taken: 0,
+            buffer: 0,
+            begun: false,
+            weight: 1,
+            outstanding: false,
+            leaving: Leaving::No,
+            released: Cell::new(0),
+            last_fresh: RefCell::new(vec![0; plan.ranks as usize]),
+            plan,
+        }
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Where the next contribution lies, and how many bytes it has; the caller begins to write it.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> (usize, usize) {
+        self.begun = true;
+        self.contribution()
+    }
+
+    /// Where the next contribution lies, and how many bytes it has.
+    #[inline]
+    pub(crate) fn contribution(&self) -> (usize, usize) {
+        (self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes)
+    }
+
+    /// The buffer of the next contribution.
+    pub(crate) fn buffer(&self) -> u32 {
+        self.buffer
+    }
+
+    /// Gives the next contribution a weight.
+    pub(crate) fn weigh(&mut self, weight: u16) {
+        self.weight = weight;
+    }
+
+    /// Hands in the next contribution, of which with `unfilled` nothing is there yet.
+    #[inline]
+    pub(crate) fn arrive(&mut self, engine: &mut Engine, now: Time, unfilled: bool) {
+        engine.begin_arrival(now);
+        let weight = std::mem::replace(&mut self.weight, 1);
+        let start = if unfilled { Machine::arrive_unfilled } else { Machine::arrive };
+        start(engine.machine_mut(), now, weight);
+        self.outstanding = true;
+        (self.buffer, self.begun) = (engine.machine().buffer(), false);
+    }
+
+    /// Of the contribution in a buffer, which was handed in unfilled, all but the last `missing` pieces are there.
+    pub(crate) fn fill(&self, engine: &mut Engine, buffer: u32, missing: u64) {
+        engine.machine_mut().filled(buffer, missing);
+    }
+
+    /// All pieces are there: tells the others what this rank has moved meanwhile.
+    pub(crate) fn filled(&self, engine: &mut Engine) {
+        // The others must not have to wait until this rank is back.
+        engine.machine_mut().count_segments();
+        // What this rank closed meanwhile took as long as its copy, which says nothing of rounds.
+        engine.forget_time();
+    }
+
+    /// What the caller waits for.
+    pub(crate) fn goal(&self) -> Goal {
+        match self.leaving {
+            Leaving::No => Goal::Outcome,
+            Leaving::HandedIn => Goal::Left,
+            Leaving::LetGo | Leaving::Gone => Goal::Gone,
+        }
+    }
+
+    /// Takes what is ready, which is something: the goal was reached, and no thread had the engine since.
+    #[inline]
+    pub(crate) fn take(&mut self, engine: &mut Engine) -> RangeInclusive<u64> {
+        let rounds = engine.machine_mut().take(self.begun);
+        debug_assert!(!rounds.is_empty());
+        engine.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
+        for round in rounds.clone() {
+            self.places[self.plan.slot(round)] = engine.machine().outcome_at(round);
+        }
+        self.taken = *rounds.end();
+        self.buffer = engine.machine().buffer();
+        self.outstanding = false;
+        rounds
+    }
+
+    /// Whether the caller, who goes away, leaves something to a thread.
+    #[inline]
+    pub(crate) fn leaves_work(&self, engine: &mut Engine) -> bool {
+        engine.left_undone().is_some()
+    }
+
+    /// Hands in the last, empty arrival.
+    pub(crate) fn leave(&mut self, engine: &mut Engine) {
+        engine.machine_mut().leave();
+        self.leaving = Leaving::HandedIn;
+    }
+
+    /// The goal of a rank that leaves is reached: sets the next one.
+    pub(crate) fn go_on_leaving(&mut self, engine: &mut Engine) {
+        match self.leaving {
+            Leaving::No => {}
+            Leaving::HandedIn => {
+                engine.machine_mut().release(FOREVER);
+                // An operation that fails now would leave others waiting, and nobody to say why.
+                self.leaving = Leaving::LetGo;
+            }
+            Leaving::LetGo | Leaving::Gone => self.leaving = Leaving::Gone,
+        }
+    }
+
+    pub(crate) fn is_outstanding(&self) -> bool {
+        self.outstanding
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving != Leaving::No
+    }
+
+    /// Whether nothing is left to do for a rank that leaves.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.leaving == Leaving::Gone
+    }
+
+    /// Whether another round can be told apart. A late contribution may be carried a whole ring further, and a rank
+    /// that leaves needs a round.
+    pub(crate) fn has_rounds_left(&self) -> bool {
+        self.taken < self.last_round.saturating_sub(1 << 20)
+    }
+
+    /// The cut of a round that is held.
+    pub(crate) fn cut(&self, round: u64) -> &Cut {
+        &self.cuts[self.plan.slot(round)]
+    }
+
+    /// Where the outcome of a round lies that is held, and how many bytes it has.
+    pub(crate) fn place(&self, round: u64) -> (usize, usize) {
+        (self.places[self.plan.slot(round)], self.plan.bytes)
+    }
+
+    /// The newest round up to what was released in which a rank was fresh; 0 if there is none.
+    pub(crate) fn last_fresh(&self, rank: u32) -> u64 {
+        self.last_fresh.borrow().get(rank as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether something is held that can be released.
+    #[inline]
+    pub(crate) fn holds(&self) -> bool {
+        self.released.get() < self.taken
+    }
+
+    /// The caller lets go of all that it holds.
+    #[inline]
+    pub(crate) fn release(&self, engine: &mut Engine) {
+        let before = self.released.replace(self.taken);
+        let mut last_fresh = self.last_fresh.borrow_mut();
+        for round in before + 1..=self.taken {
+            let fresh = self.cut(round).entries().iter().filter(|entry| entry.part == Part::Fresh);
+            fresh.for_each(|entry| last_fresh[entry.rank as usize] = round);
+        }
+        engine.machine_mut().release(self.taken);
+    }
+
+    /// Whether there may be another arrival.
+    pub(crate) fn check_free(&self, operation: &'static str) -> Result<()> {
+        self.check_present(operation)?;
+        let problem = "the outcome of the last arrival was not taken; call wait or test first";
+        self.check(operation, !self.outstanding, problem)
+    }
+
+    /// Whether there is an arrival whose outcome can be taken.
+    pub(crate) fn check_outstanding(&self, operation: &'static str) -> Result<()> {
+        let waits = self.outstanding && !self.is_leaving();
+        self.check(operation, waits, "nothing was handed in; call arrive first")
+    }
+
+    /// Whether this rank takes part.
+    pub(crate) fn check_present(&self, operation: &'static str) -> Result<()> {
+        self.check(operation, !self.is_leaving(), "this rank has finished")
+    }
+
+    pub(crate) fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
+        if allowed { Ok(()) } else { Err(self.usage(operation, problem)) }
+    }
+
+    pub(crate) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+        Error::Usage { rank: self.plan.me, operation, problem }
+    }
+}

@@ -1,0 +1,212 @@
+//! Carries work on in the thread that wants it done: it polls and spins while that is likely to pay, then sleeps.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::spin::Spin;
+use super::work::{Looks, Outlived, Polled, Rest, Work};
+use crate::error::{Error, Result};
+use crate::fabric::Fabric;
+use crate::fabric::shm::HEARTBEAT;
+use crate::time::{Deadline, Time};
+
+/// The time since a collective was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    fn start() -> Self {
+        Clock(Instant::now())
+    }
+
+    pub(crate) fn now(self) -> Time {
+        self.0.elapsed().as_nanos() as Time
+    }
+
+    fn time_of(self, at: Instant) -> Time {
+        at.saturating_duration_since(self.0).as_nanos() as Time
+    }
+
+    /// The time if it is of use: reading the clock costs as much as a hand-over.
+    #[inline]
+    pub(crate) fn now_if(self, needed: bool) -> Time {
+        if needed { self.now() } else { 0 }
+    }
+}
+
+/// Waits for work to be done, and does it meanwhile. Each thread has its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    clock: Clock,
+    fabric: Arc<dyn Fabric>,
+    spin: Spin,
+    /// When it last looked for dead peers, which it does now and then, also while nothing has to be waited for.
+    looked: Time,
+}
+
+/// How long the living may take to finish what a round that had fired still needs.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+impl Waiter {
+    pub(crate) fn new(fabric: Arc<dyn Fabric>, spin: Spin) -> Self {
+        Waiter { clock: Clock::start(), fabric, spin, looked: 0 }
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Fails the job.
+    pub(super) fn abort(&self, reason: &str) {
+        self.fabric.abort(reason);
+    }
+
+    /// Looks whether all peers are alive, if that was not done lately.
+    pub(crate) fn look(&mut self, operation: &'static str, now: Time) -> Result<()> {
+        if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
+            self.looked = now;
+            self.fabric.look_for_dead(operation)?;
+        }
+        Ok(())
+    }
+
+    /// A provider that refuses something usually does so because a peer is gone: which one, comes out soon.
+    pub(crate) fn explain<R>(&self, operation: &'static str, result: Result<R>) -> Result<R> {
+        if !matches!(result, Err(Error::Join { .. })) {
+            return result;
+        }
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until {
+            self.fabric.look_for_dead(operation)?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        result
+    }
+
+    /// Carries work on until it is done.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] at the deadline; a dead peer or an aborted job; an operation that failed.
+    #[inline]
+    pub(crate) fn block(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
+        self.run(work, operation, Some(deadline), || false)
+    }
+
+    /// Carries work on until it is done, or another thread wants it.
+    pub(super) fn help(&mut self, work: &mut impl Work, leave: impl Fn() -> bool) -> Result<()> {
+        self.run(work, "arrive", None, leave)
+    }
+
+    #[inline]
+    fn run(
+        &mut self,
+        work: &mut impl Work,
+        operation: &'static str,
+        deadline: Option<Deadline>,
+        leave: impl Fn() -> bool,
+    ) -> Result<()> {
+        let mut now = self.clock.now_if(work.needs_time());
+        let looks = work.looks(self.spin.yields());
+        if poll(work, now, looks, &leave)? {
+            return Ok(());
+        }
+        let deadline = deadline.map(|deadline| self.clock.time_of(deadline.instant()));
+        let started = self.clock.now();
+        self.spin.begin(started);
+        work.begin();
+        loop {
+            let done = poll(work, now, looks, &leave)?;
+            if work.wants_time(now) {
+                work.time(self.clock.now());
+            }
+            if done {
+                self.spin.paid(now);
+                return Ok(());
+            }
+            if leave() {
+                return Ok(());
+            }
+            if self.spin.yields() {
+                rustix::thread::sched_yield();
+            }
+            now = self.clock.now();
+            if let Err(error) = self.fabric.health(operation) {
+                return self.outlive(work, error, deadline, leave);
+            }
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                if work.exhaust(now)? {
+                    return Ok(());
+                }
+                let waited = Duration::from_nanos(now - started);
+                return Err(Error::Timeout { rank: self.fabric.rank(), operation, waited, missing: work.missing() });
+            }
+            if self.spin.goes_on(now, work.next_timer()) {
+                continue;
+            }
+            let Rest::Asleep { until } = work.rest(now)? else { continue };
+            if leave() {
+                work.rouse();
+                continue;
+            }
+            let until = [until, deadline].into_iter().flatten().min();
+            let most = until.map(|until| Duration::from_nanos(until.saturating_sub(now)));
+            let asleep = now;
+            work.sleep(most.map_or(HEARTBEAT, |most| most.min(HEARTBEAT)));
+            now = self.clock.now();
+            self.spin.slept(asleep, now);
+            if let Err(error) = self.look(operation, now) {
+                return self.outlive(work, error, deadline, leave);
+            }
+        }
+    }
+
+    /// A rank died. A round that had fired can do without: what the dead had in hand is done again.
+    fn outlive(
+        &self,
+        work: &mut impl Work,
+        error: Error,
+        deadline: Option<Time>,
+        leave: impl Fn() -> bool,
+    ) -> Result<()> {
+        let Error::PeerDied { peer, .. } = error else { return Err(error) };
+        let last_words = self.clock.now() + LAST_WORDS.as_nanos() as Time;
+        let until = deadline.map_or(last_words, |deadline| deadline.min(last_words));
+        loop {
+            // Others may have died together with it, or while they did what it had in hand.
+            std::iter::once(peer).chain(self.fabric.dead()).for_each(|dead| work.hear_of(dead));
+            let now = self.clock.now();
+            let stands = loop {
+                match work.outlive(now)? {
+                    Outlived::Progress => {}
+                    stands => break stands,
+                }
+            };
+            match stands {
+                Outlived::Ready => return Ok(()),
+                Outlived::Pending if self.clock.now() < until && !leave() => rustix::thread::sched_yield(),
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+/// Polls as long as there is something to do, and a few times more; whether the goal is reached. Stops at the next step
+/// when it is to `leave`.
+#[inline]
+fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl Fn() -> bool) -> Result<bool> {
+    for _ in 0..looks.times {
+        loop {
+            match work.poll(now)? {
+                Polled::Ready => return Ok(true),
+                Polled::Progress if leave() => return Ok(false),
+                Polled::Progress => {}
+                Polled::Idle => break,
+            }
+        }
+        if looks.pauses {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(false)
+}
