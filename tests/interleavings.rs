@@ -21,7 +21,7 @@ const SCATTER: Means = Means::Tree(Schedule::Scatter);
 const GATHER: Means = Means::Tree(Schedule::Gather);
 
 fn world(fire: Fire, means: Means, steps: &[u32], mortal: Option<u32>) -> World {
-    World { fire, means, peer: true, steps: steps.to_vec(), mortal, fault: None }
+    World { fire, means, peer: true, steps: steps.to_vec(), mortal, thread: None, fault: None }
 }
 
 /// Explores all, on as many threads as there are cores, and prints what each had.

@@ -119,6 +119,25 @@ impl Engine {
         self.machine_mut().measured(latency);
     }
 
+    /// Does one thing, with so much effort. Whether there was one.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
+        self.driver.step(now, effort)
+    }
+
+    /// Everything that changes but memory and times.
+    pub(crate) fn save(&self) -> (Machine, bool) {
+        (self.machine().clone(), self.searches)
+    }
+
+    /// As it was saved.
+    pub(crate) fn restore(&mut self, machine: &Machine, searches: bool) {
+        self.machine_mut().clone_from(machine);
+        self.searches = searches;
+    }
+
     /// Works until there is nothing left to do now.
     ///
     /// # Errors

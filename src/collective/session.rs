@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 
 use super::core::{Cut, FOREVER, Machine, Part, Plan};
@@ -92,6 +93,11 @@ impl Session {
     /// The buffer of the next contribution.
     pub(crate) fn buffer(&self) -> u32 {
         self.buffer
+    }
+
+    /// Whether the caller may have begun to write the next contribution.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// Gives the next contribution a weight.
@@ -210,6 +216,12 @@ impl Session {
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.released.get() < self.taken
+    }
+
+    /// What its next steps depend on. What the caller holds is changed by none of them.
+    pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
+        let Session { taken, buffer, begun, weight, outstanding, leaving, released, .. } = self;
+        (taken, buffer, begun, weight, outstanding, leaving, released.get()).hash(state);
     }
 
     /// The caller lets go of all that it holds.

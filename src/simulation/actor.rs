@@ -1,18 +1,27 @@
-//! One rank of a simulated world.
+//! One rank of a simulated world: a caller, and the thread that helps it if it has one.
+//!
+//! Both drive the session and the engine that the library's own executors drive, a step at a time. What they do with them
+//! is what `collective/raw.rs` and `executor/` do; when they do it is drawn.
 
-use std::hash::{Hash, Hasher};
+mod helper;
+mod judged;
+mod saved;
+
 use std::rc::Rc;
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::coverage::operation;
 use super::oracle::Oracle;
 use super::scenario::{Death, Habits, Since};
-use crate::collective::core::{Effort, Machine, Op, Stats, Time};
+use crate::collective::core::{Effort, Op, Stats, Time};
 use crate::collective::driver::Driver;
+use crate::collective::engine::{Engine, Goal};
+use crate::collective::session::Session;
+use crate::executor::work::{Outlived, Polled, Rest, Work};
 use crate::fabric::Lender;
-use crate::rule::Absent;
+use helper::Helper;
+pub(super) use saved::Saved;
 
 /// When a rank wants its next turn.
 #[derive(Debug)]
@@ -52,14 +61,29 @@ enum Doing {
     },
     /// In `arrive`.
     Arriving,
+    /// Outside, its arrival handed in.
+    Away,
     /// In `wait`, or in `finish` when nothing is left to contribute.
-    Waiting,
+    Waiting {
+        /// Its deadline.
+        until: Option<Time>,
+        /// There was nothing to do when it last looked.
+        idle: bool,
+    },
     /// As waiting, announced as asleep.
-    Parked,
+    Parked {
+        until: Option<Time>,
+    },
+    /// Does what there is to do and goes away, unless it finds its goal reached: in `test`, or at its deadline.
+    Testing {
+        late: bool,
+    },
     /// Reads outcomes up to this round.
     Holding {
         round: u64,
     },
+    /// Has dropped them.
+    Releasing,
     Gone,
     /// Failed, naming who died.
     Failed,
@@ -68,19 +92,21 @@ enum Doing {
 
 #[derive(Debug)]
 pub(super) struct Actor {
-    driver: Driver,
+    engine: Engine,
+    session: Session,
     memory: Lender,
     habits: Habits,
     doing: Doing,
-    /// It has begun to write its next contribution.
-    begun: bool,
+    helper: Helper,
+    /// When the caller and its thread go on: whichever is first has the next turn.
+    caller_at: Option<Time>,
+    helper_at: Option<Time>,
     made: u32,
     /// Newest round that the oracle has judged through this rank's eyes.
     judged: u64,
-    /// Whether late contributions are dropped, and the drops that the oracle has been told of.
-    drops: bool,
+    /// Drops that the oracle has been told of.
     dropped: u64,
-    finishing: bool,
+    pub(super) scheduled: u64,
     pub(super) turns: u64,
     /// When it hears of whose death.
     news: Vec<(Time, u32)>,
@@ -93,63 +119,48 @@ pub(super) struct Actor {
     aborted: Option<Time>,
     /// Operations that it made, as bits.
     performed: u32,
+    met: Met,
 }
 
-/// Everything about an actor that changes.
-#[derive(Debug)]
-pub(super) struct Saved {
-    machine: Machine,
-    doing: Doing,
-    begun: bool,
-    made: u32,
-    judged: u64,
-    dropped: u64,
-    finishing: bool,
-    heard: Vec<u32>,
-}
-
-impl Hash for Saved {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let Saved { machine, doing, begun, made, judged, dropped, finishing, heard } = self;
-        machine.fingerprint(state);
-        (doing, begun, made, judged, dropped, finishing, heard).hash(state);
-    }
+/// What callers and threads met.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Met {
+    /// Tests that found nothing.
+    pub(super) tests: u64,
+    /// Deadlines of a wait that passed.
+    pub(super) timeouts: u64,
+    /// Arrivals that a thread carried through.
+    pub(super) helped: u64,
+    /// Threads that had to give up what they were at.
+    pub(super) interrupted: u64,
 }
 
 impl Actor {
-    pub(super) fn save(&self) -> Saved {
-        let Actor { driver, doing, begun, made, judged, dropped, finishing, heard, .. } = self;
-        let machine = driver.machine().clone();
-        let (doing, begun, made, judged, dropped) = (*doing, *begun, *made, *judged, *dropped);
-        Saved { machine, doing, begun, made, judged, dropped, finishing: *finishing, heard: heard.clone() }
-    }
-
-    pub(super) fn restore(&mut self, saved: &Saved) {
-        *self.driver.machine_mut() = saved.machine.clone();
-        (self.doing, self.made, self.judged) = (saved.doing, saved.made, saved.judged);
-        (self.begun, self.dropped) = (saved.begun, saved.dropped);
-        self.finishing = saved.finishing;
-        self.heard.clone_from(&saved.heard);
-    }
-
-    /// Whether its next step is nobody else's business: it writes only what nobody reads before a
-    /// later step says so, and reads only what nobody changes.
-    pub(super) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
-        match self.driver.machine().peek_op() {
-            Some(Op::Fence) => true,
-            Some(Op::Run(task)) => !self.driver.is_announced(*task),
-            // Whoever begins to wait later looks at what this announces.
-            Some(Op::Wake { .. }) => nobody_waits,
-            // Claims are looked at again only when their owner is dead.
-            Some(Op::Store { cell, .. }) => !mortals && self.driver.machine().is_claim(*cell),
-            Some(_) => false,
-            None => self.doing == Doing::Computing,
+    pub(super) fn new(driver: Driver, habits: Habits) -> Self {
+        let memory = driver.lender();
+        let engine = Engine::new(driver);
+        Actor {
+            session: Session::new(&engine),
+            engine,
+            memory,
+            habits,
+            doing: Doing::Computing,
+            helper: Helper::Idle,
+            caller_at: Some(0),
+            helper_at: None,
+            made: 0,
+            judged: 0,
+            dropped: 0,
+            scheduled: 0,
+            turns: 0,
+            news: Vec::new(),
+            heard: Vec::new(),
+            left_off: None,
+            mourns: None,
+            aborted: None,
+            performed: 0,
+            met: Met::default(),
         }
-    }
-
-    /// Cells of claims that have no meaning any more: everything that was claimed has happened.
-    pub(super) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
-        self.driver.machine().spent_claims(cells)
     }
 
     pub(super) fn has_heard(&self) -> bool {
@@ -161,36 +172,13 @@ impl Actor {
         self.heard.push(dead);
     }
 
-    pub(super) fn new(driver: Driver, habits: Habits) -> Self {
-        let drops = driver.machine().plan().absent == Absent::Drop;
-        Actor {
-            memory: driver.lender(),
-            driver,
-            habits,
-            doing: Doing::Computing,
-            begun: false,
-            made: 0,
-            judged: 0,
-            drops,
-            dropped: 0,
-            finishing: false,
-            turns: 0,
-            news: Vec::new(),
-            heard: Vec::new(),
-            left_off: None,
-            mourns: None,
-            aborted: None,
-            performed: 0,
-        }
-    }
-
     /// Hears at a time that somebody gave up.
     pub(super) fn will_hear_of_abort(&mut self, time: Time) {
         self.aborted.get_or_insert(time);
     }
 
     pub(super) fn is_parked(&self) -> bool {
-        self.doing == Doing::Parked
+        matches!(self.doing, Doing::Parked { .. }) || self.helper_is_parked()
     }
 
     /// Whether it came to an end, one way or another.
@@ -204,7 +192,7 @@ impl Actor {
 
     /// Whether it has handed in its last arrival.
     pub(super) fn is_leaving(&self) -> bool {
-        self.finishing
+        self.session.is_leaving()
     }
 
     /// Whether a death of it is due.
@@ -231,12 +219,13 @@ impl Actor {
     }
 
     pub(super) fn summary(&self) -> String {
-        format!("{:?}, {}", self.doing, self.driver.machine().summary())
+        let helper = if self.habits.thread { format!(", thread {:?}", self.helper) } else { String::new() };
+        format!("{:?}{helper}, {}", self.doing, self.engine.machine().summary())
     }
 
     /// What its next turn does, if that is an operation.
     pub(super) fn next_op(&self) -> Option<String> {
-        let machine = self.driver.machine();
+        let machine = self.engine.machine();
         machine.peek_op().map(|op| machine.plan().op_name(op))
     }
 
@@ -245,9 +234,14 @@ impl Actor {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.driver.machine().stats()
+        self.engine.machine().stats()
     }
 
+    pub(super) fn met(&self) -> Met {
+        self.met
+    }
+
+    /// The next turn: the caller's, or its thread's if that is due first.
     pub(super) fn turn(
         &mut self,
         now: Time,
@@ -259,7 +253,28 @@ impl Actor {
             self.doing = Doing::Failed;
             return Ok(Next::Gone);
         }
-        match self.try_turn(now, rng, oracle) {
+        if self.is_gone() {
+            return Ok(Next::Gone);
+        }
+        let by_helper = self.helper_is_due(now);
+        if !by_helper && !self.caller_is_due(now) {
+            return Ok(self.next_of_both(now));
+        }
+        let next = self.turn_of(by_helper, now, rng, oracle)?;
+        Ok(if self.habits.thread { self.next(by_helper, now, next) } else { next })
+    }
+
+    /// A turn of the caller, or of its thread.
+    pub(super) fn turn_of(
+        &mut self,
+        by_helper: bool,
+        now: Time,
+        rng: &mut Xoshiro256PlusPlus,
+        oracle: &mut Rc<Oracle>,
+    ) -> Result<Next, String> {
+        self.take_news(now);
+        let next = if by_helper { self.help(now, rng, oracle) } else { self.call(now, rng, oracle) };
+        match next {
             Ok(next) => Ok(next),
             Err(Trouble::Violation(what)) => Err(what),
             Err(Trouble::Broke) => {
@@ -269,41 +284,59 @@ impl Actor {
         }
     }
 
-    fn try_turn(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
-        self.take_news(now);
+    fn call(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         match self.doing {
             Doing::Computing if self.has_heard() => {
                 self.doing = Doing::Failed;
                 return Ok(Next::Gone);
             }
-            Doing::Computing => self.arrive(now, oracle)?,
+            Doing::Computing => self.arrive(now, rng, oracle)?,
             Doing::Filling { buffer, piece } => {
+                self.take_seat(now);
                 if !self.step(now, Effort::Work, oracle)? {
                     self.fill(buffer, piece, oracle);
                 }
             }
             Doing::Arriving => {
-                if self.step(now, self.habits.arriving, oracle)? {
-                    return Ok(self.pause(rng));
+                if !self.step(now, self.habits.arriving, oracle)? {
+                    self.tell_time(now);
+                    return Ok(self.go(now, false, rng, oracle));
                 }
-                self.doing = Doing::Waiting;
-                if rng.random_range(0..256) < self.habits.overlaps {
-                    if rng.random_bool(0.5) {
-                        self.begin();
+            }
+            Doing::Away => {
+                self.come(now, rng);
+                return self.call(now, rng, oracle);
+            }
+            Doing::Waiting { until: Some(until), .. } if now >= until => {
+                self.pursue().search();
+                self.doing = Doing::Testing { late: true };
+            }
+            Doing::Waiting { until, idle } => return self.wait(now, (until, idle), rng, oracle),
+            Doing::Parked { until } => {
+                self.pursue().rouse();
+                self.doing = Doing::Waiting { until, idle: false };
+            }
+            Doing::Testing { late } => match self.poll(now, oracle)? {
+                Polled::Progress => {}
+                Polled::Ready => return self.reached(rng, oracle),
+                Polled::Idle => {
+                    match late {
+                        true => self.met.timeouts += 1,
+                        false => self.met.tests += 1,
                     }
+                    if late {
+                        self.judge_missing()?;
+                    }
+                    return Ok(self.go(now, true, rng, oracle));
+                }
+            },
+            Doing::Holding { round } => self.release(now, round, oracle)?,
+            Doing::Releasing => {
+                if !self.step(now, Effort::Nothing, oracle)? {
+                    self.begin(oracle);
+                    self.doing = Doing::Computing;
                     return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
                 }
-            }
-            Doing::Waiting => return self.wait(now, rng, oracle),
-            Doing::Parked => {
-                self.driver.endpoint().cancel_wait();
-                self.doing = Doing::Waiting;
-            }
-            Doing::Holding { round } => {
-                self.release(round, oracle)?;
-                self.begin();
-                self.doing = Doing::Computing;
-                return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
             }
             Doing::Gone | Doing::Failed | Doing::Dead => return Ok(Next::Gone),
         }
@@ -327,160 +360,209 @@ impl Actor {
         Next::After(if descheduled { rng.random_range(1_000..100_000) } else { rng.random_range(1..60) })
     }
 
-    fn outcome(&self, round: u64) -> &[u8] {
-        let machine = self.driver.machine();
-        self.memory.outcome(machine.outcome_at(round), machine.plan().bytes)
-    }
-
     fn rank(&self) -> u32 {
-        self.driver.machine().plan().me
+        self.session.plan().me
     }
 
-    fn arrive(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Step<()> {
+    /// The engine, on its way to what the caller waits for.
+    fn pursue(&mut self) -> impl Work {
+        self.engine.towards(self.session.goal())
+    }
+
+    fn arrive(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<()> {
+        self.take_seat(now);
+        self.doing = Doing::Arriving;
         let rank = self.rank();
-        if self.made < self.habits.steps {
-            let (plan, buffer) = (self.driver.machine().plan(), self.driver.machine().buffer());
-            let contribution = self.memory.contribution::<u8>(plan.contribution(rank, buffer), plan.bytes);
-            let fills = self.habits.fills && plan.pieces() > 1;
-            match fills {
-                true => contribution.fill(0xA5),
-                false => oracle.fill(rank, self.made, contribution),
-            }
-            self.begun = false;
-            Rc::make_mut(oracle).arrives(rank, self.made, self.driver.machine().taken() + 1, now)?;
-            let weight = oracle.weight(rank, self.made);
-            self.made += 1;
-            if fills {
-                self.driver.machine_mut().arrive_unfilled(now, weight);
-                self.doing = Doing::Filling { buffer, piece: 0 };
-                return Ok(());
-            }
-            self.driver.machine_mut().arrive(now, weight);
-        } else {
-            self.finishing = true;
+        if self.made == self.habits.steps {
             self.left_off = Some(self.turns);
             Rc::make_mut(oracle).leaves(rank, now);
-            self.driver.machine_mut().leave();
+            self.session.leave(&mut self.engine);
+            return Ok(());
         }
-        self.doing = Doing::Arriving;
+        let buffer = self.session.buffer();
+        let fills = self.habits.fills && self.session.plan().pieces() > 1;
+        if fills {
+            let (at, bytes) = self.session.contribution();
+            self.memory.contribution::<u8>(at, bytes).fill(0xA5);
+            self.doing = Doing::Filling { buffer, piece: 0 };
+        } else {
+            let from = if self.session.has_begun() { self.session.plan().bytes / 2 } else { 0 };
+            self.write(from, oracle);
+        }
+        Rc::make_mut(oracle).arrives(rank, self.made, self.engine.machine().taken() + 1, now)?;
+        self.session.weigh(oracle.weight(rank, self.made));
+        self.session.arrive(&mut self.engine, now, fills);
+        self.made += 1;
+        if fills {
+            self.leave_work(now, rng);
+        }
         Ok(())
     }
 
-    /// Begins to write the next contribution, as if it came from a long computation: what it writes is not what
-    /// it hands in, and nobody should ever read it.
-    fn begin(&mut self) {
-        let machine = self.driver.machine();
-        let (plan, buffer) = (machine.plan(), machine.buffer());
-        self.memory.contribution::<u8>(plan.contribution(plan.me, buffer), plan.bytes).fill(0x5A);
-        self.begun = true;
+    /// Writes the next contribution, from a byte on.
+    fn write(&mut self, from: usize, oracle: &Oracle) {
+        let (at, bytes) = self.session.begin();
+        if from == 0 {
+            return oracle.fill(self.rank(), self.made, self.memory.contribution::<u8>(at, bytes));
+        }
+        let mut whole = vec![0; bytes];
+        oracle.fill(self.rank(), self.made, &mut whole);
+        self.memory.contribution::<u8>(at, bytes)[from..].copy_from_slice(&whole[from..]);
+    }
+
+    /// Begins to write the next contribution, as if it came from a long computation: the second half is not yet what it
+    /// hands in, and nobody should ever read it.
+    fn begin(&mut self, oracle: &Oracle) {
+        self.write(0, oracle);
+        let (at, bytes) = self.session.contribution();
+        self.memory.contribution::<u8>(at, bytes)[bytes / 2..].fill(0x5A);
     }
 
     /// Fills a piece of what was handed in last.
     fn fill(&mut self, buffer: u32, piece: u64, oracle: &Oracle) {
-        let plan = self.driver.machine().plan();
+        let plan = self.session.plan();
         let missing = plan.pieces() - piece - 1;
         let (from, len) = plan.piece_span(piece);
         let mut whole = vec![0; plan.bytes];
         oracle.fill(plan.me, self.made - 1, &mut whole);
         let at = plan.contribution(plan.me, buffer) + from;
         self.memory.contribution::<u8>(at, len).copy_from_slice(&whole[from..from + len]);
-        let machine = self.driver.machine_mut();
-        machine.filled(buffer, missing);
+        self.session.fill(&mut self.engine, buffer, missing);
         self.doing = Doing::Filling { buffer, piece: piece + 1 };
         if missing == 0 {
-            machine.count_segments();
+            self.session.filled(&mut self.engine);
             self.doing = Doing::Arriving;
         }
     }
 
-    /// One operation of the driver; what landed by it is judged.
-    fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
-        self.performed |= self.driver.machine().peek_op().map_or(0, operation);
-        let progress = self.driver.step(now, effort).map_err(|_| Trouble::Broke)?;
-        if self.finishing {
-            // What a leaver misses it lets go by itself.
-            let released = oracle.released(self.rank()).max(self.driver.machine().taken());
-            if released != oracle.released(self.rank()) {
-                Rc::make_mut(oracle).releases(self.rank(), released);
-            }
+    /// Leaves the library with its arrival under way, `again` or for the first time: for no time at all, for a while, or
+    /// with a thread now and then until that has carried it through.
+    fn go(&mut self, now: Time, again: bool, rng: &mut Xoshiro256PlusPlus, oracle: &Oracle) -> Next {
+        self.doing = Doing::Away;
+        self.leave_work(now, rng);
+        let overlaps = again || rng.random_range(0..256) < self.habits.overlaps;
+        if !overlaps {
+            return self.pause(rng);
         }
-        if self.drops && self.dropped < self.driver.machine().stats().dropped {
-            self.dropped += 1;
-            Rc::make_mut(oracle).drops(self.rank(), self.driver.machine().taken() + 1)?;
+        if !again && rng.random_bool(0.5) {
+            self.begin(oracle);
         }
-        while self.judged < self.driver.machine().landed() {
-            self.judged += 1;
-            let cut = self.driver.machine().cut(self.judged);
-            Rc::make_mut(oracle).lands(self.rank(), cut, self.outcome(self.judged), now)?;
-        }
-        Ok(progress)
+        let stays = self.habits.thread && !self.is_leaving() && !self.engine.is_complete() && rng.random_bool(0.5);
+        if stays { Next::Parked(None) } else { Next::After(rng.random_range(1..=self.habits.compute)) }
     }
 
-    fn wait(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
-        if self.step(now, Effort::Work, oracle)? {
+    /// Calls `wait` or `finish`, or `test`.
+    fn come(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus) {
+        self.claim_work(now);
+        self.take_seat(now);
+        let Habits { tests, deadline, .. } = self.habits;
+        // A test fails at once when somebody has died.
+        let may_test = tests > 0 && !self.is_leaving() && !self.has_heard();
+        if may_test && rng.random_range(0..256) < tests {
+            self.pursue().search();
+            self.doing = Doing::Testing { late: false };
+            return;
+        }
+        let impatient = deadline > 0 && rng.random_bool(0.25);
+        let until = impatient.then(|| now + rng.random_range(1..=deadline));
+        self.pursue().begin();
+        self.doing = Doing::Waiting { until, idle: false };
+    }
+
+    fn wait(
+        &mut self,
+        now: Time,
+        (until, idle): (Option<Time>, bool),
+        rng: &mut Xoshiro256PlusPlus,
+        oracle: &mut Rc<Oracle>,
+    ) -> Step<Next> {
+        if idle && !self.has_heard() {
+            let goal = self.session.goal();
+            match self.drive(now, oracle, |engine| engine.towards(goal).rest(now))? {
+                Rest::Awake => self.doing = Doing::Waiting { until, idle: false },
+                Rest::Asleep { until: timer } => {
+                    self.doing = Doing::Parked { until };
+                    return Ok(self.parked(timer.into_iter().chain(until).min()));
+                }
+            }
             return Ok(self.pause(rng));
         }
-        if self.finishing {
-            if self.driver.machine().has_gone() {
+        match self.poll(now, oracle)? {
+            Polled::Progress => {}
+            Polled::Ready => return self.reached(rng, oracle),
+            Polled::Idle if self.has_heard() => match self.outlive(now, self.session.goal(), oracle)? {
+                Outlived::Progress | Outlived::Ready => {}
+                // It looks again after a while, not all the time.
+                Outlived::Pending => return Ok(Next::After(rng.random_range(100..5_000))),
+                Outlived::Lost => {
+                    self.judge_loss()?;
+                    self.doing = Doing::Failed;
+                    return Ok(Next::Gone);
+                }
+            },
+            Polled::Idle => self.doing = Doing::Waiting { until, idle: true },
+        }
+        Ok(self.pause(rng))
+    }
+
+    /// Sleeps until woken, or until a time if there is one, or until there is news.
+    fn parked(&self, timer: Option<Time>) -> Next {
+        Next::Parked(timer.into_iter().chain(self.next_news()).chain(self.aborted).min())
+    }
+
+    /// What it waited for is there.
+    fn reached(&mut self, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
+        if self.session.goal() != Goal::Outcome {
+            self.session.go_on_leaving(&mut self.engine);
+            if self.session.is_gone() {
                 self.doing = Doing::Gone;
                 return Ok(Next::Gone);
             }
-            if self.driver.machine().is_finished() {
-                self.driver.machine_mut().release(u64::MAX);
-                return Ok(self.pause(rng));
-            }
-        } else {
-            let rounds = self.driver.machine_mut().take(self.begun);
-            if !rounds.is_empty() {
-                let newest = *rounds.end();
-                let rank = self.rank();
-                rounds.into_iter().try_for_each(|round| Rc::make_mut(oracle).receives(rank, round))?;
-                self.doing = Doing::Holding { round: newest };
-                return Ok(Next::After(rng.random_range(1..=self.habits.holds)));
-            }
-        }
-        if self.has_heard() {
-            // One step at a time, so that the others come in between.
-            let machine = self.driver.machine_mut();
-            self.heard.iter().for_each(|&dead| machine.inherit(dead));
-            if self.step(now, Effort::Search, oracle)? {
-                return Ok(self.pause(rng));
-            }
-            if self.driver.is_pending() {
-                // It looks again after a while, not all the time.
-                return Ok(Next::After(rng.random_range(100..5_000)));
-            }
-            let machine = self.driver.machine();
-            let over = if self.finishing { machine.is_finished() } else { !machine.ready().is_empty() };
-            if over {
-                return Ok(self.pause(rng));
-            }
-            if machine.has_arrival() && !machine.is_served() && self.driver.has_fired() {
-                let summary = self.summary();
-                return Err(format!("G8: rank {} gives up a round that had fired: {summary}", self.rank()).into());
-            }
-            self.doing = Doing::Failed;
-            return Ok(Next::Gone);
-        }
-        let interest = self.driver.machine().interest() as u32;
-        self.driver.endpoint().prepare_wait(interest);
-        if self.step(now, Effort::Search, oracle)? {
-            self.driver.endpoint().cancel_wait();
+            self.doing = Doing::Waiting { until: None, idle: false };
             return Ok(self.pause(rng));
         }
-        self.doing = Doing::Parked;
-        let timer = self.driver.machine().next_timer();
-        Ok(Next::Parked(timer.into_iter().chain(self.next_news()).chain(self.aborted).min()))
+        let rounds = self.session.take(&mut self.engine);
+        let (rank, newest) = (self.rank(), *rounds.end());
+        for round in rounds {
+            Rc::make_mut(oracle).receives(rank, round)?;
+            self.judge_held(round, oracle)?;
+        }
+        self.doing = Doing::Holding { round: newest };
+        Ok(Next::After(rng.random_range(1..=self.habits.holds)))
     }
 
-    fn release(&mut self, newest: u64, oracle: &mut Rc<Oracle>) -> Step<()> {
+    fn release(&mut self, now: Time, newest: u64, oracle: &mut Rc<Oracle>) -> Step<()> {
         let rank = self.rank();
         // It may hold several; all of them must read as they did.
         for round in oracle.released(rank) + 1..=newest {
-            oracle.still(rank, round, self.outcome(round))?;
+            self.judge_held(round, oracle)?;
         }
         Rc::make_mut(oracle).releases(rank, newest);
-        self.driver.machine_mut().release(newest);
+        self.take_seat(now);
+        self.session.release(&mut self.engine);
+        self.doing = Doing::Releasing;
         Ok(())
+    }
+
+    /// Whether its next step is nobody else's business: it writes only what nobody reads before a
+    /// later step says so, and reads only what nobody changes.
+    pub(super) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
+        let machine = self.engine.machine();
+        match machine.peek_op() {
+            _ if !self.is_seated() && self.habits.thread => false,
+            Some(Op::Fence) => true,
+            Some(Op::Run(task)) => !self.engine.driver().is_announced(*task),
+            // Whoever begins to wait later looks at what this announces.
+            Some(Op::Wake { .. }) => nobody_waits,
+            // Claims are looked at again only when their owner is dead.
+            Some(Op::Store { cell, .. }) => !mortals && machine.is_claim(*cell),
+            Some(_) => false,
+            None => self.doing == Doing::Computing,
+        }
+    }
+
+    /// Cells of claims that have no meaning any more: everything that was claimed has happened.
+    pub(super) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
+        self.engine.machine().spent_claims(cells)
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::generator::{GENERATOR, Options};
 use super::recording::Recording;
-use super::scenario::Scenario;
+use super::scenario::{Habits, Scenario};
 use crate::fabric::sim::Weather;
 use crate::rule::Grace;
 
-/// One schedule. Written as `3:17`, or `3:17+3,ranks=2,calm`: the world that generator 3 draws from seed 17, in
+/// One schedule. Written as `4:17`, or `4:17+3,ranks=2,calm`: the world that generator 4 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -87,8 +87,10 @@ pub enum Edit {
     Immortal,
     /// A rank does not die.
     Survives(u32),
-    /// No rank overlaps, holds on to outcomes, is descheduled, or fills what it has handed in.
+    /// No rank overlaps, holds on to outcomes, is descheduled, fills what it has handed in, tests, or has deadlines.
     Punctual,
+    /// No rank has a thread.
+    Alone,
 }
 
 /// A text that names no schedule.
@@ -131,8 +133,10 @@ impl Edit {
             Edit::Punctual => {
                 for habits in &mut scenario.ranks {
                     (habits.overlaps, habits.holds, habits.preempted, habits.fills) = (0, 1, 0, false);
+                    (habits.tests, habits.deadline) = (0, 0);
                 }
             }
+            Edit::Alone => scenario.ranks.iter_mut().for_each(|habits| habits.thread = false),
         }
         scenario.compile();
     }
@@ -155,8 +159,11 @@ impl Edit {
             fewer.dedup();
             edits.extend(fewer.into_iter().map(|steps| Edit::Steps { rank, steps }));
         }
-        let unpunctual = |habits: &super::scenario::Habits| habits.overlaps + habits.preempted > 0 || habits.holds > 1;
+        let unpunctual = |habits: &Habits| {
+            habits.overlaps + habits.preempted + habits.tests > 0 || habits.holds > 1 || habits.deadline > 0
+        };
         edits.extend(scenario.ranks.iter().any(unpunctual).then_some(Edit::Punctual));
+        edits.extend(scenario.ranks.iter().any(|habits| habits.thread).then_some(Edit::Alone));
         edits.extend((scenario.depth > 1 && !scenario.fire.is_synchronous()).then_some(Edit::Depth(1)));
         edits.extend((scenario.grace != Grace::NONE).then_some(Edit::Graceless));
         edits
@@ -175,6 +182,7 @@ impl fmt::Display for Edit {
             Edit::Immortal => f.write_str("immortal"),
             Edit::Survives(rank) => write!(f, "survives={rank}"),
             Edit::Punctual => f.write_str("punctual"),
+            Edit::Alone => f.write_str("alone"),
         }
     }
 }
@@ -226,6 +234,7 @@ impl FromStr for Case {
                 ("immortal", None) => Edit::Immortal,
                 ("survives", Some(rank)) => Edit::Survives(number(rank)?),
                 ("punctual", None) => Edit::Punctual,
+                ("alone", None) => Edit::Alone,
                 _ => return Err(bad()),
             })
         };
@@ -245,7 +254,8 @@ mod tests {
 
     #[test]
     fn cases_are_read_as_they_are_written() {
-        for text in ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual,survives=1"]
+        for text in
+            ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual,alone,survives=1"]
         {
             let text = format!("{GENERATOR}:{text}");
             assert_eq!(text.parse::<Case>().unwrap().to_string(), text);

@@ -78,6 +78,14 @@ coverage! {
     heirs_died,
     /// Operations of a dead rank that another one did again.
     inherited,
+    /// Calls of `test` that found nothing.
+    tests,
+    /// Deadlines of a wait that passed.
+    timeouts,
+    /// Arrivals that a thread carried through while its caller was away.
+    helped,
+    /// Threads that gave up what they were at, because their caller came back.
+    interrupted,
     /// Pieces of data that landed more than once.
     repeats,
     /// Operations that found their receiver not ready.
@@ -96,7 +104,11 @@ impl Coverage {
         (self.repeats, self.not_ready, self.stalled, self.broken) = (repeats, not_ready, stalled, broken);
     }
 
-    pub(super) fn count(&mut self, stats: Stats) {
+    pub(super) fn count(&mut self, stats: Stats, calls: super::actor::Met) {
+        self.tests += calls.tests;
+        self.timeouts += calls.timeouts;
+        self.helped += calls.helped;
+        self.interrupted += calls.interrupted;
         self.late_while_closing += stats.late_while_closing;
         self.jumps += stats.jumps;
         self.full_ring += stats.full_ring;

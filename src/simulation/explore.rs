@@ -34,6 +34,8 @@ pub struct World {
     pub steps: Vec<u32>,
     /// A rank that may die, at any of its steps.
     pub mortal: Option<u32>,
+    /// A rank with a thread, which may begin at any step while its caller is away.
+    pub thread: Option<u32>,
     /// A deliberate fault.
     pub fault: Option<crate::fault::Fault>,
 }
@@ -78,6 +80,8 @@ pub struct Violation {
 enum Step {
     /// A rank's next step.
     Turn(usize),
+    /// The next step of a rank's thread.
+    Help(usize),
     /// The mortal rank dies.
     Death(usize),
     /// A rank hears of it.
@@ -88,6 +92,7 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::Turn(rank) => write!(f, "{rank}"),
+            Step::Help(rank) => write!(f, "+{rank}"),
             Step::Death(rank) => write!(f, "†{rank}"),
             Step::News(rank) => write!(f, "!{rank}"),
         }
@@ -210,8 +215,12 @@ impl Explorer {
         let net = self.net.lock();
         let mut steps = Vec::new();
         for (rank, actor) in self.actors.iter().enumerate().filter(|(_, actor)| !actor.is_gone()) {
-            if !actor.is_parked() || actor.has_heard() || !net.is_waiting(rank) {
+            let can_go_on = !actor.is_parked() || actor.has_heard() || !net.is_waiting(rank);
+            if can_go_on || actor.helper_is_parked() {
                 steps.push(Step::Turn(rank));
+            }
+            if can_go_on && actor.has_helper() {
+                steps.push(Step::Help(rank));
             }
             if dead && !actor.has_heard() {
                 steps.push(Step::News(rank));
@@ -224,12 +233,13 @@ impl Explorer {
     }
 
     fn apply(&mut self, step: Step) -> Result<(), String> {
-        let (Step::Turn(rank) | Step::Death(rank) | Step::News(rank)) = step;
+        let (Step::Turn(rank) | Step::Help(rank) | Step::Death(rank) | Step::News(rank)) = step;
         self.as_kept[rank] = None;
         match step {
-            Step::Turn(rank) => {
+            Step::Turn(rank) | Step::Help(rank) => {
                 // Most steps tell the oracle nothing; it is copied only by those that do.
-                self.actors[rank].turn(0, &mut self.rng, &mut self.oracle)?;
+                let by_helper = matches!(step, Step::Help(_));
+                self.actors[rank].turn_of(by_helper, 0, &mut self.rng, &mut self.oracle)?;
             }
             Step::Death(rank) => self.actors[rank].die(),
             Step::News(rank) => {

@@ -20,7 +20,7 @@ use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// What today's generator is called: a seed means another world to another generator. It changes with
 /// everything that changes which world or which order of events a seed draws.
-pub const GENERATOR: u32 = 3;
+pub const GENERATOR: u32 = 4;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -197,6 +197,7 @@ fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], f
     let stragglers = rng.random_range(0..=3);
     let arriving = if rng.random_bool(0.5) { Effort::Nothing } else { Effort::Work };
     let (overlap, hold, preempt) = (rng.random_bool(0.5), rng.random_bool(0.4), rng.random_bool(0.4));
+    let (test, impatient, threads) = (rng.random_bool(0.25), rng.random_bool(0.25), rng.random_bool(0.25));
     let steps = draw_steps(rng, options, hosts);
     let habits = |(rank, steps): (usize, u32)| Habits {
         arriving,
@@ -206,6 +207,9 @@ fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], f
         overlaps: if overlap { [8, 128, 255][rng.random_range(0..3)] } else { 0 },
         holds: if hold && rng.random_bool(0.5) { compute * 4 } else { 100 },
         preempted: if preempt { [2, 64, 512][rng.random_range(0..3)] } else { 0 },
+        tests: if test { [0, 16, 128][rng.random_range(0..3)] } else { 0 },
+        deadline: if impatient && rng.random_bool(0.5) { compute * [1, 4][rng.random_range(0..2)] } else { 0 },
+        thread: threads && rng.random_bool(0.6),
     };
     steps.into_iter().enumerate().map(habits).collect()
 }

@@ -1,9 +1,9 @@
 //! Whole worlds on a simulated network, from a seed, against an oracle that knows everything.
 //!
-//! The machines and drivers are those of production; ranks compute, arrive, overlap, wait, hold on
-//! to outcomes, are descheduled between any two operations, and finish, at random. A parked rank is
-//! not looked at until it is woken, an operation of it completes or a timer of it expires, so a
-//! wake-up that is lost is found as well. Every landing is judged by the oracle.
+//! The machines, drivers, engines and sessions are those of production; ranks compute, arrive, overlap, wait, test, miss
+//! their deadlines, have a thread that works meanwhile, hold on to outcomes, are descheduled between any two operations,
+//! and finish, at random. A parked rank is not looked at until it is woken, an operation of it completes or a timer of it
+//! expires, so a wake-up that is lost is found as well. Every landing is judged by the oracle.
 
 mod actor;
 mod agenda;
@@ -265,7 +265,7 @@ fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, S
         full_with_carried: oracle.full_with_carried,
         ..Coverage::default()
     };
-    actors.iter().for_each(|actor| coverage.count(actor.stats()));
+    actors.iter().for_each(|actor| coverage.count(actor.stats(), actor.met()));
     if whole && oracle.early > coverage.deadlines_expired {
         let (early, expired) = (oracle.early, coverage.deadlines_expired);
         return Err(format!("G5: {early} rounds closed before their time, and {expired} deadlines were over"));

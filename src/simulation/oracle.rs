@@ -329,6 +329,15 @@ impl Oracle {
         self.left_to_right(read.concat())
     }
 
+    /// Whether a rank holds the round that was agreed on, and it reads as it did.
+    pub(super) fn holds(&self, rank: u32, cut: &Cut, data: &[u8]) -> Verdict {
+        let round = cut.round();
+        match self.rounds.get(&round) {
+            Some(known) if known.cut == *cut => self.still(rank, round, data),
+            known => Err(format!("G2: rank {rank} holds {cut:?} where others saw {:?}", known.map(|known| &known.cut))),
+        }
+    }
+
     /// Whether an outcome reads as it did when it was first seen, wherever that was.
     pub(super) fn still(&self, rank: u32, round: u64, data: &[u8]) -> Verdict {
         match self.rounds.get(&round) {

@@ -149,6 +149,15 @@ pub(super) struct Habits {
     pub(super) holds: u64,
     /// How often it is descheduled between two operations, of 4096.
     pub(super) preempted: u32,
+    /// How often it calls `test` in place of `wait`, of 256.
+    #[serde(default)]
+    pub(super) tests: u32,
+    /// Longest deadline of a wait, ns; 0 if its waits have none. A quarter of the others has one.
+    #[serde(default)]
+    pub(super) deadline: u64,
+    /// Whether a thread works for it while it is away.
+    #[serde(default)]
+    pub(super) thread: bool,
 }
 
 impl Scenario {
@@ -231,7 +240,18 @@ impl Scenario {
         let program = schedule.map(|schedule| program(ranks, (world.fire, grace), schedule, (16, segment), depth));
         let arriving = if world.peer { Effort::Work } else { Effort::Nothing };
         let fills = world.means == Means::Pieces;
-        let habits = |&steps: &u32| Habits { arriving, steps, fills, compute: 1, overlaps: 0, holds: 1, preempted: 0 };
+        let habits = |(rank, &steps): (u32, &u32)| Habits {
+            arriving,
+            steps,
+            fills,
+            compute: 1,
+            overlaps: 0,
+            holds: 1,
+            preempted: 0,
+            tests: 0,
+            deadline: 0,
+            thread: world.thread == Some(rank),
+        };
         Scenario {
             hosts: vec![0; ranks as usize],
             fire: world.fire,
@@ -245,7 +265,7 @@ impl Scenario {
             schedule,
             program,
             reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
-            ranks: world.steps.iter().map(habits).collect(),
+            ranks: (0..).zip(&world.steps).map(habits).collect(),
             deaths: Vec::new(),
             freeze: None,
             weather: Weather::default(),

@@ -1,0 +1,114 @@
+//! What a rank does, before the eyes of the oracle.
+
+use std::rc::Rc;
+
+use super::{Actor, Step, Trouble};
+use crate::collective::core::{Effort, Op, Time, Token};
+use crate::collective::engine::{Engine, Goal};
+use crate::executor::work::{Outlived, Polled, Work};
+use crate::simulation::coverage::operation;
+use crate::simulation::oracle::Oracle;
+
+impl Actor {
+    /// One operation of the driver; what landed by it is judged.
+    pub(super) fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
+        self.drive(now, oracle, |engine| engine.step(now, effort))
+    }
+
+    /// The same by a poll of the caller.
+    pub(super) fn poll(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Step<Polled> {
+        self.poll_towards(now, self.session.goal(), oracle)
+    }
+
+    pub(super) fn poll_towards(&mut self, now: Time, goal: Goal, oracle: &mut Rc<Oracle>) -> Step<Polled> {
+        let polled = self.drive(now, oracle, |engine| engine.towards(goal).poll(now))?;
+        self.tell_time(now);
+        Ok(polled)
+    }
+
+    /// Does one thing in place of the dead.
+    pub(super) fn outlive(&mut self, now: Time, goal: Goal, oracle: &mut Rc<Oracle>) -> Step<Outlived> {
+        let mut work = self.engine.towards(goal);
+        self.heard.iter().for_each(|&dead| work.hear_of(dead));
+        // One step at a time, so that the others come in between.
+        self.drive(now, oracle, |engine| engine.towards(goal).outlive(now))
+    }
+
+    /// Does one thing with the engine.
+    pub(super) fn drive<R>(
+        &mut self,
+        now: Time,
+        oracle: &mut Rc<Oracle>,
+        work: impl FnOnce(&mut Engine) -> crate::Result<R>,
+    ) -> Step<R> {
+        self.judge_claim()?;
+        self.performed |= self.engine.machine().peek_op().map_or(0, operation);
+        let done = work(&mut self.engine).map_err(|_| Trouble::Broke)?;
+        if self.is_leaving() {
+            // What a leaver misses it lets go by itself.
+            let released = oracle.released(self.rank()).max(self.engine.machine().taken());
+            if released != oracle.released(self.rank()) {
+                Rc::make_mut(oracle).releases(self.rank(), released);
+            }
+        }
+        let machine = self.engine.machine();
+        if self.dropped < machine.stats().dropped {
+            self.dropped += 1;
+            Rc::make_mut(oracle).drops(machine.plan().me, machine.taken() + 1)?;
+        }
+        while self.judged < machine.landed() {
+            self.judged += 1;
+            let (cut, at) = (machine.cut(self.judged), machine.outcome_at(self.judged));
+            let data = self.memory.outcome(at, machine.plan().bytes);
+            Rc::make_mut(oracle).lands(machine.plan().me, cut, data, now)?;
+        }
+        Ok(done)
+    }
+
+    pub(super) fn tell_time(&mut self, now: Time) {
+        if self.engine.wants_time(now) {
+            self.engine.time(now);
+        }
+    }
+
+    /// Nobody waits for a rank that has nothing handed in, so it may hold no claim.
+    fn judge_claim(&self) -> Step<()> {
+        let claim = matches!(
+            self.engine.machine().peek_op(),
+            Some(Op::Run(_) | Op::Combine { .. } | Op::Atomic { token: Token::Claim | Token::Swap, .. })
+        );
+        let takes_part = self.session.is_outstanding() || self.is_leaving();
+        match claim && !takes_part {
+            true => {
+                Err(format!("G3: rank {} is at work with nothing handed in: {}", self.rank(), self.summary()).into())
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a round that it holds reads as it did when it was first seen, wherever that was.
+    pub(super) fn judge_held(&self, round: u64, oracle: &Oracle) -> Step<()> {
+        let (at, bytes) = self.session.place(round);
+        Ok(oracle.holds(self.rank(), self.session.cut(round), self.memory.outcome(at, bytes))?)
+    }
+
+    /// Whether those that it says are missing can be.
+    pub(super) fn judge_missing(&mut self) -> Step<()> {
+        let rank = self.rank();
+        let missing = self.pursue().missing().0;
+        match missing.contains(&rank) {
+            true => Err(format!("G8: rank {rank} misses {missing:?}: {}", self.summary()).into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether it may give up, as one that had a hand in its round is dead.
+    pub(super) fn judge_loss(&self) -> Step<()> {
+        let machine = self.engine.machine();
+        if machine.has_arrival() && !machine.is_served() && self.engine.driver().has_fired() {
+            let summary = self.summary();
+            return Err(format!("G8: rank {} gives up a round that had fired: {summary}", self.rank()).into());
+        }
+        Ok(())
+    }
+}
