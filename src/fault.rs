@@ -132,6 +132,24 @@ faults! {
         /// Counts the words of another host as cleared when that is posted.
         ClearUnawaited,
     }
+    "collective/engine" in Simulator {
+        /// Sleeps without the look that comes behind its announcement.
+        SleepUnseen,
+        /// Sleeps for however long, whatever its timers say.
+        SleepThroughTimers,
+        /// Has a thread set to work without looking whether anything is left to it.
+        HelpUnasked,
+        /// Gives a round up although ranks that live have something of it in hand.
+        GiveUpEarly,
+    }
+    "collective/session" in Simulator {
+        /// Goes away, and leaves nothing to its thread.
+        ForgetThread,
+        /// Gives its caller another buffer, whatever was written into the one before.
+        ForgetBegun,
+        /// Writes the next contribution where the last one is.
+        KeepBuffer,
+    }
     "trigger" in Simulator {
         /// Takes what is in a gate without closing it, so a deposit may come in between.
         GateOff,
@@ -291,6 +309,7 @@ impl Fault {
             | Fault::StartShort
             | Fault::OldGate
             | Fault::ForgetCall
+            | Fault::GiveUpEarly
             | Fault::AbandonTheDead => Some(Mover::Tree),
             Fault::MiscountQuorum
             | Fault::ForgetLeavers
@@ -301,7 +320,12 @@ impl Fault {
             | Fault::ReleaseOnLanding
             | Fault::ForgetDeferred
             | Fault::LoseWeight
-            | Fault::ForgetWakeForRoom => None,
+            | Fault::ForgetWakeForRoom
+            | Fault::SleepUnseen
+            | Fault::SleepThroughTimers
+            | Fault::HelpUnasked
+            | Fault::ForgetThread
+            | Fault::KeepBuffer => None,
             _ => Some(Mover::Cut),
         }
     }
@@ -309,7 +333,7 @@ impl Fault {
     /// Whether it shows only when somebody dies.
     #[must_use]
     pub fn needs_a_death(self) -> bool {
-        self == Fault::AbandonTheDead
+        matches!(self, Fault::AbandonTheDead | Fault::GiveUpEarly)
     }
 
     /// Whether `chosen` is this one. Never, when faults are not compiled in.
@@ -380,8 +404,17 @@ mod tests {
         let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
         Fault::EVERY.iter().for_each(|fault| *parts.entry(fault.place()).or_default() += 1);
         println!("{parts:?}");
-        let expected =
-            ["bootstrap", "collective/core", "collective/driver", "fabric/ofi", "fabric/shm", "trigger", "world"];
+        let expected = [
+            "bootstrap",
+            "collective/core",
+            "collective/driver",
+            "collective/engine",
+            "collective/session",
+            "fabric/ofi",
+            "fabric/shm",
+            "trigger",
+            "world",
+        ];
         assert!(parts.keys().eq(&expected), "{parts:?}");
         assert!(parts.values().all(|&count| count >= 2), "{parts:?}");
         assert!(Fault::EVERY.len() >= 50, "only {}", Fault::EVERY.len());

@@ -9,6 +9,7 @@ use crate::error::{Ranks, Result};
 use crate::executor::deferred_work::Provider;
 use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
 use crate::fabric::Waker;
+use crate::fault::Fault;
 use crate::time::Time;
 
 /// Contributions whose messages come with one look: of a longer one libfabric's `tcp` reads the head and then the
@@ -169,7 +170,8 @@ impl Shared for Engine {
 
     fn left_undone(&mut self) -> Option<Pursuit<'_>> {
         // A claim of a thread would be nobody's if the caller had what it wants, or were on its way out.
-        (!self.has_reached(Goal::Arrival)).then(|| self.towards(Goal::Arrival))
+        let needed = !self.has_reached(Goal::Arrival) || self.machine().plan().fault(Fault::HelpUnasked);
+        needed.then(|| self.towards(Goal::Arrival))
     }
 
     fn waker(&self) -> Waker {
@@ -236,13 +238,16 @@ impl Work for Pursuit<'_> {
         let Engine { driver, searches, .. } = &mut *self.engine;
         let interest = driver.machine().interest() as u32;
         driver.endpoint().prepare_wait(interest);
-        if driver.step(now, Effort::Search)? {
+        let unseen = driver.machine().plan().fault(Fault::SleepUnseen);
+        if !unseen && driver.step(now, Effort::Search)? {
             driver.endpoint().cancel_wait();
             return Ok(Rest::Awake);
         }
         *searches = false;
         let doze = driver.doze().map(|doze| now.saturating_add(doze.as_nanos() as Time));
-        Ok(Rest::Asleep { until: [driver.machine().next_timer(), doze].into_iter().flatten().min() })
+        let machine = driver.machine();
+        let timer = machine.next_timer().filter(|_| !machine.plan().fault(Fault::SleepThroughTimers));
+        Ok(Rest::Asleep { until: [timer, doze].into_iter().flatten().min() })
     }
 
     fn sleep(&mut self, at_most: Duration) {
@@ -269,6 +274,7 @@ impl Work for Pursuit<'_> {
         }
         Ok(match () {
             () if self.engine.has_reached(self.goal) => Outlived::Ready,
+            () if self.engine.machine().plan().fault(Fault::GiveUpEarly) => Outlived::Lost,
             () if self.engine.driver.is_pending() => Outlived::Pending,
             () => Outlived::Lost,
         })

@@ -12,6 +12,7 @@ use super::core::{Cut, FOREVER, Machine, Part, Plan};
 use super::engine::{Engine, Goal};
 use crate::error::{Error, Result};
 use crate::executor::work::Shared;
+use crate::fault::Fault;
 use crate::time::Time;
 
 /// How far a rank is on its way out.
@@ -113,7 +114,8 @@ impl Session {
         let start = if unfilled { Machine::arrive_unfilled } else { Machine::arrive };
         start(engine.machine_mut(), now, weight);
         self.outstanding = true;
-        (self.buffer, self.begun) = (engine.machine().buffer(), false);
+        let buffer = if self.plan.fault(Fault::KeepBuffer) { self.buffer } else { engine.machine().buffer() };
+        (self.buffer, self.begun) = (buffer, false);
     }
 
     /// Of the contribution in a buffer, which was handed in unfilled, all but the last `missing` pieces are there.
@@ -141,7 +143,8 @@ impl Session {
     /// Takes what is ready, which is something: the goal was reached, and no thread had the engine since.
     #[inline]
     pub(crate) fn take(&mut self, engine: &mut Engine) -> RangeInclusive<u64> {
-        let rounds = engine.machine_mut().take(self.begun);
+        let begun = self.begun && !self.plan.fault(Fault::ForgetBegun);
+        let rounds = engine.machine_mut().take(begun);
         debug_assert!(!rounds.is_empty());
         engine.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
         for round in rounds.clone() {
@@ -156,7 +159,7 @@ impl Session {
     /// Whether the caller, who goes away, leaves something to a thread.
     #[inline]
     pub(crate) fn leaves_work(&self, engine: &mut Engine) -> bool {
-        engine.left_undone().is_some()
+        engine.left_undone().is_some() && !self.plan.fault(Fault::ForgetThread)
     }
 
     /// Hands in the last, empty arrival.

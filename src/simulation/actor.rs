@@ -333,7 +333,9 @@ impl Actor {
             Doing::Holding { round } => self.release(now, round, oracle)?,
             Doing::Releasing => {
                 if !self.step(now, Effort::Nothing, oracle)? {
-                    self.begin(oracle);
+                    if !self.session.has_begun() {
+                        self.begin(oracle);
+                    }
                     self.doing = Doing::Computing;
                     return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
                 }
