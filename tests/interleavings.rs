@@ -36,9 +36,10 @@ fn explore_all(mut worlds: Vec<World>) {
                 loop {
                     let Some(world) = queue.lock().unwrap().pop() else { break };
                     let found = explore(&world, MOST).unwrap_or_else(|violation| panic!("{violation}"));
-                    let World { fire, means, steps, mortal, .. } = &world;
+                    let World { fire, means, steps, mortal, thread, .. } = &world;
                     println!(
-                        "{:>9} states, {:>9} steps, {:>6} ends: {fire}, {means:?}, contributions {steps:?}, mortal {mortal:?}",
+                        "{:>9} states, {:>9} steps, {:>6} ends: {fire}, {means:?}, contributions {steps:?}, mortal {mortal:?}, \
+                         thread {thread:?}",
                         found.states, found.steps, found.ends
                     );
                     assert!(found.ends > 0);
@@ -75,6 +76,21 @@ fn two_ranks() {
     explore_all(worlds);
 }
 
+/// Rank 0 has a thread, which may set to work at any step while its caller is away, and its caller may come back then.
+#[test]
+fn a_thread() {
+    let world = |fire, means, steps, mortal| World { thread: Some(0), ..world(fire, means, steps, mortal) };
+    explore_all(vec![
+        world(Fire::ALL, DOUBLING, &[1, 1], None),
+        world(Fire::SOLO, GATHER, &[1, 1], None),
+        world(Fire::quorum(2), GATHER, &[1, 0], Some(1)),
+        world(Fire::ALL, Means::Eager, &[1, 1], None),
+        world(Fire::SOLO, Means::Eager, &[1, 1], Some(1)),
+        world(Fire::quorum(2), Means::Segments, &[1, 1], None),
+        world(Fire::ALL, Means::Pieces, &[1, 1], None),
+    ]);
+}
+
 /// Rank 0 contributes and may be late, rank 1 only finishes, another one may die.
 #[test]
 fn three_ranks() {
@@ -103,6 +119,7 @@ fn faults_are_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let found: Vec<_> = [
         (Fault::GateOff, DOUBLING, Fire::SOLO, None),
+        (Fault::HelpUnasked, Means::Segments, Fire::SOLO, None),
         (Fault::SignalBeforeData, DOUBLING, Fire::ALL, None),
         (Fault::ForgetSignal, GATHER, Fire::SOLO, None),
         (Fault::AbandonTheDead, DOUBLING, Fire::SOLO, Some(1)),
@@ -112,7 +129,8 @@ fn faults_are_found() {
     .into_iter()
     .map(|(fault, means, fire, mortal)| {
         let steps = if fault == Fault::ReuseSlotEarly { [3, 1] } else { [1, 1] };
-        let world = World { fault: Some(fault), ..world(fire, means, &steps, mortal) };
+        let thread = (fault == Fault::HelpUnasked).then_some(0);
+        let world = World { thread, fault: Some(fault), ..world(fire, means, &steps, mortal) };
         (fault, explore(&world, 2_000_000))
     })
     .collect();

@@ -332,7 +332,7 @@ impl Actor {
             },
             Doing::Holding { round } => self.release(now, round, oracle)?,
             Doing::Releasing => {
-                if !self.step(now, Effort::Nothing, oracle)? {
+                if !self.step(now, Effort::Nothing, oracle)? || self.engine.machine().peek_op().is_none() {
                     if !self.session.has_begun() {
                         self.begin(oracle);
                     }
@@ -502,7 +502,12 @@ impl Actor {
                     return Ok(Next::Gone);
                 }
             },
-            Polled::Idle => self.doing = Doing::Waiting { until, idle: true },
+            Polled::Idle => {
+                self.doing = Doing::Waiting { until, idle: true };
+                if self.habits.hasty {
+                    return self.wait(now, (until, true), rng, oracle);
+                }
+            }
         }
         Ok(self.pause(rng))
     }

@@ -158,6 +158,9 @@ pub(super) struct Habits {
     /// Whether a thread works for it while it is away.
     #[serde(default)]
     pub(super) thread: bool,
+    /// Whether it goes to sleep in the turn in which it finds nothing to do: an explorer has fewer orders then.
+    #[serde(skip)]
+    pub(super) hasty: bool,
 }
 
 impl Scenario {
@@ -251,6 +254,7 @@ impl Scenario {
             tests: 0,
             deadline: 0,
             thread: world.thread == Some(rank),
+            hasty: true,
         };
         Scenario {
             hosts: vec![0; ranks as usize],

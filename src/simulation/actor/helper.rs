@@ -148,7 +148,12 @@ impl Actor {
                     // The caller meets it again.
                     Outlived::Lost => self.rest(now, rng),
                 },
-                Polled::Idle => self.helper = Helper::Working { idle: true },
+                Polled::Idle => {
+                    self.helper = Helper::Working { idle: true };
+                    if self.habits.hasty {
+                        return self.help(now, rng, oracle);
+                    }
+                }
             },
         }
         Ok(self.pause(rng))
