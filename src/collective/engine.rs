@@ -338,7 +338,7 @@ mod tests {
         let keys = own.map(|region| ends[0].key(region));
         let driver = |(rank, mut end): (u32, Box<dyn Endpoint>)| {
             let [control, data] = if rank == 0 { own } else { keys.map(|key| end.import(0, key).unwrap()) };
-            let regions = Regions { control: vec![control], data: vec![data] };
+            let regions = Regions { control: [control].into(), data: [data].into() };
             Driver::new(plan(rank), end, regions, SUM, None).unwrap()
         };
         (0..).zip(ends).map(driver).collect()

@@ -233,7 +233,7 @@ impl Session {
         let before = self.released.replace(self.taken);
         let mut last_fresh = self.last_fresh.borrow_mut();
         for round in before + 1..=self.taken {
-            let fresh = self.cut(round).entries().iter().filter(|entry| entry.part == Part::Fresh);
+            let fresh = self.cut(round).entries().filter(|entry| entry.part == Part::Fresh);
             fresh.for_each(|entry| last_fresh[entry.rank as usize] = round);
         }
         engine.machine_mut().release(self.taken);

@@ -106,7 +106,6 @@ pub(super) struct Actor {
     judged: u64,
     /// Drops that the oracle has been told of.
     dropped: u64,
-    pub(super) scheduled: u64,
     pub(super) turns: u64,
     /// When it hears of whose death.
     news: Vec<(Time, u32)>,
@@ -151,7 +150,6 @@ impl Actor {
             made: 0,
             judged: 0,
             dropped: 0,
-            scheduled: 0,
             turns: 0,
             news: Vec::new(),
             heard: Vec::new(),

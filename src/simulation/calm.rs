@@ -71,6 +71,10 @@ impl Calm {
             overlaps: 0,
             holds: HOLDS,
             preempted: 0,
+            tests: 0,
+            deadline: 0,
+            thread: false,
+            hasty: false,
         };
         Scenario {
             hosts: (0..self.ranks).map(|rank| rank / self.per_host).collect(),
