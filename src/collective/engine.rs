@@ -200,8 +200,10 @@ impl Work for Pursuit<'_> {
     fn poll(&mut self, now: Time) -> Result<Polled> {
         let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
         if self.engine.driver.step(now, effort)? {
-            // What is wanted is there: a look at a network could only cost time.
-            if self.engine.machine().peek_op().is_some() || !self.engine.has_reached(self.goal) {
+            // What is wanted is there: a look at a network could only cost time. A rank that leaves still has to poll:
+            // a completion that frees it may also free something that it owes others, such as its share of a round.
+            let outcome = matches!(self.goal, Goal::Outcome | Goal::Arrival);
+            if !outcome || self.engine.machine().peek_op().is_some() || !self.engine.has_reached(self.goal) {
                 return Ok(Polled::Progress);
             }
             self.engine.searches = false;
