@@ -143,7 +143,13 @@ impl Scenario {
             let (rank, turn) = draw_moment(rng, ranks, 1..4);
             (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
-        let weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
+        let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
+        let mut pull_after = 10u64.pow(rng.random_range(2..7));
+        if path == Path::Scattered && options.weather && rng.random_bool(0.4) {
+            // A share that lands once more does harm only if it takes longer than a round, so homes are not waited for.
+            (weather.repeats, weather.lag) = (rng.random_range(64..=255), rng.random_range(10_000..100_000));
+            pull_after = 100;
+        }
         let mut scenario = Scenario {
             hosts,
             fire,
@@ -153,7 +159,7 @@ impl Scenario {
             elements,
             segment,
             run: if fills { rng.random_range(1..=2) } else { 1 },
-            pull_after: 10u64.pow(rng.random_range(2..7)),
+            pull_after,
             schedule,
             program: None,
             deaths,
