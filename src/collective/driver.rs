@@ -9,7 +9,7 @@ mod reducing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{Cells, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
+use super::core::{Cells, Counted, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
 use crate::error::Result;
 use crate::executor::deferred_work::Provider;
 use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker};
@@ -73,6 +73,13 @@ pub(crate) struct Driver {
     fuse: Option<Fuse>,
 }
 
+/// Whether the completion of an operation is waited for before anything else comes from its target, if it carries large
+/// data. Large contributions and shares are sent in synchronous rounds only; there all ranks send something in every
+/// round, and that says what became of the round before.
+fn is_awaited(token: Token) -> bool {
+    !matches!(token, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome, .. })
+}
+
 impl Reduction {
     /// What a contribution is multiplied by.
     pub(crate) fn factor(self, entry: Entry) -> f32 {
@@ -123,7 +130,7 @@ impl Driver {
         let (mut staging, mut zeros) = (None, None);
         if plan.topology.hosts() > 1 && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>(), Access::Local)?);
-            if plan.path == Path::Segmented || plan.path.has_homes() {
+            if plan.reads_from_elsewhere() {
                 let bytes = 2 * plan.ranks as usize * plan.staging_row();
                 staging = Some(endpoint.register(bytes, Access::Local)?);
             }
@@ -332,7 +339,7 @@ impl Driver {
     }
 
     fn signal(&self, host: u32, cell: usize, change: Change, token: Token) -> Signal {
-        Signal { at: self.control_at(host, cell), change, awaited: token.is_awaited() }
+        Signal { at: self.control_at(host, cell), change, awaited: is_awaited(token) }
     }
 
     fn data_at(&self, host: u32, offset: usize) -> At {
@@ -375,18 +382,18 @@ impl Driver {
                     self.posted(posted, token, now);
                 }
             }
-            Op::Combine { round, segment } => self.combine(Some(round), self.machine.span(segment)),
-            Op::Pull { part } => self.combine(None, self.machine.plan().part_span(part)),
+            Op::Combine { round, from, len } => self.combine(Some(round), (from, len)),
+            Op::CombineRead { from, len } => self.combine(None, (from, len)),
             Op::Run(task) => self.run(task),
             Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
             Op::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
             Op::Ready { round } => self.offloaded(|provider| provider.ready(round))?,
-            Op::Give { round } => self.offloaded(|provider| provider.give(round))?,
-            Op::TakeBack { round, token } => {
+            Op::SignalArrival { round } => self.offloaded(|provider| provider.give(round))?,
+            Op::RevokeGateToken { round, token } => {
                 let taken = self.offloaded(|provider| provider.take_back(round))?;
                 self.machine.complete(token, u64::from(taken), now);
             }
-            Op::LetIn { round, gate, buffer, row, weight } => {
+            Op::Deposit { round, gate, buffer, row, weight } => {
                 let plan = self.machine.plan();
                 let from = plan.contribution(plan.me, buffer);
                 self.offloaded(|provider| provider.let_in(round, gate, from, row, weight))?;

@@ -77,11 +77,6 @@ impl Path {
     pub(crate) fn has_homes(self) -> bool {
         matches!(self, Path::Gathered | Path::Scattered)
     }
-
-    /// Whether arrivals push all of their data into slot tables.
-    pub(crate) fn pushes(self) -> bool {
-        matches!(self, Path::Replicated | Path::Gathered | Path::Eager)
-    }
 }
 
 /// How contributions become an outcome.

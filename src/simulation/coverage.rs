@@ -148,7 +148,7 @@ const OPERATIONS: [&str; 13] = [
 /// The bit of an operation among [`OPERATIONS`].
 pub(super) fn operation(op: &Op) -> u32 {
     let index = match op {
-        Op::Pull { .. } => Some(12),
+        Op::CombineRead { .. } => Some(12),
         Op::Signal { token, .. }
         | Op::Clear { token, .. }
         | Op::Atomic { token, .. }
@@ -157,7 +157,7 @@ pub(super) fn operation(op: &Op) -> u32 {
             Token::Counted { what: Counted::Push, .. } => Some(0),
             Token::Counted { what: Counted::Read, .. } => Some(8),
             Token::Ticket => Some(1),
-            Token::Probe => Some(2),
+            Token::Probe | Token::Look => Some(2),
             Token::Close => Some(3),
             Token::Place => Some(4),
             Token::Clear => Some(5),

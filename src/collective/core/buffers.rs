@@ -1,11 +1,11 @@
 //! Which of its buffers a rank writes its next contribution into.
 //!
 //! Memory that was used a moment ago is still in a cache. So a rank that has taken a round before it begins to
-//! write takes the buffer that it used last, if nobody reads that any more. Who writes earlier, while the round
+//! write takes the buffer that it used last, if no rank reads that any more. A rank that writes earlier, while the round
 //! before is under way, takes the one that has rested longest.
 
-use super::machine::Machine;
-use super::plan::{BUFFERS, Path, Plan};
+use super::context::View;
+use super::plan::{BUFFERS, MovementBy, Plan, Reducing, Who};
 use crate::fault::Fault;
 
 /// The buffers of a rank.
@@ -15,47 +15,45 @@ pub(super) struct Buffers {
     next: u32,
     /// The round that each was handed in for last.
     used: [u64; BUFFERS as usize],
-    /// Nobody else ever reads them where they are: pushed data is reduced where it was pushed to.
+    /// No other rank ever reads them where they are: pushed data is reduced where it was pushed to.
     private: bool,
 }
 
 impl Buffers {
     pub(super) fn new(plan: &Plan) -> Self {
-        let private = plan.path == Path::Replicated && !plan.topology.is_shared(plan.host());
+        let alone = !plan.topology.is_shared(plan.host());
+        let private = alone && matches!(plan.movement(), MovementBy::Reducers(Reducing { who: Who::Everyone, .. }));
         Buffers { next: 0, used: [0; BUFFERS as usize], private }
     }
 
+    /// The buffer of the contribution that is being written.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
     /// The next one was handed in, for a round. The one after it is the one that has rested longest: it was
-    /// handed in two arrivals ago at least, so nobody reads it.
+    /// handed in two arrivals ago at least, so no rank reads it.
     pub(super) fn hand_in(&mut self, round: u64) {
         self.used[self.next as usize] = round;
         self.next = (0..BUFFERS).min_by_key(|&buffer| self.used[buffer as usize]).unwrap_or(0);
     }
-}
 
-impl Machine {
-    /// The buffer of the contribution that is being written.
-    pub(crate) fn buffer(&self) -> u32 {
-        self.buffers.next
-    }
-
-    /// Nothing was written into [`Machine::buffer`] yet: another one may be better.
-    pub(super) fn choose_buffer(&mut self) {
-        if !self.plan.by_tags() {
+    /// Nothing was written into the next one yet: another one may be better.
+    pub(super) fn choose(&mut self, view: View<'_>) {
+        if !view.plan.by_tags() {
             // A contribution may be carried, and stays where it is for long.
             return;
         }
-        let used = self.buffers.used;
-        let free = (0..BUFFERS).filter(|&buffer| self.is_free(buffer));
-        self.buffers.next = free.max_by_key(|&buffer| used[buffer as usize]).unwrap_or(self.buffers.next);
+        let free = (0..BUFFERS).filter(|&buffer| self.is_free(buffer, view));
+        self.next = free.max_by_key(|&buffer| self.used[buffer as usize]).unwrap_or(self.next);
     }
 
-    /// Whether nobody reads a buffer any more: others show that they are done with a round by arriving for the
+    /// Whether no rank reads a buffer any more: others show that they are done with a round by arriving for the
     /// next one.
-    fn is_free(&self, buffer: u32) -> bool {
-        let round = self.buffers.used[buffer as usize];
-        let read = self.fired <= round && !self.plan.fault(Fault::WriteWhatIsRead);
-        let sent = !self.has_tags_under_way(buffer) || self.plan.fault(Fault::WriteWhatIsSent);
-        sent && (!read || (self.buffers.private && self.taken >= round))
+    fn is_free(&self, buffer: u32, View { plan, ledger, outbox }: View<'_>) -> bool {
+        let round = self.used[buffer as usize];
+        let read = ledger.fired() <= round && !plan.fault(Fault::WriteWhatIsRead);
+        let sent = !outbox.has_tag(buffer) || plan.fault(Fault::WriteWhatIsSent);
+        sent && (!read || (self.private && ledger.taken() >= round))
     }
 }

@@ -18,6 +18,12 @@ impl Cut {
         Cut { round: 0, initiator: None, entries: Entries::with_room_for(2 * ranks as usize) }
     }
 
+    /// Empties it for a round.
+    pub(crate) fn begin(&mut self, round: u64, initiator: Option<u32>) {
+        (self.round, self.initiator) = (round, initiator);
+        self.entries.clear();
+    }
+
     /// The round, counted from 1.
     #[must_use]
     pub fn round(&self) -> u64 {
@@ -112,9 +118,7 @@ impl Cut {
 
     /// Reads what [`Cut::encode`] wrote; `cell` returns the cells behind the round's.
     pub(crate) fn decode(&mut self, round: u64, cell: impl Fn(usize) -> u64) {
-        self.round = round;
-        self.initiator = None;
-        self.entries.clear();
+        self.begin(round, None);
         self.add(cell);
     }
 

@@ -14,8 +14,8 @@ impl Plan {
             if self.released(rank) == cell {
                 return format!("released by rank {rank}");
             }
-            if self.path.has_homes() && (1..=self.slots()).any(|slot| self.told(rank, slot) == cell) {
-                return format!("told by home {rank}");
+            if self.elects_reducers() && (1..=self.slots()).any(|slot| self.told(rank, slot) == cell) {
+                return format!("told by reducer {rank}");
             }
         }
         for slot in 1..=self.slots() {
@@ -68,15 +68,15 @@ impl Plan {
                 }
             }
             Op::Read { host, len, row, .. } => format!("reads {len} bytes from host {host} into row {row}"),
-            Op::Combine { round, segment } => format!("reduces segment {segment} of round {round}"),
-            Op::Pull { part } => format!("reduces part {part} of what it read"),
+            Op::Combine { round, from, len } => format!("reduces {len} bytes of round {round} from {from} on"),
+            Op::CombineRead { from, len } => format!("reduces {len} bytes that it read from {from} on"),
             Op::Run(task) => format!("runs {task:?}"),
             Op::Publish { host, round, .. } => format!("writes the record of round {round} on host {host}"),
             Op::Arm { round } => format!("arms round {round}"),
             Op::Ready { round } => format!("says that round {round} may fire"),
-            Op::TakeBack { round, .. } => format!("takes its token of round {round} back"),
-            Op::LetIn { round, row, .. } => format!("deposits row {row:?} into round {round}"),
-            Op::Give { round } => format!("arrives for round {round}"),
+            Op::RevokeGateToken { round, .. } => format!("takes its token of round {round} back"),
+            Op::Deposit { round, row, .. } => format!("deposits row {row:?} into round {round}"),
+            Op::SignalArrival { round } => format!("arrives for round {round}"),
             Op::Wake { most: u32::MAX, interest } => format!("wakes all who wait for {interest:?}"),
             Op::Wake { most, interest } => format!("wakes {most} who wait for {interest:?}"),
         }

@@ -11,7 +11,7 @@ pub(crate) enum Counted {
     Push,
     /// A release.
     Notice,
-    /// A home's share of an outcome.
+    /// A reducer's share of an outcome.
     Outcome,
     /// A look at a piece of a contribution there.
     Read,
@@ -51,6 +51,8 @@ pub(crate) enum Token {
     Ticket,
     /// A look at whether the round fired.
     Probe,
+    /// A look at a peer's tag where the peer keeps it.
+    Look,
     /// The closed bit of a word.
     Close,
     /// The carried bit.
@@ -70,17 +72,10 @@ pub(crate) enum Token {
 }
 
 /// The code of the first kind of those that are counted.
-const FIRST_COUNTED: u64 = 12;
+const FIRST_COUNTED: u64 = 13;
 const HOST_SHIFT: u32 = 8;
 
 impl Token {
-    /// Whether its operation's completion is waited for before anything else comes from there, if it carries large
-    /// data. Large contributions and shares are sent in synchronous rounds only; there all send something in every
-    /// round, and that says what became of the round before.
-    pub(crate) fn is_awaited(self) -> bool {
-        !matches!(self, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome, .. })
-    }
-
     /// As a fabric carries it.
     pub(crate) fn code(self) -> u64 {
         match self {
@@ -96,6 +91,7 @@ impl Token {
             Token::Land => 9,
             Token::Deposit => 10,
             Token::Swap => 11,
+            Token::Look => 12,
         }
     }
 
@@ -113,6 +109,7 @@ impl Token {
             9 => Token::Land,
             10 => Token::Deposit,
             11 => Token::Swap,
+            12 => Token::Look,
             counted => {
                 let index = (counted & ((1 << HOST_SHIFT) - 1)) - FIRST_COUNTED;
                 Token::Counted { what: Counted::ALL[index as usize], host: (counted >> HOST_SHIFT) as u32 }
@@ -129,7 +126,7 @@ pub(crate) enum Interest {
     Outcome = 1,
     /// Room in the ring.
     Room = 2,
-    /// A piece of somebody's contribution.
+    /// A piece of a contribution.
     Piece = 3,
 }
 
@@ -141,35 +138,36 @@ pub(crate) enum Op {
     Store { cell: usize, value: u64 },
     /// Raises a cell on the own host to a value, if it is less.
     Raise { cell: usize, value: u64 },
-    /// Makes earlier stores visible to everybody before later loads.
+    /// Makes earlier stores visible to all ranks before later loads.
     Fence,
     /// Changes a cell of another host, after `data` (from, to, length) if there is any.
     Signal { host: u32, data: Option<(usize, usize, usize)>, cell: usize, change: Change, token: Token },
     /// Zeroes the words, ticket and claims of a round. Completes when no later operation of
-    /// anybody can see what was there.
+    /// any rank can see what was there.
     Clear { host: u32, round: u64, token: Token },
     /// An atomic on a cell; completes with the value before.
     Atomic { host: u32, cell: usize, atomic: Atomic, token: Token },
     /// Reads a piece of a contribution into staging row `row`.
     Read { host: u32, from: usize, len: usize, row: usize, token: Token },
-    /// Reduces one segment of the round, or the share of the own host, by [`super::Machine::cut`].
-    Combine { round: u64, segment: u64 },
-    /// Reduces what was read, a part of all contributions to the round that this rank makes for itself.
-    Pull { part: usize },
+    /// Reduces so many bytes of the contributions to a round, from an offset on. [`super::Machine::inputs`] says where they
+    /// lie.
+    Combine { round: u64, from: usize, len: usize },
+    /// Reduces so many bytes of what a fallback read has brought.
+    CombineRead { from: usize, len: usize },
     /// Carries out a reduction of a program.
     Run(Task),
     /// Writes the record of the round's cut on a host, its round last.
     Publish { host: u32, round: u64, token: Token },
-    /// Queues a slot's operations for this round, with nothing in the gate.
+    /// Queues a slot's operations for this round, with an empty gate.
     Arm { round: u64 },
     /// Tells all ranks that the round's slot may be written to.
     Ready { round: u64 },
     /// Takes the token of the round's gate; completes with 1, or with 0 if the gate is sealed.
-    TakeBack { round: u64, token: Token },
+    RevokeGateToken { round: u64, token: Token },
     /// Puts a deposit into the gate whose token is out, with what lies in a buffer, and gives the token back.
-    LetIn { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
+    Deposit { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
     /// The own arrival, told to the provider.
-    Give { round: u64 },
+    SignalArrival { round: u64 },
     /// Wakes ranks of the own host that wait for this: at most so many, or all.
     Wake { most: u32, interest: Interest },
 }
@@ -180,7 +178,7 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_fabric() {
-        (1..19).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
+        (1..20).for_each(|code| assert_eq!(Token::from_code(code).code(), code));
         for what in Counted::ALL {
             let token = Token::Counted { what, host: u32::MAX };
             assert_eq!(Token::from_code(token.code()), token);

@@ -1,18 +1,18 @@
 //! How long a grace is when it is left to the collective.
 //!
 //! A grace has to outlast what balanced ranks differ by. That has two sources: how long this
-//! collective takes to hand an outcome to everybody (they leave it one after the other), and how
+//! collective takes to hand an outcome to all ranks (they leave it one after the other), and how
 //! exactly the ranks keep their own step. The first is measured where it is pure, by the rank that
 //! closes a round: from closing to its own outcome, no waiting for others in it. The second is
 //! taken as half a percent of the shortest of the last steps, so a pause between epochs does not
 //! count. Neither contains the grace itself, so it cannot feed on itself.
 //!
 //! A drawn rank (majority) fires while others are on their way, so where ranks differ by more than a
-//! grace, all who wait pay for it and it catches nobody. Cuts show it: round after round lacks somebody.
+//! grace, all that wait pay for it and it catches no rank. Cuts show it: round after round lacks one.
 //! Then little is left of it, but for a longer one that comes ever more rarely: balanced ranks that fell
 //! out of step find back in it. (Solo and quorum keep theirs: it is all that holds balanced ranks in step.)
 
-use super::Time;
+use super::input::Time;
 use crate::rule::Grace;
 
 const KEPT: usize = 8;
@@ -20,7 +20,7 @@ const KEPT: usize = 8;
 /// Below this, waiting costs less than the clock reading that would end it.
 const LEAST: Time = 5_000;
 
-/// What is left of a grace that catches nobody, at most: where rounds are short, the latency still
+/// What is left of a grace that catches no rank, at most: where rounds are short, the latency still
 /// counts.
 const MODEST: Time = 50_000;
 
@@ -30,7 +30,7 @@ pub(crate) struct Pace {
     latencies: Recent,
     steps: Recent,
     last_arrival: Option<Time>,
-    /// Rounds in a row whose grace, as far as their cuts show, caught nobody.
+    /// Rounds in a row whose grace, as far as their cuts show, caught no rank.
     fruitless: u32,
 }
 
@@ -48,7 +48,7 @@ impl Pace {
         }
     }
 
-    /// The cut of a round fired by a drawn rank became known; whether everybody arrived.
+    /// The cut of a round fired by a drawn rank became known; whether all arrived.
     pub(crate) fn saw(&mut self, all: bool) {
         self.fruitless = match all {
             // Where all is well the next rounds say so, too.

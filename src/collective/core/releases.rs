@@ -1,6 +1,6 @@
 //! Whether all ranks have released a round.
 
-use super::machine::FOREVER;
+use super::input::FOREVER;
 
 /// How far the last looks at the releases of all ranks came. They only grow: a rank that was seen to have released a round
 /// is not looked at again before a later one is asked for.

@@ -29,16 +29,16 @@ pub struct Stats {
     pub initiated: u64,
     /// Segments this rank moved.
     pub segments: u64,
-    /// Segments that this rank could not move yet, because somebody was still filling them.
+    /// Segments that this rank could not move yet, because a rank was still filling them.
     pub awaited: u64,
     /// How often the library was entered for this rank's part, or looked again while waiting.
     pub polls: u64,
     /// Messages to other ranks that this rank sent, for itself or for others, to say that a round
     /// has fired.
     pub activations: u64,
-    /// Rounds that this rank made for itself, because their home took too long.
+    /// Rounds that this rank read by itself, because their reducers took too long.
     pub pulled: u64,
-    /// Arrivals that found homes with other shares while data for the earlier ones was in flight.
+    /// Arrivals that found reducers with other shares while data for the earlier ones was in flight.
     pub moved_shares: u64,
     /// Operations of programs that this rank ran.
     pub operations: u64,

@@ -1,14 +1,16 @@
 //! Tags: what ranks show of their contributions, outside of any round's slot.
 
+use super::entry::{Entry, Part};
+
 /// What a rank shows of a contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tag {
+pub(crate) struct Tag {
     /// The round it was made for; 0 for none yet.
-    pub(super) target: u64,
+    pub(crate) target: u64,
     /// Where it lies among the rank's buffers.
-    pub(super) buffer: u32,
-    pub(super) weight: u16,
-    pub(super) leaving: bool,
+    pub(crate) buffer: u32,
+    pub(crate) weight: u16,
+    pub(crate) leaving: bool,
 }
 
 const WEIGHT_SHIFT: u32 = 1;
@@ -17,7 +19,7 @@ const BUFFER_BITS: u32 = 2;
 const TARGET_SHIFT: u32 = BUFFER_SHIFT + BUFFER_BITS;
 
 impl Tag {
-    pub(super) fn from_cell(cell: u64) -> Self {
+    pub(crate) fn from_cell(cell: u64) -> Self {
         Tag {
             target: cell >> TARGET_SHIFT,
             buffer: (cell >> BUFFER_SHIFT) as u32 & ((1 << BUFFER_BITS) - 1),
@@ -26,10 +28,16 @@ impl Tag {
         }
     }
 
-    pub(super) fn cell(self) -> u64 {
+    pub(crate) fn cell(self) -> u64 {
         self.target << TARGET_SHIFT
             | u64::from(self.buffer) << BUFFER_SHIFT
             | u64::from(self.weight) << WEIGHT_SHIFT
             | u64::from(self.leaving)
+    }
+
+    /// What a rank has in the round for which its tag says this.
+    pub(crate) fn entry(self, rank: u32) -> Entry {
+        let part = if self.leaving { Part::Leaving } else { Part::Fresh };
+        Entry::new(rank, part, (0, self.weight), self.buffer)
     }
 }

@@ -7,24 +7,17 @@ use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Gate, Input, Target, Task, Work};
 
 impl Driver {
-    /// Reduces so many bytes of a round's contributions, from an offset on; without a round, of those that
-    /// were read by who makes it for itself.
+    /// Reduces so many bytes of a round's contributions, from an offset on; without a round, of what a fallback read
+    /// has brought.
     pub(super) fn combine(&mut self, round: Option<u64>, (from, len): (usize, usize)) {
         let Driver { machine, arena, reduction, .. } = self;
-        let plan = machine.plan();
-        let (cut, at) = match round {
-            Some(round) => (machine.cut(round), plan.outcome(round)),
-            None => (machine.pulled_cut(), plan.pulled_outcome()),
-        };
-        let sources = cut.contributions().enumerate().filter_map(|(row, entry)| {
-            let here = match round {
-                Some(round) => machine.at_hand(entry, round, from),
-                None => machine.in_place(entry, from),
-            };
-            reduction.source(entry, here.map_or(Place::Staged(row * plan.staging_row()), Place::Here))
+        let (plan, inputs) = (machine.plan(), machine.inputs(round));
+        let sources = inputs.cut.contributions().enumerate().filter_map(|(row, entry)| {
+            let staged = || Place::Staged(row * plan.staging_row());
+            reduction.source(entry, inputs.at_hand(entry, from).map_or_else(staged, Place::Here))
         });
-        let divisor = reduction.divisor(plan.ranks, cut);
-        let goal = Goal { at: at + from, wide: false };
+        let divisor = reduction.divisor(plan.ranks, inputs.cut);
+        let goal = Goal { at: inputs.outcome + from, wide: false };
         arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 

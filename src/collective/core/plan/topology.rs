@@ -44,16 +44,16 @@ impl Topology {
     }
 
     /// Ranks on the host that has the most.
-    pub(super) fn widest(&self) -> u32 {
+    pub(crate) fn widest(&self) -> u32 {
         self.widest
     }
 
-    pub(super) fn host_of(&self, rank: u32) -> u32 {
+    pub(crate) fn host_of(&self, rank: u32) -> u32 {
         self.host_of[rank as usize]
     }
 
     /// How many ranks of its host are lower.
-    pub(super) fn index_on_host(&self, rank: u32) -> u32 {
+    pub(crate) fn index_on_host(&self, rank: u32) -> u32 {
         self.index_on_host[rank as usize]
     }
 

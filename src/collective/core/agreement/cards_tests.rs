@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
+use crate::collective::core::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
 use crate::rule::{Fire, Grace};
 use crate::trigger::{Cards, Gate, Offload, Profile, Request, Role, Schedule, Signal, Start, compile};
 
@@ -131,15 +131,15 @@ impl World {
                     self.cards.give(me, slot, Signal { rank, counter: Role::Start, input: 1 + me });
                 }
             }
-            Op::Give { round } => self.cards.give(me, self.slot(round), own(Role::Start, 0)),
-            Op::TakeBack { round, token } => {
+            Op::SignalArrival { round } => self.cards.give(me, self.slot(round), own(Role::Start, 0)),
+            Op::RevokeGateToken { round, token } => {
                 let taken = self.cards.take_back(self.slot(round), me);
                 if taken {
                     self.cards.write(self.slot(round), me);
                 }
                 self.ranks[me as usize].machine.complete(token, u64::from(taken), 0);
             }
-            Op::LetIn { round, gate, .. } => {
+            Op::Deposit { round, gate, .. } => {
                 let slot = self.slot(round);
                 if self.hasty {
                     self.cards.give(me, slot, own(Role::Gate, 0));

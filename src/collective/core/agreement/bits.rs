@@ -1,73 +1,71 @@
 //! The cut by word: 64 bits that one atomic operation reads and changes.
 //!
 //! Two bits a rank, *arrived* and *carried*, and one closed bit: 31 ranks fill a word. An arrival
-//! adds its own bit and learns from the returned value who came earlier, so one atomic decides
+//! adds its own bit and learns from the returned value which ranks came earlier, so one atomic decides
 //! both the order and the membership. Larger worlds use an array of words (`docs/semantics.md`).
 
+use super::super::plan::RANKS_PER_WORD;
 use crate::rule::Condition;
-
-/// Ranks in one word.
-pub(crate) const RANKS_PER_WORD: u32 = 31;
 
 const ARRIVED: u64 = (1 << RANKS_PER_WORD) - 1;
 const CARRIED: u64 = ARRIVED << RANKS_PER_WORD;
 
 /// Set when the cut was closed by compare-swap rather than by its own contents.
-pub(crate) const CLOSED: u64 = 1 << 63;
+pub(super) const CLOSED: u64 = 1 << 63;
 
 /// The bit that a fresh arrival adds.
-pub(crate) fn arrived_bit(index: u32) -> u64 {
+pub(super) fn arrived_bit(index: u32) -> u64 {
     debug_assert!(index < RANKS_PER_WORD);
     1 << index
 }
 
 /// The bit that a late contribution adds to the first round it finds open.
-pub(crate) fn carried_bit(index: u32) -> u64 {
+pub(super) fn carried_bit(index: u32) -> u64 {
     debug_assert!(index < RANKS_PER_WORD);
     1 << (RANKS_PER_WORD + index)
 }
 
 /// Fresh arrivals in a word, one bit a rank.
-pub(crate) fn arrived(word: u64) -> u64 {
+pub(super) fn arrived(word: u64) -> u64 {
     word & ARRIVED
 }
 
 /// Carried contributions in a word, one bit a rank.
-pub(crate) fn carried(word: u64) -> u64 {
+pub(super) fn carried(word: u64) -> u64 {
     (word & CARRIED) >> RANKS_PER_WORD
 }
 
 /// Whether a round need not wait for a rank.
-pub(crate) fn is_present(word: u64, index: u32, condition: Condition) -> bool {
+pub(super) fn is_present(word: u64, index: u32, condition: Condition) -> bool {
     let carried = if condition == Condition::Full { carried(word) } else { 0 };
     (arrived(word) | carried) >> index & 1 == 1
 }
 
 /// What closes a round whose cut is a single word. Every rank evaluates the same function of the
-/// same returned value, so nobody has to be told.
+/// same returned value, so none has to be told.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Closing {
+pub(super) struct Closing {
     /// Ranks that take part in this round, one bit a rank: known from the previous cut.
-    pub(crate) active: u64,
+    pub(super) active: u64,
     /// What fires the round.
-    pub(crate) condition: Condition,
+    pub(super) condition: Condition,
     /// No grace: the arrival that fires also closes.
-    pub(crate) at_once: bool,
+    pub(super) at_once: bool,
 }
 
 impl Closing {
     /// Whether an operation that returned `word` came after the cut was closed.
-    pub(crate) fn closed(self, word: u64) -> bool {
+    pub(super) fn closed(self, word: u64) -> bool {
         word & CLOSED != 0 || self.closed_by_arrivals(word)
     }
 
     /// Whether the arrivals alone close the cut, with no need for the closed bit.
-    pub(crate) fn closed_by_arrivals(self, word: u64) -> bool {
+    pub(super) fn closed_by_arrivals(self, word: u64) -> bool {
         self.present(word) & self.active == self.active || (self.at_once && self.fires(word))
     }
 
     /// Whether the condition holds.
-    pub(crate) fn fires(self, word: u64) -> bool {
+    pub(super) fn fires(self, word: u64) -> bool {
         match self.condition {
             Condition::Count(least) => arrived(word).count_ones() >= least,
             Condition::Rank(rank) => arrived(word) >> rank & 1 == 1,

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::plan::{BUFFERS, RECEIVING_ROWS};
-use super::{Cut, Path, Plan, Topology, program};
+use super::{BUFFERS, Plan, RECEIVING_ROWS, Topology, program};
+use crate::collective::core::{Cut, Path};
 use crate::rule::{Absent, Fire, Grace, Schedule};
 
 /// Numbers hosts from 0 without a gap.
@@ -106,7 +106,7 @@ impl Plan {
         for rank in self.every_rank() {
             cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of {rank}"), self.tag(rank, number))));
             cells.push((format!("released of {rank}"), self.released(rank)));
-            if self.path.has_homes() {
+            if self.elects_reducers() {
                 cells
                     .extend(rounds.clone().map(|round| (format!("told by {rank} of {round}"), self.told(rank, round))));
             }
@@ -144,16 +144,16 @@ impl Plan {
             if plan.path == Path::Replicated {
                 add(format!("outcome of {me}"), plan.outcome(1), plan.bytes);
             }
-            if plan.path.has_homes() {
-                add(format!("outcome that {me} makes for itself"), plan.pulled_outcome(), plan.bytes);
+            if plan.elects_reducers() {
+                add(format!("outcome of a fallback read of {me}"), plan.fallback_outcome(), plan.bytes);
             }
         }
         let Some(plan) = self.on_host(host).next() else { return all };
         if plan.path != Path::Replicated {
-            let slots = if plan.path.has_homes() { 1 } else { plan.depth };
+            let slots = if plan.elects_reducers() { 1 } else { plan.depth };
             (1..=slots).for_each(|round| add(format!("outcome of {round}"), plan.outcome(round), plan.bytes));
         }
-        if plan.path.pushes() {
+        if plan.pushes() {
             for rank in self.every_rank().filter(|&rank| self.host_of(rank) != host) {
                 let places = if plan.by_tags() { 2 } else { BUFFERS };
                 for place in 0..places {
@@ -171,7 +171,7 @@ impl Plan {
         }
         if plan.path == Path::Scattered {
             // This host is the home whose share is the longest.
-            let (_, len) = plan.home_span(0, homes);
+            let (_, len) = plan.share_span(0, homes);
             for row in 0..RECEIVING_ROWS {
                 for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {
                     let from = plan.received(rank, row, (self.host_of(rank) as usize, homes));
@@ -215,7 +215,7 @@ proptest! {
     #[test]
     fn spans_cover_a_contribution_once(plan in any_plan()) {
         let hosts = plan.topology.hosts() as usize;
-        let by_homes = (1..=hosts).map(|homes| (0..homes).map(|home| plan.home_span(home, homes)).collect());
+        let by_homes = (1..=hosts).map(|homes| (0..homes).map(|home| plan.share_span(home, homes)).collect());
         let ways = [
             (0..plan.segments()).map(|index| plan.segment_span(index)).collect::<Vec<_>>(),
             (0..plan.parts()).map(|index| plan.part_span(index)).collect(),

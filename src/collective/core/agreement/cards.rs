@@ -1,0 +1,187 @@
+//! Agreement by a program that a provider runs: network cards forward the activation, close gates
+//! and hand contributions to all ranks, and ranks reduce what has come when they have the time.
+//!
+//! This part arms slots ahead, puts deposits into gates whose token it holds, and signals the own
+//! arrivals. A round's slot goes through *armed* (its gate takes deposits), *ready* (all ranks may be
+//! activated), outcome, *over* (everything queued for it has run), and is armed again. One slot more
+//! is armed than may be under way, so what is late always finds an open gate.
+//!
+//! The tables go over all ranks, so one that leaves goes on arming slots until all have left, and
+//! arrives for rounds that could not fire without it. What is still queued then is set off when
+//! all know that all have left (`Allreduce::part`), because it writes to memory that a slower one looks at.
+
+use super::super::context::Context;
+use super::super::entry::Part;
+use super::super::input::{Cells, FOREVER};
+use super::super::ledger::Ledger;
+use super::super::op::{Op, Token};
+use super::super::plan::Plan;
+use super::gates::{refused, starts_alone};
+use super::{Arrival, ArrivalStage};
+use crate::trigger::{Deposit, Gate, Start};
+
+/// How far the slots have come. Rounds go through everything in order.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct Slots {
+    /// Newest round that was armed.
+    armed: u64,
+    /// Newest round that the others were told of.
+    ready: u64,
+    /// Newest round that the own arrival was signalled for.
+    signalled: u64,
+    /// Newest round of which everything has run.
+    over: u64,
+    /// What is in the own gates, by slot.
+    gates: Vec<u64>,
+}
+
+/// Rows of a contribution: what was made for the round, and what is carried into it.
+const FRESH: u32 = 0;
+const CARRIED: u32 = 1;
+
+/// The table's rule of firing.
+fn start_rule(plan: &Plan) -> Start {
+    Start::of(plan.fire, plan.grace, plan.ranks)
+}
+
+fn has_everyone_left(ledger: &Ledger) -> bool {
+    ledger.has_left() && ledger.active().is_empty()
+}
+
+impl Slots {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Slots { armed: 0, ready: 0, signalled: 0, over: 0, gates: vec![0; plan.slots() as usize] }
+    }
+
+    pub(super) fn is_armed(&self, round: u64) -> bool {
+        round <= self.armed
+    }
+
+    /// The next round whose outcome may be there, and whether its data is wanted.
+    pub(crate) fn expected(&self, plan: &Plan, ledger: &Ledger) -> Option<(u64, bool)> {
+        let (round, left) = (ledger.open(), ledger.has_left());
+        let wanted = round <= self.ready && !has_everyone_left(ledger);
+        let fits = left || ledger.is_within_depth(round, plan);
+        (wanted && fits).then_some((round, !left))
+    }
+
+    /// The next round of which everything may have run.
+    pub(crate) fn nearly_over(&self, ledger: &Ledger) -> Option<u64> {
+        Some(self.over + 1).filter(|&round| round <= ledger.fired())
+    }
+
+    /// The outcome of the next round, as its record says.
+    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
+        let Some((round, wanted)) = self.expected(cx.plan, cx.ledger) else { return false };
+        if !cx.read_record(round, cells) {
+            return false;
+        }
+        arrival.fire(round, cx);
+        // A rank that took no part in firing it signals its arrival now: every input comes once.
+        self.signal_arrival(round, cx);
+        if !wanted {
+            cx.ledger.pass_over(round);
+        }
+        true
+    }
+
+    fn signal_arrival(&mut self, round: u64, cx: &mut Context<'_>) {
+        if self.signalled < round {
+            debug_assert_eq!(self.signalled + 1, round);
+            self.signalled = round;
+            cx.outbox.push(Op::SignalArrival { round });
+        }
+    }
+
+    /// Arms what can be armed.
+    pub(super) fn work(&mut self, cx: &mut Context<'_>, cells: &impl Cells) {
+        let plan = cx.plan;
+        let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
+        while let Some(round) = self.nearly_over(cx.ledger).filter(is_over) {
+            self.over = round;
+            cx.outbox.note();
+        }
+        if has_everyone_left(cx.ledger) || cx.ledger.released() == FOREVER {
+            return;
+        }
+        // A rank that has left reads nothing any more.
+        let released = if cx.ledger.has_left() { cx.ledger.fired() } else { cx.ledger.released() };
+        let last = released + plan.depth;
+        loop {
+            let round = self.armed + 1;
+            let before = round.saturating_sub(plan.slots());
+            if round > last + 1 || before > self.over {
+                break;
+            }
+            self.armed = round;
+            self.gates[plan.slot(round)] = Gate::new(round, Deposit::default()).0;
+            cx.outbox.push(Op::Arm { round });
+        }
+        while self.ready < last.min(self.armed) {
+            self.ready += 1;
+            cx.outbox.push(Op::Ready { round: self.ready });
+        }
+        let next = cx.ledger.open();
+        if cx.ledger.has_left() && next <= self.ready && is_needed(plan, cx.ledger) {
+            self.signal_arrival(next, cx);
+        }
+    }
+
+    /// Whether no rank needs this rank's provider any more.
+    pub(crate) fn has_served(&self, ledger: &Ledger) -> bool {
+        has_everyone_left(ledger) && self.over >= ledger.fired()
+    }
+
+    /// Asks for the token of the own gate of `round`, once that is armed.
+    pub(super) fn revoke_token(&self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        if self.is_armed(round) {
+            cx.outbox.push(Op::RevokeGateToken { round, token: Token::Deposit });
+            arrival.enter(ArrivalStage::Depositing { round, found: 0 }, cx.outbox);
+        }
+    }
+
+    /// The token is out, or the gate was sealed.
+    pub(super) fn answered(&mut self, taken: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        let ArrivalStage::Depositing { round, .. } = arrival.stage else { return };
+        let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
+        if taken == 0 {
+            return refused(round, arrival, cx);
+        }
+        let start = start_rule(cx.plan);
+        let starts = round == target && starts_alone(start, cx.view());
+        let slot = cx.plan.slot(round);
+        let mut row = None;
+        let gate = Gate(self.gates[slot]).with(|deposit| {
+            match part {
+                Part::Leaving => deposit.leaving = true,
+                Part::Fresh if round == target => (deposit.fresh, row) = (Some(FRESH), Some(FRESH)),
+                Part::Fresh | Part::Carried => {
+                    (deposit.carried, row) = (Some((CARRIED, round - made_for)), Some(CARRIED));
+                }
+            }
+            deposit.initiator |= starts;
+        });
+        self.gates[slot] = gate.0;
+        cx.outbox.push(Op::Deposit { round, gate: gate.0, buffer, row, weight });
+        if part == Part::Fresh && round != target {
+            return arrival.placed(round, cx);
+        }
+        cx.stats.initiated += u64::from(starts);
+        if starts || matches!(start, Start::Everybody | Start::Count(_)) {
+            self.signal_arrival(round, cx);
+        }
+        arrival.enter(ArrivalStage::Published, cx.outbox);
+    }
+}
+
+/// Whether the next round cannot fire without this rank, which has left.
+fn is_needed(plan: &Plan, ledger: &Ledger) -> bool {
+    let needed = match start_rule(plan) {
+        Start::Everybody => plan.ranks,
+        Start::Count(count) => count,
+        Start::First | Start::Designated => return false,
+    };
+    // So many of those that left arrive for the others, the lowest first.
+    let left_before = (0..plan.me).filter(|&rank| !ledger.active().contains(rank)).count() as u32;
+    ledger.active().len() + left_before < needed
+}

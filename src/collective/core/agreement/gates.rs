@@ -1,0 +1,399 @@
+//! Agreement by a program: a rank's part in a round is what its gate holds when the activation
+//! closes it, and the set of parts is reduced together with the data.
+//!
+//! A rank has a *gate* a round, a cell that only it and the rank that closes it change. This part deposits into the own
+//! gate, decides when to start (that depends on time and on which ranks have left), and learns outcomes; the
+//! [`Worker`](crate::trigger::Worker) in it runs operations, of any rank.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::super::context::{Context, View};
+use super::super::entry::Part;
+use super::super::input::{Cells, Effort};
+use super::super::op::{Interest, Op, Token};
+use super::super::plan::Plan;
+use super::super::stats::Stats;
+use super::{Arrival, ArrivalStage, Deferred, FIRST_PROBE, LAST_PROBE, condition};
+use crate::fabric::Atomic;
+use crate::fault::Fault;
+use crate::rule::Condition;
+use crate::trigger::{Gate, Layout, SlotCells, Start, State, Task, Want, Worker};
+
+/// This rank's part in running a program.
+#[derive(Clone, Debug)]
+pub(crate) struct Gates {
+    layout: Arc<Layout>,
+    worker: Worker,
+    /// This rank, on its way out, has called another one to the work of the next round.
+    passed_on: bool,
+}
+
+impl Hash for Gates {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.worker.fingerprint(state);
+        self.passed_on.hash(state);
+    }
+}
+
+/// The cells of a round's slot.
+struct Slot<'a, C> {
+    plan: &'a Plan,
+    cells: &'a C,
+}
+
+impl<C: Cells> SlotCells for Slot<'_, C> {
+    #[inline]
+    fn load(&self, round: u64, cell: usize) -> u64 {
+        self.cells.load(self.plan.program_cell(round, cell))
+    }
+}
+
+/// The operation that a worker's wish comes to.
+fn op(plan: &Plan, want: Want) -> Op {
+    match want {
+        Want::Swap { round, cell, expect, new } => Op::Atomic {
+            host: plan.host(),
+            cell: plan.program_cell(round, cell),
+            atomic: Atomic::CompareSwap { expect, new },
+            token: Token::Swap,
+        },
+        Want::Run(task) => Op::Run(task),
+        Want::Store { round, cell, value } => Op::Store { cell: plan.program_cell(round, cell), value },
+        Want::Raise { round, cell } => Op::Raise { cell: plan.program_cell(round, cell), value: round },
+        Want::Fence => Op::Fence,
+        Want::Call { most } => Op::Wake { most: most.unwrap_or(plan.helpers), interest: Interest::Outcome },
+    }
+}
+
+/// Whether the next round starts with this rank's arrival, whichever others have arrived.
+pub(super) fn starts_alone(start: Start, view: View<'_>) -> bool {
+    match start {
+        Start::First => true,
+        Start::Designated => condition(view) == Condition::Rank(view.plan.me),
+        Start::Everybody | Start::Count(_) => false,
+    }
+}
+
+/// The gate of a round takes no deposit any more.
+pub(super) fn refused(round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    if round == arrival.target {
+        arrival.is_late(cx);
+    } else {
+        arrival.enter(ArrivalStage::Late { tried: round }, cx.outbox);
+    }
+}
+
+impl Gates {
+    pub(super) fn new(plan: &Plan, layout: &Arc<Layout>) -> Self {
+        Gates { layout: layout.clone(), worker: Worker::new(plan.me, layout, plan.fault), passed_on: false }
+    }
+
+    /// The next outcome, if it is complete.
+    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
+        let (plan, round) = (cx.plan, cx.ledger.open());
+        if cx.ledger.has_left() || !cx.ledger.is_within_depth(round, plan) {
+            return false;
+        }
+        if !self.layout.is_complete(round, &Slot { plan, cells }) {
+            return false;
+        }
+        let record = plan.program_cell(round, self.layout.record());
+        cx.ledger.cut_mut(round).decode(round, |index| cells.load(record + index));
+        arrival.fire(round, cx);
+        self.passed_on = false;
+        true
+    }
+
+    /// Runs what is there to be run.
+    pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+        let is_served = arrival.is_served(cx.view());
+        let Gates { layout, worker, passed_on } = self;
+        let (plan, ledger, round) = (cx.plan, &*cx.ledger, cx.ledger.open());
+        let slot = Slot { plan, cells };
+        if is_served && worker.owes_nothing() {
+            // On its way out: a rank that is still here goes on with what was set off.
+            // Also if it was woken for what others set off, and has no use for it.
+            let left_over = worker.hand_over();
+            let searches = effort == Effort::Search && !*passed_on;
+            if left_over || (searches && layout.is_pending(round, &slot)) {
+                *passed_on = true;
+                cx.outbox.wake(1, Interest::Outcome);
+            }
+            return;
+        }
+        let is_dead = |rank| ledger.is_dead(rank) && !plan.fault(Fault::AbandonTheDead);
+        let mut want = |want| cx.outbox.push(op(plan, want));
+        let mut progress = worker.step(layout, is_dead, &slot, &mut want);
+        let may_be_under_way =
+            arrival.stage != ArrivalStage::Away && !ledger.has_left() && ledger.is_within_depth(round, plan);
+        if !progress && may_be_under_way {
+            worker.help(layout, round, plan.ranks, &slot);
+            if effort == Effort::Search {
+                worker.search(layout, round, is_dead, &slot);
+            }
+            progress = worker.step(layout, is_dead, &slot, &mut want);
+        }
+        if progress {
+            cx.outbox.note();
+        }
+    }
+
+    /// The answer to what the worker wanted swapped.
+    pub(super) fn swapped(&mut self, value: u64, cx: &mut Context<'_>) {
+        self.worker.answer(&self.layout, value, &mut |want| cx.outbox.push(op(cx.plan, want)));
+    }
+
+    fn gate(&self, rank: u32, round: u64, plan: &Plan) -> usize {
+        plan.program_cell(round, self.layout.gate(rank))
+    }
+
+    /// Whether a rank's arrival for a round is in its gate.
+    pub(super) fn has_deposited(&self, rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
+        let deposit = Gate(cells.load(self.gate(rank, round, plan))).at(round).deposit();
+        let full = plan.fire.is_full(round);
+        deposit.fresh.is_some() || deposit.leaving || (full && deposit.carried.is_some())
+    }
+
+    /// Hands the contribution in.
+    pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+        if cx.plan.weighted && arrival.part == Part::Fresh {
+            let (cell, value) = arrival.tag(cx.plan);
+            cx.outbox.push(Op::Store { cell, value });
+        }
+        self.deposit_into(arrival.target, arrival, cx, cells);
+    }
+
+    /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
+    pub(super) fn deposit_into(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+        let found = cells.load(self.gate(cx.plan.me, round, cx.plan));
+        self.deposit(round, found, arrival, cx);
+    }
+
+    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        let Arrival { target, made_for, part, buffer, .. } = *arrival;
+        let gate = Gate(found).at(round);
+        debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
+        if gate.is_closed() {
+            return refused(round, arrival, cx);
+        }
+        let starts = round == target && starts_alone(self.layout.start, cx.view());
+        let deferred = arrival.deferred.filter(|_| round == target);
+        let new = gate.with(|deposit| {
+            match part {
+                Part::Leaving => deposit.leaving = true,
+                Part::Fresh if round == target => deposit.fresh = Some(buffer),
+                Part::Fresh | Part::Carried => deposit.carried = Some((buffer, round - made_for)),
+            }
+            if let Some(Deferred { made_for, buffer }) = deferred {
+                deposit.carried = Some((buffer, round - made_for));
+            }
+            deposit.initiator |= starts;
+        });
+        self.swap_gate(round, found, new, cx);
+        arrival.enter(ArrivalStage::Depositing { round, found }, cx.outbox);
+    }
+
+    fn swap_gate(&self, round: u64, found: u64, new: Gate, cx: &mut Context<'_>) {
+        let cell = self.gate(cx.plan.me, round, cx.plan);
+        cx.outbox.atomic(cx.plan.host(), cell, Atomic::CompareSwap { expect: found, new: new.0 }, Token::Deposit);
+    }
+
+    /// The gate's answer to a deposit, or to the initiator's mark.
+    pub(super) fn answered(&mut self, value: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        let (target, part) = (arrival.target, arrival.part);
+        match arrival.stage {
+            ArrivalStage::Depositing { round, found } if value == found => {
+                if part == Part::Fresh && round != target {
+                    return arrival.placed(round, cx);
+                }
+                arrival.deferred = None;
+                match self.layout.start {
+                    Start::Count(_) => {
+                        if let Some((_, cell)) = self.layout.arrival(cx.plan.me) {
+                            raise(round, cell, cx);
+                        }
+                        look_after(ArrivalStage::Counting, arrival, cx);
+                    }
+                    start @ (Start::First | Start::Designated) if starts_alone(start, cx.view()) => {
+                        self.start_round(round, arrival, cx);
+                    }
+                    // Another rank starts it.
+                    Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, cx.outbox),
+                    Start::Everybody => self.let_in(round, arrival, cx),
+                }
+            }
+            ArrivalStage::Depositing { round, .. } => {
+                let closed = Gate(value).at(round).is_closed();
+                let fresh = round == target && part != Part::Leaving;
+                cx.stats.late_while_closing += u64::from(closed && fresh);
+                self.deposit(round, value, arrival, cx);
+            }
+            ArrivalStage::Initiating { found } if value == found => self.start_round(target, arrival, cx),
+            ArrivalStage::Initiating { .. } => self.initiate(value, arrival, cx),
+            ref stage => debug_assert!(false, "the gate answered in {stage:?}"),
+        }
+    }
+
+    /// This rank is an initiator and its mark is in its gate: sets the flood off.
+    fn start_round(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        cx.stats.initiated += 1;
+        arrival.unmeasured = Some(round);
+        raise(round, self.layout.activation(cx.plan.me).1, cx);
+        look_after(ArrivalStage::Starting, arrival, cx);
+    }
+
+    /// Synchronous: the own arrival closes the own gate, and the gates of those that left.
+    fn let_in(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        for rank in 0..cx.plan.ranks {
+            if rank == cx.plan.me || !cx.ledger.active().contains(rank) {
+                raise(round, self.layout.activation(rank).1, cx);
+            }
+        }
+        look_after(ArrivalStage::Starting, arrival, cx);
+    }
+
+    /// Takes the arrival further.
+    pub(super) fn step(&mut self, arrival: &mut Arrival, effort: Effort, cx: &mut Context<'_>, cells: &impl Cells) {
+        match arrival.stage {
+            ArrivalStage::Counting => self.count_arrivals(None, arrival, cx, cells),
+            ArrivalStage::Starting => self.started(effort, arrival, cx, cells),
+            ArrivalStage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
+                self.count_arrivals(Some((2 * pause).min(LAST_PROBE)), arrival, cx, cells);
+            }
+            _ => {}
+        }
+    }
+
+    /// What was raised is visible: notes what it set off, to be run when there is time for it.
+    fn started(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+        let Gates { layout, worker, .. } = self;
+        let plan = cx.plan;
+        let slot = Slot { plan, cells };
+        worker.moved(layout, layout.activation(plan.me).0, arrival.target, &slot);
+        if layout.start == Start::Everybody {
+            let left = |rank: &u32| *rank != plan.me && !cx.ledger.active().contains(*rank);
+            for rank in (0..plan.ranks).filter(left) {
+                worker.moved(layout, layout.activation(rank).0, arrival.target, &slot);
+            }
+        }
+        if effort == Effort::Nothing {
+            // A rank that has the time must learn of it.
+            cx.outbox.wake(1, Interest::Outcome);
+        }
+        arrival.enter(ArrivalStage::Published, cx.outbox);
+    }
+
+    /// Whether enough have arrived, and if so, whether to wait for more.
+    fn count_arrivals(&mut self, again: Option<u64>, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+        let (plan, layout, target) = (cx.plan, &self.layout, arrival.target);
+        debug_assert_eq!(target, cx.ledger.open());
+        let slot = Slot { plan, cells };
+        let arrived = layout.arrival(plan.me).map_or(0, |(counter, _)| layout.value(counter, target, &slot));
+        let active = cx.ledger.active().len();
+        let fires = match condition(cx.view()) {
+            Condition::Count(least) => arrived >= least,
+            Condition::Rank(rank) => layout.arrival(rank).is_some_and(|(_, cell)| slot.load(target, cell) >= target),
+            Condition::Full => arrived >= active,
+        };
+        let grace = arrival.pace.grace();
+        if arrived >= active || (fires && grace.is_none()) {
+            cx.stats.closed_for_others += u64::from(again.is_some());
+            self.initiate_now(arrival, cx, cells);
+        } else {
+            cx.stats.closed_for_others += u64::from(fires && again.is_some());
+            arrival.stay_open(fires, true, again.unwrap_or(FIRST_PROBE), cx);
+        }
+    }
+
+    /// Starts the round, also if the grace is over.
+    pub(super) fn initiate_now(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+        let found = cells.load(self.gate(cx.plan.me, arrival.target, cx.plan));
+        self.initiate(found, arrival, cx);
+    }
+
+    /// Marks the own gate, and starts the round unless it has been started.
+    fn initiate(&mut self, found: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        let target = arrival.target;
+        let gate = Gate(found).at(target);
+        if gate.is_closed() {
+            return arrival.enter(ArrivalStage::Published, cx.outbox);
+        }
+        self.swap_gate(target, found, gate.with(|deposit| deposit.initiator = true), cx);
+        arrival.enter(ArrivalStage::Initiating { found }, cx.outbox);
+    }
+
+    /// Whether no rank waits for an operation that this one has claimed.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.worker.owes_nothing()
+    }
+
+    /// Whether an operation of the next round is under way, or an own one of any round.
+    pub(crate) fn is_pending(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells) -> bool {
+        !self.owes_nothing() || self.layout.is_pending(ledger.open(), &Slot { plan, cells })
+    }
+
+    /// Whether a task has given any of its signals.
+    pub(crate) fn is_announced(&self, task: Task, View { plan, .. }: View<'_>, cells: &impl Cells) -> bool {
+        let slot = Slot { plan, cells };
+        let given = |&(_, cell): &(u32, usize)| slot.load(task.round, cell) >= task.round;
+        self.layout.rows[task.row as usize].then.iter().any(given)
+    }
+
+    /// Whether a cell says which rank claimed an operation.
+    pub(crate) fn is_claim(&self, cell: usize, plan: &Plan) -> bool {
+        let Some(in_slots) = cell.checked_sub(plan.program_cell(1, 0)) else { return false };
+        let layout = &self.layout;
+        (0..layout.rows.len() as u32).any(|row| layout.state(row) == in_slots % layout.cells())
+    }
+
+    /// Cells that say which ranks claimed operations, all of whose effects have happened.
+    pub(crate) fn spent_claims(&self, plan: &Plan, load: impl Fn(usize) -> u64) -> Vec<usize> {
+        struct Direct<F>(F);
+        impl<F: Fn(usize) -> u64> Cells for Direct<F> {
+            fn load(&self, cell: usize) -> u64 {
+                self.0(cell)
+            }
+        }
+        let cells = &Direct(load);
+        let slot = Slot { plan, cells };
+        let mut spent = Vec::new();
+        for first in 1..=plan.slots() {
+            for (index, row) in self.layout.rows.iter().enumerate() {
+                let cell = plan.program_cell(first, self.layout.state(index as u32));
+                let round = State::from_cell(cells.load(cell)).round;
+                if round > 0 && row.has_signalled(round, &slot) {
+                    spent.push(cell);
+                }
+            }
+        }
+        spent.sort_unstable();
+        spent
+    }
+
+    /// The ranks that hold an operation of the next round.
+    pub(super) fn holders(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells) -> Vec<u32> {
+        self.layout.held(ledger.open(), &Slot { plan, cells }).collect()
+    }
+
+    /// Whether the next round has fired: any rank that is alive can complete it.
+    pub(crate) fn has_fired(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells) -> bool {
+        self.layout.has_fired(ledger.open(), &Slot { plan, cells })
+    }
+
+    /// With what the worker did.
+    pub(crate) fn stats(&self, stats: Stats) -> Stats {
+        let Worker { tasks: operations, inherited, activations, .. } = self.worker;
+        Stats { operations, inherited, activations, ..stats }
+    }
+}
+
+fn raise(round: u64, cell: usize, cx: &mut Context<'_>) {
+    cx.outbox.push(op(cx.plan, Want::Raise { round, cell }));
+}
+
+/// What was raised is looked at in the next stage, when it is visible to all.
+fn look_after(stage: ArrivalStage, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    cx.outbox.push(Op::Fence);
+    arrival.enter(stage, cx.outbox);
+}

@@ -1,0 +1,64 @@
+//! What becomes of an arrival whose round fired without it.
+
+use super::super::context::Context;
+use super::super::entry::Part;
+use super::super::op::Token;
+use super::super::plan::{Plan, RANKS_PER_WORD};
+use super::{Arrival, ArrivalStage, Deferred, bits};
+use crate::fabric::Atomic;
+use crate::fault::Fault;
+use crate::rule::Absent;
+
+impl Arrival {
+    /// The target fired without it.
+    pub(super) fn is_late(&mut self, cx: &mut Context<'_>) {
+        cx.stats.late += u64::from(self.part != Part::Leaving);
+        self.enter(ArrivalStage::Late { tried: self.target }, cx.outbox);
+    }
+
+    /// Whether a late contribution goes into the gate of `round` without waiting for anything.
+    pub(super) fn fits_gate(&self, round: u64, plan: &Plan) -> bool {
+        self.part == Part::Fresh && plan.absent != Absent::Drop && !plan.fire.is_full(round)
+    }
+
+    /// Late, and every round up to the last attempt has fired: tries the one that is open now.
+    pub(super) fn find_a_place(&mut self, owes_nothing: bool, cx: &mut Context<'_>) {
+        let (plan, buffer) = (cx.plan, self.buffer);
+        let (open, passed) = (cx.ledger.open(), ArrivalStage::Over { needs: cx.ledger.fired() });
+        if self.part == Part::Leaving {
+            // What was missed is not wanted any more, but must be complete before this rank goes;
+            // and the tag it shows next must not be overtaken by the one before.
+            let complete = cx.ledger.landed() == cx.ledger.fired() && owes_nothing;
+            if complete && !cx.outbox.has_tag(buffer) {
+                cx.stats.finish_retries += 1;
+                cx.ledger.take();
+                cx.release(cx.ledger.fired());
+                self.target = open;
+                self.enter(ArrivalStage::Blocked, cx.outbox);
+            }
+        } else if plan.absent == Absent::Drop {
+            cx.stats.dropped += u64::from(!plan.fault(Fault::DropUncounted));
+            self.enter(passed, cx.outbox);
+        } else if plan.fault(Fault::ForgetCarriedBit) {
+            self.enter(passed, cx.outbox);
+        } else if cx.outbox.has_tag(buffer) && !plan.fault(Fault::PlaceBeforeTag) {
+            // Once the bit is in, the initiator must find the tag; so that has to land first.
+        } else if !plan.fire.is_full(open) {
+            let bit = bits::carried_bit(plan.me % RANKS_PER_WORD);
+            let cell = plan.word(open, plan.me / RANKS_PER_WORD);
+            let home = plan.host_of(plan.home(open, cx.ledger.active()));
+            self.ask_atomic(home, cell, Atomic::FetchAdd(bit), Token::Place, cx.outbox);
+            self.enter(ArrivalStage::Placing { round: open }, cx.outbox);
+        } else if cx.ledger.is_within_depth(open, plan) {
+            (self.target, self.part) = (open, Part::Carried);
+            self.enter(ArrivalStage::Blocked, cx.outbox);
+        } else {
+            // It cannot be waited for before the caller has released what it missed; and it
+            // does not fire without this rank's next arrival.
+            cx.stats.deferred += 1;
+            let forgotten = plan.fault(Fault::ForgetDeferred);
+            self.deferred = Some(Deferred { made_for: self.made_for, buffer }).filter(|_| !forgotten);
+            self.enter(passed, cx.outbox);
+        }
+    }
+}

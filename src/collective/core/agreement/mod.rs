@@ -1,0 +1,243 @@
+//! Which ranks take part in a round, and when it closes.
+//!
+//! A rank's arrival goes through stages until it has its place in a round. Which ones depends on how ranks agree: by
+//! [`tags`] where all take part, by [`words`], by the [`gates`] of a program, or by those of a provider's [`cards`].
+
+mod bits;
+mod cards;
+#[cfg(all(test, not(loom)))]
+mod cards_tests;
+pub(super) mod dispatch;
+mod gates;
+mod late;
+mod tags;
+mod words;
+
+use std::hash::{Hash, Hasher};
+
+use super::context::{Context, View};
+use super::entry::Part;
+use super::input::Time;
+use super::movement::Movement;
+use super::op::{Op, Token};
+use super::outbox::Outbox;
+use super::pace::Pace;
+use super::plan::{BUFFERS, MovementBy, Plan};
+use super::tag::Tag;
+use crate::fabric::Atomic;
+use crate::fault::Fault;
+use crate::rule::{Condition, When, drawn};
+
+/// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
+const FIRST_PROBE: Time = 1_000_000;
+const LAST_PROBE: Time = 64_000_000;
+
+/// This rank's arrivals: the outstanding one, and what earlier ones left behind.
+#[derive(Clone, Debug)]
+struct Arrival {
+    stage: ArrivalStage,
+    /// The round that it enters, or tried to.
+    target: u64,
+    /// The round that its contribution was made for.
+    made_for: u64,
+    part: Part,
+    buffer: u32,
+    weight: u16,
+    /// When its round closes, with or without those that are missing.
+    close_by: Time,
+    waited_for_room: bool,
+    /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
+    asked: Option<u32>,
+    /// A late contribution that could not be placed yet.
+    deferred: Option<Deferred>,
+    pace: Pace,
+    /// The newest round that this rank closed, until it was measured how long it took to land.
+    unmeasured: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum ArrivalStage {
+    /// There is no arrival.
+    Away,
+    /// Waits for the last receiver of the round that used the slot before.
+    Blocked,
+    /// By tags: shown to all.
+    Tagged,
+    /// By gates: on its way into the own gate of a round.
+    Depositing { round: u64, found: u64 },
+    /// In the gate, and about to be counted.
+    Counting,
+    /// Initiator: marks its gate.
+    Initiating { found: u64 },
+    /// Initiator: the activation is on its way.
+    Starting,
+    /// By words: the arrived bit is on its way.
+    Adding,
+    /// The bit is in; which arrival this is, is being asked.
+    Ticketing,
+    /// In the word, and the round has not fired as far as is known.
+    Open { close_at: Time, probe_at: Time, pause: Time },
+    /// Looks whether the round should have been closed by now.
+    Probing { pause: Time },
+    /// Closes word `index`, believed to hold what was last seen of it.
+    Closing { index: u32 },
+    /// Initiator: the cut is closed; waits for the tags of its members.
+    Gathering,
+    /// Initiator: readies the words of the next round.
+    Clearing,
+    /// Initiator: the outcome of small data is on its way.
+    Landing,
+    /// In a round that others close, or whose record is on its way.
+    Published,
+    /// The target fired without it; not placed in any round up to `tried`.
+    Late { tried: u64 },
+    /// The carried bit is on its way into this round.
+    Placing { round: u64 },
+    /// Has its place; the caller may have it once round `needs` landed.
+    Over { needs: u64 },
+}
+
+/// A late contribution that enters together with the rank's next arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Deferred {
+    made_for: u64,
+    buffer: u32,
+}
+
+impl Hash for Arrival {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Arrival { stage, target, made_for, part, buffer, weight, close_by, waited_for_room, asked, .. } = self;
+        stage.hash(state);
+        if *stage != ArrivalStage::Away {
+            (target, made_for, part, buffer, weight, close_by, waited_for_room, asked).hash(state);
+        }
+        self.deferred.hash(state);
+    }
+}
+
+impl Arrival {
+    fn new(plan: &Plan) -> Self {
+        Arrival {
+            stage: ArrivalStage::Away,
+            target: 0,
+            made_for: 0,
+            part: Part::Fresh,
+            buffer: 0,
+            weight: 1,
+            close_by: Time::MAX,
+            waited_for_room: false,
+            asked: None,
+            deferred: None,
+            pace: Pace::new(plan.grace),
+            unmeasured: None,
+        }
+    }
+
+    #[inline]
+    fn is_tagged(&self, round: u64) -> bool {
+        self.stage == ArrivalStage::Tagged && self.target == round
+    }
+
+    /// Moves to another stage.
+    #[inline]
+    fn enter(&mut self, stage: ArrivalStage, outbox: &mut Outbox) {
+        self.stage = stage;
+        outbox.note();
+    }
+
+    /// An operation of the arrival on a host, which takes it further when it is answered.
+    #[inline]
+    fn ask(&mut self, host: u32, op: Op, outbox: &mut Outbox) {
+        self.asked = Some(host);
+        outbox.push(op);
+    }
+
+    /// An atomic of the arrival.
+    fn ask_atomic(&mut self, host: u32, cell: usize, atomic: Atomic, token: Token, outbox: &mut Outbox) {
+        self.ask(host, Op::Atomic { host, cell, atomic, token }, outbox);
+    }
+
+    /// The tag of the arrival's contribution: its cell and its value.
+    fn tag(&self, plan: &Plan) -> (usize, u64) {
+        let Arrival { target, buffer, .. } = *self;
+        let leaving = self.part == Part::Leaving;
+        let weight = if plan.fault(Fault::LoseWeight) { 1 } else { self.weight };
+        let number = if plan.by_tags() { Plan::tag_of(target) } else { buffer };
+        (plan.tag(plan.me, number), Tag { target, buffer, weight, leaving }.cell())
+    }
+
+    /// Shows what its buffer holds.
+    fn show(&self, movement: &Movement, cx: &mut Context<'_>) {
+        let has_data = self.part != Part::Leaving && cx.plan.bytes > 0;
+        movement.show(self.target, self.tag(cx.plan), (self.buffer, has_data), cx);
+    }
+
+    /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own
+    /// time is over; and with an eye on an initiator that left the library before it closed.
+    fn stay_open(&mut self, fires: bool, probe: bool, pause: Time, cx: &mut Context<'_>) {
+        let close_at = if fires { cx.now + self.pace.grace().unwrap_or(0) } else { Time::MAX }.min(self.close_by);
+        let probe_at = if probe && !fires { cx.now + pause } else { Time::MAX };
+        self.enter(ArrivalStage::Open { close_at, probe_at, pause }, cx.outbox);
+    }
+
+    /// The cut of the next round is known.
+    fn fire(&mut self, round: u64, cx: &mut Context<'_>) {
+        if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.fire.is_full(round) {
+            let cut = cx.ledger.cut(round);
+            let arrived = cut.entries.iter().filter(|entry| entry.part != Part::Carried).count();
+            self.pace.saw(arrived as u32 >= cx.ledger.active().len());
+        }
+        cx.fire(round);
+    }
+
+    /// The target has fired with this arrival in it.
+    fn entered(&mut self, cx: &mut Context<'_>) {
+        let Arrival { target, made_for, part, .. } = *self;
+        let me = cx.plan.me;
+        debug_assert!(cx.ledger.cut(target).holds(me, part), "round {target} lacks {part:?} of rank {me}");
+        match part {
+            Part::Leaving => cx.ledger.leave(),
+            Part::Fresh => cx.stats.fresh += 1,
+            Part::Carried => cx.stats.jumps += u64::from(target - made_for >= 2),
+        }
+        self.enter(ArrivalStage::Over { needs: target }, cx.outbox);
+    }
+
+    /// A late contribution has its place in a round.
+    fn placed(&mut self, round: u64, cx: &mut Context<'_>) {
+        cx.stats.jumps += u64::from(round - self.target >= 2);
+        self.enter(ArrivalStage::Over { needs: round - 1 }, cx.outbox);
+    }
+
+    /// Whether there is all that it waits for.
+    #[inline]
+    fn is_served(&self, View { plan, ledger, outbox }: View<'_>) -> bool {
+        let ArrivalStage::Over { needs } = self.stage else { return false };
+        let sent = |buffer| self.writes_soon(buffer, plan) && outbox.has_tag(buffer);
+        ledger.landed() >= needs && !(0..BUFFERS).any(sent)
+    }
+
+    /// Whether a buffer may be written as soon as an arrival is over, so that what was sent from it has to have landed.
+    /// Where nothing but a tag was, the data is free without that: a host that does not answer holds this rank up only
+    /// when the same buffer is to get another tag.
+    fn writes_soon(&self, buffer: u32, plan: &Plan) -> bool {
+        let sends_tags_alone = plan.movement() == MovementBy::Segments && !plan.by_tags();
+        buffer != self.buffer && !sends_tags_alone
+    }
+}
+
+/// What the next round waits for.
+fn condition(View { plan, ledger, .. }: View<'_>) -> Condition {
+    let round = ledger.open();
+    let condition = plan.fire.condition(round, ledger.active(), plan.ranks);
+    match (condition, plan.fire.when()) {
+        (Condition::Count(least), _) if plan.fault(Fault::MiscountQuorum) => {
+            Condition::Count(least.saturating_sub(1).max(1))
+        }
+        (Condition::Full, _) if plan.fault(Fault::FullAsUsual) => Condition::Count(1),
+        (Condition::Rank(_), When::Majority(seed)) if plan.fault(Fault::DrawnMayBeGone) => {
+            Condition::Rank(drawn(seed, round, plan.ranks))
+        }
+        (condition, _) => condition,
+    }
+}

@@ -1,0 +1,229 @@
+//! Agreement by words: each arrival adds its bit to the words of its round, on the round's home, and learns from the
+//! returned value whether it is in, and whether it is the initiator.
+
+mod closing;
+mod initiating;
+
+use super::super::context::{Context, View};
+use super::super::entry::Part;
+use super::super::input::Cells;
+use super::super::movement::Movement;
+use super::super::op::Token;
+use super::super::plan::{Plan, RANKS_PER_WORD};
+use super::bits::{self, Closing};
+use super::{Arrival, ArrivalStage, FIRST_PROBE, LAST_PROBE, condition};
+use crate::fabric::Atomic;
+use crate::fault::Fault;
+use crate::rule::Condition;
+
+/// What this rank knows of the words of the round that it enters.
+#[derive(Clone, Debug, Hash)]
+pub(super) struct Words {
+    words: Vec<u64>,
+    /// Initiator: the first rank whose tags were not looked at, or not all there.
+    unseen: u32,
+}
+
+/// The host of the words of the next round.
+fn home_host(View { plan, ledger, .. }: View<'_>) -> u32 {
+    plan.host_of(plan.home(ledger.open(), ledger.active()))
+}
+
+fn is_one_word(plan: &Plan) -> bool {
+    plan.words() == 1
+}
+
+/// The index of a rank's word, and that of its bits there.
+fn place_of(rank: u32) -> (u32, u32) {
+    (rank / RANKS_PER_WORD, rank % RANKS_PER_WORD)
+}
+
+/// The next round, if its record is here.
+pub(super) fn learn(arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
+    let round = cx.ledger.open();
+    let looks = !cx.ledger.has_left() && cx.ledger.is_within_depth(round, cx.plan);
+    let known = looks && cx.read_record(round, cells);
+    if known {
+        arrival.fire(round, cx);
+    }
+    known
+}
+
+/// Whether the next round, the target, need not wait for a rank; nothing where its words are elsewhere.
+pub(super) fn is_here(rank: u32, target: u64, view: View<'_>, cells: &impl Cells) -> Option<bool> {
+    let (index, bit) = place_of(rank);
+    let is_present = || bits::is_present(cells.load(view.plan.word(target, index)), bit, condition(view));
+    (home_host(view) == view.plan.host()).then(is_present)
+}
+
+impl Words {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Words { words: vec![0; plan.words() as usize], unseen: 0 }
+    }
+
+    /// Whether a rank's bit was in a word before this rank's.
+    pub(super) fn came_before(&self, rank: u32) -> bool {
+        let (index, bit) = place_of(rank);
+        bits::arrived(self.words[index as usize]) >> bit & 1 == 1
+    }
+
+    /// What closes the next round, where its cut is one word.
+    fn closing(arrival: &Arrival, view: View<'_>) -> Closing {
+        let at_once = arrival.pace.grace().is_none();
+        Closing { active: view.ledger.active().group(0, RANKS_PER_WORD), condition: condition(view), at_once }
+    }
+
+    /// The bits that the arrival adds to its round's word.
+    fn own_bits(arrival: &Arrival, View { plan, ledger, .. }: View<'_>) -> u64 {
+        let (_, bit) = place_of(plan.me);
+        let own = if arrival.part == Part::Carried { bits::carried_bit(bit) } else { bits::arrived_bit(bit) };
+        let again = plan.fault(Fault::RepeatAtomic) && ledger.fired() % 4 == 3;
+        (own | arrival.deferred.map_or(0, |_| bits::carried_bit(bit))) << u32::from(again)
+    }
+
+    /// Shows the arrival's tag and adds its bit.
+    pub(super) fn arrive(&mut self, arrival: &mut Arrival, movement: &Movement, cx: &mut Context<'_>) {
+        // What comes late to a full round has shown its tag before.
+        if arrival.part != Part::Carried {
+            arrival.show(movement, cx);
+        }
+        if arrival.target <= cx.ledger.fired() {
+            return arrival.is_late(cx);
+        }
+        let cell = cx.plan.word(arrival.target, place_of(cx.plan.me).0);
+        let atomic = Atomic::FetchAdd(Self::own_bits(arrival, cx.view()));
+        arrival.ask_atomic(home_host(cx.view()), cell, atomic, Token::Arrive, cx.outbox);
+        arrival.enter(ArrivalStage::Adding, cx.outbox);
+    }
+
+    /// Takes the arrival further.
+    pub(super) fn step(
+        &mut self,
+        arrival: &mut Arrival,
+        movement: &Movement,
+        cx: &mut Context<'_>,
+        cells: &impl Cells,
+    ) {
+        match arrival.stage {
+            ArrivalStage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
+                let (plan, target) = (cx.plan, arrival.target);
+                let cell = match condition(cx.view()) {
+                    _ if is_one_word(plan) => plan.word(target, 0),
+                    Condition::Rank(rank) => plan.word(target, place_of(rank).0),
+                    Condition::Count(_) | Condition::Full => plan.ticket(target),
+                };
+                arrival.ask_atomic(home_host(cx.view()), cell, Atomic::FetchAdd(0), Token::Probe, cx.outbox);
+                arrival.enter(ArrivalStage::Probing { pause }, cx.outbox);
+            }
+            ArrivalStage::Gathering => self.gather(arrival, movement, cx, cells),
+            _ => {}
+        }
+    }
+
+    /// Takes what an operation of the arrival answered.
+    pub(super) fn complete(
+        &mut self,
+        token: Token,
+        value: u64,
+        arrival: &mut Arrival,
+        movement: &Movement,
+        cx: &mut Context<'_>,
+    ) {
+        arrival.asked = None;
+        let (target, part) = (arrival.target, arrival.part);
+        match (token, &arrival.stage) {
+            (Token::Arrive, ArrivalStage::Adding) => {
+                if Self::is_in(target, value, part, arrival, cx.view()) {
+                    self.added(value, arrival, cx);
+                } else {
+                    cx.stats.late_while_closing += u64::from(part != Part::Leaving);
+                    arrival.is_late(cx);
+                }
+            }
+            (Token::Place, &ArrivalStage::Placing { round }) => {
+                if Self::is_in(round, value, Part::Carried, arrival, cx.view()) {
+                    arrival.placed(round, cx);
+                } else {
+                    arrival.enter(ArrivalStage::Late { tried: round }, cx.outbox);
+                }
+            }
+            (Token::Ticket, ArrivalStage::Ticketing) => self.ticketed(value, arrival, cx),
+            (Token::Probe, &ArrivalStage::Probing { pause }) => self.probed(value, pause, arrival, cx),
+            (Token::Close, &ArrivalStage::Closing { index }) => self.close_answered(index, value, arrival, cx),
+            (Token::Clear, ArrivalStage::Clearing) => self.cleared(arrival, movement, cx),
+            (Token::Land, ArrivalStage::Landing) => self.publish(arrival, cx),
+            (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
+        }
+    }
+
+    /// Whether a bit is in the cut of `round`, after an addition that returned `before`.
+    fn is_in(round: u64, before: u64, part: Part, arrival: &Arrival, view: View<'_>) -> bool {
+        let View { plan, ledger, .. } = view;
+        if before & bits::CLOSED != 0 {
+            false
+        } else if !is_one_word(plan) {
+            true
+        } else if ledger.fired() >= round {
+            ledger.cut(round).holds(plan.me, part)
+        } else {
+            !Self::closing(arrival, view).closed(before)
+        }
+    }
+
+    /// The arrival's bits are in a word that was open.
+    fn added(&mut self, before: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        let (plan, target) = (cx.plan, arrival.target);
+        let word = before | Self::own_bits(arrival, cx.view());
+        arrival.deferred = None;
+        self.words.fill(0);
+        self.words[place_of(plan.me).0 as usize] = word;
+        if cx.ledger.fired() >= target {
+            arrival.enter(ArrivalStage::Published, cx.outbox);
+        } else if !is_one_word(plan) {
+            let (home, cell) = (home_host(cx.view()), plan.ticket(target));
+            arrival.ask_atomic(home, cell, Atomic::FetchAdd(1), Token::Ticket, cx.outbox);
+            arrival.enter(ArrivalStage::Ticketing, cx.outbox);
+        } else {
+            let closing = Self::closing(arrival, cx.view());
+            if closing.closed_by_arrivals(word) {
+                self.closed(arrival, cx);
+            } else {
+                arrival.stay_open(closing.fires(word), !closing.at_once, FIRST_PROBE, cx);
+            }
+        }
+    }
+
+    fn ticketed(&mut self, before: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        if cx.ledger.fired() >= arrival.target {
+            return arrival.enter(ArrivalStage::Published, cx.outbox);
+        }
+        let arrivals = before + 1;
+        let at_once = arrival.pace.grace().is_none();
+        let last = arrivals >= u64::from(cx.ledger.active().len());
+        let (fires, is_the_one) = match condition(cx.view()) {
+            Condition::Count(least) => (arrivals >= u64::from(least), arrivals == u64::from(least)),
+            Condition::Rank(rank) => (rank == cx.plan.me, rank == cx.plan.me),
+            Condition::Full => (last, last),
+        };
+        if last || (at_once && is_the_one) {
+            self.close(arrival, cx);
+        } else {
+            arrival.stay_open(fires && !at_once, true, FIRST_PROBE, cx);
+        }
+    }
+
+    fn probed(&mut self, value: u64, pause: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        if cx.ledger.fired() >= arrival.target {
+            return arrival.enter(ArrivalStage::Published, cx.outbox);
+        }
+        let closing = Self::closing(arrival, cx.view());
+        let fires = match closing.condition {
+            _ if is_one_word(cx.plan) => !closing.closed(value) && closing.fires(value),
+            Condition::Rank(rank) => bits::arrived(value) >> place_of(rank).1 & 1 == 1,
+            Condition::Count(least) => value >= u64::from(least),
+            Condition::Full => value >= u64::from(cx.ledger.active().len()),
+        };
+        cx.stats.closed_for_others += u64::from(fires);
+        arrival.stay_open(fires, true, (2 * pause).min(LAST_PROBE), cx);
+    }
+}

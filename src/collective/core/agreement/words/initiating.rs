@@ -1,0 +1,130 @@
+//! What the initiator does between closing a cut and all ranks knowing it.
+
+use super::super::super::context::{Context, View};
+use super::super::super::entry::{Entry, Part};
+use super::super::super::input::Cells;
+use super::super::super::movement::Movement;
+use super::super::super::op::{Counted, Interest, Op, Token};
+use super::super::super::plan::{BUFFERS, Plan};
+use super::super::super::tag::Tag;
+use super::super::{Arrival, ArrivalStage, bits};
+use super::{Words, place_of};
+use crate::fault::Fault;
+
+impl Words {
+    /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
+    /// some may be missing yet.
+    pub(super) fn gather(
+        &mut self,
+        arrival: &mut Arrival,
+        movement: &Movement,
+        cx: &mut Context<'_>,
+        cells: &impl Cells,
+    ) {
+        let (plan, round) = (cx.plan, cx.ledger.open());
+        let unseen = self.fill(round, cx, cells);
+        self.unseen = unseen.unwrap_or(0);
+        if unseen.is_some() {
+            return;
+        }
+        // Before any rank can learn that this round is over, the next one's words are zero. All
+        // have released the round that used them last: this rank checked when it arrived.
+        let (next, host) = (round + 1, plan.host_of(plan.home(round + 1, cx.ledger.active_after(round))));
+        arrival.enter(ArrivalStage::Clearing, cx.outbox);
+        if plan.fault(Fault::SkipRearm) || plan.fault(Fault::LateRearm) {
+            self.cleared(arrival, movement, cx);
+        } else {
+            arrival.ask(host, Op::Clear { host, round: next, token: Token::Clear }, cx.outbox);
+        }
+        if plan.fault(Fault::LateRearm) {
+            let token = cx.outbox.count(Counted::Push, host);
+            cx.outbox.push(Op::Clear { host, round: next, token });
+        }
+    }
+
+    /// Whether a rank has a carried and a fresh part in the words that are known.
+    fn parts_of(&self, rank: u32) -> (bool, bool) {
+        let (index, bit) = place_of(rank);
+        let known = self.words[index as usize];
+        let has = |bits: u64| bits >> bit & 1 == 1;
+        (has(bits::carried(known)), has(bits::arrived(known)))
+    }
+
+    /// Members of the cut that this rank has closed whose tags are not here.
+    pub(in super::super) fn untagged(&self, view: View<'_>, cells: &impl Cells) -> impl Iterator<Item = u32> {
+        let View { plan, ledger, .. } = view;
+        let round = ledger.open();
+        (0..plan.ranks).filter(move |&rank| {
+            let (carried, fresh) = self.parts_of(rank);
+            (carried && carried_tag(plan, rank, round, cells).is_none())
+                || (fresh && fresh_tag(plan, rank, round, cells).is_none())
+        })
+    }
+
+    /// Goes on with the cut from the first member on whose tag was not seen; that one's rank now, if there is one. A tag that
+    /// was seen stays as it is until the round has fired.
+    fn fill(&self, round: u64, cx: &mut Context<'_>, cells: &impl Cells) -> Option<u32> {
+        let plan = cx.plan;
+        let cut = cx.ledger.cut_mut(round);
+        if self.unseen == 0 {
+            cut.begin(round, Some(plan.me));
+        }
+        (self.unseen..plan.ranks).find(|&rank| {
+            let complete = cut.entries.len();
+            let (carried, fresh) = self.parts_of(rank);
+            if carried {
+                let Some(tag) = carried_tag(plan, rank, round, cells) else { return true };
+                let part = if plan.fault(Fault::CarriedAsFresh) { Part::Fresh } else { Part::Carried };
+                let age = round - tag.target + u64::from(plan.fault(Fault::WrongAge));
+                cut.entries.push(Entry::new(rank, part, (age, tag.weight), tag.buffer));
+            }
+            if fresh {
+                let Some(tag) = fresh_tag(plan, rank, round, cells) else {
+                    cut.entries.truncate(complete);
+                    return true;
+                };
+                cut.entries.push(tag.entry(rank));
+            }
+            false
+        })
+    }
+
+    /// The next round is ready. What the initiator reduces by itself is in place before the record.
+    pub(super) fn cleared(&self, arrival: &mut Arrival, movement: &Movement, cx: &mut Context<'_>) {
+        if movement.reducers().is_some_and(|reducers| reducers.closed(cx.ledger.open(), cx)) {
+            arrival.enter(ArrivalStage::Landing, cx.outbox);
+        } else {
+            self.publish(arrival, cx);
+        }
+    }
+
+    /// Hands out the record.
+    pub(super) fn publish(&self, arrival: &mut Arrival, cx: &mut Context<'_>) {
+        let (plan, round) = (cx.plan, cx.ledger.open());
+        cx.outbox.publish(Counted::Push, plan.host(), round);
+        for host in plan.hosts_elsewhere(cx.ledger.active()) {
+            cx.stats.activations += 1;
+            cx.outbox.publish(Counted::Push, host, round);
+        }
+        if !plan.fault(Fault::ForgetWake) {
+            cx.outbox.wake(plan.callees(), Interest::Outcome);
+        }
+        arrival.enter(ArrivalStage::Published, cx.outbox);
+    }
+}
+
+/// What a rank shows of its buffers, with the buffer that each lies beside.
+fn tags(plan: &Plan, rank: u32, cells: &impl Cells) -> impl Iterator<Item = Tag> {
+    (0..BUFFERS).map(move |buffer| Tag { buffer, ..Tag::from_cell(cells.load(plan.tag(rank, buffer))) })
+}
+
+fn fresh_tag(plan: &Plan, rank: u32, round: u64, cells: &impl Cells) -> Option<Tag> {
+    tags(plan, rank, cells).find(|tag| tag.target == round)
+}
+
+/// A rank's contributions enter in order, so of those made for earlier rounds the newest is
+/// the one that is carried.
+fn carried_tag(plan: &Plan, rank: u32, round: u64, cells: &impl Cells) -> Option<Tag> {
+    let earlier = |tag: &Tag| tag.target > 0 && tag.target < round && !tag.leaving;
+    tags(plan, rank, cells).filter(earlier).max_by_key(|tag| tag.target)
+}

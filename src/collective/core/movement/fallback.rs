@@ -1,0 +1,203 @@
+//! Fallback reads: a rank reads all contributions and reduces by itself what the reducers take too long for. They have
+//! arrived, and may be computing now.
+//!
+//! Where only the reducer knows which ranks have arrived, a rank that has waited for a while asks for every rank's tag,
+//! where that rank keeps it, until all are there; where hosts share a round every rank has the tags. Then it reads the
+//! contributions, a part at a time, and reduces them in the same order, so to the same bits. The result goes into memory
+//! of its own, because the reducers may write to the other at any time.
+
+use super::super::context::{Context, View};
+use super::super::cut::Cut;
+use super::super::entry::Entry;
+use super::super::input::Time;
+use super::super::op::{Counted, Op, Token};
+use super::super::plan::Plan;
+use super::super::tag::Tag;
+use crate::fabric::Atomic;
+use crate::fault::Fault;
+
+/// How much longer the reducers are waited for in the end than at first.
+const MOST_PAUSE: Time = 64;
+
+/// How far a rank is with its fallback reads.
+#[derive(Clone, Debug, Hash)]
+pub(super) struct Fallback {
+    stage: FallbackStage,
+    /// The round whose reducers have until `next_at`.
+    awaited: u64,
+    /// When it asks next.
+    next_at: Time,
+    pause: Time,
+    /// The cut of the round, as far as it knows.
+    cut: Cut,
+    /// The rank that had not arrived when it asked last, and is asked first.
+    lacking: Option<u32>,
+    /// The newest round that it has read.
+    read: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum FallbackStage {
+    Idle,
+    /// Of this rank the tag was asked for.
+    Asking {
+        round: u64,
+        rank: u32,
+    },
+    /// Of a part of the data, so many contributions are not here yet.
+    Reading {
+        round: u64,
+        part: usize,
+        missing: u32,
+    },
+}
+
+impl Fallback {
+    pub(super) fn new(plan: &Plan, is_of_use: bool) -> Self {
+        let cut = if is_of_use { Cut::with_room_for(plan.ranks) } else { Cut::default() };
+        let stage = FallbackStage::Idle;
+        Fallback { stage, awaited: 0, next_at: Time::MAX, pause: 0, cut, lacking: None, read: 0 }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.stage == FallbackStage::Idle
+    }
+
+    pub(super) fn has_read(&self, round: u64) -> bool {
+        self.read == round
+    }
+
+    pub(super) fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    /// When the reducers of the round that this rank needs have had their time.
+    pub(super) fn next_timer(&self, needed: Option<u64>) -> Option<Time> {
+        let waits = self.is_idle() && needed == Some(self.awaited);
+        waits.then_some(self.next_at)
+    }
+
+    /// Whether it waits for a rank; nothing while it waits for the reducers.
+    pub(super) fn waits_for(&self, rank: u32, view: View<'_>) -> Option<bool> {
+        match self.stage {
+            FallbackStage::Asking { rank: asked, .. } => Some(rank == asked),
+            FallbackStage::Reading { .. } => Some(view.outbox.has_towards(Counted::Read, view.plan.host_of(rank))),
+            FallbackStage::Idle => self.lacking.map(|lacking| rank == lacking),
+        }
+    }
+
+    /// Begins, once the reducers of the round that this rank needs have had their time. `own`: its entry in the next round,
+    /// if it has arrived for it.
+    pub(super) fn step(&mut self, needed: Option<u64>, own: Option<Entry>, cx: &mut Context<'_>) {
+        let Some(round) = needed.filter(|_| self.is_idle()) else { return };
+        if self.awaited != round {
+            let pause = cx.plan.pull_after;
+            (self.awaited, self.lacking) = (round, None);
+            (self.next_at, self.pause) = (cx.now + pause, pause);
+        }
+        if cx.now < self.next_at {
+            return;
+        }
+        match self.lacking {
+            // The round has fired: its cut is known.
+            _ if round <= cx.ledger.fired() => {
+                self.cut.entries.clone_from(&cx.ledger.cut(round).entries);
+                self.read_parts(round, 0, cx);
+            }
+            Some(rank) => self.ask(rank, cx),
+            None => self.ask_all(own, cx),
+        }
+    }
+
+    fn ask_all(&mut self, own: Option<Entry>, cx: &mut Context<'_>) {
+        self.cut.entries.clear();
+        self.ask_from(0, own, cx);
+    }
+
+    fn ask(&mut self, rank: u32, cx: &mut Context<'_>) {
+        let round = cx.ledger.open();
+        self.stage = FallbackStage::Asking { round, rank };
+        let cell = cx.plan.tag(rank, Plan::tag_of(round));
+        cx.outbox.atomic(cx.plan.host_of(rank), cell, Atomic::FetchAdd(0), Token::Look);
+    }
+
+    /// Asks for the tag of the next rank; behind the last one reads what they all contributed.
+    fn ask_from(&mut self, first: u32, own: Option<Entry>, cx: &mut Context<'_>) {
+        let Some(own) = own else { return };
+        let mut next = cx.ledger.active().next(first);
+        if next == Some(own.rank) {
+            self.cut.entries.push(own);
+            next = cx.ledger.active().next(own.rank + 1);
+        }
+        match next {
+            Some(rank) => self.ask(rank, cx),
+            None => self.read_parts(cx.ledger.open(), 0, cx),
+        }
+    }
+
+    /// Reads a part of all contributions; behind the last one the round is complete.
+    fn read_parts(&mut self, round: u64, first: usize, cx: &mut Context<'_>) {
+        for part in first..cx.plan.parts() {
+            let missing = cx.outbox.read_from_elsewhere(cx.plan, &self.cut, cx.plan.part_span(part));
+            if missing > 0 {
+                self.stage = FallbackStage::Reading { round, part, missing };
+                return;
+            }
+            combine(part, cx);
+        }
+        self.complete(round, cx);
+    }
+
+    /// A tag that was asked for, or a contribution that was read.
+    pub(super) fn answered(&mut self, value: u64, needed: Option<u64>, own: Option<Entry>, cx: &mut Context<'_>) {
+        match self.stage {
+            // The reducer has told of it meanwhile.
+            FallbackStage::Asking { round, .. } if round != cx.ledger.open() => self.stage = FallbackStage::Idle,
+            FallbackStage::Asking { round, rank } => {
+                let tag = Tag::from_cell(value);
+                if tag.target != round && !cx.plan.fault(Fault::PullUnasked) {
+                    self.stage = FallbackStage::Idle;
+                    self.lacking = Some(rank);
+                    self.next_at = cx.now + self.pause;
+                    self.pause = (2 * self.pause).min(MOST_PAUSE * cx.plan.pull_after);
+                } else if self.lacking.take().is_some() {
+                    self.ask_all(own, cx);
+                } else {
+                    self.cut.entries.push(tag.entry(rank));
+                    self.ask_from(rank + 1, own, cx);
+                }
+            }
+            FallbackStage::Reading { round, part, missing } if missing > 1 => {
+                self.stage = FallbackStage::Reading { round, part, missing: missing - 1 };
+            }
+            FallbackStage::Reading { round, part, .. } => {
+                self.stage = FallbackStage::Idle;
+                // Meanwhile the reducers may have told of the round.
+                if needed == Some(round) {
+                    combine(part, cx);
+                    self.read_parts(round, part + 1, cx);
+                }
+            }
+            FallbackStage::Idle => debug_assert!(false, "an answer to no question"),
+        }
+    }
+
+    fn complete(&mut self, round: u64, cx: &mut Context<'_>) {
+        self.stage = FallbackStage::Idle;
+        self.read = round;
+        cx.stats.pulled += 1;
+        cx.outbox.note();
+        if round > cx.ledger.fired() {
+            let cut = cx.ledger.cut_mut(round);
+            cut.begin(round, None);
+            cut.entries.clone_from(&self.cut.entries);
+            cx.fire(round);
+        }
+    }
+}
+
+/// Reduces a part of what was read.
+fn combine(part: usize, cx: &mut Context<'_>) {
+    let (from, len) = cx.plan.part_span(part);
+    cx.outbox.push(Op::CombineRead { from, len });
+}

@@ -1,0 +1,379 @@
+//! Reducers: some ranks reduce, and hand the outcome out.
+//!
+//! | path | who | share | contributions go | receivers |
+//! |---|---|---|---|---|
+//! | replicated | every rank | all | to every host | itself |
+//! | eager | the initiator | all | to every host | every host with an active rank |
+//! | gathered | the lowest active rank | all | to its host | the same |
+//! | scattered | the lowest active rank of each host | its host's | to each host its share | the same |
+//!
+//! Gathering takes 2 (P - 1) messages, where each rank telling each other takes P (P - 1): right for small data. With
+//! shares nothing is sent or reduced twice: right for larger data.
+//!
+//! A rank that is elected by being the lowest has arrived like all others, and may be computing now: see
+//! [`super::fallback`].
+
+use std::hash::{Hash, Hasher};
+
+use super::super::context::{Context, View};
+use super::super::cut::Cut;
+use super::super::entry::{Entry, Part};
+use super::super::input::{Cells, Effort, Time};
+use super::super::op::{Counted, Interest, Op, Token};
+use super::super::plan::{Plan, RECEIVING_ROWS, Reducing, Share, Who};
+use super::fallback::Fallback;
+use crate::fabric::{Atomic, Change};
+use crate::fault::Fault;
+use crate::rank_set::RankSet;
+
+/// The ranks that reduce the round that this rank arrived for last.
+#[derive(Clone, Debug)]
+pub(crate) struct Reducers {
+    who: Who,
+    share: Share,
+    /// The lowest active rank of each host that has one, by host; nothing where the lowest do not reduce.
+    leads: Vec<u32>,
+    /// The index of this rank's host among them.
+    own: usize,
+    /// The index of the one reducer; nothing where each of them is one.
+    only: Option<usize>,
+    /// The first round with so many of them, and so with the same shares.
+    since: u64,
+    /// Where shares are received for the round, and where they were for the round before.
+    rows: [u64; 2],
+    /// The newest round that this rank, elected, has reduced.
+    handed: u64,
+    fallback: Fallback,
+}
+
+impl Hash for Reducers {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.since, self.rows, self.handed, &self.fallback).hash(state);
+    }
+}
+
+/// What a reducer says when its share of a round's outcome is in place, and whether there is no more to know:
+/// every active rank takes part, with weight 1.
+fn told(round: u64, plain: bool) -> u64 {
+    round << 1 | u64::from(plain)
+}
+
+impl Reducers {
+    pub(super) fn new(plan: &Plan, Reducing { who, share }: Reducing) -> Self {
+        // Where they are of no use they take no memory: explorers clone machines by the million.
+        let hosts = if who == Who::Lowest { plan.topology.hosts() as usize } else { 0 };
+        Reducers {
+            who,
+            share,
+            leads: Vec::with_capacity(hosts),
+            own: 0,
+            only: None,
+            since: 1,
+            rows: [0, 1],
+            handed: 0,
+            fallback: Fallback::new(plan, who == Who::Lowest),
+        }
+    }
+
+    fn is_elected(&self) -> bool {
+        self.who == Who::Lowest
+    }
+
+    fn has_shares(&self) -> bool {
+        self.share == Share::ByHost
+    }
+
+    /// Whether only the reducer sees which ranks have arrived, and tells the others of the cut.
+    pub(crate) fn tells_cuts(&self) -> bool {
+        self.is_elected() && !self.has_shares()
+    }
+
+    /// Finds out which ranks reduce the round that is being entered: all find the same, since all know which
+    /// ranks are active.
+    pub(super) fn enter(&mut self, round: u64, cx: &mut Context<'_>) {
+        if !self.is_elected() {
+            return;
+        }
+        if self.leads.is_empty() || !cx.ledger.leavers().is_empty() {
+            let before = self.since;
+            self.elect(cx.plan, cx.ledger.active(), round);
+            let moved = self.has_shares() && self.since > before;
+            cx.stats.moved_shares += u64::from(moved && cx.outbox.has_tags());
+        }
+        if !cx.plan.fault(Fault::ReceiveAmongOldShares) {
+            self.choose_row(round);
+        } else {
+            self.rows = [round % 2, (round + 1) % 2];
+        }
+    }
+
+    fn elect(&mut self, plan: &Plan, active: &RankSet, round: u64) {
+        let before = self.leads.len();
+        self.leads.clear();
+        for rank in active.iter() {
+            if let Err(index) = self.index_of(plan, plan.host_of(rank)) {
+                self.leads.insert(index, rank);
+            }
+        }
+        self.own = self.index_of(plan, plan.host()).unwrap_or(0);
+        let lowest = || self.leads.iter().enumerate().min_by_key(|&(_, &lead)| lead).map(|(index, _)| index);
+        self.only = if self.has_shares() { None } else { lowest() };
+        if self.leads.len() != before {
+            self.since = round;
+        }
+    }
+
+    /// Chooses where the shares for a round are received, alike on every rank.
+    ///
+    /// A sender's write may land once more until it completes. A rank that arrives for round r has seen every other
+    /// rank arrive for r - 1, and a rank does that when its writes for r - 3 and earlier have completed. Its
+    /// writes for r - 2 may still land: in its own part of a row only, which no other rank writes to while shares
+    /// stay as they are. When they have changed, that part may be another rank's, so the row is the one
+    /// that neither r - 1 nor r - 2 used. Else two rows in turn will do, and stay in a cache.
+    fn choose_row(&mut self, round: u64) {
+        let [last, before] = self.rows;
+        let rested = (0..RECEIVING_ROWS).find(|row| !self.rows.contains(row)).unwrap_or(before);
+        self.rows = [if round >= self.since + 2 { before } else { rested }, last];
+    }
+
+    /// The index of a host among those that have an active rank, or where it would be.
+    fn index_of(&self, plan: &Plan, host: u32) -> Result<usize, usize> {
+        self.leads.binary_search_by_key(&host, |&lead| plan.host_of(lead))
+    }
+
+    /// The elected, each with its index among the hosts that have an active rank.
+    fn iter(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let indices = self.only.map_or(0..self.leads.len(), |only| only..only + 1);
+        indices.map(|index| (index, self.leads[index]))
+    }
+
+    /// Whether this rank was elected.
+    pub(crate) fn reduces(&self, me: u32) -> bool {
+        self.leads.get(self.only.unwrap_or(self.own)) == Some(&me)
+    }
+
+    /// Whether another rank of this host is the one reducer.
+    pub(crate) fn has_reducer_beside(&self, plan: &Plan) -> bool {
+        self.tells_cuts() && self.iter().any(|(index, reducer)| index == self.own && reducer != plan.me)
+    }
+
+    /// Bytes of a round that the reducer at an index reduces: offset and length.
+    fn span(&self, plan: &Plan, index: usize) -> (usize, usize) {
+        if self.has_shares() { plan.share_span(index, self.leads.len()) } else { (0, plan.bytes) }
+    }
+
+    /// Whether this rank may arrive for `round`: nothing that it handed out may still be written where another
+    /// reducer would write then. Shares stay where they are until a host has no active rank left.
+    pub(super) fn has_settled(&self, round: u64, view: View<'_>) -> bool {
+        let steady = view.ledger.leavers().is_empty() && round > self.since;
+        !self.is_elected() || steady || self.may_hand_out(view)
+    }
+
+    /// Whether what this rank has handed out has landed for the last time: the next goes to the same memory. Ranks
+    /// that arrive for the next round say that it has, unless a fallback read brought it to them.
+    pub(crate) fn may_hand_out(&self, view: View<'_>) -> bool {
+        !view.outbox.has(Counted::Outcome) || view.plan.fault(Fault::HandOutEarly)
+    }
+
+    /// Where on this rank's host the part of a contribution from another host lies that begins at byte `from`. With
+    /// shares, the round is the one that this rank entered last.
+    pub(super) fn pushed(&self, plan: &Plan, entry: Entry, round: u64, from: usize) -> usize {
+        if !self.has_shares() {
+            return plan.pushed(entry.rank, entry.buffer, round) + from;
+        }
+        let (Ok(index) | Err(index)) = self.index_of(plan, plan.host_of(entry.rank));
+        plan.received(entry.rank, self.rows[0], (index, self.leads.len()))
+    }
+
+    /// Hands a contribution to the elected, each its part, and its tag after it.
+    pub(super) fn show(
+        &self,
+        round: u64,
+        (cell, value): (usize, u64),
+        (buffer, has_data): (u32, bool),
+        cx: &mut Context<'_>,
+    ) {
+        let (plan, me) = (cx.plan, cx.plan.me);
+        for (index, reducer) in self.iter().filter(|&(index, _)| index != self.own) {
+            let (from, len) = self.span(plan, index);
+            let at = plan.contribution(me, buffer) + from;
+            let to = match self.share {
+                Share::ByHost => plan.received(me, self.rows[0], (self.own, self.leads.len())),
+                Share::Whole => plan.pushed(me, buffer, round) + from,
+            };
+            let data = (has_data && len > 0).then_some((at, to, len));
+            cx.outbox.signal(Counted::Tag { buffer }, plan.host_of(reducer), data, (cell, Change::Set(value)));
+        }
+    }
+
+    /// Learns the cut of a round from its reducer; whether that has told of it.
+    pub(crate) fn learn(&self, round: u64, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
+        let Some((_, reducer)) = self.iter().next() else { return false };
+        let found = cells.load(cx.plan.told(reducer, round));
+        if found != told(round, true) {
+            return found == told(round, false) && cx.read_record(round, cells);
+        }
+        let (cut, active) = cx.ledger.cut_of_active(round);
+        cut.begin(round, None);
+        active.iter().for_each(|rank| cut.entries.push(Entry::new(rank, Part::Fresh, (0, 1), 0)));
+        true
+    }
+
+    /// A synchronous round has fired. Whether this rank, the one reducer, wakes those that wait for it.
+    pub(crate) fn fired(&mut self, round: u64, cx: &mut Context<'_>) -> bool {
+        if self.who == Who::Everyone {
+            cx.outbox.push(Op::Combine { round, from: 0, len: cx.plan.bytes });
+        } else if self.tells_cuts() {
+            self.hand_out(round, cx);
+            return true;
+        }
+        false
+    }
+
+    /// The initiator has closed a round. Where it reduces, it does so now: small data is in place before the record
+    /// that wakes those that wait for it.
+    pub(crate) fn closed(&self, round: u64, cx: &mut Context<'_>) -> bool {
+        if self.who != Who::Initiator {
+            return false;
+        }
+        let (plan, early) = (cx.plan, cx.plan.fault(Fault::LandBeforeData));
+        let combine = Op::Combine { round, from: 0, len: plan.bytes };
+        if !early {
+            cx.outbox.push(combine);
+        }
+        cx.outbox.atomic(plan.host(), plan.done(round), Atomic::FetchAdd(1), Token::Land);
+        cx.outbox.land_elsewhere(plan, round, 0, cx.ledger.active());
+        if early {
+            cx.outbox.push(combine);
+        }
+        true
+    }
+
+    /// Whether a round that fired is complete here.
+    pub(super) fn has_landed(&self, round: u64, view: View<'_>, cells: &impl Cells) -> bool {
+        match (self.who, self.share) {
+            (Who::Initiator, _) => view.plan.is_done(round, cells),
+            // What this rank reduces for itself was done by the operation before this poll.
+            (_, Share::Whole) => view.outbox.is_empty(),
+            (_, Share::ByHost) => {
+                view.outbox.is_empty() && (self.has_read(round) || self.has_every_share(round, view.plan, cells))
+            }
+        }
+    }
+
+    /// Reducers whose share of a round that has fired is not here.
+    fn silent(&self, round: u64, plan: &Plan, cells: &impl Cells) -> impl Iterator<Item = u32> {
+        let silent = move |&(index, reducer): &(usize, u32)| {
+            self.span(plan, index).1 > 0 && cells.load(plan.told(reducer, round)) != told(round, true)
+        };
+        self.iter().filter(silent).map(|(_, reducer)| reducer)
+    }
+
+    /// Whether all of a round's outcome is here.
+    fn has_every_share(&self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
+        let mut silent = self.silent(round, plan, cells);
+        let early = plan.fault(Fault::TakeIncomplete);
+        silent.next().is_none_or(|_| early && silent.next().is_none())
+    }
+
+    /// Reduces this rank's share, when it is due: with any effort, as no other rank does it before long. With some, reads
+    /// what the reducers take too long for.
+    pub(super) fn step(&mut self, effort: Effort, own: Option<Entry>, cx: &mut Context<'_>) {
+        if !self.is_elected() {
+            return;
+        }
+        // Also of a round that this rank has read meanwhile: others may not have.
+        let fired = cx.ledger.fired();
+        let is_due = self.has_shares() && cx.ledger.taken() < fired && self.handed < fired;
+        if is_due && self.reduces(cx.plan.me) && self.may_hand_out(cx.view()) {
+            self.hand_out(fired, cx);
+        }
+        if effort > Effort::Nothing && cx.outbox.is_empty() {
+            let needed = self.needed(own.is_some(), cx.view());
+            self.fallback.step(needed, own, cx);
+        }
+    }
+
+    /// Reduces, and tells all that take part.
+    fn hand_out(&mut self, round: u64, cx: &mut Context<'_>) {
+        self.handed = round;
+        let (plan, host) = (cx.plan, cx.plan.host());
+        let (from, len) = self.span(plan, self.own);
+        if len == 0 && self.has_shares() {
+            return;
+        }
+        let plain = |entry: Entry| entry.part == Part::Fresh && entry.weight == 1;
+        // With shares, every rank has all tags.
+        let plain = self.has_shares() || cx.ledger.cut(round).entries.iter().all(plain);
+        let (at, cell, value) = (plan.outcome(round) + from, plan.told(plan.me, round), told(round, plain));
+        let data = (len > 0).then_some((at, at, len));
+        cx.outbox.push(Op::Combine { round, from, len });
+        if !plain {
+            cx.outbox.publish(Counted::Outcome, host, round);
+        }
+        cx.outbox.push(Op::Store { cell, value });
+        for (_, &lead) in self.leads.iter().enumerate().filter(|&(index, _)| index != self.own) {
+            cx.stats.activations += 1;
+            if !plain {
+                cx.outbox.publish(Counted::Outcome, plan.host_of(lead), round);
+            }
+            cx.outbox.signal(Counted::Outcome, plan.host_of(lead), data, (cell, Change::Set(value)));
+        }
+        if plan.topology.is_shared(host) {
+            cx.outbox.wake(u32::MAX, Interest::Outcome);
+        }
+    }
+
+    /// The round for which this rank depends on reducers that were elected.
+    fn needed(&self, is_open: bool, View { plan, ledger, .. }: View<'_>) -> Option<u64> {
+        match (self.who, self.share) {
+            (Who::Lowest, Share::Whole) => (is_open && !self.reduces(plan.me)).then_some(ledger.open()),
+            (Who::Lowest, Share::ByHost) => {
+                let fired = ledger.fired();
+                (ledger.landed() < fired && !self.has_read(fired)).then_some(fired)
+            }
+            _ => None,
+        }
+    }
+
+    /// A tag that was asked for, or a contribution that was read.
+    pub(super) fn answered(&mut self, value: u64, own: Option<Entry>, cx: &mut Context<'_>) {
+        let needed = self.needed(own.is_some(), cx.view());
+        self.fallback.answered(value, needed, own, cx);
+    }
+
+    /// When a fallback read goes on.
+    pub(crate) fn next_timer(&self, is_open: bool, view: View<'_>) -> Option<Time> {
+        self.fallback.next_timer(self.needed(is_open, view))
+    }
+
+    /// Whether no fallback read is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.fallback.is_idle()
+    }
+
+    /// Whether a fallback read brought a round.
+    pub(super) fn has_read(&self, round: u64) -> bool {
+        self.is_elected() && self.fallback.has_read(round)
+    }
+
+    /// The cut of the round that is being read.
+    pub(super) fn read_cut(&self) -> &Cut {
+        self.fallback.cut()
+    }
+
+    /// Which ranks one waits for that is not the reducer and is told of the cut, as far as it knows: the rank that owes
+    /// it an answer, or had not arrived when it was last asked, or else the reducer.
+    pub(crate) fn waits_for(&self, rank: u32, view: View<'_>) -> bool {
+        self.fallback.waits_for(rank, view).unwrap_or_else(|| self.iter().any(|(_, reducer)| reducer == rank))
+    }
+
+    /// The reducers without whose shares the newest round has not landed.
+    pub(crate) fn missing(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells, missing: &mut RankSet) {
+        let fired = ledger.fired();
+        if self.has_shares() && fired > ledger.landed() {
+            let silent = self.silent(fired, plan, cells);
+            silent.filter(|&reducer| reducer != plan.me).for_each(|rank| missing.insert(rank));
+        }
+    }
+}

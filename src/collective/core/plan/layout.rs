@@ -1,0 +1,230 @@
+//! Where each thing lies.
+//!
+//! Every *host* (a set of ranks that can load and store each other's memory) has one control
+//! region of 64-bit cells and one data region of bytes, both laid out alike everywhere; so an
+//! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
+
+use super::super::cut::Cut;
+use super::{BUFFERS, MovementBy, Plan, RANKS_PER_WORD, RECEIVING_ROWS, Reducing, Share, Who};
+
+/// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
+/// which a rank pushes that is done with it.
+const ROWS: u64 = 2;
+
+/// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
+pub(super) const LINE: usize = 16;
+
+/// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
+fn lines(bytes: usize) -> Option<usize> {
+    let line = LINE * size_of::<u64>();
+    Some(bytes.checked_next_multiple_of(line)?.max(line))
+}
+
+/// Slots.
+impl Plan {
+    /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
+    /// r + 1, and what a slot held before must have been released by all ranks.
+    pub(crate) fn slots(&self) -> u64 {
+        self.depth + 1
+    }
+
+    /// The control slot of a round. Rounds count from 1.
+    pub(crate) fn slot(&self, round: u64) -> usize {
+        ((round - 1) % self.slots()) as usize
+    }
+
+    /// How often the slot of `round` was used when `round` is over, `round` included.
+    pub(crate) fn uses(&self, round: u64) -> u64 {
+        (round - 1) / self.slots() + 1
+    }
+}
+
+/// Control cells, the same on every host.
+impl Plan {
+    /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
+    /// that all know where to look; else one for each buffer.
+    pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
+        rank as usize * LINE + number as usize
+    }
+
+    /// Where rounds are closed by tags: the tags of a round's contributions.
+    pub(crate) fn tag_of(round: u64) -> u32 {
+        (round % u64::from(BUFFERS)) as u32
+    }
+
+    pub(crate) fn released(&self, rank: u32) -> usize {
+        rank as usize * LINE + BUFFERS as usize
+    }
+
+    /// The newest round of a slot of which a reducer has handed its share to this host.
+    pub(crate) fn told(&self, reducer: u32, round: u64) -> usize {
+        self.released(reducer) + 1 + self.slot(round)
+    }
+
+    /// How many pieces the contribution in a buffer lacks.
+    pub(crate) fn unfilled(&self, rank: u32, buffer: u32) -> usize {
+        rank as usize * LINE + LINE / 2 + buffer as usize
+    }
+
+    fn slot_base(&self, round: u64) -> usize {
+        self.ranks as usize * LINE + self.slot(round) * self.slot_cells()
+    }
+
+    /// Words that hold the cut of a round.
+    pub(crate) fn words(&self) -> u32 {
+        self.ranks.div_ceil(RANKS_PER_WORD)
+    }
+
+    fn word_cells(&self) -> usize {
+        (self.words() as usize).next_multiple_of(LINE)
+    }
+
+    /// Cells of a slot that must be zero before its round begins: words, ticket, claims.
+    pub(crate) fn home_cells(&self) -> usize {
+        self.word_cells() + LINE + self.shares() as usize * LINE
+    }
+
+    fn slot_cells(&self) -> usize {
+        if let Some(program) = &self.program {
+            return program.cells();
+        }
+        self.home_cells() + LINE + Cut::cells(self.ranks).next_multiple_of(LINE)
+    }
+
+    /// A cell of the program's slot of a round.
+    pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
+        self.slot_base(round) + cell
+    }
+
+    pub(crate) fn word(&self, round: u64, index: u32) -> usize {
+        self.slot_base(round) + index as usize
+    }
+
+    pub(crate) fn ticket(&self, round: u64) -> usize {
+        self.slot_base(round) + self.word_cells()
+    }
+
+    pub(crate) fn claim(&self, round: u64, share: u64) -> usize {
+        self.slot_base(round) + self.word_cells() + LINE + share as usize * LINE
+    }
+
+    pub(crate) fn done(&self, round: u64) -> usize {
+        self.slot_base(round) + self.home_cells()
+    }
+
+    /// Where a provider runs the program: the round once everything of it has run.
+    pub(crate) fn over(&self, round: u64) -> usize {
+        self.done(round)
+    }
+
+    pub(crate) fn record(&self, round: u64) -> usize {
+        self.done(round) + LINE
+    }
+
+    /// Cells of a control region.
+    pub(crate) fn control_cells(&self) -> usize {
+        self.ranks as usize * LINE + self.slots() as usize * self.slot_cells()
+    }
+}
+
+/// Data bytes, the same on every host.
+impl Plan {
+    fn stride(&self) -> usize {
+        lines(self.bytes).unwrap_or(usize::MAX)
+    }
+
+    fn partial_stride(&self) -> usize {
+        lines(self.wide_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Where a rank's contribution to a round lies in the data region of another host than its own, if it was pushed
+    /// there. Of synchronous rounds no rank reads any but the last two: a rank that pushes knows that all have arrived
+    /// for the last, and so have reduced the one before.
+    pub(crate) fn pushed(&self, rank: u32, buffer: u32, round: u64) -> usize {
+        self.contribution(rank, if self.by_tags() { (round % ROWS) as u32 } else { buffer })
+    }
+
+    /// Where a rank's buffer lies in the data region of its own host.
+    pub(crate) fn contribution(&self, rank: u32, buffer: u32) -> usize {
+        let row = if self.pushes() { rank } else { self.topology.index_on_host(rank) };
+        (row * BUFFERS + buffer) as usize * self.stride()
+    }
+
+    fn contribution_rows(&self) -> u32 {
+        if self.pushes() { self.ranks } else { self.topology.widest() }
+    }
+
+    fn outcome_slots(&self) -> u64 {
+        match self.movement() {
+            MovementBy::Reducers(Reducing { who: Who::Everyone, .. }) => u64::from(self.topology.widest()),
+            // The reducers', and one for each rank's fallback reads.
+            MovementBy::Reducers(Reducing { who: Who::Lowest, .. }) => 1 + u64::from(self.topology.widest()),
+            _ => self.depth,
+        }
+    }
+
+    fn partials(&self) -> u32 {
+        self.program.as_ref().map_or(0, |program| program.partials())
+    }
+
+    /// Where a partial sum of a round lies in the data region of this rank's host.
+    pub(crate) fn partial(&self, round: u64, number: u32) -> usize {
+        let slot = (round - 1) % self.depth;
+        let row = slot * u64::from(self.partials()) + u64::from(number);
+        let before = u64::from(self.contribution_rows() * BUFFERS) + self.depth;
+        before as usize * self.stride() + row as usize * self.partial_stride()
+    }
+
+    /// Where the outcome of a round lies in the data region of this rank's host.
+    pub(crate) fn outcome(&self, round: u64) -> usize {
+        let slot = match self.movement() {
+            MovementBy::Reducers(Reducing { who: Who::Everyone, .. }) => {
+                u64::from(self.topology.index_on_host(self.me))
+            }
+            // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
+            MovementBy::Reducers(Reducing { who: Who::Lowest, .. }) => 0,
+            _ => (round - 1) % self.depth,
+        };
+        ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Where an outcome lies that this rank made by a fallback read.
+    pub(crate) fn fallback_outcome(&self) -> usize {
+        let slot = 1 + self.topology.index_on_host(self.me);
+        (self.contribution_rows() * BUFFERS + slot) as usize * self.stride()
+    }
+
+    /// Bytes for the shares of a round that a reducer receives, however many reducers there are; nothing if they
+    /// cannot be addressed.
+    fn receiving(&self) -> Option<usize> {
+        if !matches!(self.movement(), MovementBy::Reducers(Reducing { share: Share::ByHost, .. })) {
+            return Some(0);
+        }
+        let rounding = self.topology.hosts() as usize * LINE * size_of::<u64>();
+        lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest() as usize)
+    }
+
+    /// Where a share lies in the data region of its reducer's host that was received, in a row, from a rank on the
+    /// host of reducer `from`, of so many.
+    pub(crate) fn received(&self, rank: u32, row: u64, (from, reducers): (usize, usize)) -> usize {
+        let place = from * self.topology.widest() as usize + self.topology.index_on_host(rank) as usize;
+        let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;
+        let area = before * self.stride() + row as usize * self.receiving().unwrap_or(usize::MAX);
+        area + place * self.share_stride(reducers)
+    }
+
+    /// Bytes of a data region. More than can be addressed was refused when the plan was made.
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.checked_data_bytes().unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of a data region, or nothing when they cannot be addressed.
+    pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
+        let sized = |bytes: usize, rows: u64| lines(bytes)?.checked_mul(usize::try_from(rows).ok()?);
+        let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
+        let partials = self.depth.checked_mul(u64::from(self.partials()))?;
+        let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
+        let total = total.checked_add(self.receiving()?.checked_mul(RECEIVING_ROWS as usize)?)?;
+        Some(total).filter(|&total| total <= isize::MAX as usize)
+    }
+}

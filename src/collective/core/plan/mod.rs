@@ -1,0 +1,258 @@
+//! What all ranks of a collective agreed on before its first round.
+
+mod layout;
+mod spans;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod topology;
+
+use std::sync::Arc;
+
+use super::input::{Cells, Time};
+use super::tag::Tag;
+use crate::fault::Fault;
+use crate::rank_set::RankSet;
+use crate::rule::{Absent, Fire, Grace, Path, Schedule};
+use crate::trigger::{Layout, Request, Start};
+pub(crate) use topology::Topology;
+
+/// Buffers of a rank: one being moved, one carried, one being written.
+pub(crate) const BUFFERS: u32 = 3;
+
+/// Rows for the shares that reducers receive: those of two rounds in turn, and one that has rested for when shares
+/// change.
+pub(crate) const RECEIVING_ROWS: u64 = 3;
+
+/// Ranks in one word of a cut: two bits each, and one closed bit.
+pub(crate) const RANKS_PER_WORD: u32 = 31;
+
+/// How ranks agree on the parts of a round, and on when it closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AgreementBy {
+    /// All take part: the round closes when the tag of every active rank is there.
+    Tags,
+    /// Atomics on one word, or on several.
+    Words,
+    /// Gates that a program closes.
+    Gates,
+    /// The same where a provider runs the program.
+    Cards,
+}
+
+/// How contributions become an outcome where it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MovementBy {
+    /// Some ranks reduce, and hand the outcome out.
+    Reducers(Reducing),
+    /// Waiting ranks claim segments.
+    Segments,
+    /// The program that agrees also moves.
+    Program,
+}
+
+/// Which ranks reduce, and what. Each hands its result to all hosts on which a rank wants it; where every rank reduces,
+/// none has to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reducing {
+    pub(crate) who: Who,
+    pub(crate) share: Share,
+}
+
+/// The ranks that reduce a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Who {
+    /// Every rank, for itself.
+    Everyone,
+    /// The rank that closed the round.
+    Initiator,
+    /// The lowest active rank: of all, or of each host that has a share.
+    Lowest,
+}
+
+/// What a reducer reduces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Share {
+    /// All of the data.
+    Whole,
+    /// The share of its host.
+    ByHost,
+}
+
+/// The agreed form of a collective, as one rank sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) ranks: u32,
+    pub(crate) me: u32,
+    pub(crate) topology: Topology,
+    pub(crate) fire: Fire,
+    pub(crate) grace: Grace,
+    pub(crate) absent: Absent,
+    /// Whether contributions have weights.
+    pub(crate) weighted: bool,
+    /// Rounds that may be unreleased anywhere.
+    pub(crate) depth: u64,
+    pub(crate) path: Path,
+    /// Bytes of a contribution.
+    pub(crate) bytes: usize,
+    /// Bytes of a partial sum of contributions.
+    pub(crate) wide_bytes: usize,
+    /// Bytes of a segment, the last one excepted; a multiple of the element size.
+    pub(crate) segment: usize,
+    /// Segments of a piece.
+    pub(crate) run: u64,
+    /// Ranks worth waking to move a round.
+    pub(crate) helpers: u32,
+    /// How long the reducers of a round are waited for at first.
+    pub(crate) pull_after: Time,
+    /// The tables, where agreement is by gates.
+    pub(crate) program: Option<Arc<Layout>>,
+    pub(crate) fault: Option<Fault>,
+}
+
+/// The tables of a collective whose ranks share memory.
+pub(crate) fn program(
+    ranks: u32,
+    (fire, grace): (Fire, Grace),
+    schedule: Schedule,
+    (bytes, chunk): (usize, usize),
+    depth: u64,
+) -> Arc<Layout> {
+    let start = Start::of(fire, grace, ranks);
+    let (bytes, chunk) = (bytes as u64, chunk as u64);
+    Arc::new(Layout::new(&Request { ranks, start, schedule, bytes, chunk, slots: depth }))
+}
+
+#[cfg(test)]
+impl Plan {
+    /// A small world of ranks on these hosts, with nothing but the ordinary; tests change what they are about.
+    pub(crate) fn sample(me: u32, hosts: Vec<u32>, fire: Fire, path: Path) -> Self {
+        let word = size_of::<u64>();
+        Plan {
+            ranks: hosts.len() as u32,
+            me,
+            topology: Topology::new(hosts),
+            fire,
+            grace: Grace::NONE,
+            absent: Absent::Carry,
+            weighted: false,
+            depth: 1,
+            path,
+            bytes: word,
+            wide_bytes: word,
+            segment: word,
+            run: 1,
+            helpers: 1,
+            pull_after: 1,
+            program: None,
+            fault: None,
+        }
+    }
+}
+
+impl Plan {
+    #[inline]
+    pub(crate) fn agreement(&self) -> AgreementBy {
+        match self.path {
+            Path::Program => AgreementBy::Gates,
+            Path::Offloaded => AgreementBy::Cards,
+            _ if self.fire.is_synchronous() => AgreementBy::Tags,
+            _ => AgreementBy::Words,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn movement(&self) -> MovementBy {
+        let reducers = |who, share| MovementBy::Reducers(Reducing { who, share });
+        match self.path {
+            Path::Replicated => reducers(Who::Everyone, Share::Whole),
+            Path::Eager => reducers(Who::Initiator, Share::Whole),
+            Path::Gathered => reducers(Who::Lowest, Share::Whole),
+            Path::Scattered => reducers(Who::Lowest, Share::ByHost),
+            Path::Segmented => MovementBy::Segments,
+            Path::Program | Path::Offloaded => MovementBy::Program,
+        }
+    }
+
+    /// Whether rounds are closed by tags.
+    #[inline]
+    pub(crate) fn by_tags(&self) -> bool {
+        self.agreement() == AgreementBy::Tags
+    }
+
+    /// Whether arrivals push all of their data into slot tables.
+    #[inline]
+    pub(super) fn pushes(&self) -> bool {
+        matches!(self.movement(), MovementBy::Reducers(Reducing { share: Share::Whole, .. }))
+    }
+
+    /// Whether all know which ranks reduce before a round begins.
+    #[inline]
+    pub(super) fn elects_reducers(&self) -> bool {
+        matches!(self.movement(), MovementBy::Reducers(Reducing { who: Who::Lowest, .. }))
+    }
+
+    /// Whether contributions are read into memory of the reader.
+    pub(crate) fn reads_from_elsewhere(&self) -> bool {
+        self.topology.hosts() > 1 && (self.movement() == MovementBy::Segments || self.elects_reducers())
+    }
+
+    #[inline]
+    pub(crate) fn host(&self) -> u32 {
+        self.topology.host_of(self.me)
+    }
+
+    #[inline]
+    pub(crate) fn host_of(&self, rank: u32) -> u32 {
+        self.topology.host_of(rank)
+    }
+
+    /// Every other host on which one of these ranks is.
+    pub(super) fn hosts_elsewhere(&self, ranks: &RankSet) -> impl Iterator<Item = u32> {
+        // Usually the first rank of a host is one of them.
+        let has_one = |&host: &u32| self.topology.ranks_of(host).iter().any(|&rank| ranks.contains(rank));
+        self.topology.hosts_but(self.host()).filter(has_one)
+    }
+
+    /// The rank whose memory holds the words and claims of a round: fixed by the round and by the
+    /// active ranks, so all agree without asking. Its processor takes no part.
+    pub(crate) fn home(&self, round: u64, active: &RankSet) -> u32 {
+        let start = (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
+        active.next(start as u32).or_else(|| active.next(0)).unwrap_or(self.me)
+    }
+
+    /// Ranks worth waking when a round has fired.
+    #[inline]
+    pub(super) fn callees(&self) -> u32 {
+        if self.movement() == MovementBy::Segments { self.helpers } else { u32::MAX }
+    }
+
+    /// Whether all segments of a round have landed on this host.
+    pub(super) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
+        cells.load(self.done(round)) >= self.uses(round) * self.segments()
+    }
+
+    /// The weight of what is in a buffer, while that may not be written.
+    pub(crate) fn weight(&self, rank: u32, buffer: u32, cells: &impl Cells) -> u16 {
+        if self.weighted { Tag::from_cell(cells.load(self.tag(rank, buffer))).weight } else { 1 }
+    }
+
+    /// Operations that a rank has to do at once in an ordinary round. For more the queue grows, once.
+    pub(super) fn usual_ops(&self) -> usize {
+        let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
+        20 + match self.movement() {
+            MovementBy::Reducers(Reducing { who: Who::Everyone, .. }) => hosts,
+            // An initiator tells every other host the outcome, and then the cut.
+            MovementBy::Reducers(Reducing { who: Who::Initiator, .. }) => 2 * hosts,
+            // A reducer does so too, and another rank may read all contributions.
+            MovementBy::Reducers(Reducing { who: Who::Lowest, .. }) => 2 * hosts + ranks,
+            MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
+            MovementBy::Segments => 0,
+            // What a worker does at once may go over all ranks.
+            MovementBy::Program => 2 * ranks,
+        }
+    }
+
+    pub(crate) fn fault(&self, fault: Fault) -> bool {
+        fault.is(self.fault)
+    }
+}

@@ -1,0 +1,92 @@
+//! Which bytes of a contribution segments, pieces, shares and chunks cover.
+
+use super::layout::LINE;
+use super::{MovementBy, Plan};
+use crate::trigger::span;
+
+/// Most work-stealing shares of a round. More would only cost memory: a share is a claim counter.
+const MAX_SHARES: u64 = 32;
+
+impl Plan {
+    pub(crate) fn segments(&self) -> u64 {
+        match self.movement() {
+            MovementBy::Segments => self.parts().max(1) as u64,
+            _ => 1,
+        }
+    }
+
+    /// Bytes of a contribution that segment `index` covers: offset and length.
+    pub(crate) fn segment_span(&self, index: u64) -> (usize, usize) {
+        match self.movement() {
+            MovementBy::Segments => self.part_span(index as usize),
+            _ => (0, self.bytes),
+        }
+    }
+
+    /// Parts of a segment's size, in which a fallback read takes contributions.
+    pub(crate) fn parts(&self) -> usize {
+        self.bytes.div_ceil(self.segment)
+    }
+
+    /// Bytes of a contribution that such a part covers: offset and length.
+    pub(crate) fn part_span(&self, index: usize) -> (usize, usize) {
+        let from = index * self.segment;
+        (from, self.segment.min(self.bytes - from))
+    }
+
+    /// Bytes between the pieces of a segment that are read from other hosts.
+    pub(crate) fn staging_row(&self) -> usize {
+        self.segment.min(self.bytes)
+    }
+
+    pub(crate) fn shares(&self) -> u64 {
+        self.segments().min(u64::from(self.ranks)).min(MAX_SHARES)
+    }
+
+    /// Segments of share `index`, from and to.
+    pub(crate) fn share(&self, index: u64) -> (u64, u64) {
+        let bound = |i| i * self.segments() / self.shares();
+        (bound(index), bound(index + 1))
+    }
+
+    /// In how many pieces a contribution may be filled after its arrival; 1 if it has to be filled
+    /// before. They take turns between the shares, as the ranks that move them do.
+    pub(crate) fn pieces(&self) -> u64 {
+        let fills = self.movement() == MovementBy::Segments && self.topology.hosts() == 1;
+        if fills { self.segments().div_ceil(self.shares()).div_ceil(self.run) * self.shares() } else { 1 }
+    }
+
+    /// The piece in which the segment lies that a ticket of a share stands for.
+    pub(crate) fn piece_of(&self, share: u64, ticket: u64) -> u64 {
+        ticket / self.run * self.shares() + share
+    }
+
+    /// Bytes of a contribution that a piece covers: offset and length. Shares differ by a segment,
+    /// so the last ones may be empty.
+    pub(crate) fn piece_span(&self, piece: u64) -> (usize, usize) {
+        let (from, to) = self.share(piece % self.shares());
+        let first = to.min(from + piece / self.shares() * self.run);
+        let offset = |segment: u64| self.bytes.min(segment as usize * self.segment);
+        (offset(first), offset(to.min(first + self.run)) - offset(first))
+    }
+
+    /// Bytes between the shares of so many reducers.
+    pub(super) fn share_stride(&self, reducers: usize) -> usize {
+        const LARGE: usize = 4096;
+        let each = self.bytes.div_ceil(reducers.max(1));
+        each.next_multiple_of(if each < LARGE { size_of::<u64>() } else { LINE * size_of::<u64>() })
+    }
+
+    /// Bytes of a contribution that the share of one of so many reducers covers: offset and length.
+    pub(crate) fn share_span(&self, index: usize, reducers: usize) -> (usize, usize) {
+        let each = self.share_stride(reducers);
+        let from = self.bytes.min(index * each);
+        (from, each.min(self.bytes - from))
+    }
+
+    /// Bytes of a contribution that a chunk of a program covers: offset and length.
+    pub(crate) fn chunk_span(&self, chunk: (u32, u32)) -> (usize, usize) {
+        let (from, len) = span(self.bytes as u64, chunk);
+        (from as usize, len as usize)
+    }
+}

@@ -1,0 +1,162 @@
+//! Which ranks a machine names when it waits.
+
+use super::tag::Tag;
+use super::{Cells, Effort, Machine, Op, Path, Plan};
+use crate::fabric::Atomic;
+use crate::rank_set::RankSet;
+use crate::rule::Fire;
+
+struct Memory(Vec<u64>);
+
+impl Cells for Memory {
+    fn load(&self, cell: usize) -> u64 {
+        self.0[cell]
+    }
+}
+
+impl Memory {
+    fn of(plan: &Plan) -> Self {
+        Memory(vec![0; plan.control_cells()])
+    }
+
+    /// The tag with which a rank that arrives for a round shows a buffer lands here.
+    fn show(&mut self, cell: usize, target: u64) {
+        self.0[cell] = Tag { target, buffer: 0, weight: 1, leaving: false }.cell();
+    }
+
+    /// Goes on as far as a machine can whose operations on other hosts never complete.
+    fn run(&mut self, machine: &mut Machine) {
+        self.run_with(machine, |_| false);
+    }
+
+    /// The same where operations complete on the own host, and on others that answer. Their cells lie in one memory.
+    fn run_with(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool) {
+        let me = machine.plan().me;
+        let answers = |host| host == me || answers(host);
+        while machine.poll(0, Effort::Work, self) {
+            while let Some(op) = machine.next_op() {
+                match op {
+                    Op::Store { cell, value } => self.0[cell] = value,
+                    Op::Signal { host, token, .. } | Op::Clear { host, token, .. } if answers(host) => {
+                        machine.complete(token, 0, 0);
+                    }
+                    Op::Atomic { host, cell, atomic, token } if answers(host) => {
+                        let before = self.0[cell];
+                        self.0[cell] = match atomic {
+                            Atomic::FetchAdd(value) => before + value,
+                            Atomic::CompareSwap { expect, new } if expect == before => new,
+                            Atomic::CompareSwap { .. } => before,
+                        };
+                        machine.complete(token, before, 0);
+                    }
+                    Op::Publish { host, round, token } if answers(host) => {
+                        let record = machine.plan().record(round);
+                        let cells: Vec<u64> = machine.cut(round).encode().collect();
+                        self.0[record + 1..][..cells.len()].copy_from_slice(&cells);
+                        self.0[record] = round;
+                        machine.complete(token, 0, 0);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Each rank on a host of its own.
+fn plan(me: u32, ranks: u32, fire: Fire, path: Path) -> Plan {
+    Plan::sample(me, (0..ranks).collect(), fire, path)
+}
+
+fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {
+    machine.missing(memory).iter().collect()
+}
+
+/// It has arrived, and the third rank has not: perhaps because it does not answer that one either.
+#[test]
+fn a_home_that_does_not_answer_is_missing() {
+    let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
+    let home = of(0).home(1, &RankSet::full(3));
+    let mut machine = Machine::new(of((home + 1) % 3));
+    let mut memory = Memory::of(machine.plan());
+    memory.show(machine.plan().tag(home, 0), 1);
+    machine.arrive(0, 1);
+    memory.run(&mut machine);
+    let mut expected = [home, (home + 2) % 3];
+    expected.sort_unstable();
+    assert_eq!(missing(&machine, &memory), expected);
+}
+
+/// The round has landed here; what this rank sent for the one before has not landed at one of the others.
+#[test]
+fn a_rank_that_takes_nothing_is_missing() {
+    for silent in [1, 2] {
+        let mut machine = Machine::new(plan(0, 3, Fire::ALL, Path::Replicated));
+        let mut memory = Memory::of(machine.plan());
+        for round in 1..=2 {
+            machine.arrive(0, 1);
+            memory.run_with(&mut machine, |host| host != silent);
+            (1..3).for_each(|rank| memory.show(machine.plan().tag(rank, Plan::tag_of(round)), round));
+            memory.run_with(&mut machine, |host| host != silent);
+            assert_eq!(machine.landed(), round);
+            let taken = machine.take(true);
+            assert_eq!(taken.is_empty(), round == 2, "{taken:?}");
+        }
+        assert_eq!(missing(&machine, &memory), [silent]);
+    }
+}
+
+/// It fires rounds by itself; what it sent to one of the others has not landed there.
+#[test]
+fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
+    let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
+    let (all, me) = (RankSet::full(3), 0);
+    // Neither the first rounds' words nor any other rank's: the silent one has nothing but what it is sent.
+    let silent = (1..3).find(|&rank| (1..=3).all(|round| of(me).home(round, &all) != rank));
+    for leaves in [false, true] {
+        let silent = silent.expect("choose other rounds");
+        let mut machine = Machine::new(of(me));
+        let mut memory = Memory::of(machine.plan());
+        let answers = |host| host != silent;
+        if leaves {
+            machine.leave();
+            memory.run_with(&mut machine, answers);
+            assert!(!machine.is_finished());
+        } else {
+            machine.arrive(0, 1);
+            memory.run_with(&mut machine, answers);
+            assert_eq!(machine.take(true), 1..=1);
+            // Not yet, since the record of the round may still be read.
+            machine.release(1);
+            memory.0[machine.plan().released(3 - silent)] = 1;
+            machine.arrive(0, 1);
+            memory.run_with(&mut machine, answers);
+        }
+        assert_eq!(missing(&machine, &memory), [silent], "leaves: {leaves}");
+    }
+}
+
+/// A partial round has fired with this rank as its initiator, and the words of the next round lie on a host that does
+/// not clear them; or a member's tag is not here.
+#[test]
+fn a_rank_that_holds_up_an_initiator_is_missing() {
+    let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
+    let all = RankSet::full(4);
+    let me = of(0).home(1, &all);
+    let next_home = of(0).home(2, &all);
+    let mut machine = Machine::new(of(me));
+    let mut memory = Memory::of(machine.plan());
+    let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
+    memory.0[machine.plan().word(1, 0)] = others[..2].iter().map(|&rank| 1u64 << rank).sum();
+    machine.arrive(0, 1);
+    memory.run(&mut machine);
+    assert_eq!(missing(&machine, &memory), others[..2]);
+    memory.show(machine.plan().tag(others[0], 0), 1);
+    memory.run(&mut machine);
+    assert_eq!(missing(&machine, &memory), others[1..2]);
+    memory.show(machine.plan().tag(others[1], 0), 1);
+    memory.run(&mut machine);
+    let expected = if next_home == me { Vec::new() } else { vec![next_home] };
+    assert_eq!(missing(&machine, &memory), expected);
+    assert_ne!(next_home, me, "choose other rounds");
+}
