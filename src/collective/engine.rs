@@ -169,7 +169,7 @@ impl Shared for Engine {
     type Work<'a> = Pursuit<'a>;
 
     fn left_undone(&mut self) -> Option<Pursuit<'_>> {
-        // A claim of a thread would be nobody's if the caller had what it wants, or were on its way out.
+        // With its outcome there the caller may stay away for long, and a claim of its thread with it.
         let needed = !self.has_reached(Goal::Arrival) || self.machine().plan().fault(Fault::HelpUnasked);
         needed.then(|| self.towards(Goal::Arrival))
     }
@@ -187,7 +187,7 @@ impl Work for Pursuit<'_> {
     fn looks(&self, yields: bool) -> Looks {
         let plan = self.engine.machine().plan();
         let pauses = plan.topology.hosts() == 1;
-        // A look at a network costs as much as a switch to somebody who needs the core.
+        // A look at a network costs as much as a switch to a process that needs the core.
         let times = match yields && !pauses {
             true if plan.bytes > ONE_LOOK => 2,
             true => 1,

@@ -174,7 +174,7 @@ impl Session {
             Leaving::No => {}
             Leaving::HandedIn => {
                 engine.machine_mut().release(FOREVER);
-                // An operation that fails now would leave others waiting, and nobody to say why.
+                // An operation that fails now would leave others waiting, and no rank to say why.
                 self.leaving = Leaving::LetGo;
             }
             Leaving::LetGo | Leaving::Gone => self.leaving = Leaving::Gone,

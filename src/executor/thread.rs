@@ -158,7 +158,7 @@ impl<S: Shared> Common<S> {
                 None => Ok(()),
             }));
             let Ok(worked) = worked else {
-                // What it had claimed is lost: nobody may go on as if nothing had happened.
+                // What it had claimed is lost: no rank may go on as if nothing had happened.
                 return waiter.abort("its thread executor panicked");
             };
             if worked.is_ok() && shared.left_undone().is_some() {

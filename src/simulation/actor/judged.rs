@@ -71,7 +71,7 @@ impl Actor {
         }
     }
 
-    /// Nobody waits for a rank that has nothing handed in, so it may hold no claim.
+    /// Other ranks do not wait for a rank that has nothing handed in, so it may hold no claim.
     fn judge_claim(&self) -> Step<()> {
         let claim = matches!(
             self.engine.machine().peek_op(),
