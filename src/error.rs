@@ -15,9 +15,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The deadline passed. Nothing is lost: the call may be repeated to go on waiting.
+    /// The deadline passed. After `wait` and `finish` nothing is lost: the call may be repeated to
+    /// go on waiting. A call that all ranks make together cannot be repeated (`together`).
     #[error(
-        "rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. Call again to go on waiting, or set a longer deadline"
+        "rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. {way_out}",
+        waited = readable(*waited),
+        way_out = after_timeout(*together)
     )]
     Timeout {
         /// Who reports.
@@ -28,6 +31,9 @@ pub enum Error {
         waited: Duration,
         /// Who had not shown up.
         missing: Ranks,
+        /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). Then they
+        /// are out of step: later calls of this kind fail, and a new world is needed.
+        together: bool,
     },
     /// A process ended without leaving its collectives. Every later call fails the same way.
     #[error(
@@ -136,6 +142,22 @@ pub enum Error {
     },
 }
 
+fn after_timeout(together: bool) -> &'static str {
+    match together {
+        true => "The ranks are out of step now: start a new world, with a longer deadline",
+        false => "Call again to go on waiting, or set a longer deadline",
+    }
+}
+
+/// To the millisecond, and to the microsecond below one.
+fn readable(time: Duration) -> Duration {
+    let unit = if time < Duration::from_millis(1) { 1_000 } else { 1_000_000 };
+    match u64::try_from(time.as_nanos()) {
+        Ok(nanos @ 1_000..) => Duration::from_nanos(nanos.saturating_add(unit / 2) / unit * unit),
+        _ => time,
+    }
+}
+
 impl Error {
     pub(crate) fn os(rank: u32, operation: &'static str, cause: impl Into<std::io::Error>) -> Self {
         Error::Os { rank, operation, cause: Arc::new(cause.into()) }
@@ -159,6 +181,40 @@ impl fmt::Display for Ranks {
             1 => write!(f, "rank {}", names[0]),
             n if n > SHOWN => write!(f, "ranks {} and {} more", names.join(", "), n - SHOWN),
             _ => write!(f, "ranks {}", names.join(", ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_tells_what_can_be_done_after_it() {
+        let text = |operation, together| {
+            let (waited, missing) = (Duration::from_nanos(300_106_249), Ranks(vec![2]));
+            Error::Timeout { rank: 1, operation, waited, missing, together }.to_string()
+        };
+        let start = "not done within 300ms; waiting for rank 2. ";
+        let (wait, barrier) = (text("wait", false), text("barrier", true));
+        assert!(wait.starts_with(&format!("rank 1: wait: {start}Call again to go on waiting")), "{wait}");
+        assert!(barrier.starts_with(&format!("rank 1: barrier: {start}")), "{barrier}");
+        assert!(barrier.contains("start a new world, with a longer deadline"), "{barrier}");
+        assert!(!barrier.contains("Call again"), "{barrier}");
+    }
+
+    #[test]
+    fn short_times_stay_readable() {
+        for (nanos, text) in [
+            (0, "0ns"),
+            (750, "750ns"),
+            (20_400, "20µs"),
+            (999_900, "1ms"),
+            (1_400_000, "1ms"),
+            (299_600_000, "300ms"),
+            (4_000_212_000, "4s"),
+        ] {
+            assert_eq!(format!("{:?}", readable(Duration::from_nanos(nanos))), text, "{nanos}");
         }
     }
 }

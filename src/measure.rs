@@ -155,7 +155,7 @@ impl<'f> Pair<'f> {
             return Ok(());
         }
         let (rank, waited) = (self.fabric.rank(), since.elapsed());
-        Err(Error::Timeout { rank, operation, waited, missing: Ranks(vec![1 - rank]) })
+        Err(Error::Timeout { rank, operation, waited, missing: Ranks(vec![1 - rank]), together: true })
     }
 
     /// Waits until at most so many operations are in flight; the value of the last that completed.
@@ -275,7 +275,7 @@ fn wait_for(fabric: &dyn Fabric, patience: Duration, mut done: impl FnMut() -> R
         fabric.look_for_dead("arm")?;
         if since.elapsed() > patience {
             let (rank, missing) = (fabric.rank(), Ranks::default());
-            return Err(Error::Timeout { rank, operation: "arm", waited: since.elapsed(), missing });
+            return Err(Error::Timeout { rank, operation: "arm", waited: since.elapsed(), missing, together: true });
         }
         thread::sleep(Duration::from_micros(50));
     }

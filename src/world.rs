@@ -242,7 +242,7 @@ fn fetch(
         while endpoint.poll()?.is_none() {
             if Instant::now() >= until {
                 let (waited, missing) = (started.elapsed(), crate::error::Ranks(vec![root]));
-                return Err(Error::Timeout { rank, operation: "broadcast", waited, missing });
+                return Err(Error::Timeout { rank, operation: "broadcast", waited, missing, together: true });
             }
         }
     }

@@ -144,14 +144,16 @@ fn a_missing_rank_is_named_within_the_deadline() {
             return;
         }
         let error = world.allreduce::<f32>(&[10]).build().unwrap_err();
-        assert!(matches!(&error, Error::Timeout { missing, .. } if missing.0 == [1]), "{error}");
+        assert!(matches!(&error, Error::Timeout { missing, together: true, .. } if missing.0 == [1]), "{error}");
+        let again = world.allreduce::<f32>(&[10]).build().unwrap_err().to_string();
+        assert!(again.contains("start a new world"), "{again}");
     });
     world(2, |world| {
         let mut sum = world.allreduce::<f32>(&[10]).build().unwrap();
         if world.rank() == 0 {
             sum.arrive().unwrap();
             let error = sum.wait(Duration::from_millis(30)).unwrap_err();
-            assert!(matches!(&error, Error::Timeout { missing, .. } if missing.0 == [1]), "{error}");
+            assert!(matches!(&error, Error::Timeout { missing, together: false, .. } if missing.0 == [1]), "{error}");
             assert!(sum.test().unwrap().is_none());
         }
         world.barrier(DEADLINE).unwrap();

@@ -139,7 +139,8 @@ impl Waiter {
                     return Ok(());
                 }
                 let waited = Duration::from_nanos(now - started);
-                return Err(Error::Timeout { rank: self.fabric.rank(), operation, waited, missing: work.missing() });
+                let (rank, missing) = (self.fabric.rank(), work.missing());
+                return Err(Error::Timeout { rank, operation, waited, missing, together: false });
             }
             if self.spin.goes_on(now, work.next_timer()) {
                 continue;

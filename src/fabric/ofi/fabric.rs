@@ -290,7 +290,8 @@ impl Fabric for OfiFabric {
                 self.look_for_dead(operation)?;
                 if Instant::now() >= deadline {
                     let missing = Ranks(self.shared.lock().not_gathered(turn));
-                    return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
+                    let waited = started.elapsed();
+                    return Err(Error::Timeout { rank: self.rank, operation, waited, missing, together: true });
                 }
             }
             Ok(self.shared.visit().take_gathered(turn))

@@ -162,7 +162,8 @@ impl Fabric for ShmFabric {
                 self.look_for_dead(operation)?;
                 if Instant::now() >= deadline {
                     let missing = Ranks(missing);
-                    return Err(Error::Timeout { rank: self.rank, operation, waited: started.elapsed(), missing });
+                    let waited = started.elapsed();
+                    return Err(Error::Timeout { rank: self.rank, operation, waited, missing, together: true });
                 }
             }
             let turn = turn - u64::from(Fault::StaleExchange.is(self.fault));
