@@ -20,6 +20,9 @@ pub(super) enum Unusable {
     /// Others can write there, or decide where its name leads.
     #[error("{0}; name a folder that does not exist yet, and rank 0 makes it, or one that only you can write to")]
     Open(String),
+    /// It would have to be made in a folder that does not exist.
+    #[error("{} does not exist; correct the path, or make that folder: rank 0 makes the last one only", .0.display())]
+    NoParent(PathBuf),
 }
 
 /// A folder that belongs to this user and that no other user can write to. The handle stays valid
@@ -43,14 +46,15 @@ impl Drop for Made {
 }
 
 impl Folder {
-    /// Opens the folder, and makes it for this user alone if it does not exist.
+    /// Opens the folder, and makes it for this user alone if it does not exist. The folder above it
+    /// must exist: a mistyped path does not become a tree that remains.
     pub(super) fn make(path: &Path) -> Result<Self, Unusable> {
-        if let Some(parent) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-        }
         let made = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => Some(Made(path.to_owned())),
             Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => None,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                return Err(path.parent().map_or(cause.into(), |parent| Unusable::NoParent(parent.to_owned())));
+            }
             Err(cause) => return Err(cause.into()),
         };
         Ok(Folder { _made: made, ..Self::open(path)? })
@@ -154,6 +158,14 @@ mod tests {
         assert!(!folder.has("word"));
         drop(folder);
         assert!(!path.exists(), "what was made is left behind");
+    }
+
+    #[test]
+    fn a_path_with_a_missing_folder_is_refused_and_nothing_is_made() {
+        let above = nothing_at("mistyped");
+        let problem = Folder::make(&above.join("deeper").join("store")).unwrap_err().to_string();
+        assert!(problem.starts_with(&format!("{} does not exist", above.join("deeper").display())), "{problem}");
+        assert!(!above.exists(), "a mistyped path has become a folder");
     }
 
     #[test]
