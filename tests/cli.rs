@@ -335,6 +335,16 @@ fn run_hands_its_ranks_a_secret_that_nobody_else_knows() {
 }
 
 #[test]
+fn run_says_that_it_replaces_a_store() {
+    let run = ["run", "-n", "1", "--", "sh", "-c", "echo store=$EARLYBIRD_STORE"];
+    let output = earlybird(&run).env("EARLYBIRD_STORE", "tcp:here:29400").output().unwrap();
+    let text = text(&output);
+    let store = text.lines().find_map(|line| Some(line.split_once("] store=")?.1)).unwrap();
+    assert!(store.starts_with("unix:"), "{text}");
+    assert!(text.contains(&format!("warning: EARLYBIRD_STORE=tcp:here:29400 is replaced by {store}")), "{text}");
+}
+
+#[test]
 fn ranks_stay_on_their_cores() {
     let output = earlybird(&["run", "-n", "2", "--bind", "core", "--", "sh", "-c", "nproc"]).output().unwrap();
     assert!(text(&output).contains("[0] 1") && text(&output).contains("[1] 1"), "{}", text(&output));

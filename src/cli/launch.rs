@@ -53,6 +53,13 @@ impl Launch<'_> {
     pub(super) fn run(&self) -> super::Outcome {
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
         let (meeting, secret) = (format!("unix:{}", random()?), random()?);
+        if let Some(own) = std::env::var_os("EARLYBIRD_STORE").filter(|own| !own.is_empty()) {
+            eprintln!(
+                "earlybird: warning: EARLYBIRD_STORE={} is replaced by {meeting}, which no other job has; to choose \
+                 the store, start the ranks with another launcher",
+                own.to_string_lossy()
+            );
+        }
         let mut ranks = Vec::new();
         let mut relays = Vec::new();
         for rank in 0..self.ranks {
