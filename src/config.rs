@@ -134,7 +134,10 @@ const LEAST_SECRET: usize = 8;
 fn long_enough(secret: String) -> Result<String> {
     match secret.len() {
         LEAST_SECRET.. => Ok(secret),
-        short => Err(Error::Config(format!("{SECRET} has {short} bytes; use {LEAST_SECRET} or more"))),
+        short => {
+            let bytes = if short == 1 { "byte" } else { "bytes" };
+            Err(Error::Config(format!("{SECRET} has {short} {bytes}; use {LEAST_SECRET} or more")))
+        }
     }
 }
 
@@ -278,6 +281,11 @@ mod tests {
             let error = config(name, value).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
+        for (secret, named) in [("x", "has 1 byte; use 8 or more"), ("seven..", "has 7 bytes; use 8 or more")] {
+            let error = config("EARLYBIRD_SECRET", secret).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+        config("EARLYBIRD_SECRET", "eight...").unwrap();
         let error = config("EARLYBIRD_DEADLIN", "5s").unwrap_err().to_string();
         assert!(error.contains("did you mean EARLYBIRD_DEADLINE?"), "{error}");
     }
