@@ -90,6 +90,15 @@ fn bad_input_is_named_before_anything_starts() {
 }
 
 #[test]
+fn help_lists_every_command() {
+    let output = earlybird(&["--help"]).output().unwrap();
+    for command in ["run", "bench", "train", "program", "fuzz", "simulate", "info"] {
+        let listed = text(&output).lines().any(|line| line.split_whitespace().next() == Some(command));
+        assert!(listed, "{command}: {}", text(&output));
+    }
+}
+
+#[test]
 fn simulate_says_what_a_schedule_costs() {
     let world = ["simulate", "--ranks", "12", "--per-host", "4", "--fire", "quorum=9", "--seeds", "2"];
     let output = earlybird(&[&world[..], &["--json"]].concat()).output().unwrap();

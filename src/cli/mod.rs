@@ -45,8 +45,7 @@ enum Command {
     Program(program::Args),
     /// Try the protocol over random schedules and networks, and shrink what fails
     Fuzz(fuzz::Args),
-    /// Simulate worlds without troubles, however large, and print what that costs
-    #[command(hide = true)]
+    /// Simulate worlds without troubles, of up to 4,096 ranks, and print what that costs
     Simulate(simulate::Args),
     /// Show what this build and machine can do
     Info(info::Args),
