@@ -6,7 +6,7 @@
 #[path = "common/tier.rs"]
 mod tier;
 
-use earlybird::trigger::{Cards, Offload, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
+use earlybird::trigger::{Cards, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tier::by_tier;
@@ -38,7 +38,7 @@ struct World {
 impl World {
     fn new(request: &Request, gate: bool, seed: u64) -> Self {
         let programs = compile(request, &Profile::NETWORK);
-        let cards = Cards::new(programs.clone(), Profile::NETWORK, request.slots as usize, seed);
+        let cards = Cards::new(programs.clone(), request.slots as usize, seed);
         let rank = |rank| Rank { rank, read: 0, arrived: 0, deposits: 0, writing: None };
         let mut world = World {
             cards,
@@ -127,7 +127,7 @@ impl World {
             return;
         }
         let slot = self.slot(round);
-        if !self.gate || self.cards.take_back(slot, rank) {
+        if !self.gate || self.cards.revoke_token(slot, rank) {
             self.cards.write(slot, rank);
             self.ranks[index].writing = Some(round);
         }

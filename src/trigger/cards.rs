@@ -1,6 +1,9 @@
 //! A model of network cards that run programs by themselves: counters that only add, operations that
 //! run once, messages that take their time. Everything random comes from a seed.
 //!
+//! The order of calls for each use of a slot: *arm*, *open* the gates, *give* ready tokens; then
+//! arrivals; when the outcome is there and every input has come, the slot is armed for its next use.
+//!
 //! It knows nothing of cells, claims or gates of shared memory; what holds on it holds for the
 //! tables. Data is symbolic: a buffer holds the set of the contributions that were summed into it.
 
@@ -9,8 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::compile::Profile;
-use super::offload::Offload;
 use super::program::{Action, Buffer, Place, Program, Role, Signal};
 
 /// The contributions in a buffer, by rank and number.
@@ -22,7 +23,6 @@ type Part = (Place, u32);
 #[derive(Debug)]
 pub struct Cards {
     world: Vec<Program>,
-    profile: Profile,
     slots: Vec<Slot>,
     messages: Vec<Message>,
     rng: Xoshiro256PlusPlus,
@@ -52,10 +52,10 @@ enum Message {
 impl Cards {
     /// Cards that hold these tables for so many slots; nothing is armed.
     #[must_use]
-    pub fn new(world: Vec<Program>, profile: Profile, slots: usize, seed: u64) -> Self {
+    pub fn new(world: Vec<Program>, slots: usize, seed: u64) -> Self {
         let slot = Slot { armed: vec![0; world.len()], ..Slot::default() };
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Cards { world, profile, slots: vec![slot; slots], messages: Vec::new(), rng, torn: 0 }
+        Cards { world, slots: vec![slot; slots], messages: Vec::new(), rng, torn: 0 }
     }
 
     /// Lets one thing happen somewhere, at random; whether there was one.
@@ -171,14 +171,10 @@ impl Cards {
     pub fn torn(&self) -> u64 {
         self.torn
     }
-}
 
-impl Offload for Cards {
-    fn profile(&self) -> Profile {
-        self.profile
-    }
-
-    fn arm(&mut self, rank: u32, slot: usize) {
+    /// Queues a rank's operations for the next use of a slot: each runs once, when its counter has come
+    /// so far. No rank can set them off before this one says *ready*.
+    pub fn arm(&mut self, rank: u32, slot: usize) {
         let program = &self.world[rank as usize];
         let state = &mut self.slots[slot];
         let uses = state.armed[rank as usize];
@@ -191,7 +187,8 @@ impl Offload for Cards {
         state.buffers.retain(|(place, _), _| !own(place));
     }
 
-    fn give(&mut self, by: u32, slot: usize, input: Signal) {
+    /// A rank gives an input: its arrival, *ready*, the token of its gate. Of an own counter at once.
+    pub fn give(&mut self, by: u32, slot: usize, input: Signal) {
         if by == input.rank {
             self.add(slot, input);
         } else {
@@ -199,7 +196,9 @@ impl Offload for Cards {
         }
     }
 
-    fn take_back(&mut self, slot: usize, rank: u32) -> bool {
+    /// Revokes the token of a rank's gate, unless the activation came first; whether it did.
+    /// While the token is out the contribution is the rank's to write, and the round waits.
+    pub fn revoke_token(&mut self, slot: usize, rank: u32) -> bool {
         let before = self.slots[slot].armed[rank as usize].saturating_sub(1) * 2;
         let value = self.slots[slot].values.entry((rank, Role::Gate)).or_default();
         // Both inputs are there: it has fired, or is about to.
@@ -210,7 +209,9 @@ impl Offload for Cards {
         true
     }
 
-    fn is_full(&self, slot: usize, rank: u32, counter: Role) -> bool {
+    /// Whether all inputs of a counter have come for the use that was armed last.
+    #[must_use]
+    pub fn is_full(&self, slot: usize, rank: u32, counter: Role) -> bool {
         let inputs = u64::from(self.world[rank as usize].inputs(counter));
         self.value(slot, rank, counter) >= self.slots[slot].armed[rank as usize] * inputs
     }

@@ -62,12 +62,6 @@ impl Profile {
     /// Processes that reach each other by one-sided writes.
     pub const NETWORK: Profile =
         Profile { name: "network", shared: false, operations: 1 << 16, counters: 1 << 16, bytes: 1 << 40 };
-
-    /// By its name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Profile> {
-        [Profile::SHARED, Profile::NETWORK].into_iter().find(|profile| profile.name == name)
-    }
 }
 
 /// What is wanted.

@@ -14,7 +14,6 @@ mod gate;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
-mod offload;
 mod program;
 mod worker;
 
@@ -23,7 +22,6 @@ pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
 pub(crate) use layout::{Input, Layout, State, Target, Work};
-pub use offload::Offload;
 pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};
 

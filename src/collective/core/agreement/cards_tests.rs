@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::collective::core::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
 use crate::rule::{Fire, Grace};
-use crate::trigger::{Cards, Gate, Offload, Profile, Request, Role, Schedule, Signal, Start, compile};
+use crate::trigger::{Cards, Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
 struct Memory(Vec<u64>);
 
@@ -52,7 +52,7 @@ impl World {
         let tables = compile(&request, &Profile::NETWORK);
         let roles = |counters: &[crate::trigger::Counter]| counters.iter().map(|counter| counter.role).collect();
         let counters = tables.iter().map(|table| roles(&table.counters)).collect();
-        let cards = Cards::new(tables, Profile::NETWORK, slots as usize, seed);
+        let cards = Cards::new(tables, slots as usize, seed);
         let rank = |me| Rank {
             machine: Machine::new(plan(me)),
             cells: Memory(vec![0; plan(me).control_cells()]),
@@ -133,7 +133,7 @@ impl World {
             }
             Op::SignalArrival { round } => self.cards.give(me, self.slot(round), own(Role::Start, 0)),
             Op::RevokeGateToken { round, token } => {
-                let taken = self.cards.take_back(self.slot(round), me);
+                let taken = self.cards.revoke_token(self.slot(round), me);
                 if taken {
                     self.cards.write(self.slot(round), me);
                 }
