@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::tier::is_deep;
 use common::{Job, Need, said};
 use earlybird::{Config, World};
 
@@ -103,10 +104,11 @@ fn file() -> Way {
     over_libfabric(format!("file:{}", std::env::temp_dir().join(format!("earlybird-test-{}", fresh())).display()))
 }
 
-/// Shared memory, and with libfabric each kind of store.
+/// Shared memory, and with libfabric each kind of store; in the quick tier that of several machines only.
 fn ways() -> Vec<Way> {
     match common::libfabric() {
         None => vec![shm()],
+        Some(_) if !is_deep() => vec![shm(), tcp()],
         Some(_) => vec![shm(), over_libfabric(shm().store), tcp(), file()],
     }
 }
