@@ -12,7 +12,7 @@ use super::session::Session;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::Provider;
-use crate::executor::thread::{Helper, Seat};
+use crate::executor::thread::{Helper, InUse, Seat};
 use crate::executor::work::Work;
 use crate::fabric::Lender;
 use crate::rule::Executor;
@@ -103,13 +103,13 @@ impl Raw {
             copy(&mut self.memory, at + from, from..from + len);
             let mut engine = self.seat.take();
             self.session.fill(&mut engine, buffer, pieces - piece - 1);
-            let now = self.waiter.clock().now_if(engine.machine().needs_time());
+            let now = self.now(&engine);
             // Others wait for the rest even if this rank cannot go on.
             driven = driven.and(engine.move_one(now));
         }
         driven?;
         let mut engine = self.seat.take();
-        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        let now = self.now(&engine);
         engine.drive(now, Effort::Nothing)?;
         self.session.filled(&mut engine);
         drop(engine);
@@ -127,7 +127,7 @@ impl Raw {
         self.session.check(operation, self.session.has_rounds_left(), problem)?;
         self.world.fabric().health(operation)?;
         let mut engine = self.seat.take();
-        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        let now = self.now(&engine);
         self.session.arrive(&mut engine, now, unfilled);
         Ok(now)
     }
@@ -141,12 +141,24 @@ impl Raw {
         if engine.wants_time(arrived) {
             engine.time(self.waiter.clock().now());
         }
+        self.go_away(engine);
+        Ok(())
+    }
+
+    /// The caller goes away; a thread goes on if something is left to do.
+    #[inline]
+    fn go_away(&self, mut engine: InUse<'_, Engine>) {
         let leaves_work = self.session.leaves_work(&mut engine);
         drop(engine);
         if leaves_work {
             self.seat.leave_work();
         }
-        Ok(())
+    }
+
+    /// The time, if the machine makes use of it.
+    #[inline]
+    fn now(&self, engine: &Engine) -> Time {
+        self.waiter.clock().now_if(engine.machine().needs_time())
     }
 
     /// Works and waits until there are outcomes, and takes them.
@@ -154,7 +166,7 @@ impl Raw {
     pub(super) fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
         self.settle();
         self.session.check_outstanding("wait")?;
-        self.wait_and_take("wait", deadline)
+        self.reach("wait", deadline, Session::take)
     }
 
     /// Takes the outcomes that are there, if there are any.
@@ -172,11 +184,7 @@ impl Raw {
         if complete {
             return Ok(Some(self.session.take(&mut engine)));
         }
-        let leaves_work = self.session.leaves_work(&mut engine);
-        drop(engine);
-        if leaves_work {
-            self.seat.leave_work();
-        }
+        self.go_away(engine);
         Ok(None)
     }
 
@@ -189,13 +197,13 @@ impl Raw {
         }
         if !self.session.is_leaving() {
             if self.session.is_outstanding() {
-                self.wait_and_take(operation, deadline)?;
+                self.reach(operation, deadline, Session::take)?;
             }
             self.settle();
             self.session.leave(&mut self.seat.take());
         }
         while !self.session.is_gone() {
-            self.block(operation, deadline)?;
+            self.reach(operation, deadline, Session::go_on_leaving)?;
         }
         self.part()?;
         self.finished = true;
@@ -222,7 +230,7 @@ impl Raw {
     /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
         let mut engine = self.seat.take();
-        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        let now = self.now(&engine);
         engine.look(now)?;
         Ok(engine.is_complete())
     }
@@ -248,7 +256,7 @@ impl Raw {
     fn let_go(&self) {
         let mut engine = self.seat.take();
         self.session.release(&mut engine);
-        let now = self.waiter.clock().now_if(engine.machine().needs_time());
+        let now = self.now(&engine);
         // An endpoint that broke says so in the next call.
         let _ = engine.drive(now, Effort::Nothing);
     }
@@ -262,23 +270,19 @@ impl Raw {
         }
     }
 
+    /// Works and waits until the session's goal is reached, and does what follows.
     #[inline]
-    fn wait_and_take(&mut self, operation: &'static str, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+    fn reach<R>(
+        &mut self,
+        operation: &'static str,
+        deadline: Deadline,
+        then: impl FnOnce(&mut Session, &mut Engine) -> R,
+    ) -> Result<R> {
         self.seat.claim_work();
         let mut engine = self.seat.take();
         let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
         // The thread must not have the engine in between: with a claim of its own nothing would be ready.
-        let taken = done.map(|()| self.session.take(&mut engine));
-        drop(engine);
-        self.explain(operation, taken)
-    }
-
-    /// Works and waits until the next goal of a rank that leaves is reached.
-    fn block(&mut self, operation: &'static str, deadline: Deadline) -> Result<()> {
-        self.seat.claim_work();
-        let mut engine = self.seat.take();
-        let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
-        let done = done.map(|()| self.session.go_on_leaving(&mut engine));
+        let done = done.map(|()| then(&mut self.session, &mut engine));
         drop(engine);
         self.explain(operation, done)
     }
@@ -288,9 +292,7 @@ impl Raw {
         let done = self.waiter.explain(operation, done);
         if let Err(error @ Error::Timeout { .. }) = &done {
             self.last_timeout = Some(error.to_string());
-            if self.session.leaves_work(&mut self.seat.take()) {
-                self.seat.leave_work();
-            }
+            self.go_away(self.seat.take());
         }
         done
     }

@@ -15,7 +15,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::oracle::Oracle;
 use super::scenario::{Death, Habits, Since};
-use crate::collective::core::{Effort, Op, Stats, Time};
+use crate::collective::core::{Effort, Stats, Time};
 use crate::collective::driver::Driver;
 use crate::collective::engine::{Engine, Goal};
 use crate::collective::session::Session;
@@ -482,27 +482,5 @@ impl Actor {
         self.session.release(&mut self.engine);
         self.doing = Doing::Releasing;
         Ok(())
-    }
-
-    /// Whether its next step is nobody else's business: it writes only what nobody reads before a
-    /// later step says so, and reads only what nobody changes.
-    pub(super) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
-        let machine = self.engine.machine();
-        match machine.peek_op() {
-            _ if !self.is_seated() && self.habits.thread => false,
-            Some(Op::Fence) => true,
-            Some(Op::Run(task)) => !self.engine.driver().is_announced(*task),
-            // Whoever begins to wait later looks at what this announces.
-            Some(Op::Wake { .. }) => nobody_waits,
-            // Claims are looked at again only when their owner is dead.
-            Some(Op::Store { cell, .. }) => !mortals && machine.is_claim(*cell),
-            Some(_) => false,
-            None => self.doing == Doing::Computing,
-        }
-    }
-
-    /// Cells of claims that have no meaning any more: everything that was claimed has happened.
-    pub(super) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
-        self.engine.machine().spent_claims(cells)
     }
 }

@@ -55,8 +55,9 @@ impl Calm {
     /// The guarantee that was violated, a panic of the core, or a world that never came to its end.
     pub fn run(&self, seed: u64, most_events: u64) -> Result<Costs, Failure> {
         let name = format!("{seed} of a calm world of {} ranks", self.ranks);
-        let case = Case::recorded(Arc::new(Recording::of(name, seed, self.scenario())), 0);
-        let ended = run_within(&case, &self.scenario(), most_events, &mut None)?;
+        let scenario = self.scenario();
+        let case = Case::recorded(Arc::new(Recording::of(name, seed, scenario.clone())), 0);
+        let ended = run_within(&case, &scenario, most_events, &mut None)?;
         Ok(Costs { events: ended.events, rounds: ended.coverage.rounds, time: ended.time })
     }
 

@@ -49,29 +49,29 @@ impl Cut {
 
     /// Ranks for which this is the last round.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = u32> {
-        self.entries.iter().filter(|entry| entry.part == Part::Leaving).map(|entry| entry.rank)
+        self.ranks(Part::Leaving)
     }
 
-    fn ranks(&self, part: Part) -> RankSet {
-        self.entries.iter().filter(|entry| entry.part == part).map(|entry| entry.rank).collect()
+    fn ranks(&self, part: Part) -> impl Iterator<Item = u32> {
+        self.entries.iter().filter(move |entry| entry.part == part).map(|entry| entry.rank)
     }
 
     /// Ranks with a fresh contribution.
     #[must_use]
     pub fn fresh(&self) -> RankSet {
-        self.ranks(Part::Fresh)
+        self.ranks(Part::Fresh).collect()
     }
 
     /// Ranks with a carried contribution.
     #[must_use]
     pub fn carried(&self) -> RankSet {
-        self.ranks(Part::Carried)
+        self.ranks(Part::Carried).collect()
     }
 
     /// Ranks for which this is the last round.
     #[must_use]
     pub fn leavers(&self) -> RankSet {
-        self.ranks(Part::Leaving)
+        self.leaving().collect()
     }
 
     /// Adds what a gate let in; `weight` says that of what is in a buffer.

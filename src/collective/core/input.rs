@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds since an origin that only the driver knows.
-pub(crate) type Time = u64;
+pub(crate) use crate::time::Time;
 
 /// Released by a rank that left: nothing will ever wait for it.
 pub(crate) const FOREVER: u64 = u64::MAX;

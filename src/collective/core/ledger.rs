@@ -7,7 +7,7 @@ use super::cut::Cut;
 use super::input::{Cells, FOREVER};
 use super::op::{Counted, Interest, Op};
 use super::outbox::Outbox;
-use super::plan::{AgreementBy, Plan};
+use super::plan::{AgreementBy, Plan, slot_of};
 use super::releases::Releases;
 use crate::fabric::Change;
 use crate::fault::Fault;
@@ -130,9 +130,15 @@ impl Ledger {
         round - self.taken <= plan.depth
     }
 
+    /// Whether this rank has a use for the next round, and the ring has room for it.
+    #[inline]
+    pub(super) fn wants_next(&self, plan: &Plan) -> bool {
+        !self.left && self.is_within_depth(self.open(), plan)
+    }
+
     #[inline]
     fn slot(&self, round: u64) -> usize {
-        ((round - 1) % self.cuts.len() as u64) as usize
+        slot_of(round, self.cuts.len() as u64)
     }
 
     #[inline]

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::timeline::{Time, Timeline};
+use super::timeline::Timeline;
 use super::weather::{Met, Weather};
 use crate::error::{Error, Result};
 use crate::fabric::{Access, At, Completion, Interest, Region, Window};
 use crate::sync::{AtomicU64, Ordering};
+use crate::time::Time;
 
 #[derive(Debug)]
 pub(crate) struct Net {

@@ -5,8 +5,7 @@
 
 use std::collections::VecDeque;
 
-/// Nanoseconds of virtual time.
-pub(crate) type Time = u64;
+use crate::time::Time;
 
 /// Bits of a digit.
 const DIGIT: u32 = 6;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::timeline::Time;
+use crate::time::Time;
 
 /// Troubles of a network, drawn by whoever makes it. None by default.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -6,6 +6,7 @@ use super::{Actor, Step, Trouble};
 use crate::collective::core::{Effort, Op, Time, Token};
 use crate::collective::engine::{Engine, Goal};
 use crate::executor::work::{Outlived, Polled, Work};
+use crate::rule::Absent;
 use crate::simulation::coverage::operation;
 use crate::simulation::oracle::Oracle;
 
@@ -52,7 +53,7 @@ impl Actor {
             }
         }
         let machine = self.engine.machine();
-        if self.dropped < machine.stats().dropped {
+        if machine.plan().absent == Absent::Drop && self.dropped < machine.stats().dropped {
             self.dropped += 1;
             Rc::make_mut(oracle).drops(machine.plan().me, machine.taken() + 1)?;
         }

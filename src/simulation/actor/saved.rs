@@ -1,10 +1,10 @@
-//! What an explorer keeps of a rank.
+//! What an explorer keeps of a rank, and asks it.
 
 use std::hash::{Hash, Hasher};
 
 use super::helper::Helper;
 use super::{Actor, Doing};
-use crate::collective::core::Machine;
+use crate::collective::core::{Machine, Op};
 use crate::collective::session::Session;
 
 /// Everything about an actor that changes.
@@ -52,5 +52,27 @@ impl Actor {
         (self.doing, self.helper, self.made) = (saved.doing, saved.helper, saved.made);
         (self.judged, self.dropped) = (saved.judged, saved.dropped);
         self.heard.clone_from(&saved.heard);
+    }
+
+    /// Whether its next step concerns no other rank: it writes only what no rank reads before a later step says so, and
+    /// reads only what no rank changes.
+    pub(in crate::simulation) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
+        let machine = self.engine.machine();
+        match machine.peek_op() {
+            _ if !self.is_seated() && self.habits.thread => false,
+            Some(Op::Fence) => true,
+            Some(Op::Run(task)) => !self.engine.driver().is_announced(*task),
+            // A rank that begins to wait later looks at what this announces.
+            Some(Op::Wake { .. }) => nobody_waits,
+            // Claims are looked at again only when their owner is dead.
+            Some(Op::Store { cell, .. }) => !mortals && machine.is_claim(*cell),
+            Some(_) => false,
+            None => self.doing == Doing::Computing,
+        }
+    }
+
+    /// Cells of claims that have no meaning any more: everything that was claimed has happened.
+    pub(in crate::simulation) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
+        self.engine.machine().spent_claims(cells)
     }
 }

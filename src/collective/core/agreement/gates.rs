@@ -92,7 +92,7 @@ impl Gates {
     /// The next outcome, if it is complete.
     pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
         let (plan, round) = (cx.plan, cx.ledger.open());
-        if cx.ledger.has_left() || !cx.ledger.is_within_depth(round, plan) {
+        if !cx.ledger.wants_next(plan) {
             return false;
         }
         if !self.layout.is_complete(round, &Slot { plan, cells }) {
@@ -125,8 +125,7 @@ impl Gates {
         let is_dead = |rank| ledger.is_dead(rank) && !plan.fault(Fault::AbandonTheDead);
         let mut want = |want| cx.outbox.push(op(plan, want));
         let mut progress = worker.step(layout, is_dead, &slot, &mut want);
-        let may_be_under_way =
-            arrival.stage != ArrivalStage::Away && !ledger.has_left() && ledger.is_within_depth(round, plan);
+        let may_be_under_way = arrival.stage != ArrivalStage::Away && ledger.wants_next(plan);
         if !progress && may_be_under_way {
             worker.help(layout, round, plan.ranks, &slot);
             if effort == Effort::Search {

@@ -3,7 +3,8 @@
 use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::op::Token;
-use super::super::plan::{Plan, RANKS_PER_WORD};
+use super::super::plan::Plan;
+use super::words::{home_host, place_of};
 use super::{Arrival, ArrivalStage, Deferred, bits};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
@@ -44,10 +45,9 @@ impl Arrival {
         } else if cx.outbox.has_tag(buffer) && !plan.fault(Fault::PlaceBeforeTag) {
             // Once the bit is in, the initiator must find the tag; so that has to land first.
         } else if !plan.fire.is_full(open) {
-            let bit = bits::carried_bit(plan.me % RANKS_PER_WORD);
-            let cell = plan.word(open, plan.me / RANKS_PER_WORD);
-            let home = plan.host_of(plan.home(open, cx.ledger.active()));
-            self.ask_atomic(home, cell, Atomic::FetchAdd(bit), Token::Place, cx.outbox);
+            let (index, bit) = place_of(plan.me);
+            let (home, cell) = (home_host(cx.view()), plan.word(open, index));
+            self.ask_atomic(home, cell, Atomic::FetchAdd(bits::carried_bit(bit)), Token::Place, cx.outbox);
             self.enter(ArrivalStage::Placing { round: open }, cx.outbox);
         } else if cx.ledger.is_within_depth(open, plan) {
             (self.target, self.part) = (open, Part::Carried);

@@ -25,7 +25,7 @@ pub(super) struct Words {
 }
 
 /// The host of the words of the next round.
-fn home_host(View { plan, ledger, .. }: View<'_>) -> u32 {
+pub(super) fn home_host(View { plan, ledger, .. }: View<'_>) -> u32 {
     plan.host_of(plan.home(ledger.open(), ledger.active()))
 }
 
@@ -34,15 +34,14 @@ fn is_one_word(plan: &Plan) -> bool {
 }
 
 /// The index of a rank's word, and that of its bits there.
-fn place_of(rank: u32) -> (u32, u32) {
+pub(super) fn place_of(rank: u32) -> (u32, u32) {
     (rank / RANKS_PER_WORD, rank % RANKS_PER_WORD)
 }
 
 /// The next round, if its record is here.
 pub(super) fn learn(arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
     let round = cx.ledger.open();
-    let looks = !cx.ledger.has_left() && cx.ledger.is_within_depth(round, cx.plan);
-    let known = looks && cx.read_record(round, cells);
+    let known = cx.ledger.wants_next(cx.plan) && cx.read_record(round, cells);
     if known {
         arrival.fire(round, cx);
     }

@@ -21,6 +21,12 @@ fn lines(bytes: usize) -> Option<usize> {
 }
 
 /// Slots.
+/// Which of so many slots a round has. Rounds count from 1.
+#[inline]
+pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
+    ((round - 1) % slots) as usize
+}
+
 impl Plan {
     /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
     /// r + 1, and what a slot held before must have been released by all ranks.
@@ -30,7 +36,7 @@ impl Plan {
 
     /// The control slot of a round. Rounds count from 1.
     pub(crate) fn slot(&self, round: u64) -> usize {
-        ((round - 1) % self.slots()) as usize
+        slot_of(round, self.slots())
     }
 
     /// How often the slot of `round` was used when `round` is over, `round` included.

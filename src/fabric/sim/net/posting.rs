@@ -3,8 +3,9 @@
 
 use rand::RngExt;
 
-use super::{Effect, Fetch, Net, Place, Time};
+use super::{Effect, Fetch, Net, Place};
 use crate::fabric::{At, Atomic, Change, Posted, Region, Signal};
+use crate::time::Time;
 
 impl Net {
     /// Usually short, now and then ten or a hundred times as long.
