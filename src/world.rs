@@ -20,8 +20,8 @@ use crate::model::{HwConfig, Parameters};
 use crate::reduce::Element;
 use crate::time::Deadline;
 
-/// A job's processes, as one of them sees them. Clones are the same world; it may be shared by
-/// threads, but calls that all ranks make together must be made in the same order everywhere.
+/// The processes of a job, as one of them sees them. Clones are handles of the same world, and
+/// threads may share it. All ranks must make their collective calls in the same order.
 ///
 /// A forked child must not use it.
 #[derive(Clone, Debug)]
@@ -39,12 +39,13 @@ struct Inner {
 }
 
 impl World {
-    /// Joins the world that the launcher's environment describes; a world of one where there is no
-    /// launcher. Returns when all ranks have joined.
+    /// Joins the world that the launcher's environment describes; without a launcher, a world of
+    /// one rank. Returns when all ranks have joined.
     ///
     /// # Errors
-    /// An environment that makes no sense, before anything is made; [`Error::Join`] naming the
-    /// ranks that did not come within the deadline, came twice, or were told another world size.
+    /// [`Error::Config`] for an invalid environment, before anything is created; [`Error::Join`]
+    /// that names the ranks that did not come within the deadline, came twice, or had another world
+    /// size.
     pub fn from_env(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
@@ -55,9 +56,10 @@ impl World {
         Ok(Self::new(fabric, parameters, config.deadline, identity.source))
     }
 
-    /// Worlds of which every rank is in this process, one for each thread that plays a rank: for
-    /// tests and for trying things out. Over libfabric if that is chosen, else over shared memory. Each is to be
-    /// dropped by the thread that plays it: over libfabric a rank that leaves stays for the others.
+    /// Creates a world whose ranks are all in this process, one handle for each thread that plays a
+    /// rank: for tests and experiments. Over libfabric if `config` selects it, else over shared
+    /// memory. The thread that plays a rank must drop its handle: over libfabric, a rank that
+    /// leaves goes on to serve the others.
     ///
     /// # Errors
     /// As [`World::from_env`].
@@ -104,32 +106,33 @@ impl World {
         self.inner.fabric.name()
     }
 
-    /// Which of libfabric's providers carries it, if one does.
+    /// The name of the libfabric provider, if the transport is libfabric.
     #[must_use]
     pub fn provider(&self) -> Option<&str> {
         self.inner.fabric.provider()
     }
 
-    /// Which launcher said who this is.
+    /// The launcher that started this process.
     #[must_use]
     pub fn launcher(&self) -> &'static str {
         self.inner.source
     }
 
-    /// Returns when all ranks have called it.
+    /// Blocks until all ranks have called it.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the ranks that did not come: the world is out of step then, and
-    /// further calls of this kind fail. A dead peer or an aborted job.
+    /// [`Error::Timeout`] with the ranks that did not come. The ranks are out of step then, and
+    /// further collective calls of the world fail. A dead peer or an aborted job.
     pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
         self.inner.fabric.exchange("barrier", &[], deadline.into().instant()).map(drop)
     }
 
-    /// Copies `data` of rank `root` over everybody's. All ranks pass the same length. Synchronous:
-    /// for what is shared once, such as initial weights.
+    /// Copies `data` of rank `root` to all ranks, which must pass the same length. Returns when all
+    /// ranks have read it: meant for data that is shared once, such as initial weights.
     ///
     /// # Errors
-    /// As [`World::barrier`]; [`Error::Mismatch`] for different lengths; a root that is no rank.
+    /// As [`World::barrier`]; [`Error::Mismatch`] for different lengths or roots; [`Error::Usage`]
+    /// if `root` is not a rank.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: u32, deadline: impl Into<Deadline>) -> Result<()> {
         let (rank, operation) = (self.rank(), "broadcast");
         let until = deadline.into().instant();
@@ -173,7 +176,7 @@ impl World {
         if source.is_none() {
             let key = everybody[root as usize].get(size_of_val(&mine)..).and_then(Key::decode).unwrap_or(Key::NONE);
             if let Err(error) = fetch(&mut *endpoint, (root, key), bytemuck::cast_slice_mut(data), (rank, until)) {
-                // The others cannot know, and would take this rank's next call for the end of this one.
+                // The others would take this rank's next call for the end of this one.
                 self.abort(&format!("it could not go on with a broadcast: {error}"));
                 return Err(error);
             }
@@ -181,12 +184,12 @@ impl World {
         if Fault::BroadcastWithoutBarrier.is_chosen() {
             return Ok(());
         }
-        // The root's memory is read until here.
+        // Other ranks may read the root's memory up to here.
         self.barrier(until)
     }
 
-    /// Fails every later call of every rank, naming this one and the reason. From any thread; the
-    /// first reason stays.
+    /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any
+    /// thread may call it; the first reason stays.
     pub fn abort(&self, reason: &str) {
         tracing::debug!(rank = self.rank(), reason, "aborts");
         self.inner.fabric.abort(reason);
@@ -208,7 +211,7 @@ impl World {
         self.inner.cores
     }
 
-    /// More ranks than cores on this machine.
+    /// Whether there are more ranks than cores on this machine.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.inner.fabric.neighbours() > machine_cores()
     }
@@ -216,14 +219,14 @@ impl World {
 
 #[cfg(feature = "internals")]
 impl World {
-    /// The transport itself: for measuring it, and for what is built beside collectives.
+    /// The transport itself, for measurements and for code beside collectives.
     #[must_use]
     pub fn raw_fabric(&self) -> &Arc<dyn Fabric> {
         self.fabric()
     }
 }
 
-/// Reads what the root of a broadcast has.
+/// Reads the root's data in a broadcast.
 fn fetch(
     endpoint: &mut dyn Endpoint,
     (root, key): (u32, Key),
@@ -252,14 +255,14 @@ fn fetch(
     Ok(())
 }
 
-/// Meets the other ranks, by whatever suits the transport.
+/// Meets the other ranks by the means of the transport.
 fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
     let (rank, ranks) = (identity.rank, identity.ranks);
     let spread = identity.machines == Machines::Several
         || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
     match config.fabric {
         FabricChoice::Shm | FabricChoice::Auto if !spread => {
-            // One machine: a place on several would do no better.
+            // Ranks on one machine meet at a name; other stores would bring nothing.
             let name = match &identity.store {
                 Some(StoreAddress::Unix(name)) => name,
                 _ => &identity.job,
@@ -283,7 +286,7 @@ fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
     }
 }
 
-/// Cores of the machine, whichever of them this process may use: a bound rank sees only its own.
+/// Cores of the machine. A bound rank counts those that it may not use, too.
 fn machine_cores() -> u32 {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let range = |part: &str| -> Option<u32> {
@@ -296,7 +299,8 @@ fn machine_cores() -> u32 {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The last handle is gone, and no collective holds one: this process leaves in good order.
+        // The last handle is dropped, and no collective holds one: this process leaves in good
+        // order.
         if !std::thread::panicking() {
             self.fabric.leave();
         }

@@ -47,7 +47,7 @@ fn bad_input_is_named_before_anything_starts() {
         (&["bench", "--fire", "deadline=2h"], "not a time"),
         (&["bench", "--fire", "majority=x"], "not a seed"),
         (&["bench", "--fire", "solo,full=1"], "full=1"),
-        (&["bench", "--fire", "all,full=8"], "leave full=K away"),
+        (&["bench", "--fire", "all,full=8"], "omit full=K"),
         (&["bench", "--fire", "solo,solo"], "unknown firing rule"),
         (&["bench", "--absent", "decay=2"], "decay of 2"),
         (&["bench", "--absent", "ignore"], "carry, drop or decay"),

@@ -370,7 +370,7 @@ fn choices_that_cannot_work_are_refused_by_name() {
         refused(fire(Fire::deadline(Duration::ZERO)), "deadline of 0");
         refused(fire(Fire::deadline(Duration::from_secs(100_000))), "longer than");
         refused(fire(Fire::SOLO.full_every(1)), "full=1");
-        refused(fire(Fire::ALL.full_every(4)), "leave full=K away");
+        refused(fire(Fire::ALL.full_every(4)), "omit full=K");
         let integers = || world.allreduce::<i64>(&[1]);
         refused(integers().scale(Scale::World).build().unwrap_err(), "Scale::Sum");
         refused(integers().absent(Absent::Decay(0.5)).build().unwrap_err(), "decay");

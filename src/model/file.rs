@@ -1,6 +1,6 @@
-//! Files of measured parameters: a section for each fabric, and below libfabric's one for each provider that
-//! does better with other values of some keys. A file holds what differs from the built-in one, a single key if that
-//! is all.
+//! Files of measured parameters: a section for each fabric, and below libfabric's one for each
+//! provider that needs other values of some keys. A file holds only what differs from the built-in
+//! file, even a single key.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,17 +14,17 @@ use super::{KEYS, Parameters};
 use crate::error::{Error, Result};
 use crate::named::unknown;
 
-/// Of the machine that this was written on.
+/// Measured on the laptop on which this project was developed.
 pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 
 const SHM: &str = "shm";
 const OFI: &str = "ofi";
 
-/// Where keys can stand.
+/// The sections that can have keys.
 const SECTIONS: &str = "[shm], [ofi] or [ofi.PROVIDER]";
 
-/// Providers of libfabric (1.17 to 2.6), and the layers over them. A full name has one or several, such as
-/// `tcp;ofi_rxm`.
+/// Providers of libfabric (1.17 to 2.6), and the layers over them. A full name has one or several,
+/// such as `tcp;ofi_rxm`.
 const PROVIDERS: [&str; 21] = [
     "bgq",
     "cxi",
@@ -49,15 +49,15 @@ const PROVIDERS: [&str; 21] = [
     "verbs",
 ];
 
-/// What was measured on a machine.
+/// The measured parameters of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HwConfig(BTreeMap<String, Parameters>);
 
 impl HwConfig {
-    /// From a file; what it lacks is built in.
+    /// Loads a file; built-in values stand for what it lacks.
     ///
     /// # Errors
-    /// [`Error::Config`] naming file, line or section, and key, with the key that was probably meant.
+    /// [`Error::Config`] that names file, line or section, and key, and suggests the closest key.
     pub fn load(file: Option<&File>) -> Result<Self> {
         let name = file.map_or_else(|| "built in".into(), |file| file.display().to_string());
         let text = file.map_or_else(|| Ok(BUILT_IN.to_owned()), std::fs::read_to_string);
@@ -74,7 +74,7 @@ impl HwConfig {
             let section = section.over(sections.get(&name));
             sections.insert(name, section);
         }
-        // A provider has the values of its fabric but for its own, given or built in.
+        // A provider inherits the values of its fabric, except for its own, given or built in.
         let network = sections.get(OFI).cloned();
         let read = |(name, section): (String, Section<'_>)| {
             let base = network.as_ref().filter(|_| name != SHM);
@@ -84,10 +84,11 @@ impl HwConfig {
         sections.into_iter().map(read).collect::<std::result::Result<_, String>>().map(HwConfig)
     }
 
-    /// Those of a fabric, by its name; of libfabric's provider, where it has a section.
+    /// The parameters of a fabric, by its name; those of a libfabric provider, where it has a
+    /// section.
     ///
     /// # Errors
-    /// [`Error::Config`] if nothing is known of it.
+    /// [`Error::Config`] if there is no section for the fabric.
     pub fn of(&self, fabric: &str, provider: Option<&str>) -> Result<Parameters> {
         let special = provider.and_then(|provider| self.0.get(&format!("{fabric}.{provider}")));
         let parameters = special.or_else(|| self.0.get(fabric)).cloned();
@@ -95,16 +96,16 @@ impl HwConfig {
     }
 }
 
-/// Keys and values that stand together.
+/// The keys and values of a section.
 #[derive(Clone)]
 struct Section<'t> {
-    /// What the places of the values are in.
+    /// The text in which the values have their positions.
     text: &'t str,
     table: Spanned<DeTable<'t>>,
 }
 
 impl Section<'_> {
-    /// With the values of another one where it has none.
+    /// Adds the values of another section where it has none.
     fn over(mut self, base: Option<&Self>) -> Self {
         for (key, value) in base.into_iter().flat_map(|base| base.table.get_ref().iter()) {
             self.table.get_mut().entry(key.clone()).or_insert_with(|| value.clone());
@@ -121,14 +122,14 @@ impl Section<'_> {
     }
 }
 
-/// The sections of a text, by name. Whatever no section has is an error.
+/// The sections of a text, by name. A key outside of all sections is an error.
 fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, String> {
     let document = DeTable::parse(text).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
     for (name, mut value) in document.into_inner() {
         let name = name.into_inner().into_owned();
         if is_key(&name) {
-            return Err(format!("{name} stands in no section; write it below {SECTIONS}"));
+            return Err(format!("{name} is in no section; write it below {SECTIONS}"));
         }
         if name != SHM && name != OFI {
             return Err(unknown("section", &name, &[SHM, OFI]));
@@ -143,7 +144,7 @@ fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, St
     found.into_iter().map(|(name, value)| Ok((name.clone(), section(text, &name, value)?))).collect()
 }
 
-/// Takes the sections of providers out of that of their fabric.
+/// Moves the sections of providers out of that of their fabric.
 fn providers<'t>(fabric: &mut DeTable<'t>) -> std::result::Result<Vec<(String, Spanned<DeValue<'t>>)>, String> {
     let tables = fabric.iter().filter(|(name, value)| value.get_ref().is_table() && !is_key(name.get_ref()));
     let names: Vec<_> = tables.map(|(name, _)| name.clone()).collect();
@@ -209,7 +210,7 @@ mod tests {
         assert!(change("\"20us\"", "\"20 years\"").starts_with("[ofi.sockets]: TOML parse error at line"));
         assert!(change("[shm]", "[network]").contains("unknown section network; use one of shm, ofi"));
         assert!(HwConfig::parse("ofi = 3").unwrap_err().contains("name of a section"));
-        assert!(HwConfig::parse("spin = \"1us\"").unwrap_err().contains("spin stands in no section"));
+        assert!(HwConfig::parse("spin = \"1us\"").unwrap_err().contains("spin is in no section"));
         let provider = |name: &str| HwConfig::parse(&format!("[ofi.\"{name}\"]\nspin = \"1us\"")).unwrap_err();
         assert!(provider("sokets").contains("[ofi.sokets]: unknown provider sokets; did you mean sockets?"));
         assert!(provider("tcp;ofi_rmx").contains("unknown provider ofi_rmx; did you mean ofi_rxm?"));
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_has_the_values_of_the_fabric_but_for_its_own() {
+    fn a_provider_inherits_the_values_of_its_fabric() {
         let spins = |config: &HwConfig, provider| {
             let parameters = config.of("ofi", provider).unwrap();
             (parameters.spin(false).as_micros(), parameters.spin(true).as_micros())
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(spins(&built_in, Some("sockets")), (20, 500));
         let given = HwConfig::parse("[ofi.sockets]\nsegment = \"64K\"").unwrap().of("ofi", Some("sockets")).unwrap();
         assert_eq!((given.segment(), given.spin(false).as_micros()), (64 << 10, 20));
-        // What a file lacks is built in, also where it has another part of the same.
+        // A section of a file replaces only the keys that it has.
         let given = HwConfig::parse("[ofi.\"tcp;ofi_rxm\"]\nspin = \"3us\"").unwrap();
         assert_eq!(spins(&given, Some("tcp;ofi_rxm")), (3, 500));
         assert_eq!(spins(&given, Some("sockets")), (20, 500));
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!(spins(&given, Some("sockets")), (20, 400));
         let given = HwConfig::parse("[ofi]\nspin = \"3us\"\nspin_oversubscribed = \"4us\"").unwrap();
         assert_eq!(spins(&given, Some("tcp;ofi_rxm")), (3, 4));
-        assert_eq!(spins(&given, Some("sockets")), (20, 4), "what is built in of a provider stays");
+        assert_eq!(spins(&given, Some("sockets")), (20, 4), "a provider's built-in value stays");
         assert_eq!(given.of("shm", None).unwrap(), built_in.of("shm", Some("sockets")).unwrap());
     }
 }

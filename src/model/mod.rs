@@ -1,5 +1,5 @@
-//! Measured parameters, and the choices that follow from them. No choice of algorithm is made by a
-//! constant in the code.
+//! Measured parameters, and the choices that follow from them. No constant in the code chooses an
+//! algorithm.
 #![forbid(unsafe_code)]
 
 mod file;
@@ -17,7 +17,7 @@ use crate::units::parse_size;
 pub(crate) use file::BUILT_IN;
 pub use file::HwConfig;
 
-/// What was measured of a fabric on a machine.
+/// The measured parameters of a fabric on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
@@ -51,7 +51,7 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-/// Homes that others wait for any longer may as well be waited for without end.
+/// A longer wait for reducers would be as good as no fallback read.
 const LONGEST_PULL: Duration = Duration::from_secs(60);
 
 const KEYS: [&str; 13] = [
@@ -92,16 +92,15 @@ impl Parameters {
             return Err("segment must be a multiple of 8 bytes, and not 0".to_owned());
         }
         if self.piece == 0 || !self.piece.is_multiple_of(self.segment) {
-            // One of them may be given and the other built in.
+            // One of the two may be given and the other built in.
             return Err(format!(
                 "piece must be a multiple of segment, and not 0; they are {} and {} bytes",
                 self.piece, self.segment
             ));
         }
         if self.pull_after.is_zero() && self.gather_total.max(self.scatter_total) > 0 {
-            return Err(
-                "rounds with homes (gather_total, scatter_total) need a time to wait for them, pull_after".to_owned()
-            );
+            return Err("rounds with reducers (gather_total, scatter_total) need a time to wait for them, pull_after"
+                .to_owned());
         }
         if self.pull_after.max(self.pull_after_per_mib) > LONGEST_PULL {
             return Err(format!("pull_after and pull_after_per_mib can be {LONGEST_PULL:?} at most"));
@@ -115,18 +114,18 @@ impl Parameters {
             );
         }
         if self.spin.max(self.spin_oversubscribed) > LONGEST_SPIN {
-            return Err(format!("spinning for more than {LONGEST_SPIN:?} would starve whoever is waited for"));
+            return Err(format!("spinning for more than {LONGEST_SPIN:?} would starve the ranks that it waits for"));
         }
         Ok(())
     }
 
-    /// How the data of a collective moves.
+    /// Selects how the data of a collective moves.
     pub(crate) fn path(&self, fire: Fire, ranks: u32, bytes: u64) -> Path {
         let total = bytes.saturating_mul(u64::from(ranks));
         if !fire.is_synchronous() {
             return if total <= self.eager_total { Path::Eager } else { Path::Segmented };
         }
-        // Two ranks tell each other everything in two messages.
+        // Two ranks exchange everything in two messages.
         let (small, most) = match ranks > 2 && self.gather_total > 0 {
             true => (Path::Gathered, self.gather_total),
             false => (Path::Replicated, self.replicate_total),
@@ -153,11 +152,11 @@ impl Parameters {
         self.executor
     }
 
-    /// How long homes, which have arrived, are waited for before others make a round of such contributions, in
+    /// How long a rank waits for reducers that have arrived before it makes a fallback read, in
     /// nanoseconds.
     pub(crate) fn pull_after(&self, bytes: usize) -> u64 {
         let longer = self.pull_after_per_mib.as_nanos().saturating_mul(bytes as u128) >> 20;
-        // An hour is as good as for ever, and far from the end of time.
+        // An hour is as good as for ever, and far from overflow.
         (self.pull_after.as_nanos().saturating_add(longer)).min(3_600_000_000_000) as u64
     }
 

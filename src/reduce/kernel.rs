@@ -12,7 +12,7 @@ pub(crate) use arena::{Arena, Goal, Place, Source};
 use super::number::{Narrow, Wide};
 use super::{Dtype, Element, Reduce};
 
-/// Elements reduced at a time: the block stays in the first-level cache while the sources pass by.
+/// Elements reduced at a time: the block stays in the first-level cache for all sources.
 const BLOCK: usize = 2048;
 
 /// One source of a reduction.
@@ -21,7 +21,7 @@ struct Operand {
     data: *const u8,
     /// Whether it is a partial result, in the width of [`Dtype::wide_size`].
     wide: bool,
-    /// What it is multiplied by. Only of floats that are added.
+    /// Its factor; only sums of floats have one.
     factor: f32,
 }
 
@@ -48,7 +48,7 @@ macro_rules! fold {
 
 fold!(Sum => plus, Min => min, Max => max, Prod => times);
 
-/// Where a reduction writes, and in what width.
+/// The destination of a reduction, and its width.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     data: *mut u8,
@@ -56,13 +56,13 @@ struct Target {
 }
 
 /// Reduces `operands` element by element, `len` elements each, in the order given, and divides by
-/// `divisor` if there is one. No operand gives zeros; one alone, neither scaled nor divided, is
-/// copied as it is.
+/// `divisor` if there is one. Without operands the result is zeros. A single operand, neither
+/// scaled nor divided, is copied.
 ///
 /// # Safety
 /// Every address must be valid for `len` elements of its width and aligned to them; the target must
-/// be valid for writes and overlap no operand; nobody writes an operand or touches the target
-/// meanwhile.
+/// be valid for writes and overlap no operand; until the call returns, no thread or rank writes an
+/// operand or accesses the target.
 unsafe fn combine(
     (dtype, reduce): (Dtype, Reduce),
     target: Target,
@@ -73,7 +73,7 @@ unsafe fn combine(
     let vectors = Vectors::best();
     macro_rules! typed {
         ($($dtype:ident => $type:ty),*) => {
-            // SAFETY: the caller's promise, per element type; the instructions were found to exist.
+            // SAFETY: the caller's promise, per element type; the processor has the instructions.
             unsafe {
                 match dtype {
                     $(Dtype::$dtype => match reduce {
@@ -98,15 +98,15 @@ pub(crate) fn sum<T: Element>(sources: &[&[T]], target: &mut [T]) {
     let operand = |source: &&[T]| Operand { data: source.as_ptr().cast(), wide: false, factor: 1.0 };
     let operands: Vec<Operand> = sources.iter().map(operand).collect();
     let data = target.as_mut_ptr().cast();
-    // SAFETY: as long as each other, aligned as slices of the type are, and the exclusive borrow of
-    // the target rules out that it overlaps a source or that anybody else touches it.
+    // SAFETY: the slices have one length and the alignment of their type; the exclusive borrow of
+    // the target rules out that it overlaps a source or that another thread accesses it.
     unsafe { combine((T::DTYPE, Reduce::Sum), Target { data, wide: false }, &operands, target.len(), None) };
 }
 
 /// A set of vector instructions for which there is a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vectors {
-    /// Whatever the target always has: SSE2 or NEON on the usual ones.
+    /// The instructions that the target always has: SSE2 or NEON on the usual ones.
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -115,7 +115,7 @@ enum Vectors {
 }
 
 impl Vectors {
-    /// The widest that this processor has.
+    /// The widest set that this processor has.
     #[inline]
     fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -233,7 +233,7 @@ unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(
     }
 }
 
-/// Folds what the operands have from element `from` on into `sum`.
+/// Folds the operands' elements from `from` on into `sum`.
 ///
 /// # Safety
 /// As [`combine`].
@@ -245,7 +245,7 @@ unsafe fn reduce_block<N: Narrow, F: Fold<N::Wide>>(
     same_width: bool,
 ) {
     let count = sum.len();
-    // SAFETY: the caller's promise: valid, aligned, and nobody writes them meanwhile.
+    // SAFETY: the caller's promise: valid, aligned, and not written meanwhile.
     let wide =
         |operand: &Operand| unsafe { std::slice::from_raw_parts(operand.data.cast::<N::Wide>().add(from), count) };
     // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! Element types and the reduction of many sources into one.
 //!
-//! The order is canonical: sources in the order given, left to right, so the same cut gives the
-//! same bits wherever and in whatever pieces it is reduced. 16-bit floats are reduced in 32 bits
+//! The order is canonical: sources in the order given, left to right. So the same cut gives the
+//! same bits on every rank and for any division into segments. 16-bit floats are reduced in 32 bits
 //! and rounded once, at the end.
 
 mod kernel;
@@ -17,17 +17,17 @@ use crate::named::named;
 
 pub use crate::named::UnknownName;
 
-/// What is done with two elements.
+/// The operation on two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Reduce {
-    /// Added; integers wrap.
+    /// Sum; integers wrap.
     #[default]
     Sum,
-    /// The lesser. Of two that compare equal (0 and -0) the first; something that is not a number wins.
+    /// Minimum. Of two that compare equal (0 and -0) the first; NaN propagates.
     Min,
-    /// The greater. Of two that compare equal (0 and -0) the first; something that is not a number wins.
+    /// Maximum. Of two that compare equal (0 and -0) the first; NaN propagates.
     Max,
-    /// Multiplied; integers wrap.
+    /// Product; integers wrap.
     Prod,
 }
 
@@ -79,7 +79,7 @@ impl Dtype {
         self.size().max(4)
     }
 
-    /// Whether it has fractions, so that it can be divided.
+    /// Whether it is a floating-point type, so that it can be divided.
     #[must_use]
     pub fn is_float(self) -> bool {
         matches!(self, Dtype::F32 | Dtype::F64 | Dtype::F16 | Dtype::Bf16)

@@ -1,7 +1,7 @@
-//! Elements as they lie in memory, and as they are reduced.
+//! Elements in memory, and in the width in which they are reduced.
 //!
-//! Everything here is plain arithmetic without branches, so that loops over it become vector
-//! instructions of whatever set the surrounding function is compiled for.
+//! The arithmetic has no branches, so the compiler turns loops over it into vector instructions of
+//! the set for which the surrounding function is compiled.
 
 use half::{bf16, f16};
 
@@ -131,7 +131,7 @@ impl Narrow for bf16 {
     #[inline(always)]
     fn round(wide: f32) -> Self {
         let bits = wide.to_bits();
-        // To the nearest, to the even of two; a carry goes into the exponent, where it belongs.
+        // Round to nearest, ties to even; a carry goes into the exponent, where it belongs.
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let is_nan = bits & !SIGN > INFINITE;
         bf16::from_bits(if is_nan { (bits | QUIET) >> 16 } else { rounded } as u16)
@@ -145,9 +145,9 @@ impl Narrow for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let sign = (bits & 0x8000) << 16;
-        // Exponent and fraction in the place of a 32-bit float's, whose exponents are 112 higher.
-        // A subnormal number is taken as the fraction above 2^-14 instead: nothing here is subnormal
-        // as a 32-bit float, so it does not matter whether the processor flushes those to zero.
+        // Exponent and fraction move to their places in a 32-bit float, whose exponents are 112
+        // higher. A subnormal number is computed as the fraction above 2^-14 instead. As 32-bit
+        // floats none is subnormal, so a processor that flushes those to zero does no harm.
         let shifted = (bits & 0x7fff) << 13;
         let above = f32::from_bits(shifted | LEAST_NORMAL) - f32::from_bits(LEAST_NORMAL);
         let value = if shifted < 1 << 23 { above.to_bits() } else { shifted + (112 << 23) };
@@ -160,7 +160,7 @@ impl Narrow for f16 {
         let bits = wide.to_bits();
         let sign = bits >> 16 & 0x8000;
         let size = bits & !SIGN;
-        // To the nearest, to the even of two; beyond the largest this becomes the infinite.
+        // Round to nearest, ties to even; beyond the largest number this gives infinity.
         let normal = size.wrapping_add(0xc800_0fff + (size >> 13 & 1)) >> 13;
         // Below 2^-14 an addition rounds at the right place: half a unit of 0.5 is 2^-24 / 2.
         let subnormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
@@ -195,10 +195,10 @@ mod tests {
         if value.is_nan() { QUIET } else { 0 }
     }
 
-    /// All rounding decisions happen in bits 12 to 16 and at the ends of the range, so every
-    /// exponent with every pattern there, and its neighbours.
+    /// Rounding depends on bits 12 to 16 and on the ends of the range, so every exponent is tested
+    /// with every pattern there, and its neighbours.
     #[test]
-    fn rounding_is_to_the_nearest_and_even() {
+    fn rounding_is_to_nearest_ties_to_even() {
         for top in 0..=u32::from(u16::MAX) {
             for low in [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let value = f32::from_bits(top << 16 | low);

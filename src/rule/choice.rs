@@ -1,4 +1,4 @@
-//! How a round is carried out once it fires, and by whom.
+//! How a round is carried out once it fires, and by which executor.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,13 +10,14 @@ pub enum Mover {
     /// By the hw-config's measurements.
     #[default]
     Auto,
-    /// The cut is agreed on first, in a word; then whoever is there moves the data.
+    /// Ranks first agree on the cut, in a word; then waiting ranks move the data.
     Cut,
-    /// A program of triggered operations activates, seals and reduces; the cut comes with the data.
+    /// A program of triggered operations activates, seals and reduces; the cut travels with the
+    /// data.
     Tree,
 }
 
-/// Who carries a round out.
+/// The agent that carries a round out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Executor {
     /// By the hw-config's measurements.
@@ -24,11 +25,11 @@ pub enum Executor {
     Auto,
     /// Ranks that are in `wait` or `test`.
     Caller,
-    /// A thread of each rank, while its application computes.
+    /// A helper thread of each rank, while its application computes.
     Thread,
-    /// Whoever moves a counter past a threshold, in `arrive` too.
+    /// Any rank that moves a counter to a threshold, in `arrive` too.
     Peer,
-    /// A network card by itself, or a provider of libfabric that acts as one; ranks only reduce.
+    /// A network card by itself, or a libfabric provider that acts as one; ranks only reduce.
     Provider,
 }
 
@@ -38,25 +39,25 @@ named!(
     "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer, "provider" => Provider
 );
 
-/// How the data of a round gets where it is wanted.
+/// How the data of a round moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Path {
     /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
     Replicated,
-    /// Arrivals push their data to the round's home, which reduces and pushes the outcome. Synchronous
-    /// rule only.
+    /// Arrivals push their data to the round's reducer, which pushes the outcome to all hosts.
+    /// Synchronous rule only.
     Gathered,
-    /// The same with a home on every host, each for a share of the data.
+    /// The same with a reducer on every host, each for a share of the data.
     Scattered,
-    /// Arrivals push their data to every host; the initiator reduces and hands out the outcome.
+    /// Arrivals push their data to every host; the initiator reduces and sends the outcome.
     Eager,
-    /// Data stays where it was written; whoever waits claims segments, reads and reduces them.
+    /// Data stays where it was written; waiting ranks claim segments, read and reduce them.
     Segmented,
     /// Data stays where it was written; a program activates, seals and reduces.
     #[serde(rename = "tree")]
     Program,
-    /// A provider runs the program: it hands contributions to everybody, and each rank reduces.
+    /// A provider runs the program: it sends contributions to all ranks, and each rank reduces.
     Offloaded,
 }
 
@@ -73,8 +74,8 @@ impl Path {
         }
     }
 
-    /// Whether homes reduce.
-    pub(crate) fn has_homes(self) -> bool {
+    /// Whether only some ranks reduce.
+    pub(crate) fn has_reducers(self) -> bool {
         matches!(self, Path::Gathered | Path::Scattered)
     }
 }
@@ -87,15 +88,15 @@ pub enum Schedule {
     Doubling,
     /// Reduce-scatter, then all-gather: each chunk is reduced once, from all contributions.
     Scatter,
-    /// Everybody writes to everybody, and everybody sums: no arithmetic at the target.
+    /// All ranks write to all ranks, and each one sums: no arithmetic at the target.
     Gather,
 }
 
 impl Schedule {
-    /// All of them.
+    /// All schedules.
     pub const EVERY: [Schedule; 3] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather];
 
-    /// As on the command line.
+    /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

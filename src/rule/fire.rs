@@ -11,21 +11,22 @@ use crate::time::parse_duration;
 /// What a round waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum When {
-    /// Every active rank arrived.
+    /// All active ranks have arrived.
     All,
-    /// One rank arrived (eager-SGD *solo*).
+    /// One rank has arrived (eager-SGD *solo*).
     Solo,
-    /// Exactly counted: so many ranks arrived. When fewer are still active, all of them.
+    /// So many ranks have arrived, exactly counted; all active ranks, if they are fewer.
     Quorum(u32),
-    /// One rank arrived that is drawn anew for each round, from a seed that all share (eager-SGD
-    /// *majority*: on average half of the ranks arrived before it, and no less is promised).
+    /// The rank has arrived that is drawn for the round, from a seed that all ranks share
+    /// (eager-SGD *majority*: on average half of the ranks arrive before it; no number is
+    /// guaranteed).
     Majority(u64),
 }
 
 /// A firing rule: what a round waits for, for how long at most, and which rounds wait for all.
 ///
-/// On the command line: `all`, `solo`, `quorum=Q`, `majority`, `majority=SEED` or `deadline=TIME`,
-/// and behind any of them, after commas, `deadline=TIME` and `full=K`.
+/// On the command line: `all`, `solo`, `quorum=Q`, `majority`, `majority=SEED` or `deadline=TIME`.
+/// Append options to any of them, separated by commas: `deadline=TIME` and `full=K`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fire {
     when: When,
@@ -33,58 +34,60 @@ pub struct Fire {
     full_every: Option<u32>,
 }
 
-/// What one round waits for, among those who are active in it.
+/// What one round waits for, among the ranks that are active in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// So many fresh arrivals.
     Count(u32),
     /// The fresh arrival of this rank.
     Rank(u32),
-    /// Something of every active rank, fresh or carried.
+    /// A contribution of every active rank, fresh or carried.
     Full,
 }
 
 impl Fire {
-    /// Every active rank arrived: the ordinary, synchronous collective. Nobody is ever late.
+    /// Every active rank has arrived: the ordinary, synchronous collective. No rank is ever late.
     pub const ALL: Fire = Fire::new(When::All);
-    /// One rank arrived. The same as a quorum of 1.
+    /// One rank has arrived. The same as a quorum of 1.
     pub const SOLO: Fire = Fire::new(When::Solo);
 
     const fn new(when: When) -> Self {
         Fire { when, deadline: None, full_every: None }
     }
 
-    /// Exactly counted: `q` ranks arrived.
+    /// `q` ranks have arrived, exactly counted.
     #[must_use]
     pub const fn quorum(q: u32) -> Self {
         Fire::new(When::Quorum(q))
     }
 
-    /// The rank that is drawn for the round arrived. See [`When::Majority`].
+    /// The rank that is drawn for the round has arrived. See [`When::Majority`].
     #[must_use]
     pub const fn majority(seed: u64) -> Self {
         Fire::new(When::Majority(seed))
     }
 
-    /// Every active rank arrived, or `time` passed since the first did.
+    /// Every active rank has arrived, or `time` has passed since the first arrival.
     #[must_use]
     pub const fn deadline(time: Duration) -> Self {
         Fire::ALL.within(time)
     }
 
-    /// The same rule, but a round closes `time` after its first arrival whoever is missing.
+    /// The same rule, but a round closes `time` after its first arrival, whichever ranks are
+    /// missing.
     ///
     /// Every arrival measures from itself, so no clocks are compared, and the first whose time is
-    /// over closes the round. That takes a rank that is in `wait`, or has a thread. An arrival for
-    /// which there is no room yet measures from when there is.
+    /// over closes the round. A waiting rank or the helper thread enforces the deadline; otherwise
+    /// the next call does. An arrival that has to wait for a free slot measures from when it has
+    /// one.
     #[must_use]
     pub const fn within(self, time: Duration) -> Self {
         Fire { deadline: Some(time), ..self }
     }
 
-    /// The same rule, but every `k`-th round waits for all active ranks: published as the limiter
-    /// of eager-SGD. A rank that comes late to such a round is in it with what it carries, and
-    /// waits for it like the others.
+    /// The same rule, but every `k`-th round waits for all active ranks (published as the limiter
+    /// of eager-SGD). A rank that is late for such a round enters it with its carried contribution,
+    /// and waits for it like the others.
     #[must_use]
     pub const fn full_every(self, k: u32) -> Self {
         Fire { full_every: Some(k), ..self }
@@ -102,7 +105,7 @@ impl Fire {
         self.deadline
     }
 
-    /// Whether every round waits for everybody, for as long as it takes.
+    /// Whether every round waits for all active ranks, without a limit.
     #[must_use]
     pub fn is_synchronous(self) -> bool {
         self.when == When::All && self.deadline.is_none()
@@ -114,13 +117,13 @@ impl Fire {
         self.full_every.is_some()
     }
 
-    /// Whether `round` waits for everybody although the others do not.
+    /// Whether `round` waits for all active ranks although the others do not.
     #[must_use]
     pub fn is_full(self, round: u64) -> bool {
         self.full_every.is_some_and(|k| round.is_multiple_of(u64::from(k.max(1))))
     }
 
-    /// Fresh arrivals that fire a round among `active` ranks, when the rule counts them.
+    /// Fresh arrivals that fire a round among `active` ranks, if the rule counts them.
     #[must_use]
     pub fn threshold(self, active: u32) -> u32 {
         match self.when {
@@ -130,7 +133,7 @@ impl Fire {
         }
     }
 
-    /// The rule as it is among fewer ranks.
+    /// The rule for fewer ranks.
     pub(crate) fn clamped(self, ranks: u32) -> Self {
         match self.when {
             When::Quorum(q) => Fire { when: When::Quorum(q.min(ranks)), ..self },
@@ -138,7 +141,7 @@ impl Fire {
         }
     }
 
-    /// What a round waits for, given who is active in it, of `ranks` in all.
+    /// What a round waits for, given its active ranks and the size of the world.
     pub(crate) fn condition(self, round: u64, active: &RankSet, ranks: u32) -> Condition {
         match self.when {
             _ if self.is_full(round) => Condition::Full,
@@ -150,11 +153,11 @@ impl Fire {
         }
     }
 
-    /// Whether the rule makes sense in a world of `ranks`.
+    /// Checks that the rule can work in a world of `ranks`.
     ///
     /// # Errors
-    /// A quorum of nobody or of more ranks than there are; a deadline of nothing or of more than
-    /// [`Grace::MAX`]; full rounds that come one after the other, or in a synchronous rule.
+    /// A quorum of 0 or of more ranks than there are; a deadline of 0 or of more than
+    /// [`Grace::MAX`]; `full=1` and `full=0`; full rounds of a synchronous rule.
     pub fn check(self, ranks: u32) -> Result<(), RuleError> {
         match self.when {
             When::Quorum(0) => return Err(RuleError::ZeroQuorum),
@@ -174,16 +177,16 @@ impl Fire {
     }
 }
 
-/// The rank that is drawn for a round of the majority rule, while it is active: all draw alike.
-/// Of the ranks that left, the next active one stands in.
+/// The rank that is drawn for a round of the majority rule; all ranks draw alike. If it has left,
+/// the next active rank stands in.
 #[must_use]
 pub fn drawn(seed: u64, round: u64, ranks: u32) -> u32 {
-    // SplitMix64: a round's number is as good a state as any, and neighbours become unrelated.
+    // SplitMix64: a round's number serves as the state, and neighbouring rounds become unrelated.
     let mut z = round.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^= z >> 31;
-    // The upper half decides: 2^32 is far more than the ranks, so none is favoured noticeably.
+    // The upper half decides: 2^32 is far more than the ranks, so no rank is favoured noticeably.
     (((z >> 32) * u64::from(ranks)) >> 32) as u32
 }
 
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_rules_are_errors() {
         assert_eq!("quorum=0".parse::<Fire>(), Err(RuleError::ZeroQuorum));
         for text in [
             "",
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_shrinks_with_the_world_but_never_to_nothing() {
+    fn a_quorum_shrinks_with_the_world_but_never_to_zero() {
         assert_eq!(Fire::quorum(5).threshold(3), 3);
         assert_eq!(Fire::quorum(5).threshold(0), 1);
         assert_eq!(Fire::ALL.threshold(7), 7);
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_is_replaced_by_the_next() {
+    fn the_next_rank_replaces_one_that_left() {
         let mut active = RankSet::full(5);
         let round = (1..).find(|&round| drawn(0, round, 5) == 4).unwrap();
         let fire = Fire::majority(0);

@@ -1,9 +1,9 @@
-//! The choices that make a collective, as plain values: when a round fires, how long it stays open after that, what
-//! becomes of late contributions, what the sum is divided by, how the data moves and which executor carries a round
-//! out.
+//! The choices that make a collective, as plain values: when a round fires, how long it stays open
+//! after that, what happens to late contributions, what the sum is divided by, how the data moves,
+//! and which executor carries a round out.
 //!
-//! What users choose parses from and prints to the form used on the command line, so a rule read back from a report is
-//! the rule that was given.
+//! Users' choices parse from, and print to, the form used on the command line: a rule read back
+//! from a report is the rule that was given.
 #![forbid(unsafe_code)]
 
 mod choice;
@@ -22,13 +22,12 @@ use crate::time::{NotATime, parse_duration};
 
 /// How long a round stays open after its firing condition holds, or until every active rank arrived.
 ///
-/// Without it a balanced solo round would contain one fresh contribution and all the others would
-/// be stale by microseconds.
+/// Without it a balanced solo round would contain one fresh contribution, and all the others would
+/// be late by microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Grace {
-    /// From the collective's own measurements: its latency, plus half a percent of the
-    /// caller's own step; little of that under majority where it catches nobody (see
-    /// `docs/semantics.md`).
+    /// From measurements: the collective's latency, plus half a percent of the caller's own step.
+    /// Under majority it shrinks, because most rounds lack a rank (see `docs/semantics.md`).
     #[default]
     Auto,
     /// A fixed time; zero closes the round with the arrival that fires it.
@@ -36,10 +35,10 @@ pub enum Grace {
 }
 
 impl Grace {
-    /// No grace at all: the arrival that fires a round also closes it.
+    /// No grace: the arrival that fires a round also closes it.
     pub const NONE: Grace = Grace::Fixed(Duration::ZERO);
 
-    /// Longest grace that is accepted. A longer one is a synchronous collective in disguise.
+    /// The longest grace. A longer one is a synchronous collective in disguise.
     pub const MAX: Duration = Duration::from_secs(3600);
 
     pub(crate) fn check(self) -> Result<(), RuleError> {
@@ -73,7 +72,7 @@ impl FromStr for Grace {
     }
 }
 
-/// What becomes of a contribution whose round fired without it.
+/// What happens to a contribution whose round fired without it.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Absent {
     /// It enters the next round that fires.
@@ -81,19 +80,19 @@ pub enum Absent {
     Carry,
     /// It is dropped, and counted ([`Stats::dropped`](crate::Stats::dropped)).
     Drop,
-    /// It enters the next round that fires, multiplied by this for every round that it is late.
-    /// Floating-point sums only.
+    /// It enters the next round that fires, multiplied by this factor once for every round of its
+    /// age. Floating-point sums only.
     Decay(f32),
 }
 
 impl Absent {
-    /// What a contribution of an age is multiplied by.
+    /// The factor of a contribution of an age.
     pub(crate) fn factor(self, age: u64) -> f32 {
         match self {
             Absent::Carry | Absent::Drop => 1.0,
             Absent::Decay(factor) => {
-                // By squaring, as written: the library's power may round differently elsewhere, and
-                // all ranks must come to the same bits.
+                // By squaring: the library's power may round differently elsewhere, and all ranks
+                // must compute the same bits.
                 let (mut power, mut square, mut left) = (1.0, f64::from(factor), age);
                 while left > 0 {
                     if left % 2 == 1 {
@@ -107,10 +106,10 @@ impl Absent {
         }
     }
 
-    /// Whether the rule makes sense.
+    /// Checks the factor.
     ///
     /// # Errors
-    /// A decay that is not between 0 and 1.
+    /// A decay that is not more than 0 and at most 1.
     pub fn check(self) -> Result<(), RuleError> {
         match self {
             Absent::Decay(factor) if !(factor > 0.0 && factor <= 1.0) => Err(RuleError::NotADecay { factor }),
@@ -186,7 +185,7 @@ impl FromStr for Scale {
     }
 }
 
-/// A rule that cannot be used, and what would be accepted.
+/// An invalid rule, and what would be accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RuleError {
     /// Not one of the firing rules.
@@ -204,19 +203,19 @@ pub enum RuleError {
         /// What was given.
         text: String,
     },
-    /// Not one of the things that can become of who is late.
+    /// Not a choice for late contributions.
     #[error("unknown fate of late contributions {text:?}; use carry, drop or decay=FACTOR")]
     UnknownAbsent {
         /// What was given.
         text: String,
     },
-    /// A decay that would lose, invert or inflate what is late.
+    /// A decay that would erase, invert or inflate late contributions.
     #[error("a decay of {factor} a round; use more than 0 and at most 1")]
     NotADecay {
         /// What was given.
         factor: f32,
     },
-    /// A count that is not one.
+    /// Not a whole number.
     #[error("{text:?} is not a whole number of ranks or rounds")]
     NotACount {
         /// What was given.
@@ -237,19 +236,19 @@ pub enum RuleError {
         /// What was given.
         time: Duration,
     },
-    /// Full rounds without others between them.
+    /// Full rounds without others between them: `full=0` or `full=1`.
     #[error("full={k} would make every round a full one; the least is full=2, and all rounds are full in the rule all")]
     FullTooOften {
         /// What was given.
         k: u32,
     },
     /// Full rounds of a synchronous rule.
-    #[error("every round of the rule all is full; leave full=K away")]
+    #[error("every round of the rule all is full; omit full=K")]
     FullAnyway,
     /// `quorum=0`.
-    #[error("a quorum of 0 would fire with nobody there; the least is quorum=1 (the same as solo)")]
+    #[error("a quorum of 0 would fire without an arrival; the least is quorum=1 (the same as solo)")]
     ZeroQuorum,
-    /// More ranks demanded than exist.
+    /// A quorum of more ranks than exist.
     #[error("quorum={q} can never be reached by {ranks} rank(s); the most is quorum={ranks}")]
     QuorumTooLarge {
         /// Ranks demanded.
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_choices_are_errors() {
         for text in ["", "5", "-1ms", "1h", "ms", "1e400s", "1..2s", "99999999s"] {
             assert!(text.parse::<Grace>().is_err(), "{text}");
         }
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_decays_by_round() {
+    fn late_contributions_decay_by_round() {
         assert_eq!(Absent::Decay(0.5).factor(3), 0.125);
         assert_eq!(Absent::Decay(0.5).factor(u64::MAX), 0.0);
         assert_eq!(Absent::Carry.factor(3), 1.0);

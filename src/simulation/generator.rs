@@ -1,8 +1,9 @@
-//! What a seed draws.
+//! Draws a world from a seed.
 //!
-//! Troubles and habits that are all there a little hide each other, and what needs three of them at once is hardly
-//! ever met. So each world draws first which of them are there at all, and how strong (Groce et al.: Swarm Testing,
-//! ISSTA 2012); and the ways to move data are equally likely, however many rules have them.
+//! Troubles and habits hide each other if every world has a little of all of them, and a case that
+//! needs three at once hardly ever occurs. So each world first draws which of them occur, and how
+//! strong (Groce et al.: Swarm Testing, ISSTA 2012). All paths of the data are equally likely,
+//! however many rules have them.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,8 +19,8 @@ use crate::fault::Fault;
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
-/// What today's generator is called: a seed means another world to another generator. It changes with
-/// everything that changes which world or which order of events a seed draws.
+/// The number of this generator. It changes with every change to the world or the order of events
+/// that a seed draws.
 pub const GENERATOR: u32 = 4;
 
 /// Bounds within which scenarios are drawn.
@@ -29,8 +30,8 @@ pub struct Options {
     pub ranks: Vec<std::ops::RangeInclusive<u32>>,
     /// Firing rules; a quorum of 0 stands for one drawn between 1 and P, a deadline for one drawn.
     pub fires: Vec<Fire>,
-    /// Whether rules get a deadline and full rounds now and then, and late contributions another
-    /// fate than being carried.
+    /// Whether some rules get a deadline and full rounds, and some late contributions are dropped
+    /// or decay.
     pub variations: bool,
     /// How data moves: by a cut (on any hosts), or by a program (on one).
     pub movers: Vec<Mover>,
@@ -39,11 +40,12 @@ pub struct Options {
     /// Whether all ranks make the same number of contributions, each on a host of its own where the
     /// mover allows that.
     pub alike: bool,
-    /// How often a rank dies, anywhere, from 0 to 1. Of three or more ranks a second one may die too.
+    /// The probability that a rank dies, at any moment. Of three or more ranks a second one may
+    /// die, too.
     pub deaths: f64,
     /// Whether the network has troubles: data that lands more than once, receivers that are not
-    /// ready, links and partitions on which nothing moves for a time, operations that complete
-    /// with an error; and ranks that freeze for a time.
+    /// ready, links and partitions that stall for a time, operations that complete with an error;
+    /// and ranks that freeze for a time.
     pub weather: bool,
     /// A deliberate fault in the core.
     pub fault: Option<Fault>,
@@ -72,7 +74,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same with a deliberate fault, over what it can show in.
+    /// The same with a deliberate fault, and restricted to worlds that can show it.
     #[must_use]
     pub fn with_fault(self, fault: Fault) -> Self {
         let movers = match fault.mover() {
@@ -83,7 +85,7 @@ impl Options {
         Options { fault: Some(fault), movers, deaths, ..self }
     }
 
-    /// Everything that there is: what a fuzzer draws from.
+    /// The options of a fuzzer: all that there is.
     #[must_use]
     pub fn everything() -> Self {
         Options {
@@ -112,7 +114,7 @@ impl Scenario {
         let hosts = match path {
             Path::Program => vec![0; ranks as usize],
             _ if options.alike => (0..ranks).collect(),
-            _ => draw_hosts(rng, ranks, path.has_homes()),
+            _ => draw_hosts(rng, ranks, path.has_reducers()),
         };
         let grace = match rng.random_range(0..4) {
             0 => Grace::NONE,
@@ -127,10 +129,10 @@ impl Scenario {
         let reduction = draw_reduction(rng, options);
         let schedule = tree.then(|| Schedule::EVERY[rng.random_range(0..3)]);
         let (elements, segment) = match schedule {
-            // Chunks of programs are cache lines at least.
+            // A chunk of a program is at least a cache line.
             Some(Schedule::Scatter) => (rng.random_range(0..50), 64),
             _ => {
-                // Of several homes only the first has a share of a few elements.
+                // Of several reducers only the first has a share of a few elements.
                 let most = if path == Path::Scattered && rng.random_bool(0.5) { 64 } else { 9 };
                 (rng.random_range(0..most), reduction.dtype.size() * rng.random_range(1..4))
             }
@@ -146,7 +148,8 @@ impl Scenario {
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
         let mut pull_after = 10u64.pow(rng.random_range(2..7));
         if path == Path::Scattered && options.weather && rng.random_bool(0.4) {
-            // A share that lands once more does harm only if it takes longer than a round, so homes are not waited for.
+            // A repeated share does harm only if it takes longer than a round, so ranks make
+            // fallback reads soon.
             (weather.repeats, weather.lag) = (rng.random_range(64..=255), rng.random_range(10_000..100_000));
             pull_after = 100;
         }
@@ -174,17 +177,17 @@ impl Scenario {
     }
 }
 
-/// A rank, and so many of its turns, below a power of ten with an exponent from a range: early ones are as interesting as
-/// late ones.
+/// A rank and a number of its turns, below a power of ten with an exponent from a range: early
+/// moments are as likely as late ones.
 fn draw_moment(rng: &mut Xoshiro256PlusPlus, ranks: u32, exponents: Range<u32>) -> (usize, u64) {
     let most = 10u64.pow(rng.random_range(exponents));
     (rng.random_range(0..ranks as usize), rng.random_range(0..most))
 }
 
-/// A death, and often a second one where somebody is left to see both: at a time of its own, or while the survivors deal
-/// with the first.
+/// A death, and often a second one if a rank is left to see both: at a time of its own, or while
+/// the survivors handle the first.
 fn draw_deaths(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<Death> {
-    // Little is left to do after a last arrival, or after such news.
+    // After a last arrival, or after news of a death, few turns are left.
     let exponents = |since: Since| if since == Since::Start { 1..4 } else { 0..3 };
     let since = if rng.random_bool(0.25) { Since::Leaving } else { Since::Start };
     let (first, turns) = draw_moment(rng, ranks, exponents(since));
@@ -197,7 +200,7 @@ fn draw_deaths(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<Death> {
     deaths
 }
 
-/// Which habits the ranks of this world have at all, and how strong each rank has them.
+/// Draws which habits the ranks of this world have, and how strong each rank has them.
 fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], fills: bool) -> Vec<Habits> {
     let compute = 10u64.pow(rng.random_range(2..6));
     let stragglers = rng.random_range(0..=3);
@@ -221,8 +224,8 @@ fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], f
     steps.into_iter().enumerate().map(habits).collect()
 }
 
-/// How many contributions each rank makes before it leaves: who leaves when decides who is active, which hosts take
-/// part, and who is drawn or reduces.
+/// The contributions that each rank makes before it leaves. The order of leaving decides which
+/// ranks are active, drawn or reducers, and which hosts take part.
 fn draw_steps(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32]) -> Vec<u32> {
     let ranks = hosts.len() as u32;
     // Large worlds cost the most per schedule: they get fewer steps.
@@ -280,7 +283,7 @@ fn draw_weather(rng: &mut Xoshiro256PlusPlus, hosts: &[u32]) -> Weather {
     weather
 }
 
-/// A rule, synchronous or not as often as there are ways to move data for either.
+/// A rule, synchronous or not in proportion to the number of paths for either.
 fn draw_fire(rng: &mut Xoshiro256PlusPlus, options: &Options, ranks: u32, tree: bool) -> Fire {
     let synchronous = rng.random_bool(if tree { 0.25 } else { 0.6 });
     let fits = |fire: &&Fire| fire.is_synchronous() == synchronous;
@@ -324,7 +327,7 @@ fn draw_reduction(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Reduction 
     Reduction { dtype, reduce, scale, absent }
 }
 
-/// How data moves: all ways that the rule has are equally likely.
+/// A path of the data: all paths of the rule are equally likely.
 fn draw_path(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -> Path {
     let ways: &[Path] = match fire.is_synchronous() {
         _ if tree => &[Path::Program],
@@ -335,7 +338,7 @@ fn draw_path(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -
     ways[rng.random_range(0..ways.len())]
 }
 
-/// All on one host, each on its own, or mixed; homes are for `several`.
+/// All ranks on one host, each on its own, or mixed; on more than one if `several`.
 fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32, several: bool) -> Vec<u32> {
     match rng.random_range(0..4) {
         0 | 1 if !several => vec![0; ranks as usize],

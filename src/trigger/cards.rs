@@ -1,11 +1,12 @@
-//! A model of network cards that run programs by themselves: counters that only add, operations that
-//! run once, messages that take their time. Everything random comes from a seed.
+//! A model of network cards that run programs by themselves: counters that only grow, operations
+//! that run once, messages with any delay. A seed determines every random choice.
 //!
-//! The order of calls for each use of a slot: *arm*, *open* the gates, *give* ready tokens; then
-//! arrivals; when the outcome is there and every input has come, the slot is armed for its next use.
+//! The order of calls for each use of a slot: *arm*, *open* the gates, *give* ready tokens, then
+//! arrivals. When the outcome is there and every input has come, the slot is armed for its next
+//! use.
 //!
-//! It knows nothing of cells, claims or gates of shared memory; what holds on it holds for the
-//! tables. Data is symbolic: a buffer holds the set of the contributions that were summed into it.
+//! The model has no cells, claims or gates of shared memory, so what it shows holds for the tables.
+//! Data is symbolic: a buffer holds the set of the contributions that were summed into it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -17,48 +18,49 @@ use super::program::{Action, Buffer, Place, Program, Role, Signal};
 /// The contributions in a buffer, by rank and number.
 pub type Sum = BTreeSet<(u32, u64)>;
 
-type Part = (Place, u32);
+/// A chunk of a buffer, by its index.
+type Chunk = (Place, u32);
 
-/// Cards of all ranks of a world.
+/// The cards of all ranks of a world.
 #[derive(Debug)]
 pub struct Cards {
     world: Vec<Program>,
-    slots: Vec<Slot>,
+    slots: Vec<SlotState>,
     messages: Vec<Message>,
     rng: Xoshiro256PlusPlus,
-    /// Buffers that were read while their rank wrote them.
+    /// Reads of a contribution while its rank was writing it.
     torn: u64,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Slot {
+struct SlotState {
     /// Increments so far, over all uses.
     values: HashMap<(u32, Role), u64>,
     /// Uses that each rank has armed.
     armed: Vec<u64>,
-    /// Operations that have not run: rank, index, and the value at which they do.
+    /// Operations that have not run: rank, index, and the value that triggers them.
     queued: Vec<(u32, usize, u64)>,
-    buffers: BTreeMap<Part, Sum>,
-    /// Ranks that are in the middle of writing their contribution.
+    buffers: BTreeMap<Chunk, Sum>,
+    /// Ranks that are writing their contribution.
     writing: BTreeSet<u32>,
 }
 
 #[derive(Debug)]
 enum Message {
     Signal { slot: usize, to: Signal },
-    Put { slot: usize, to: Part, data: Sum, then: Vec<Signal> },
+    Put { slot: usize, to: Chunk, data: Sum, then: Vec<Signal> },
 }
 
 impl Cards {
-    /// Cards that hold these tables for so many slots; nothing is armed.
+    /// Cards that hold these tables for so many slots; no slot is armed.
     #[must_use]
     pub fn new(world: Vec<Program>, slots: usize, seed: u64) -> Self {
-        let slot = Slot { armed: vec![0; world.len()], ..Slot::default() };
+        let slot = SlotState { armed: vec![0; world.len()], ..SlotState::default() };
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         Cards { world, slots: vec![slot; slots], messages: Vec::new(), rng, torn: 0 }
     }
 
-    /// Lets one thing happen somewhere, at random; whether there was one.
+    /// Lets one event happen, chosen at random; returns whether there was one.
     pub fn step(&mut self) -> bool {
         let ready: Vec<(usize, usize)> = (0..self.slots.len())
             .flat_map(|slot| {
@@ -80,7 +82,7 @@ impl Cards {
                 self.run(slot, queued);
             }
             choice => {
-                // Messages overtake each other.
+                // Messages may overtake each other.
                 let message = self.messages.swap_remove(choice - ready.len());
                 self.land(message);
             }
@@ -135,7 +137,7 @@ impl Cards {
     }
 
     fn read(&mut self, slot: usize, place: Place, chunk: u32) -> Sum {
-        // A contribution is one piece, of which a chunk is a part.
+        // A contribution is whole; a chunk is a part of it.
         let chunk = if place.buffer == Buffer::Contribution { 0 } else { chunk };
         let state = &self.slots[slot];
         self.torn += u64::from(place.buffer == Buffer::Contribution && state.writing.contains(&place.rank));
@@ -146,19 +148,19 @@ impl Cards {
         self.slots[slot].values.get(&(rank, counter)).copied().unwrap_or(0)
     }
 
-    /// Begins to write a contribution. Between this and [`Cards::written`] it must not be read.
+    /// Begins to write a contribution, which must not be read before [`Cards::written`].
     pub fn write(&mut self, slot: usize, rank: u32) {
         self.slots[slot].writing.insert(rank);
     }
 
-    /// Ends it: the contribution holds one more.
+    /// Ends the write: the buffer holds contribution `number`, too.
     pub fn written(&mut self, slot: usize, rank: u32, number: u64) {
         self.slots[slot].writing.remove(&rank);
         let part = (Place { rank, buffer: Buffer::Contribution }, 0);
         self.slots[slot].buffers.entry(part).or_default().insert((rank, number));
     }
 
-    /// What a rank finds as outcome: every chunk of it, which must be alike.
+    /// The outcome that a rank has, chunk by chunk; all chunks must be alike.
     #[must_use]
     pub fn outcome(&self, slot: usize, rank: u32) -> Vec<Sum> {
         let place = Place { rank, buffer: Buffer::Outcome };
@@ -166,14 +168,14 @@ impl Cards {
         parts.map(|(_, sum)| sum.clone()).collect()
     }
 
-    /// Times that a contribution was read while it was being written.
+    /// How often a contribution was read while its rank was writing it.
     #[must_use]
     pub fn torn(&self) -> u64 {
         self.torn
     }
 
-    /// Queues a rank's operations for the next use of a slot: each runs once, when its counter has come
-    /// so far. No rank can set them off before this one says *ready*.
+    /// Queues a rank's operations for the next use of a slot. Each runs once, when its counter
+    /// reaches the threshold; no rank can trigger them before this one has given its ready token.
     pub fn arm(&mut self, rank: u32, slot: usize) {
         let program = &self.world[rank as usize];
         let state = &mut self.slots[slot];
@@ -187,7 +189,8 @@ impl Cards {
         state.buffers.retain(|(place, _), _| !own(place));
     }
 
-    /// A rank gives an input: its arrival, *ready*, the token of its gate. Of an own counter at once.
+    /// A rank gives an input: its arrival, a ready token, the token of its gate. Its own counters
+    /// count it at once.
     pub fn give(&mut self, by: u32, slot: usize, input: Signal) {
         if by == input.rank {
             self.add(slot, input);
@@ -196,12 +199,12 @@ impl Cards {
         }
     }
 
-    /// Revokes the token of a rank's gate, unless the activation came first; whether it did.
-    /// While the token is out the contribution is the rank's to write, and the round waits.
+    /// Revokes the token of a rank's gate; returns false if the activation came first. While the
+    /// token is revoked, the rank may write its contribution, and the round waits.
     pub fn revoke_token(&mut self, slot: usize, rank: u32) -> bool {
         let before = self.slots[slot].armed[rank as usize].saturating_sub(1) * 2;
         let value = self.slots[slot].values.entry((rank, Role::Gate)).or_default();
-        // Both inputs are there: it has fired, or is about to.
+        // Both inputs are there: the gate has fired, or is about to.
         if *value >= before + 2 || *value == before {
             return false;
         }

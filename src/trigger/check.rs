@@ -1,13 +1,13 @@
-//! What every executor relies on, proved for a given set of tables.
+//! Proves what every executor relies on, for a given set of tables.
 //!
-//! - *Deterministic increments*: each input of each counter is given exactly once a use, by one
-//!   operation or by its rank. So thresholds are cumulative, and a slot is free when all are in.
+//! - *Deterministic increments*: one operation or one rank gives each input of each counter,
+//!   exactly once a use. So thresholds are cumulative, and a slot is free when all inputs are in.
 //! - *No cycle*: among counters that wait for all their inputs, and within a rank among all. (The
-//!   flood goes in circles, from rank to rank, and ends because operations run once.)
-//! - *No use of the order of thresholds*: a counter has one threshold, so operations that it sets
-//!   off may run in any order; some providers ignore what thresholds would demand.
-//! - *Immutable inputs, fresh outputs*: every buffer part has one writer in a use, and whoever
-//!   reads it is set off by that writer. So an operation can be repeated by somebody else.
+//!   flood goes in circles between ranks; it ends because operations run once.)
+//! - *No order among thresholds*: a counter has one threshold, so the operations that it triggers
+//!   may run in any order. Some providers ignore the order of thresholds.
+//! - *Immutable inputs, fresh outputs*: every part of a buffer has one writer in a use, and the
+//!   writer triggers its readers. So another rank can repeat an operation.
 //! - *Budget*: operations, counters and bytes fit the executor.
 
 use std::collections::{HashMap, HashSet};
@@ -15,85 +15,85 @@ use std::collections::{HashMap, HashSet};
 use super::compile::{Profile, Request};
 use super::program::{Action, Buffer, Operation, Place, Program, Role, Signal, span};
 
-/// Why a set of tables must not be run.
+/// Why a set of tables is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Defect {
-    /// A signal to something that does not exist.
+    /// A signal to an input that does not exist.
     #[error("rank {by} signals input {} of counter {} of rank {}, which does not exist", .to.input, .to.counter, .to.rank)]
     NoSuchInput {
-        /// Whose operation.
+        /// The rank that signals.
         by: u32,
-        /// What it signals.
+        /// The input that it signals.
         to: Signal,
     },
-    /// Increments that depend on circumstances.
+    /// An input that is not given exactly once a use.
     #[error("input {} of counter {} of rank {} is given {times} times in a use", .input.input, .input.counter, .input.rank)]
     Increments {
-        /// Which.
+        /// The input.
         input: Signal,
-        /// How often.
+        /// How often it is given.
         times: u32,
     },
     /// A threshold that is never reached, or always.
     #[error("rank {rank}: threshold {threshold} of counter {counter}, which has {inputs} inputs")]
     Threshold {
-        /// Whose.
+        /// The rank that has the counter.
         rank: u32,
-        /// Which.
+        /// The counter.
         counter: Role,
-        /// What is waited for.
+        /// The threshold.
         threshold: u32,
-        /// What can come.
+        /// The number of the counter's inputs.
         inputs: u32,
     },
     /// Two thresholds on one counter.
     #[error("rank {rank}: counter {counter} has thresholds {first} and {second}, so their order would matter")]
     Order {
-        /// Whose.
+        /// The rank that has the counter.
         rank: u32,
-        /// Which.
+        /// The counter.
         counter: Role,
-        /// One.
+        /// One threshold.
         first: u32,
-        /// Another.
+        /// The other threshold.
         second: u32,
     },
     /// A counter that waits for itself.
     #[error("counter {counter} of rank {rank} waits for itself")]
     Cycle {
-        /// Whose.
+        /// The rank that has the counter.
         rank: u32,
-        /// Which.
+        /// The counter.
         counter: Role,
     },
     /// Two writers of the same bytes in a use.
     #[error("{} of rank {}, chunk {chunk:?}, is written twice in a use", .place.buffer, .place.rank)]
     Rewritten {
-        /// Where.
+        /// The buffer.
         place: Place,
-        /// Which part, of how many.
+        /// The chunk: its index and the number of chunks.
         chunk: (u32, u32),
     },
     /// A reader that does not wait for the writer.
-    #[error("rank {rank} reads {} of rank {} without waiting for who writes it", .place.buffer, .place.rank)]
+    #[error("rank {rank} reads {} of rank {} without waiting for its writer", .place.buffer, .place.rank)]
     Unordered {
         /// The reader.
         rank: u32,
-        /// What it reads.
+        /// The buffer that it reads.
         place: Place,
     },
-    /// More than the executor has.
+    /// A table beyond the executor's limits.
     #[error("rank {rank}: {need} {what} in a table, where the {profile} profile allows {limit}")]
     Budget {
-        /// Whose.
+        /// The rank.
         rank: u32,
-        /// Of what.
+        /// The resource.
         what: &'static str,
         /// How much the table needs.
         need: u64,
         /// How much there is.
         limit: u64,
-        /// Whose limit.
+        /// The profile that sets the limit.
         profile: &'static str,
     },
 }
@@ -154,7 +154,8 @@ fn thresholds(world: &[Program]) -> Result<(), Defect> {
     Ok(())
 }
 
-/// Kahn's algorithm over counters: an edge from what sets an operation off to what it signals.
+/// Kahn's algorithm over counters: an edge leads from the counter that triggers an operation to
+/// each that it signals.
 fn acyclic(world: &[Program]) -> Result<(), Defect> {
     type Node = (u32, Role);
     let mut edges: HashMap<Node, Vec<Node>> = HashMap::new();
@@ -166,7 +167,7 @@ fn acyclic(world: &[Program]) -> Result<(), Defect> {
     for (program, operation) in operations(world) {
         for signal in &operation.then {
             let to = (signal.rank, signal.counter);
-            // Of a counter that any input satisfies, those from other ranks are not waited for.
+            // A counter that any one input satisfies does not wait for those from other ranks.
             if any.contains(&to) && signal.rank != program.rank {
                 continue;
             }
@@ -193,14 +194,14 @@ fn acyclic(world: &[Program]) -> Result<(), Defect> {
     }
 }
 
-/// A chunk of a buffer: which, of how many.
-type Part = (Place, (u32, u32));
+/// A chunk of a buffer: its index and the number of chunks.
+type Chunk = (Place, (u32, u32));
 
 fn data(world: &[Program]) -> Result<(), Defect> {
-    // Who signals what: by counter, the buffers that its feeders have written.
-    let mut written: HashSet<Part> = HashSet::new();
+    // The buffers written by the operations that feed each counter.
+    let mut written: HashSet<Chunk> = HashSet::new();
     let mut pieces_of: HashMap<Place, u32> = HashMap::new();
-    let mut fed: HashMap<(u32, Role), HashSet<Part>> = HashMap::new();
+    let mut fed: HashMap<(u32, Role), HashSet<Chunk>> = HashMap::new();
     for (program, operation) in operations(world) {
         let target = match &operation.action {
             Action::Signal => continue,
@@ -229,14 +230,14 @@ fn data(world: &[Program]) -> Result<(), Defect> {
         };
         let feeders = fed.get(&(program.rank, operation.when));
         for place in sources {
-            // A contribution is let in as a whole.
+            // A contribution is sealed as a whole.
             let part = if place.buffer == Buffer::Contribution { (0, 1) } else { chunk };
             if !program.waits_for_all(operation) || !feeders.is_some_and(|feeders| feeders.contains(&(place, part))) {
                 return Err(Defect::Unordered { rank: program.rank, place });
             }
         }
     }
-    // The outcome is complete when the counter that says so is: all its parts feed it.
+    // All parts of the outcome must feed the counter that announces it.
     for program in world {
         let (place, done) = program.receives;
         let feeders = fed.get(&done);
@@ -264,7 +265,7 @@ fn budget(world: &[Program], request: &Request, profile: &Profile) -> Result<(),
     Ok(())
 }
 
-/// Bytes of each rank's buffers in one slot, besides the contribution.
+/// Bytes of each rank's buffers in one slot, without the contribution.
 #[must_use]
 pub fn buffer_bytes(world: &[Program], bytes: u64) -> Vec<u64> {
     let mut sizes = vec![0u64; world.len()];

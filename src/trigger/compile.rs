@@ -1,33 +1,35 @@
-//! From what is wanted to tables.
+//! Compiles a request into tables of triggered operations.
 //!
-//! The activation is a flood over a circulant graph: rank k tells k + 1, k + 2, k + 4 … modulo P.
-//! Every rank forwards once, so any world size and any number of concurrent initiators will do,
-//! and the farthest rank hears of it after ⌈log2 P⌉ hops. The reductions are the classical ones;
-//! for P that is not a power of two the first pairs are folded (Thakur, Rabenseifner, Gropp:
-//! Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1), 2005).
+//! The activation is a flood over a circulant graph: rank k signals k + 1, k + 2, k + 4 … modulo P.
+//! Every rank forwards it once. So it works for any world size and any number of concurrent
+//! initiators, and it reaches the farthest rank after ⌈log2 P⌉ hops. The reductions are the
+//! classical ones; for P that is not a power of two the first ranks are folded in pairs (Thakur,
+//! Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1),
+//! 2005).
 
 use super::program::{Action, Buffer, Counter, Operation, Place, Program, Role, Signal};
 use crate::rule::{Fire, Grace, Schedule, When};
 
-/// What sets off the activation.
+/// What triggers the activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Every rank's own arrival lets its own contribution in; nobody is activated by others.
+    /// Every rank's own arrival seals its own contribution; no rank activates another.
     Everybody,
     /// The first arrival, or several at once.
     First,
-    /// The arrival of the rank that is designated for the round: the table is that of `First`,
-    /// and only this rank's arrival is told to it.
+    /// The arrival of the rank that is drawn for the round. The table is that of `First`, and only
+    /// this rank signals its arrival.
     Designated,
-    /// So many arrivals, counted by rank 0's memory.
+    /// So many arrivals, counted in rank 0's memory.
     Count(u32),
 }
 
 impl Start {
-    /// How a program of triggered operations starts a round by a firing rule.
+    /// How a program starts a round under a firing rule.
     #[must_use]
     pub fn of(fire: Fire, grace: Grace, ranks: u32) -> Self {
-        // A grace, and a deadline, end early when all have arrived, so they are counted then.
+        // A grace or a deadline ends early when all ranks have arrived, so arrivals must be
+        // counted.
         let uncounted = grace == Grace::NONE && fire.limit().is_none() && !fire.has_full_rounds();
         match fire.when() {
             _ if fire.is_synchronous() => Start::Everybody,
@@ -38,13 +40,13 @@ impl Start {
     }
 }
 
-/// What an executor can do, and how much of it.
+/// What an executor can do, and its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// For people.
+    /// Its name in messages.
     pub name: &'static str,
-    /// All ranks load and store the same memory: sources are read where they are, an outcome is
-    /// written once, and the gate is one atomic word.
+    /// All ranks load and store the same memory: sources are read in place, an outcome is written
+    /// once, and the gate is one atomic word.
     pub shared: bool,
     /// Most operations of a rank in a round.
     pub operations: u64,
@@ -64,24 +66,24 @@ impl Profile {
         Profile { name: "network", shared: false, operations: 1 << 16, counters: 1 << 16, bytes: 1 << 40 };
 }
 
-/// What is wanted.
+/// What is to be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Ranks in the world.
     pub ranks: u32,
-    /// What sets off the activation.
+    /// What triggers the activation.
     pub start: Start,
     /// How contributions become an outcome.
     pub schedule: Schedule,
     /// Bytes of a contribution.
     pub bytes: u64,
-    /// Bytes of a chunk where the schedule may choose; 0 leaves it one piece.
+    /// Bytes of a chunk where the schedule may choose; 0 makes it one chunk.
     pub chunk: u64,
-    /// Slots: rounds that may be under way.
+    /// Slots: rounds that may be in progress.
     pub slots: u64,
 }
 
-/// More would balance no better, and every one lists all its sources.
+/// More chunks would balance no better, and every chunk lists all its sources.
 const MOST_CHUNKS: u64 = 256;
 
 /// Hops of the flood, and neighbours of a rank in it: ⌈log2 P⌉.
@@ -96,7 +98,6 @@ pub fn compile(request: &Request, profile: &Profile) -> Vec<Program> {
     (0..request.ranks).map(|rank| compile_rank(request, profile, rank)).collect()
 }
 
-/// The table of one rank.
 fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
     let ranks = request.ranks;
     let mut table = Builder { request, rank, counters: Vec::new(), operations: Vec::new() };
@@ -134,7 +135,7 @@ impl Fold {
         self.leaves.trailing_zeros()
     }
 
-    /// The virtual rank; nothing for the second of a pair.
+    /// The virtual rank; `None` for the second of a pair.
     fn leaf(self, rank: u32) -> Option<u32> {
         match rank.checked_sub(2 * self.extra) {
             Some(rest) => Some(self.extra + rest),
@@ -142,7 +143,7 @@ impl Fold {
         }
     }
 
-    /// The rank that acts for a virtual one.
+    /// The rank that acts for a virtual rank.
     fn leader(self, leaf: u32) -> u32 {
         if self.is_pair(leaf) { 2 * leaf } else { leaf + self.extra }
     }
@@ -151,7 +152,7 @@ impl Fold {
         leaf < self.extra
     }
 
-    /// What a virtual rank brings to level 1.
+    /// What a virtual rank contributes to level 1.
     fn source(self, leaf: u32) -> Place {
         let buffer = if self.is_pair(leaf) { Buffer::Partial(0) } else { Buffer::Contribution };
         Place { rank: self.leader(leaf), buffer }
@@ -178,14 +179,14 @@ impl Builder<'_> {
         self.operations.push(Operation { when, threshold, action, then });
     }
 
-    /// As [`Builder::operation`], when all inputs of the counter are there.
+    /// As [`Builder::operation`], with all inputs of the counter as its threshold.
     fn when_full(&mut self, when: Role, action: Action, then: Vec<Signal>) {
         let inputs = self.counters.iter().find(|counter| counter.role == when).map_or(0, |counter| counter.inputs);
         self.operation(when, inputs, action, then);
     }
 
-    /// The own arrival counts once all ranks have freed the slot, so whoever activates others
-    /// knows that none of them will be written to too early.
+    /// The own arrival counts once all ranks have freed the slot. So a rank that activates others
+    /// knows that no buffer is written too early.
     fn start(&mut self) {
         let ranks = self.request.ranks;
         self.counter(Role::Start, 1 + ranks, 1 + ranks);
@@ -207,13 +208,13 @@ impl Builder<'_> {
         if self.request.start == Start::Everybody { 0 } else { hops(self.request.ranks) }
     }
 
-    /// Input of the activation that the rank gives itself: behind those of its neighbours.
+    /// The input of the activation that the rank gives itself, after those of its neighbours.
     fn self_input(&self) -> u32 {
         self.neighbours()
     }
 
-    /// Forwards the activation and closes the gate; returns the operation that the reduction
-    /// hangs its signals on, the one that sealed the contribution.
+    /// Forwards the activation and closes the gate. Returns the operation that sealed the
+    /// contribution; the reduction adds its signals to it.
     fn activation(&mut self, profile: &Profile) -> usize {
         let gives_itself = !matches!(self.request.start, Start::Count(_)) || self.rank == 0;
         self.counter(Role::Active, self.neighbours() + u32::from(gives_itself), 0);
@@ -221,7 +222,7 @@ impl Builder<'_> {
             |input: u32| Signal { rank: (self.rank + (1 << input)) % self.request.ranks, counter: Role::Active, input };
         let mut forwards: Vec<Signal> = (0..self.neighbours()).map(forward).collect();
         if profile.shared {
-            // The gate is one atomic word, closed whatever the depositor is doing.
+            // The gate is one atomic word, so it can be closed during a deposit.
             self.operation(Role::Active, 1, Action::Seal, forwards);
         } else {
             self.counter(Role::Gate, 2, 1);
@@ -232,7 +233,7 @@ impl Builder<'_> {
         self.operations.len() - 1
     }
 
-    /// A slot is free for its next use when the own puts have read what they send, too.
+    /// A slot is free for its next use only when the own puts have read their sources, too.
     fn completions(&mut self) {
         let rank = self.rank;
         let puts = self.operations.iter_mut().filter(|operation| matches!(operation.action, Action::Put { .. }));
@@ -250,8 +251,8 @@ impl Builder<'_> {
         self.operations[operation].then.push(signal);
     }
 
-    /// In shared memory both partners of a doubling step would compute the same bytes, so one
-    /// does: what is left is a tree of P - 1 sums and one outcome.
+    /// In shared memory both partners of a doubling step would compute the same bytes, so only one
+    /// does. What remains is a tree of P - 1 sums and one outcome.
     fn combining_tree(&mut self, fold: Fold, sealed: usize) {
         let (rank, levels) = (self.rank, fold.levels());
         let up = |leaf: u32, level: u32| {
@@ -294,7 +295,8 @@ impl Builder<'_> {
         }
     }
 
-    /// In shared memory: chunks that whoever is there reduces straight from all contributions.
+    /// In shared memory: any rank inside the library reduces chunks directly from all
+    /// contributions.
     fn reduce_in_place(&mut self, sealed: usize) {
         let request = self.request;
         self.also_signal(sealed, Signal { rank: 0, counter: Role::Sealed, input: self.rank });
@@ -322,7 +324,7 @@ impl Builder<'_> {
         self.counter(Role::Done, 1, 0);
         let whole = (0, 1);
         let Some(leaf) = fold.leaf(rank) else {
-            // The second of a pair hands its contribution in and gets the outcome back.
+            // The second rank of a pair sends its contribution and receives the outcome.
             self.counter(Role::Made(0), 1, 0);
             self.also_signal(sealed, self.own(Role::Made(0), 0));
             let to = Place { rank: rank - 1, buffer: Buffer::Inbox(0) };
@@ -331,7 +333,7 @@ impl Builder<'_> {
             return;
         };
         let own = |buffer| Place { rank, buffer };
-        // What this rank sends at level 1, and the operation that makes it.
+        // What this rank sends at level 1, and the operation that produces it.
         let (mut mine, mut maker) = (Buffer::Contribution, sealed);
         if fold.is_pair(leaf) {
             self.counter(Role::Level(0), 2, 0);

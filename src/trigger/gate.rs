@@ -1,16 +1,16 @@
 //! The gate: one word that decides to which round a deposit belongs.
 //!
 //! A rank deposits by changing its gate of a round while that is open; the activation closes it.
-//! Both are compare-swaps on one word, so what is in when it closes is the rank's part, and all who
-//! read it later read the same. A deposit names buffers, so it is a word long however large the
-//! data: nobody is ever caught in the middle of a copy.
+//! Both are compare-swaps on one word. So what the gate holds when it closes is final, and all
+//! readers see the same. A deposit names buffers: it fits the word however large the data, and no
+//! rank can be interrupted in the middle of a copy.
 
-/// What a rank put into a round.
+/// What a rank deposited for a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Deposit {
-    /// Buffer of the contribution made for this round.
+    /// Buffer of the fresh contribution.
     pub(crate) fresh: Option<u32>,
-    /// Buffer and age of a contribution that came too late for its own round.
+    /// Buffer and age of the carried contribution.
     pub(crate) carried: Option<(u32, u64)>,
     /// The rank's last, empty arrival.
     pub(crate) leaving: bool,
@@ -30,11 +30,10 @@ const FRESH_SHIFT: u32 = 19;
 const CARRIED_SHIFT: u32 = 17;
 const AGE_BITS: u32 = 17;
 
-/// The last round that a gate can tell from others.
+/// The last round that a gate can represent.
 pub(crate) const LAST_ROUND: u64 = (1 << (64 - ROUND_SHIFT)) - 1;
 
-/// Most rounds that a contribution can be late by, as far as the word is concerned: more than the
-/// largest depth.
+/// The largest age that fits the word: more than the largest depth.
 pub(crate) const MOST_AGE: u64 = (1 << AGE_BITS) - 1;
 
 impl Gate {
@@ -53,12 +52,12 @@ impl Gate {
         )
     }
 
-    /// The round it was last used for.
+    /// The round of its last use.
     pub(crate) fn round(self) -> u64 {
         self.0 >> ROUND_SHIFT
     }
 
-    /// As it is for `round`: empty and open if it was last used for an earlier one.
+    /// The gate for `round`: empty and open if its last use was for an earlier round.
     pub(crate) fn at(self, round: u64) -> Self {
         if self.round() == round { self } else { Gate::new(round, Deposit::default()) }
     }
@@ -71,7 +70,6 @@ impl Gate {
         Gate(self.0 | CLOSED)
     }
 
-    /// What is in it.
     pub(crate) fn deposit(self) -> Deposit {
         let buffer = |shift: u32| (self.0 >> shift & 3).checked_sub(1).map(|buffer| buffer as u32);
         Deposit {
@@ -82,7 +80,7 @@ impl Gate {
         }
     }
 
-    /// With more in it.
+    /// The same gate with a changed deposit.
     pub(crate) fn with(self, change: impl FnOnce(&mut Deposit)) -> Self {
         let mut deposit = self.deposit();
         change(&mut deposit);

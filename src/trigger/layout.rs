@@ -1,10 +1,10 @@
-//! Where the tables of a world lie in shared memory.
+//! The layout of a world's tables in shared memory.
 //!
-//! A counter is kept as one cell for each of its inputs, which holds the newest round that the
-//! input was given for; the counter's value in a round is the number of inputs that have come so
-//! far. So an input can be given twice, by whoever redoes the work of a dead rank, or late, when its
-//! slot has moved on, and counts once; and nothing is ever reset. An operation has a cell that
-//! says who runs it for which round ([`State`]).
+//! A counter has one cell for each of its inputs. The cell holds the newest round for which the
+//! input was given; the counter's value in a round is the number of inputs given so far. So an
+//! input counts once, even if it is given twice (by the rank that takes over a dead rank's work) or
+//! late (when its slot has moved on). No cell is ever reset. An operation has a cell with its
+//! [`State`].
 
 use std::collections::HashMap;
 
@@ -12,24 +12,24 @@ use super::compile::{Profile, Request, Start, compile};
 use super::program::{Action, Buffer, Place, Program, Role, Signal};
 use crate::rule::Schedule;
 
-/// Cells in two cache lines, as everywhere.
+/// Cells in two cache lines.
 const LINE: usize = 16;
 
-/// What a reduction reads.
+/// A source of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// What the gate of a rank let in.
+    /// What the gate of a rank sealed.
     Gate(u32),
     /// A partial sum, by its number.
     Partial(u32),
 }
 
-/// What a reduction writes.
+/// The destination of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// A partial sum, by its number.
     Partial(u32),
-    /// A chunk of the outcome; the first one writes its record as well.
+    /// A chunk of the outcome; the first chunk writes the record as well.
     Outcome,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Work {
     Reduce { from: Vec<Input>, to: Target, chunk: (u32, u32) },
 }
 
-/// An operation with everything resolved.
+/// An operation, resolved to counters and cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) when: u32,
@@ -59,7 +59,7 @@ pub(crate) struct CounterCells {
     pub(crate) first: usize,
     pub(crate) inputs: u32,
     pub(crate) threshold: u32,
-    /// Operations that it sets off.
+    /// Operations that it triggers.
     pub(crate) rows: Vec<u32>,
 }
 
@@ -71,11 +71,11 @@ pub(crate) struct Layout {
     pub(crate) rows: Vec<Row>,
     pub(crate) counters: Vec<CounterCells>,
     gates: Vec<usize>,
-    /// The own activation of each rank: counter and cell. Nothing where others do it.
+    /// The own activation of each rank: counter and cell. `None` where other ranks give it.
     activations: Vec<Option<(u32, usize)>>,
     arrived: Option<u32>,
-    /// Where the counter that waits for all contributions of a reduction lies, if its operations
-    /// are chunks that many ranks can share.
+    /// The counter that waits for all contributions of a reduction, if its operations are chunks
+    /// that many ranks can share.
     pub(crate) shared_work: Option<u32>,
     pub(crate) done: u32,
     record: usize,
@@ -84,14 +84,14 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Compiles for shared memory, and lays out. The tables are checked in debug builds.
+    /// Compiles for shared memory and lays the tables out. Debug builds check them.
     pub(crate) fn new(request: &Request) -> Self {
         let world = compile(request, &Profile::SHARED);
         #[cfg(debug_assertions)]
         match super::check(&world, request, &Profile::SHARED) {
-            // What does not fit is refused where the memory is asked for.
+            // A table that is too large is refused where its memory is requested.
             Ok(()) | Err(super::Defect::Budget { .. }) => {}
-            Err(defect) => panic!("{request:?} compiles to a program that must not be run: {defect}"),
+            Err(defect) => panic!("{request:?} compiles to an invalid program: {defect}"),
         }
         Resolver::default().resolve(&world, request)
     }
@@ -106,41 +106,41 @@ impl Layout {
         self.partials.len() as u32
     }
 
-    /// The gate of a rank.
+    /// The cell of a rank's gate.
     pub(crate) fn gate(&self, rank: u32) -> usize {
         self.gates[rank as usize]
     }
 
-    /// Who runs an operation.
+    /// The cell with an operation's [`State`].
     pub(crate) fn state(&self, row: u32) -> usize {
         self.rows[row as usize].state
     }
 
-    /// Head and entries of the round's cut.
+    /// The cells of the round's record: head and entries.
     pub(crate) fn record(&self) -> usize {
         self.record
     }
 
-    /// Head and entries of what a partial sum contains.
+    /// The cells that say what a partial sum contains: head and entries.
     pub(crate) fn header(&self, partial: u32) -> usize {
         self.partials[partial as usize]
     }
 
-    /// Counter and input cell of the arrival of a rank, where arrivals are counted.
+    /// Counter and input cell of a rank's arrival, if arrivals are counted.
     pub(crate) fn arrival(&self, rank: u32) -> Option<(u32, usize)> {
         let counter = self.arrived?;
         Some((counter, self.counters[counter as usize].first + rank as usize))
     }
 
-    /// Counter and input cell by which a rank sets off a round that it may start.
+    /// Counter and input cell by which a rank starts a round, if it may.
     pub(crate) fn activation(&self, rank: u32) -> (u32, usize) {
         let starter = if matches!(self.start, Start::Count(_)) { 0 } else { rank };
-        self.activations[starter as usize].expect("whoever may start a round has an input for it")
+        self.activations[starter as usize].expect("a rank that may start a round has an input for it")
     }
 }
 
-/// Operations that the arriving rank carries out itself in shared memory: they depend on time
-/// (grace) and on who has left.
+/// Operations that the arriving rank runs itself in shared memory: they depend on time (grace) and
+/// on which ranks have left.
 fn is_by_arrival(when: Role) -> bool {
     matches!(when, Role::Start | Role::Arrived)
 }
@@ -171,7 +171,7 @@ impl Resolver {
 
     fn resolve(mut self, world: &[Program], request: &Request) -> Layout {
         for program in world {
-            // What one rank's activation touches lies together.
+            // Cells that one rank's activation touches lie together.
             self.align();
             let gate = self.take(1);
             self.gates.push(gate);
@@ -209,7 +209,7 @@ impl Resolver {
             activations: world.iter().map(activation).collect(),
             arrived: counter(0, Role::Arrived),
             shared_work: counter(0, Role::Sealed).filter(many),
-            done: counter(0, Role::Done).expect("an outcome is announced by rank 0's counter"),
+            done: counter(0, Role::Done).expect("rank 0's counter announces the outcome"),
             record,
             rows,
             cells: self.next,
@@ -219,7 +219,7 @@ impl Resolver {
         }
     }
 
-    /// Partial sums in an order in which each comes after what it is made of.
+    /// Numbers partial sums so that each comes after its sources.
     fn number_partials(&mut self, world: &[Program]) {
         let most = world.iter().flat_map(|program| &program.counters).filter_map(|counter| match counter.role {
             Role::Level(level) => Some(level),
@@ -286,7 +286,7 @@ impl Resolver {
     }
 }
 
-/// Who runs an operation for which round, and how far it is.
+/// An operation's claim: the owner, the round, and how far the owner is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) round: u64,
@@ -294,12 +294,12 @@ pub(crate) struct State {
     pub(crate) phase: Phase,
 }
 
-/// How far an operation is. That it has signalled is not noted: signals may be repeated.
+/// How far an operation is. Completed signals are not recorded: they may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Its owner may be writing.
+    /// The owner may be writing the output.
     Claimed = 0,
-    /// Its memory is written and will not be touched again; the signals follow.
+    /// The output is complete and will not change; the signals follow.
     Written = 1,
 }
 

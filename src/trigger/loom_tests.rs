@@ -1,5 +1,5 @@
 //! The counters, claims and gates of the peer executor under every order of effects that the memory
-//! model allows. Run as `docs/testing.md` says.
+//! model allows. `docs/testing.md` says how to run them.
 #![allow(unsafe_code)]
 
 use loom::cell::UnsafeCell;
@@ -17,11 +17,11 @@ use crate::sync::{AtomicU64, announce, full_fence, look, raise, swap};
 
 const ROUND: u64 = 1;
 
-/// One slot, with what its reductions write: by partial sum, the outcome last.
+/// One slot and the outputs of its reductions: by partial sum, the outcome last.
 struct Memory {
     layout: Layout,
     cells: Vec<AtomicU64>,
-    /// Runs of each row; loom finds two at a time, and a reader that comes too early.
+    /// Runs of each row. Loom finds two at the same time, and a reader that comes too early.
     written: Vec<UnsafeCell<u64>>,
 }
 
@@ -42,7 +42,7 @@ impl Memory {
     fn run(&self, task: Task) {
         let Work::Reduce { from, to, .. } = &self.layout.rows[task.row as usize].work else { return };
         assert!(from.len() == 2 && *to == Target::Outcome);
-        // SAFETY: claimed; loom checks that nobody else is here.
+        // SAFETY: the row is claimed; loom checks that no other thread accesses it.
         self.written[task.row as usize].with_mut(|runs| unsafe { *runs += 1 });
     }
 }
@@ -53,7 +53,7 @@ struct Rank {
     worker: Worker,
     changes: usize,
     dies_after: usize,
-    /// Set when rank 0 is dead, as its process descriptor would be.
+    /// Set when rank 0 is dead; stands for its process descriptor.
     dead: Arc<AtomicBool>,
 }
 
@@ -63,7 +63,7 @@ impl Rank {
         Rank { memory: memory.clone(), worker, changes: 0, dies_after, dead: dead.clone() }
     }
 
-    /// Carries out what the worker wants; false when the rank has died of it.
+    /// Carries out the worker's requests; false if the rank died of it.
     fn do_all(&mut self, wants: &mut Vec<Want>) -> bool {
         let mut more = Vec::new();
         for want in wants.drain(..) {
@@ -104,7 +104,7 @@ impl Rank {
         }
     }
 
-    /// Arrives: raises the own activation and does what that sets off. False when it died.
+    /// Arrives: raises the own activation and runs what that triggers. False if the rank died.
     fn arrive(&mut self, me: u32) -> bool {
         let (counter, cell) = self.memory.layout.activation(me);
         let mut wants = vec![Want::Raise { round: ROUND, cell }, Want::Fence];
@@ -123,13 +123,13 @@ impl Rank {
         assert!(self.work());
     }
 
-    /// If the outcome is complete, it is there.
+    /// Whether the outcome is complete; if so, checks that it was written.
     fn look(&self) -> bool {
         let complete = self.memory.layout.is_complete(ROUND, &*self.memory);
         if complete {
             let last = self.memory.layout.rows.len() - 1;
             let reduce = self.memory.layout.rows.iter().position(|row| matches!(row.work, Work::Reduce { .. }));
-            // SAFETY: complete; loom checks that nobody writes.
+            // SAFETY: the outcome is complete; loom checks that no thread writes it.
             let runs = self.memory.written[reduce.unwrap_or(last)].with(|runs| unsafe { *runs });
             assert!(runs > 0);
         }
@@ -139,9 +139,9 @@ impl Rank {
 
 const NEVER: usize = usize::MAX;
 
-/// Two ranks arrive: whoever is later reduces, once, and afterwards the outcome is there for both.
+/// Two ranks arrive: the later one reduces, once, and afterwards both have the outcome.
 #[test]
-fn the_last_to_raise_runs_what_that_sets_off() {
+fn the_last_input_triggers_the_reduction() {
     loom::model(|| {
         let memory = Memory::new(2, Start::Everybody);
         let dead = Arc::new(AtomicBool::new(false));
@@ -154,23 +154,23 @@ fn the_last_to_raise_runs_what_that_sets_off() {
         assert!(own.arrive(0));
         let early = own.look();
         let theirs = thread.join().unwrap();
-        assert!(own.look(), "nobody has reduced");
-        assert!(early || theirs, "whoever reduced has seen it complete");
+        assert!(own.look(), "no rank has reduced");
+        assert!(early || theirs, "the rank that reduced has seen the outcome complete");
         assert_eq!(memory_tasks(&own.memory), 1);
     });
 }
 
-/// Reductions that were run.
+/// Reductions run.
 fn memory_tasks(memory: &Memory) -> u64 {
     // SAFETY: all threads have ended.
     memory.written.iter().map(|runs| runs.with(|runs| unsafe { *runs })).sum()
 }
 
-/// Both start the flood at the same time: every gate is closed and the sum made once.
+/// Both ranks start the flood at the same time: every gate is closed and the sum is computed once.
 #[test]
-fn two_initiators_do_no_harm() {
+fn two_initiators_reduce_once() {
     let mut model = loom::model::Builder::new();
-    // All schedules would take hours; those with up to two preemptions find what is to be found.
+    // Schedules with up to two preemptions; all schedules would take hours.
     model.preemption_bound = Some(2);
     model.check(|| {
         let memory = Memory::new(2, Start::First);
@@ -188,10 +188,9 @@ fn two_initiators_do_no_harm() {
     });
 }
 
-/// Rank 0 dies after any number of changes, in the middle of whatever it does; rank 1, who hears of
-/// it, completes the round.
+/// Rank 0 dies after any number of changes. Rank 1 learns of it and completes the round.
 #[test]
-fn the_work_of_the_dead_is_done_by_the_living() {
+fn a_survivor_completes_the_round_of_a_dead_rank() {
     for dies_after in 1..8 {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
@@ -213,7 +212,8 @@ fn the_work_of_the_dead_is_done_by_the_living() {
     }
 }
 
-/// A deposit is in the gate when that closes, with its data, or its rank knows that it is not.
+/// A deposit is in the gate, with its data, when the gate closes; or its rank learns that it is
+/// not.
 #[test]
 fn a_deposit_is_in_or_refused() {
     loom::model(|| {
@@ -221,7 +221,7 @@ fn a_deposit_is_in_or_refused() {
         let depositor = {
             let shared = shared.clone();
             thread::spawn(move || {
-                // SAFETY: nobody reads it unless it was deposited.
+                // SAFETY: no rank reads it before it is deposited.
                 shared.1.with_mut(|data| unsafe { *data = 5 });
                 let mut found = look(&shared.0);
                 loop {
@@ -246,7 +246,7 @@ fn a_deposit_is_in_or_refused() {
             }
         };
         if sealed.fresh.is_some() {
-            // SAFETY: deposited, so not written any more.
+            // SAFETY: deposited, so its rank does not write it any more.
             assert_eq!(shared.1.with(|data| unsafe { *data }), 5);
         }
         let accepted = depositor.join().unwrap();
@@ -262,6 +262,6 @@ fn a_deposit_without_its_orderings_is_found() {
 #[test]
 fn a_counter_without_its_orderings_is_found() {
     for operation in [Operation::Raise, Operation::Look, Operation::Fence] {
-        find(operation, the_last_to_raise_runs_what_that_sets_off);
+        find(operation, the_last_input_triggers_the_reduction);
     }
 }

@@ -1,10 +1,10 @@
-//! Collectives as programs: tables of *when a counter reaches a threshold, do this, then bump
-//! those*, which whoever is there can carry out on behalf of everybody.
+//! Collectives as programs: tables of operations. An operation runs when a counter reaches its
+//! threshold, and then adds to other counters. Any rank can run the operations of all ranks.
 //!
-//! [`compile`] makes the table of every rank from what is wanted and from the [`Profile`] of who
-//! will run it; [`check`] proves what every executor relies on. In shared memory the tables are
-//! run by workers of all ranks: the first arrival sets off a cascade, and the ranks that it runs for
-//! take no part.
+//! [`compile`] makes the table of every rank from a [`Request`] and the [`Profile`] of the
+//! executor; [`check`] proves what every executor relies on. In shared memory the workers of all
+//! ranks run the tables: the first arrival starts a cascade, and the ranks that it serves take no
+//! part.
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 
 mod cards;

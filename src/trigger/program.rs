@@ -1,25 +1,25 @@
-//! What a program is made of.
+//! The elements of a program.
 
 use std::fmt;
 
-/// What a counter counts, and so its name in its rank's program.
+/// What a counter counts; also its name in its rank's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
-    /// The own arrival, and from every rank that the slot is free: *ready* tokens.
+    /// The own arrival, and a ready token from every rank: the slot is free.
     Start,
     /// Arrivals for a round, at the rank that counts them.
     Arrived,
     /// Activations: the round has fired.
     Active,
-    /// The gate: that no deposit is being made, and the activation.
+    /// The gate: the token that shows that no deposit is being made, and the activation.
     Gate,
-    /// What this rank sends at a level is there.
+    /// What this rank sends at a level is complete.
     Made(u32),
-    /// Both halves of a reduction at a level are there.
+    /// Both halves of a reduction at a level are complete.
     Level(u32),
     /// Contributions that can be reduced.
     Sealed,
-    /// Own puts whose source may be written again.
+    /// Own puts that have read their source.
     Sent,
     /// Parts of the outcome that are complete.
     Done,
@@ -41,37 +41,38 @@ impl fmt::Display for Role {
     }
 }
 
-/// A monotone counter. Each input adds one in every use of a slot, so thresholds are cumulative:
-/// in use `u` (from 0) an operation waits for `u * inputs + threshold`, and nothing is reset.
+/// A counter that only grows. Each input adds one in every use of a slot, so thresholds are
+/// cumulative: in use `u` (from 0) an operation waits for `u * inputs + threshold`. No counter is
+/// reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// What it counts.
     pub role: Role,
     /// Increments per use.
     pub inputs: u32,
-    /// The first so many inputs are given by ranks, not by operations.
+    /// How many inputs, the first ones, ranks give and not operations.
     pub external: u32,
 }
 
 /// One input of one counter of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Signal {
-    /// Whose counter.
+    /// The rank that has the counter.
     pub rank: u32,
-    /// Which, in that rank's program.
+    /// The counter in that rank's program.
     pub counter: Role,
-    /// Which of its inputs; each is given exactly once a use.
+    /// The number of the input; each is given exactly once a use.
     pub input: u32,
 }
 
 /// Memory of a rank that an operation reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
-    /// What the gate let in: nothing, a carried contribution, a fresh one or both.
+    /// What the gate sealed: nothing, a carried contribution, a fresh one or both.
     Contribution,
     /// What was reduced at a level.
     Partial(u32),
-    /// What another rank put here: by level, or by rank where all send to all.
+    /// What another rank put here, numbered by level, or by rank where all send to all.
     Inbox(u32),
     /// The outcome.
     Outcome,
@@ -91,36 +92,36 @@ impl fmt::Display for Buffer {
 /// A buffer of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Whose.
+    /// The rank that has it.
     pub rank: u32,
-    /// Which.
+    /// The buffer of that rank.
     pub buffer: Buffer,
 }
 
-/// What an operation does to memory, before it signals. Data travels with the set of its
-/// contributors, so what is reduced is both.
+/// What an operation does to memory before it signals. Data travels with the set of its
+/// contributors; a reduction reduces both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing.
     Signal,
-    /// Closes the gate: what was deposited is the rank's part in this round.
+    /// Closes the gate: the deposit is the rank's part in this round.
     Seal,
-    /// Sums sources, in this order, into a buffer of the own rank. Of a chunk only that part.
+    /// Sums sources, in this order, into a buffer of the own rank; of a chunk only that part.
     Reduce {
-        /// Immutable from the trigger on.
+        /// Immutable once the operation is triggered.
         from: Vec<Place>,
-        /// Written by nothing else in this use.
+        /// No other operation writes it in this use.
         to: Buffer,
-        /// Which part, of how many.
+        /// The chunk: its index and the number of chunks.
         chunk: (u32, u32),
     },
-    /// Writes an own buffer into one of another rank, whose signals follow the data.
+    /// Writes an own buffer into one of another rank; the signals to that rank follow the data.
     Put {
-        /// Immutable from the trigger on.
+        /// Immutable once the operation is triggered.
         from: Buffer,
-        /// Written by nothing else in this use.
+        /// No other operation writes it in this use.
         to: Place,
-        /// Which part, of how many.
+        /// The chunk: its index and the number of chunks.
         chunk: (u32, u32),
     },
 }
@@ -128,37 +129,37 @@ pub enum Action {
 /// One row: when a counter reaches a threshold, act, then signal. Runs once a use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// What sets it off.
+    /// The counter that triggers it.
     pub when: Role,
-    /// At how many inputs of this use.
+    /// The threshold, in inputs of this use.
     pub threshold: u32,
     /// What it does.
     pub action: Action,
-    /// What it bumps afterwards.
+    /// The inputs that it gives afterwards.
     pub then: Vec<Signal>,
 }
 
 /// The table of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Whose.
+    /// The rank that runs it.
     pub rank: u32,
     /// Its counters.
     pub counters: Vec<Counter>,
     /// Its operations; their order has no meaning.
     pub operations: Vec<Operation>,
-    /// Where this rank finds the outcome, and the counter (all inputs) that says so.
+    /// Where this rank finds the outcome, and the counter that completes it with its last input.
     pub receives: (Place, (u32, Role)),
 }
 
 impl Program {
-    /// Inputs of a counter; none where there is no such counter.
+    /// The number of a counter's inputs; 0 if there is no such counter.
     #[must_use]
     pub fn inputs(&self, role: Role) -> u32 {
         self.counter(role).map_or(0, |counter| counter.inputs)
     }
 
-    /// Whether an operation is set off by the last input of its counter, whichever that is.
+    /// Whether an operation needs all inputs of its counter.
     #[must_use]
     pub fn waits_for_all(&self, operation: &Operation) -> bool {
         operation.threshold == self.inputs(operation.when)
@@ -171,18 +172,18 @@ impl Program {
     }
 }
 
-/// What a program costs in each round.
+/// The costs of a program in each round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Rows of the table.
     pub operations: u64,
     /// Counters.
     pub counters: u64,
-    /// Messages to other ranks that say that the round has fired.
+    /// Activations sent to other ranks.
     pub activations: u64,
-    /// Other messages without data, from operations to other ranks.
+    /// Other messages without data that operations send to other ranks.
     pub signals: u64,
-    /// Tokens by which ranks say *arrived* and *ready* to other ranks.
+    /// Arrival tokens and ready tokens sent to other ranks.
     pub tokens: u64,
     /// Messages with data.
     pub puts: u64,
@@ -193,7 +194,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Of one rank's program, when a contribution has so many bytes.
+    /// The costs of one rank's program, with contributions of `bytes`.
     #[must_use]
     pub fn of(program: &Program, bytes: u64) -> Self {
         let mut counts = Counts {
@@ -202,7 +203,7 @@ impl Counts {
             ..Counts::default()
         };
         for operation in &program.operations {
-            // A put carries the signals to its own target.
+            // A put carries the signals to its target.
             let mut carried_by_put = None;
             match &operation.action {
                 Action::Put { to, chunk, .. } if to.rank != program.rank => {
@@ -224,15 +225,15 @@ impl Counts {
                 }
             }
         }
-        // Of the start's inputs one is the own arrival and one the own readiness.
+        // Of the start's inputs one is the own arrival and one the own ready token.
         let start = program.counter(Role::Start).map_or(0, |start| start.external);
         counts.tokens += u64::from(start.saturating_sub(2));
         counts
     }
 
-    /// Of the cut mover, small data, each rank on its own host: every arrival pushes its
-    /// contribution to all others and adds its bit to the word; the one initiator sends the
-    /// outcome to all others, and the record after it, which is what tells them.
+    /// The costs of the cut mover for small data, with each rank on its own host. Every arrival
+    /// pushes its contribution to all others and adds its bit to the word. The one initiator sends
+    /// the outcome to all others, and then the record, which announces it.
     #[must_use]
     pub fn of_cut(ranks: u32, bytes: u64) -> Self {
         let (all, others) = (u64::from(ranks), u64::from(ranks) - 1);
@@ -240,7 +241,7 @@ impl Counts {
         Counts { activations: others, tokens: all, puts, bytes: puts.saturating_mul(bytes), ..Counts::default() }
     }
 
-    /// The sum over all ranks.
+    /// The costs of all ranks together.
     #[must_use]
     pub fn of_world(world: &[Program], bytes: u64) -> Self {
         world.iter().map(|program| Counts::of(program, bytes)).fold(Counts::default(), |sum, one| Counts {
@@ -256,8 +257,8 @@ impl Counts {
     }
 }
 
-/// Bytes of a contribution that a chunk (which, of how many) covers: offset and length. Chunks
-/// begin at cache lines; the last ones may be short, or empty.
+/// The bytes of a contribution that a chunk (index, number of chunks) covers: offset and length.
+/// Chunks begin at cache lines; the last ones may be short, or empty.
 #[must_use]
 pub fn span(bytes: u64, (index, of): (u32, u32)) -> (u64, u64) {
     const LINE: u64 = 64;

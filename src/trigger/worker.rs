@@ -1,13 +1,13 @@
-//! Whoever moves a counter past its threshold runs what that sets off.
+//! Runs the operations that a counter triggers when it reaches their threshold.
 //!
-//! A worker is one rank's share in running everybody's operations, as a state machine: it looks at
-//! cells and asks for changes of them. A task is claimed by compare-swap (owner and round), so it
-//! has one runner; its inputs are immutable and its outputs fresh, so when the runner dies, another
-//! one takes the claim over and does it again. From *written* on only the signals are repeated,
-//! because by then somebody may read the output.
+//! A worker is one rank's share in running the operations of all ranks, as a state machine: it
+//! reads cells and requests changes of them. A rank claims a task by compare-swap (owner and
+//! round), so a task has one runner. Inputs are immutable and outputs fresh: if the runner dies,
+//! another rank takes over the claim and runs the task again. After *written* only the signals are
+//! repeated, because a rank may already read the output.
 //!
-//! Nothing is lost between two workers: each raises its input, fences, and then looks at the other
-//! inputs, so of the last two at least one sees both.
+//! Two workers cannot both miss an operation. Each raises its input, fences, and then reads the
+//! other inputs, so at least one of the last two sees both.
 
 use std::hash::{Hash, Hasher};
 
@@ -23,10 +23,10 @@ pub(crate) struct Task {
     pub(crate) row: u32,
 }
 
-/// What a worker asks for. Cells are those of the round's slot.
+/// A request of the worker. Cells are those of the round's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// Compare-swap of a cell; the answer goes to [`Worker::answer`].
+    /// Compare-swap of a cell; [`Worker::answer`] takes the result.
     Swap { round: u64, cell: usize, expect: u64, new: u64 },
     /// Carries out the reduction of a task.
     Run(Task),
@@ -34,34 +34,34 @@ pub(crate) enum Want {
     Store { round: u64, cell: usize, value: u64 },
     /// Raises an input to the round.
     Raise { round: u64, cell: usize },
-    /// Makes what was raised visible before what is looked at next.
+    /// Makes earlier raises visible before later loads.
     Fence,
-    /// Wakes ranks that wait for an outcome: so many, or as many as can help.
+    /// Wakes ranks that wait for an outcome: at most so many, or as many as can help.
     Call { most: Option<u32> },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-enum Stage {
+enum WorkerState {
     #[default]
     Idle,
-    /// The claim is on its way.
+    /// The claim's compare-swap is in flight.
     Claiming { task: Task, found: u64 },
-    /// Claimed; the output may have been written by a dead owner.
+    /// Claimed; a dead owner may have written the output.
     Owning { task: Task, written: bool },
-    /// The gate is being closed.
+    /// The compare-swap that closes the gate is in flight.
     Sealing { task: Task, found: u64 },
-    /// Has signalled, and looks at what that set off.
+    /// Has signalled; looks for operations that this triggered.
     Signalled { task: Task },
 }
 
-/// See the module.
+/// One rank's worker; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
     me: u32,
     fault: Option<Fault>,
     todo: Vec<Task>,
-    stage: Stage,
-    /// Of a round's shared operations, how many were looked at.
+    state: WorkerState,
+    /// A round, and how many of its shared operations this worker has looked at.
     helped: (u64, usize),
     /// Operations carried out.
     pub(crate) tasks: u64,
@@ -77,25 +77,25 @@ pub(crate) trait SlotCells {
 }
 
 impl Row {
-    /// Whether the operation has had all its effects.
+    /// Whether all effects of the operation are visible.
     pub(crate) fn has_signalled(&self, round: u64, cells: &impl SlotCells) -> bool {
         self.then.iter().all(|&(_, cell)| cells.load(round, cell) >= round)
     }
 }
 
 impl Layout {
-    /// Inputs of a counter that have come for a round.
+    /// The number of a counter's inputs that have come for a round.
     pub(crate) fn value(&self, counter: u32, round: u64, cells: &impl SlotCells) -> u32 {
         let counter = &self.counters[counter as usize];
         let inputs = counter.first..counter.first + counter.inputs as usize;
         inputs.filter(|&cell| cells.load(round, cell) >= round).count() as u32
     }
 
-    /// Whether a counter has reached what its operations wait for.
+    /// Whether a counter has reached the threshold of its operations.
     fn is_reached(&self, counter: u32, round: u64, cells: &impl SlotCells) -> bool {
         let counter = &self.counters[counter as usize];
         let (mut left, mut spare) = (counter.threshold, counter.inputs - counter.threshold);
-        // The last inputs are usually the latest: looking there first ends soonest.
+        // The last inputs usually come last, so the search ends soonest from there.
         for cell in (counter.first..counter.first + counter.inputs as usize).rev() {
             if cells.load(round, cell) >= round {
                 left -= 1;
@@ -111,13 +111,13 @@ impl Layout {
         false
     }
 
-    /// Whether something was set off whose effects are not all there.
+    /// Whether a triggered operation has effects that are missing.
     pub(crate) fn is_pending(&self, round: u64, cells: &impl SlotCells) -> bool {
         let unfinished = |row: &Row| !row.has_signalled(round, cells);
         self.rows.iter().any(|row| self.is_reached(row.when, round, cells) && unfinished(row))
     }
 
-    /// Who has claimed operations that are not done.
+    /// The owners of claimed operations that are not complete.
     pub(crate) fn held(&self, round: u64, cells: &impl SlotCells) -> impl Iterator<Item = u32> {
         let claimed = move |row: u32| State::from_cell(cells.load(round, self.state(row)));
         let rows = (0..self.rows.len() as u32).map(move |row| (row, claimed(row)));
@@ -127,12 +127,12 @@ impl Layout {
         rows.filter(unfinished).map(|(_, state)| state.owner)
     }
 
-    /// Whether nobody has claimed an operation for a round.
+    /// Whether no rank has claimed an operation for a round.
     fn is_unclaimed(&self, row: u32, round: u64, cells: &impl SlotCells) -> bool {
         State::from_cell(cells.load(round, self.state(row))).round < round
     }
 
-    /// What the claim of an operation holds, if it can be claimed: nobody has, or who has died
+    /// What the claim of an operation holds, if it can be claimed: no rank has, or the owner died
     /// before its last signal.
     fn free_claim(
         &self,
@@ -147,7 +147,7 @@ impl Layout {
         free.then_some(found)
     }
 
-    /// Whether the round has fired, so that nothing more is needed of any rank's application.
+    /// Whether the round has fired, so that it needs nothing more from any application.
     pub(crate) fn has_fired(&self, round: u64, cells: &impl SlotCells) -> bool {
         let mut seals = self.rows.iter().filter(|row| matches!(row.work, Work::Seal(_)));
         let mut reached = |row: &Row| self.is_reached(row.when, round, cells);
@@ -167,7 +167,7 @@ impl Worker {
             me,
             fault,
             todo: Vec::with_capacity(signals),
-            stage: Stage::Idle,
+            state: WorkerState::Idle,
             helped: (0, 0),
             tasks: 0,
             activations: 0,
@@ -175,28 +175,29 @@ impl Worker {
         }
     }
 
-    /// What its next steps depend on.
+    /// Hashes what its next steps depend on.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
-        (&self.todo, self.stage, self.helped).hash(state);
+        (&self.todo, self.state, self.helped).hash(state);
     }
 
-    /// Nothing claimed, so nobody waits for this worker by name.
+    /// Holds no claim, so no rank waits for this worker.
     pub(crate) fn owes_nothing(&self) -> bool {
-        self.stage == Stage::Idle
+        self.state == WorkerState::Idle
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        self.stage != Stage::Idle || !self.todo.is_empty()
+        self.state != WorkerState::Idle || !self.todo.is_empty()
     }
 
-    /// Forgets what was set off and not claimed; whether there was any. Others can find it.
+    /// Forgets triggered operations that are not claimed; returns whether there were any. Others
+    /// can find them.
     pub(crate) fn hand_over(&mut self) -> bool {
         let some = !self.todo.is_empty();
         self.todo.clear();
         some
     }
 
-    /// An input of a counter was raised: notes what that set off.
+    /// An input of a counter was raised: queues what that triggers.
     pub(crate) fn moved(&mut self, layout: &Layout, counter: u32, round: u64, cells: &impl SlotCells) {
         let lacks_one = || layout.value(counter, round, cells) + 1 == layout.counters[counter as usize].threshold;
         if layout.is_reached(counter, round, cells) || (Fault::StartShort.is(self.fault) && lacks_one()) {
@@ -206,8 +207,8 @@ impl Worker {
         }
     }
 
-    /// Looks through the whole table for what was set off and is not being done: left by a rank
-    /// that went away, or claimed by one that `is_dead`. Only when there is nothing to do.
+    /// Searches the whole table for triggered operations that no rank runs: left by a rank that
+    /// returned to its application, or claimed by one that `is_dead`. Only for an idle worker.
     pub(crate) fn search(
         &mut self,
         layout: &Layout,
@@ -226,8 +227,8 @@ impl Worker {
         }
     }
 
-    /// Where many operations wait for one counter: notes the first that nobody has, from the own
-    /// share of them on.
+    /// For a counter that triggers many operations: queues the first unclaimed one, starting with
+    /// this rank's share.
     pub(crate) fn help(&mut self, layout: &Layout, round: u64, ranks: u32, cells: &impl SlotCells) {
         let Some(counter) = layout.shared_work.filter(|_| !self.has_work()) else { return };
         if self.helped == (round, layout.counters[counter as usize].rows.len())
@@ -249,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// Goes on as far as can be said now; whether there was anything.
+    /// Goes on until it needs an answer; returns whether there was anything to do.
     pub(crate) fn step(
         &mut self,
         layout: &Layout,
@@ -257,8 +258,8 @@ impl Worker {
         cells: &impl SlotCells,
         want: &mut impl FnMut(Want),
     ) -> bool {
-        match self.stage {
-            Stage::Idle => {
+        match self.state {
+            WorkerState::Idle => {
                 while let Some(task) = self.todo.pop() {
                     if let Some(found) = layout.free_claim(task, &is_dead, cells) {
                         self.claim(layout, task, found, want);
@@ -267,7 +268,7 @@ impl Worker {
                 }
                 false
             }
-            Stage::Owning { task, written } => {
+            WorkerState::Owning { task, written } => {
                 match layout.rows[task.row as usize].work {
                     Work::Seal(rank) => {
                         let found = cells.load(task.round, layout.gate(rank));
@@ -289,8 +290,8 @@ impl Worker {
                 }
                 true
             }
-            Stage::Signalled { task } => {
-                self.stage = Stage::Idle;
+            WorkerState::Signalled { task } => {
+                self.state = WorkerState::Idle;
                 for &(counter, _) in &layout.rows[task.row as usize].then {
                     if layout.shared_work == Some(counter) {
                         if layout.is_reached(counter, task.round, cells) {
@@ -304,34 +305,34 @@ impl Worker {
                 }
                 true
             }
-            Stage::Claiming { .. } | Stage::Sealing { .. } => false,
+            WorkerState::Claiming { .. } | WorkerState::Sealing { .. } => false,
         }
     }
 
     fn claim(&mut self, layout: &Layout, task: Task, found: u64, want: &mut impl FnMut(Want)) {
         let before = State::from_cell(found);
-        // What was written stays written.
+        // A written output stays written.
         let phase = if before.round == task.round { before.phase } else { Phase::Claimed };
         let new = State { round: task.round, owner: self.me, phase }.cell();
-        self.stage = Stage::Claiming { task, found };
+        self.state = WorkerState::Claiming { task, found };
         want(Want::Swap { round: task.round, cell: layout.state(task.row), expect: found, new });
     }
 
-    /// What the cell of the last [`Want::Swap`] held.
+    /// Takes the previous value of the cell of the last [`Want::Swap`].
     pub(crate) fn answer(&mut self, layout: &Layout, value: u64, want: &mut impl FnMut(Want)) {
-        match self.stage {
-            // Somebody else has it.
-            Stage::Claiming { found, .. } if value != found => self.stage = Stage::Idle,
-            Stage::Claiming { task, found } => {
+        match self.state {
+            // Another rank has claimed it.
+            WorkerState::Claiming { found, .. } if value != found => self.state = WorkerState::Idle,
+            WorkerState::Claiming { task, found } => {
                 let before = State::from_cell(found);
                 let inherits = before.round == task.round;
                 self.inherited += u64::from(inherits);
-                self.stage = Stage::Owning { task, written: inherits && before.phase == Phase::Written };
+                self.state = WorkerState::Owning { task, written: inherits && before.phase == Phase::Written };
             }
-            Stage::Sealing { task, found } if value == found => self.signal(layout, task, want),
-            // A deposit came in between, or it is closed already.
-            Stage::Sealing { task, .. } => self.stage = Stage::Owning { task, written: false },
-            stage => debug_assert!(false, "an answer that nobody asked for, in {stage:?}"),
+            WorkerState::Sealing { task, found } if value == found => self.signal(layout, task, want),
+            // A deposit came in between, or the gate is already closed.
+            WorkerState::Sealing { task, .. } => self.state = WorkerState::Owning { task, written: false },
+            state => debug_assert!(false, "an answer without a request, in {state:?}"),
         }
     }
 
@@ -342,7 +343,7 @@ impl Worker {
         if gate.is_closed() || was_closed || Fault::GateOff.is(self.fault) {
             return self.signal(layout, task, want);
         }
-        self.stage = Stage::Sealing { task, found };
+        self.state = WorkerState::Sealing { task, found };
         let cell = layout.gate(rank);
         want(Want::Swap { round: task.round, cell, expect: found, new: gate.closed().0 });
     }
@@ -356,6 +357,6 @@ impl Worker {
             want(Want::Raise { round: task.round, cell });
         }
         want(Want::Fence);
-        self.stage = Stage::Signalled { task };
+        self.state = WorkerState::Signalled { task };
     }
 }

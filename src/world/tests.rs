@@ -1,4 +1,4 @@
-//! Broadcasts, all of whose ranks are in this process.
+//! Broadcasts in worlds whose ranks are all in this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::model::HwConfig;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A rank that is held up in each broadcast, where it has to read from the root next.
+/// A rank that a test holds in each broadcast, before it reads from the root.
 #[derive(Debug)]
 struct Slow {
     fabric: ShmFabric,
@@ -83,7 +83,7 @@ impl Fabric for Slow {
     }
 }
 
-fn lengths_that_differ_are_told() {
+fn different_lengths_are_an_error() {
     let config = Config { fabric: FabricChoice::Shm, ..Config::default() };
     let (worlds, fault) = (World::in_this_process(2, &config).unwrap(), Fault::chosen());
     let play = |world: &World| {
@@ -99,7 +99,7 @@ fn lengths_that_differ_are_told() {
     });
 }
 
-fn the_root_returns_when_all_have_read() {
+fn the_root_returns_when_all_ranks_have_read() {
     let parameters = HwConfig::load(None).unwrap().of("shm", None).unwrap();
     let world = |fabric: Arc<dyn Fabric>| World::new(fabric, parameters.clone(), DEADLINE, "a test");
     let [zero, one]: [ShmFabric; 2] = ShmFabric::in_this_process(2).unwrap().try_into().unwrap();
@@ -115,7 +115,7 @@ fn the_root_returns_when_all_have_read() {
         while !hold.has_come.load(Ordering::Acquire) && !reading.is_finished() {
             thread::yield_now();
         }
-        // It does not return however long that lasts; with a mistake it is given the time to.
+        // The root must not return however long the hold lasts; with a fault it gets the time to.
         let long = if fault.is_some() { Duration::from_secs(5) } else { Duration::from_millis(100) };
         let since = Instant::now();
         while !sending.is_finished() && since.elapsed() < long {
@@ -124,14 +124,14 @@ fn the_root_returns_when_all_have_read() {
         let is_early = sending.is_finished();
         hold.is_over.store(true, Ordering::Release);
         let told = [reading, sending].map(|rank| rank.join().unwrap().unwrap());
-        assert!(!is_early, "the root has returned, and rank 1 has read nothing yet");
+        assert!(!is_early, "the root has returned before rank 1 has read anything");
         assert_eq!(told, [[7; 4]; 2]);
     });
 }
 
 fn all() {
-    lengths_that_differ_are_told();
-    the_root_returns_when_all_have_read();
+    different_lengths_are_an_error();
+    the_root_returns_when_all_ranks_have_read();
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Reductions in the data memory of a collective on one host.
 //!
-//! Peers reach this memory by one-sided operations. Reducing it is sound as long as the protocol holds: no rank writes
-//! the contributions of a cut until its round has landed, and a claimed segment has one writer (G1 to G4; the simulator
-//! checks them in every schedule).
+//! Peers reach this memory by one-sided operations. Reducing it is sound as long as the protocol
+//! holds: no rank writes the contributions of a cut before its round has landed, and a claimed
+//! segment has one writer (G1 to G4; the simulator checks them in every schedule).
 #![allow(unsafe_code)]
 
 use super::{Operand, Target, combine};
@@ -14,7 +14,7 @@ use crate::reduce::{Dtype, Reduce};
 pub(crate) enum Place {
     /// In the data region of this host.
     Here(usize),
-    /// Read from another host.
+    /// Read from another host, in the staging region.
     Staged(usize),
 }
 
@@ -24,23 +24,23 @@ pub(crate) struct Source {
     pub(crate) at: Place,
     /// Whether it is a partial result, in the width of [`Dtype::wide_size`].
     pub(crate) wide: bool,
-    /// What it is multiplied by.
+    /// The factor of its elements.
     pub(crate) factor: f32,
 }
 
-/// Where a reduction goes in the data region, and in what width.
+/// The destination of a reduction in the data region, and its width.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Goal {
     pub(crate) at: usize,
     pub(crate) wide: bool,
 }
 
-/// The contributions and outcomes of one host, and what was read from others.
+/// The contributions and outcomes of one host, and data read from other hosts.
 #[derive(Debug)]
 pub(crate) struct Arena {
     data: Window,
     staging: Option<Window>,
-    /// The sources of one reduction by address; kept to allocate nothing on the hot path.
+    /// The sources of one reduction by address; kept so that the hot path allocates nothing.
     operands: Vec<Operand>,
 }
 
@@ -73,7 +73,8 @@ impl Arena {
         let data = self.data.target(goal.at, bytes(goal.wide)).as_ptr();
         // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the
         // plan's offsets are). The sources are members of a closed cut, the target is a claimed
-        // segment of a slot that every receiver has released: nobody writes or reads otherwise.
+        // segment of a slot that every receiver has released: no rank writes the sources or
+        // accesses the target.
         unsafe { combine((dtype, reduce), Target { data, wide: goal.wide }, &self.operands, len, divisor) };
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Scalar arithmetic, written once more and in the plainest way.
+/// Scalar arithmetic in the plainest way, as the reference.
 trait Scalar: Narrow + bytemuck::Pod {
     const DTYPE: Dtype;
     fn random(bits: u64) -> Self;
@@ -46,7 +46,7 @@ macro_rules! float_scalar {
                 wide / divisor as $wide
             }
             fn same(left: Self, right: Self) -> bool {
-                // Which of two that are not numbers survives an addition is not defined.
+                // Which of two NaNs survives an addition is not defined.
                 left.to_bits() == right.to_bits() || (left.is_nan() && right.is_nan())
             }
         }
@@ -87,7 +87,7 @@ macro_rules! integer_scalar {
     };
 }
 
-/// Mostly ordinary numbers, now and then any bits at all.
+/// Mostly ordinary numbers, sometimes any bits.
 fn ordinary(bits: u64) -> Option<f64> {
     (!bits.is_multiple_of(16)).then(|| (bits >> 44) as f64 / 256.0 - 2048.0)
 }
@@ -119,11 +119,11 @@ float_scalar!(
 );
 integer_scalar!(i32 => I32, i64 => I64, u32 => U32, u64 => U64);
 
-/// What a test draws.
+/// A generated test case.
 #[derive(Clone, Debug)]
 struct Case {
     len: usize,
-    /// Of each source: its bits, whether it is wide, and its factor.
+    /// For each source its bits, whether it is wide, and its factor.
     sources: Vec<(u64, bool, f32)>,
     divisor: Option<f64>,
     wide_target: bool,
@@ -246,7 +246,8 @@ fn edge_cases() {
     assert_eq!(reduce(Reduce::Sum, &[vec![1.0], vec![2.0], vec![4.0]], Some(7.0)), [1.0]);
     assert!(reduce(Reduce::Max, &[vec![1.0f32], vec![f32::NAN], vec![9.0]], None)[0].is_nan());
     assert!(reduce(Reduce::Min, &[vec![-0.0f64], vec![0.0]], None)[0].is_sign_negative());
-    // 2049 has no 16-bit form, and is on the way here: rounded at every step this would be 2048.
+    // 2049 has no 16-bit form and occurs as an intermediate sum: rounding at every step would give
+    // 2048.
     let [half] = reduce(Reduce::Sum, &[vec![f16::from_f32(2048.0)], vec![f16::ONE], vec![f16::ONE]], None)[..] else {
         panic!()
     };
