@@ -1,4 +1,4 @@
-//! What can be set from outside, in one table.
+//! All settings from outside, in one table.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::units::parse_size;
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// What holds when it is not set.
+    /// The value when it is not set.
     pub default: &'static str,
     /// What it does.
     pub meaning: &'static str,
@@ -32,7 +32,7 @@ pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: SECRET,
         default: "drawn by `earlybird run`, else the job's identity",
-        meaning: "what only the ranks of this job know: a store admits nobody else",
+        meaning: "the secret of this job: a store admits only ranks that know it",
     },
     Variable {
         name: "EARLYBIRD_FABRIC",
@@ -42,27 +42,27 @@ pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "EARLYBIRD_PROVIDER",
         default: "libfabric's first",
-        meaning: "which of libfabric's providers, such as tcp;ofi_rxm (see `earlybird info`)",
+        meaning: "the libfabric provider, such as tcp;ofi_rxm (see `earlybird info`)",
     },
     Variable {
         name: "EARLYBIRD_DEVICE",
         default: "the provider's first",
-        meaning: "which of the provider's devices, such as eth0",
+        meaning: "the provider's device, such as eth0",
     },
     Variable {
         name: "EARLYBIRD_SILENCE",
         default: "10s",
-        meaning: "how long a rank on another machine may say nothing before it counts as dead",
+        meaning: "a rank on another machine that is silent for this long counts as dead",
     },
     Variable {
         name: "EARLYBIRD_CQ_DATA",
         default: "auto",
-        meaning: "whether writes say by remote completion data that they have landed, where the provider can: auto, on, off",
+        meaning: "whether writes carry immediate data (remote completion data), where the provider can: auto, on, off",
     },
     Variable {
         name: "EARLYBIRD_DEADLINE",
         default: "60s",
-        meaning: "for calls that all ranks make together while setting up",
+        meaning: "the time limit of calls that all ranks make together during set-up",
     },
     Variable {
         name: "EARLYBIRD_HW_CONFIG",
@@ -77,7 +77,7 @@ pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "EARLYBIRD_MEMORY_LIMIT",
         default: "none",
-        meaning: "most shared memory that may be taken at a time, such as 512M",
+        meaning: "the most shared memory that may be taken at a time, such as 512M",
     },
     Variable {
         name: "EARLYBIRD_LOG",
@@ -86,7 +86,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
 ];
 
-/// Which transport carries a world.
+/// The transport of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FabricChoice {
     /// Shared memory, or libfabric where ranks are on several machines.
@@ -100,20 +100,20 @@ pub enum FabricChoice {
 
 crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "shm" => Shm, "ofi" => Ofi);
 
-/// Which of libfabric's providers carries a world, and how.
+/// The libfabric provider of a world, and its settings.
 #[derive(Clone, Debug)]
 pub struct OfiSettings {
-    /// The provider; none for the best that there is.
+    /// The provider; `None` for the best available.
     pub provider: Option<String>,
-    /// The device; none for the provider's best.
+    /// The device; `None` for the provider's best.
     pub device: Option<String>,
-    /// How long a rank on another machine may say nothing before it counts as dead.
+    /// A rank on another machine that is silent for this long counts as dead.
     pub silence: Duration,
-    /// How long a rank that leaves stays at most for those that are behind.
+    /// The longest time that a leaving rank serves ranks that are behind.
     pub linger: Duration,
-    /// Whether a write may bring data to the queue of its target, where the provider can do that. Without, what a put
-    /// signals follows when its data has landed: a way there and back more. None: unless the provider is known to get
-    /// stuck.
+    /// Whether writes carry immediate data, where the provider can. Without it, the signal of a put
+    /// follows when its data has landed, which costs another round trip. `None`: yes, unless the
+    /// provider is known to get stuck.
     pub cq_data: Option<bool>,
 }
 
@@ -124,13 +124,13 @@ impl Default for OfiSettings {
     }
 }
 
-/// What the launcher hands its ranks, or the user sets.
+/// Set by the launcher or the user.
 const SECRET: &str = "EARLYBIRD_SECRET";
 
-/// Shorter ones are guessed, or were meant to be made by a command that failed.
+/// A shorter secret can be guessed, or comes from a command that failed.
 const LEAST_SECRET: usize = 8;
 
-/// Not even a short one is printed.
+/// The error does not print even a short secret.
 fn long_enough(secret: String) -> Result<String> {
     match secret.len() {
         LEAST_SECRET.. => Ok(secret),
@@ -148,22 +148,22 @@ fn not_text(name: &str) -> Error {
 /// How to join a world.
 #[derive(Clone)]
 pub struct Config {
-    /// Which transport.
+    /// The transport.
     pub fabric: FabricChoice,
-    /// How libfabric is used.
+    /// The settings of libfabric.
     pub ofi: OfiSettings,
-    /// What only the ranks of this job know; without it the `EARLYBIRD_SECRET` that the launcher has set.
+    /// The secret of this job; `None` for the launcher's `EARLYBIRD_SECRET`.
     pub secret: Option<String>,
-    /// For joining, and for every later call that all ranks make together to set something up.
+    /// The time limit of joining, and of later set-up calls that all ranks make together.
     pub deadline: Duration,
-    /// Measured parameters; the built-in ones where there are none.
+    /// The file of measured parameters; `None` for the built-in ones.
     pub hw_config: Option<std::path::PathBuf>,
 }
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Config { fabric, ofi, secret, deadline, hw_config } = self;
-        // A secret is printed nowhere.
+        // A secret is never printed.
         let secret = secret.as_ref().map(|_| "set");
         f.debug_struct("Config")
             .field("fabric", fabric)
@@ -188,11 +188,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, changed by `EARLYBIRD_*`.
+    /// The defaults, changed by the `EARLYBIRD_*` variables.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the variable, for a value that cannot be used or a variable that
-    /// begins with `EARLYBIRD_` and is none.
+    /// [`Error::Config`] that names the variable: its value is invalid, or it begins with
+    /// `EARLYBIRD_` and is unknown.
     pub fn from_env() -> Result<Self> {
         let own = |(name, value): (OsString, OsString)| {
             let name = name.into_string().ok().filter(|name| name.starts_with("EARLYBIRD_"))?;
@@ -223,7 +223,7 @@ impl Config {
                 "EARLYBIRD_SILENCE" => {
                     config.ofi.silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
                     if config.ofi.silence < Duration::from_secs(1) {
-                        return Err(bad("a rank that is busy may say nothing for a second".to_owned()));
+                        return Err(bad("a busy rank may be silent for a second".to_owned()));
                     }
                 }
                 "EARLYBIRD_CQ_DATA" => {
@@ -245,8 +245,8 @@ impl Config {
         Ok(config)
     }
 
-    /// What only the ranks of this job know. It comes from the launcher as their identity does, however the rest was
-    /// configured.
+    /// The secret of this job. Without one in the config it comes from the launcher, as the rank's
+    /// identity does.
     pub(crate) fn job_secret(&self) -> Result<Option<String>> {
         match &self.secret {
             Some(secret) => long_enough(secret.clone()).map(Some),

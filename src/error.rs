@@ -1,4 +1,4 @@
-//! What can go wrong, who caused it, and what to do about it.
+//! Errors: what failed, which rank caused it, and what to do.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use crate::units::Bytes;
 /// The result of everything that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong. The text names the rank that reports, the peer that is to blame where there is
-/// one, the operation, the cause and the way out.
+/// An error. Its text names the rank that reports, the peer that caused it (if any), the operation,
+/// the cause and the remedy.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The deadline passed. After `wait` and `finish` nothing is lost: the call may be repeated to
-    /// go on waiting. A call that all ranks make together cannot be repeated (`together`).
+    /// The deadline passed. After `wait` and `finish` nothing is lost: repeat the call to go on
+    /// waiting. A call that all ranks make together cannot be repeated (`together`).
     #[error(
         "rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. {way_out}",
         waited = readable(*waited),
         way_out = after_timeout(*together)
     )]
     Timeout {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// What was waited for.
+        /// The call that waited.
         operation: &'static str,
-        /// How long.
+        /// How long it waited.
         waited: Duration,
-        /// Who had not shown up.
+        /// The ranks that had not come.
         missing: Ranks,
         /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). Then they
         /// are out of step: later calls of this kind fail, and a new world is needed.
@@ -40,38 +40,38 @@ pub enum Error {
         "rank {rank}: {operation}: rank {peer} died ({how}); restart the job, its ranks cannot go on without each other"
     )]
     PeerDied {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// What was going on.
+        /// The operation that failed.
         operation: &'static str,
-        /// Who died.
+        /// The dead rank.
         peer: u32,
         /// What is known of its end.
         how: String,
     },
-    /// A process that had left in good order was still needed. Every later operation of the same collective fails the
-    /// same way.
+    /// A rank that had left in good order was still needed. Every later operation of the same
+    /// collective fails the same way.
     #[error(
-        "rank {rank}: {operation}: rank {peer} has left and can be reached no more; a rank may leave when no other needs its memory"
+        "rank {rank}: {operation}: rank {peer} has left and can no longer be reached; a rank may leave when no other needs its memory"
     )]
     PeerLeft {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// Which operation failed.
+        /// The operation that failed.
         operation: &'static str,
-        /// Who has left.
+        /// The rank that has left.
         peer: u32,
     },
     /// Some rank called `abort`. Every later call fails the same way.
     #[error("rank {rank}: {operation}: rank {by} aborted the job: {reason}")]
     Aborted {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// What was going on.
+        /// The operation that failed.
         operation: &'static str,
-        /// Who aborted.
+        /// The rank that called `abort`.
         by: u32,
-        /// Why.
+        /// Its reason.
         reason: String,
     },
     /// Ranks disagree on something that must be the same everywhere.
@@ -79,11 +79,11 @@ pub enum Error {
         "rank {rank}: {operation}: {what} is {mine} here and {theirs} on rank {peer}; all ranks must pass the same"
     )]
     Mismatch {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// Which call.
+        /// The call that compared.
         operation: &'static str,
-        /// Which choice.
+        /// What differs.
         what: &'static str,
         /// This rank's value.
         mine: String,
@@ -95,49 +95,49 @@ pub enum Error {
     /// The world could not be set up.
     #[error("rank {rank}: joining the world: {cause}")]
     Join {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// What happened, and what to do.
+        /// The cause, and what to do.
         cause: String,
     },
-    /// Less memory than is needed.
+    /// Not enough memory.
     #[error("rank {rank}: {operation}: needs {need} of memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
     Memory {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// What it was for.
+        /// The operation that needed it.
         operation: &'static str,
         /// Bytes needed.
         need: u64,
-        /// Bytes that could be had.
+        /// Bytes available.
         available: u64,
         /// What sets the limit.
         limit: String,
     },
-    /// A rule that cannot be used here.
+    /// A rule that is invalid in this world.
     #[error(transparent)]
     Rule(#[from] RuleError),
-    /// An argument, a variable or a file that cannot be used.
+    /// An invalid argument, variable or file.
     #[error("{0}")]
     Config(String),
     /// A call that is not allowed now.
     #[error("rank {rank}: {operation}: {problem}")]
     Usage {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// Which call.
+        /// The call.
         operation: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with it, and what to do.
         problem: &'static str,
     },
     /// The operating system refused.
     #[error("rank {rank}: {operation}: {cause}")]
     Os {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// What it said.
+        /// The system's error.
         cause: Arc<std::io::Error>,
     },
 }
@@ -149,7 +149,7 @@ fn after_timeout(together: bool) -> &'static str {
     }
 }
 
-/// To the millisecond, and to the microsecond below one.
+/// Rounds to the millisecond, below one to the microsecond.
 fn readable(time: Duration) -> Duration {
     let unit = if time < Duration::from_millis(1) { 1_000 } else { 1_000_000 };
     match u64::try_from(time.as_nanos()) {
@@ -168,7 +168,7 @@ impl Error {
     }
 }
 
-/// Some ranks, printed in full up to a point.
+/// A list of ranks; a long one is printed in part.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Ranks(pub Vec<u32>);
 
@@ -177,7 +177,7 @@ impl fmt::Display for Ranks {
         const SHOWN: usize = 8;
         let names: Vec<String> = self.0.iter().take(SHOWN).map(u32::to_string).collect();
         match self.0.len() {
-            0 => f.write_str("ranks that arrived but have not handed out the outcome"),
+            0 => f.write_str("the outcome, for which all ranks have arrived"),
             1 => write!(f, "rank {}", names[0]),
             n if n > SHOWN => write!(f, "ranks {} and {} more", names.join(", "), n - SHOWN),
             _ => write!(f, "ranks {}", names.join(", ")),
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_tells_what_can_be_done_after_it() {
+    fn a_timeout_says_what_to_do_next() {
         let text = |operation, together| {
             let (waited, missing) = (Duration::from_nanos(300_106_249), Ranks(vec![2]));
             Error::Timeout { rank: 1, operation, waited, missing, together }.to_string()

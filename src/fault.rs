@@ -1,19 +1,22 @@
-//! Deliberate mistakes, to prove that the tests find them. Only with the feature `faults`.
+//! Deliberate mistakes that prove that the tests find them. Only with the feature `faults`.
 //!
-//! The table below says of each mistake what it is, which part of the library makes it, and which tests have to find it.
+//! The table says of each mistake what it is, which part of the library makes it, and which tests
+//! must find it.
 //!
 //! # How a mistake is chosen
-//! `Fault::during` chooses one for what a thread does in the meantime. A fabric or a collective that is made then keeps
-//! the mistake, whichever thread uses it later; a meeting and a broadcast make it while they last. So tests with
-//! mistakes run beside others. The simulator, whose ranks share a thread, writes the mistake into the plans of a world.
+//! `Fault::during` chooses one for what a thread does meanwhile. A fabric or a collective that is
+//! made then keeps the mistake, whichever thread uses it later; a meeting and a broadcast make it
+//! while they last. So tests with mistakes run in parallel with others. The simulator, whose ranks
+//! share a thread, writes the mistake into the plans of a world.
 //!
-//! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are not there.
+//! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the
+//! mistakes are compiled out.
 
 use std::time::Duration;
 
 use crate::rule::Mover;
 
-/// The mistakes, by the part that makes them and the tests that have to find them.
+/// The mistakes, by the part that makes them and the tests that must find them.
 macro_rules! faults {
     ($($place:literal in $suite:ident { $($(#[$doc:meta])+ $fault:ident,)+ })+) => {
         /// A mistake that the library makes on request.
@@ -34,7 +37,7 @@ macro_rules! faults {
                 }
             }
 
-            /// The tests that have to find it.
+            /// The tests that must find it.
             #[must_use]
             pub fn suite(self) -> Suite {
                 match self {
@@ -47,75 +50,75 @@ macro_rules! faults {
 
 faults! {
     "collective/core" in Simulator {
-        /// Counts a carried contribution as a fresh one when the cut is written down.
+        /// Publishes a carried contribution as a fresh one.
         CarriedAsFresh,
-        /// Lets an arrival into a round whose slot somebody may still read.
+        /// Admits an arrival to a round whose slot a rank may still read.
         ReuseSlotEarly,
-        /// Believes that a late contribution was placed without adding its bit.
+        /// Takes a late contribution for placed without adding its bit.
         ForgetCarriedBit,
-        /// Ends the grace from what was last seen of the word instead of closing it.
+        /// Ends the grace with the word as it was last seen, instead of closing it.
         CloseWithoutWord,
-        /// Never says that outcomes were released.
+        /// Never announces that outcomes were released.
         SkipRelease,
         /// Does not clear the words of the next round.
         SkipRearm,
-        /// Clears the words of the next round after everybody may use them.
+        /// Clears the words of the next round after ranks may have begun to use them.
         LateRearm,
-        /// Adds its bit again now and then, as if the first time had got lost.
+        /// Sometimes adds its bit again, as if the first addition had been lost.
         RepeatAtomic,
-        /// Places a late contribution before its tag is known to have landed.
+        /// Places a late contribution before its tag has landed.
         PlaceBeforeTag,
-        /// Says that small data is in place before it is.
+        /// Announces small data before it is in place.
         LandBeforeData,
         /// In worlds of several words, closes by ticket without closing the words.
         TrustTicket,
-        /// Makes what is carried a round older than it is.
+        /// Makes a carried contribution a round older than it is.
         WrongAge,
-        /// Counts the last segment without moving it.
+        /// Counts the last segment without reducing it.
         SkipSegment,
-        /// Hands out a record and wakes nobody.
+        /// Publishes a record and wakes no rank.
         ForgetWake,
-        /// Leaves what a dead rank had claimed undone.
+        /// Does not complete the claims of a dead rank.
         AbandonTheDead,
-        /// Fires a quorum with an arrival too few.
+        /// Fires a quorum with one arrival too few.
         MiscountQuorum,
-        /// Goes on waiting for those who left.
+        /// Goes on waiting for ranks that have left.
         ForgetLeavers,
-        /// Draws a rank that may have left, and nobody stands in for it.
+        /// Draws a rank that may have left, and lets no other stand in for it.
         DrawnMayBeGone,
         /// Fires a full round with its first arrival.
         FullAsUsual,
         /// Drops a late contribution without counting it.
         DropUncounted,
-        /// Closes a round when half of its time is over.
+        /// Closes a round after half of its time.
         HastyDeadline,
-        /// Lets a slot be used again while what was written from it may still be read.
+        /// Lets a slot be used again while data written from it may still be read.
         ReleaseBeforeLanding,
-        /// Releases outcomes as soon as they have landed, and before anybody has read them.
+        /// Releases outcomes when they have landed, before the caller has read them.
         ReleaseOnLanding,
-        /// Forgets what was to enter a full round with the next arrival.
+        /// Forgets a contribution that was to enter a full round with the next arrival.
         ForgetDeferred,
-        /// Shows a weight of 1, whatever was given.
+        /// Publishes a weight of 1 instead of the given one.
         LoseWeight,
-        /// Releases outcomes and wakes nobody who waits for room.
+        /// Releases outcomes and wakes no rank that waits for a free slot.
         ForgetWakeForRoom,
-        /// Reduces a segment without looking whether everybody has filled it.
+        /// Reduces a segment without checking that all members have filled it.
         ReadUnfilled,
-        /// Fills a piece and wakes nobody who waits for it.
+        /// Fills a piece and wakes no rank that waits for it.
         ForgetWakeForPieces,
-        /// Makes a round for itself from contributions that may not have been handed in.
+        /// Makes a fallback read of contributions that may not have arrived.
         PullUnasked,
-        /// Takes a round of which a share has not come.
+        /// Accepts a round of which a share is missing.
         TakeIncomplete,
         /// Writes a contribution where others may still read the one before.
         WriteWhatIsRead,
         /// Writes a contribution where the one before may not have been sent.
         WriteWhatIsSent,
-        /// Hands a round out where what was handed out before may still land.
+        /// Pushes an outcome where an earlier one may still land.
         HandOutEarly,
-        /// Receives shares where writes to the shares of earlier homes may still land.
+        /// Receives shares where writes for earlier reducers may still land.
         ReceiveAmongOldShares,
-        /// Enters a round while those who left with the last one may still read that.
+        /// Enters a round while ranks that left with the last one may still read it.
         OvertakeLeavers,
     }
     "collective/driver" in Simulator {
@@ -125,43 +128,43 @@ faults! {
         ShortRecord,
         /// Carries out the signal of a write without its data.
         SignalWithoutData,
-        /// Takes a completion in passing, and tells nobody.
+        /// Takes a completion without reporting it.
         DropCompletion,
         /// Clears a round's words without its ticket and its claims.
         ForgetClaims,
-        /// Counts the words of another host as cleared when that is posted.
+        /// Counts the words of another host as cleared when the operation is posted.
         ClearUnawaited,
     }
     "collective/engine" in Simulator {
-        /// Sleeps without the look that comes behind its announcement.
+        /// Sleeps without the look at memory that follows its announcement.
         SleepUnseen,
-        /// Sleeps for however long, whatever its timers say.
+        /// Sleeps without a limit, whatever its timers say.
         SleepThroughTimers,
-        /// Has a thread set to work without looking whether anything is left to it.
+        /// Sets a helper thread to work without checking that there is work.
         HelpUnasked,
-        /// Gives a round up although ranks that live have something of it in hand.
+        /// Gives a round up although living ranks hold claims in it.
         GiveUpEarly,
     }
     "collective/session" in Simulator {
-        /// Goes away, and leaves nothing to its thread.
+        /// Returns to the application and leaves no work to its helper thread.
         ForgetThread,
-        /// Gives its caller another buffer, whatever was written into the one before.
+        /// Gives its caller another buffer, although the caller has begun to write.
         ForgetBegun,
-        /// Writes the next contribution where the last one is.
+        /// Writes the next contribution into the buffer of the last one.
         KeepBuffer,
     }
     "trigger" in Simulator {
-        /// Takes what is in a gate without closing it, so a deposit may come in between.
+        /// Reads a gate without closing it, so a deposit may come in between.
         GateOff,
-        /// Signals that a sum is there before it is.
+        /// Signals a sum before it is complete.
         SignalBeforeData,
         /// Forgets the last of an operation's signals.
         ForgetSignal,
-        /// Runs an operation with an input too few.
+        /// Runs an operation with one input too few.
         StartShort,
-        /// Takes a gate that was closed for an earlier round for closed.
+        /// Takes a gate that was closed for an earlier round for a closed one.
         OldGate,
-        /// Completes an outcome and wakes nobody.
+        /// Completes an outcome and wakes no rank.
         ForgetCall,
     }
     "fabric/shm" in Conformance {
@@ -169,53 +172,54 @@ faults! {
         SignalBeforeCopy,
         /// Copies whole words only.
         ForgetTail,
-        /// Gives a signal and rings no bell.
+        /// Gives a signal and rings no doorbell.
         ForgetRing,
         /// Makes wakers that end no wait.
         ForgetWaker,
-        /// Wakes one rank where all were to be woken.
+        /// Wakes one rank instead of all.
         WakeOne,
-        /// Hands out what ranks gave to the exchange before.
+        /// Returns the bytes of the previous exchange.
         StaleExchange,
         /// Uses one mailbox for all exchanges, so that a fast rank overwrites what a slow one has not read.
         OneMailbox,
-        /// Never looks whether the world has failed.
+        /// Never checks whether the world has failed.
         IgnoreFailure,
-        /// Gives memory back when its owner has closed its endpoint, and others have not.
+        /// Frees memory when its owner has closed its endpoint and others have not.
         FreeEarly,
     }
     "fabric/ofi" in Conformance {
-        /// Changes a cell twice, as if a message had come again and nobody had counted.
+        /// Changes a cell twice, as if a repeated message were processed again.
         DealTwice,
-        /// Deals with a put and wakes nobody who waits for it.
+        /// Processes a put and wakes no rank that waits for it.
         ForgetBell,
     }
     "fabric/ofi" in Stepping {
-        /// Acknowledges marked writes when they are announced, and not when they have landed.
+        /// Acknowledges writes with immediate data when they are announced, before they have
+        /// landed.
         AcknowledgeEarly,
-        /// Gives the signal of marked writes when the first has landed.
+        /// Gives the signal of several writes when the first has landed.
         SignalBeforeLastPart,
         /// Completes a read, or a write without a signal, before its last part.
         CompleteBeforeLastPart,
         /// Writes each header where the last one may still be read.
         ReuseHeaderSlot,
-        /// Sends more messages than the window has room for.
+        /// Sends more messages than it has credits for.
         CreditTooEarly,
     }
     "bootstrap" in Meetings {
-        /// Lets two processes in as the same rank.
+        /// Admits two processes as the same rank.
         AdmitTwice,
-        /// Lets a rank in that was told another world size.
+        /// Admits a rank that has another world size.
         AdmitOtherSize,
-        /// Begins at the deadline, whoever is missing.
+        /// Starts at the deadline, whichever ranks are missing.
         GoWithoutTheMissing,
-        /// Takes whatever is said for the introduction of a rank.
+        /// Takes any bytes for the introduction of a rank.
         GreetStrangers,
-        /// Believes a guest whose seal is wrong.
+        /// Accepts a guest with a wrong seal.
         TrustAnyGuest,
-        /// Believes an answer whose seal is wrong, or that was meant for another.
+        /// Accepts an answer with a wrong seal, or one for another guest.
         TrustAnyAnswer,
-        /// Leaves in the folder what an earlier job has left there.
+        /// Keeps the files of an earlier job in the folder.
         KeepOldFiles,
         /// Writes a file where others may read it half written.
         WriteInPlace,
@@ -223,19 +227,19 @@ faults! {
     "world" in Broadcasts {
         /// Returns from a broadcast at the root while its memory may still be read.
         BroadcastWithoutBarrier,
-        /// Broadcasts without a look at the lengths.
+        /// Broadcasts without comparing the lengths.
         BroadcastAnyLength,
     }
 }
 
-/// Tests that have to find mistakes.
+/// Tests that must find mistakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Suite {
     /// Random schedules: `tests/simulation.rs`.
     Simulator,
     /// What every fabric must do: `tests/conformance.rs`.
     Conformance,
-    /// Events of libfabric in an order of the test's own: `fabric/ofi/stepping_tests.rs`.
+    /// Events of libfabric in an order that the test chooses: `fabric/ofi/stepping_tests.rs`.
     Stepping,
     /// Meetings in one process: `bootstrap/store/meeting_tests.rs`.
     Meetings,
@@ -244,16 +248,16 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// What it has to find.
+    /// The mistakes that it must find.
     pub fn faults(self) -> impl Iterator<Item = Fault> {
         Fault::EVERY.iter().copied().filter(move |fault| fault.suite() == self)
     }
 }
 
-/// Where a process kills itself, to prove that others finish what it had in hand.
+/// Where a process kills itself, to prove that others complete its operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crash {
-    /// An operation is claimed, and nothing of it has happened.
+    /// An operation is claimed, and has had no effect.
     AfterClaim,
     /// Half of its output is written.
     InsideOperation,
@@ -279,7 +283,7 @@ impl Fuse {
         Fuse { place, left }
     }
 
-    /// Kills this process if this is the place and the time.
+    /// Kills this process if this is the place and the count is reached.
     pub(crate) fn pass(fuse: &mut Option<Fuse>, place: Crash) {
         if !cfg!(feature = "faults") {
             return;
@@ -292,14 +296,14 @@ impl Fuse {
         }
     }
 
-    /// Whether the next passing of this place is the last.
+    /// Whether the next pass of this place is the last.
     pub(crate) fn is_due(fuse: Option<Fuse>, place: Crash) -> bool {
         cfg!(feature = "faults") && fuse.is_some_and(|fuse| fuse.place == place && fuse.left == 0)
     }
 }
 
 impl Fault {
-    /// Of those of the simulator: the mover that can make it; nothing if both can.
+    /// For a mistake of the simulator: the mover that can make it; `None` if both can.
     #[must_use]
     pub fn mover(self) -> Option<Mover> {
         match self {
@@ -330,25 +334,25 @@ impl Fault {
         }
     }
 
-    /// Whether it shows only when somebody dies.
+    /// Whether it shows only when a rank dies.
     #[must_use]
     pub fn needs_a_death(self) -> bool {
         matches!(self, Fault::AbandonTheDead | Fault::GiveUpEarly)
     }
 
-    /// Whether `chosen` is this one. Never, when faults are not compiled in.
+    /// Whether `chosen` is this one; false without the feature.
     #[inline(always)]
     pub(crate) fn is(self, chosen: Option<Fault>) -> bool {
         cfg!(feature = "faults") && chosen == Some(self)
     }
 
-    /// What this thread has chosen.
+    /// The mistake that this thread has chosen.
     #[cfg(feature = "faults")]
     pub(crate) fn chosen() -> Option<Fault> {
         CHOSEN.get()
     }
 
-    /// What this thread has chosen.
+    /// The mistake that this thread has chosen.
     #[cfg(not(feature = "faults"))]
     pub(crate) fn chosen() -> Option<Fault> {
         None
@@ -359,8 +363,8 @@ impl Fault {
         self.is(Fault::chosen())
     }
 
-    /// Does something as a thread that has chosen this, for one that was started by another: `fault` is what that one
-    /// had [chosen](Fault::chosen).
+    /// Runs `work` with another thread's choice: `fault` is what that thread had
+    /// [chosen](Fault::chosen).
     #[cfg(feature = "faults")]
     pub(crate) fn passed_on<R>(fault: Option<Fault>, work: impl FnOnce() -> R) -> R {
         struct Before(Option<Fault>);
@@ -373,13 +377,13 @@ impl Fault {
         work()
     }
 
-    /// Does something; there is nothing to pass on.
+    /// Runs `work`; there is no choice to pass on.
     #[cfg(not(feature = "faults"))]
     pub(crate) fn passed_on<R>(_: Option<Fault>, work: impl FnOnce() -> R) -> R {
         work()
     }
 
-    /// How long a test waits for what must come: not for long where a mistake may keep it away.
+    /// How long a test waits for an event: shorter with a mistake, which may prevent it.
     pub(crate) fn patience(usual: Duration) -> Duration {
         const WITH_A_FAULT: Duration = Duration::from_secs(1);
         if Fault::chosen().is_some() { usual.min(WITH_A_FAULT) } else { usual }

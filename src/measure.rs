@@ -1,6 +1,7 @@
-//! What single operations cost: writes and atomics between two ranks, and arming rounds in a provider.
+//! The costs of single operations: writes and atomics between two ranks, and arming rounds in a
+//! provider.
 //!
-//! Safe to call: all memory that is reached here was made here, and none of it leaves.
+//! Safe to call: all memory that is reached here was made here, and stays here.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -16,10 +17,10 @@ use crate::trigger::{Request, Start};
 /// Writes in flight while bandwidth is measured.
 pub const WINDOW: u64 = 64;
 
-/// Where the cells begin that tell a rank how far the other is; data begins behind them.
+/// The offset of the data, behind the cells that report the other rank's progress.
 const DATA: usize = 128;
 
-/// What a rank puts in front of its key, so that a rank that does something else is not taken for its partner.
+/// Precedes a rank's key, so that a rank in another call is not taken for the partner.
 const PAIR: &[u8] = b"pair";
 
 /// Two ranks, each with memory that the other writes.
@@ -32,17 +33,17 @@ pub struct Pair<'f> {
     theirs: Region,
     /// Operations in flight.
     open: u64,
-    /// Round trips so far: the cell has no value twice.
+    /// Round trips so far: the cell never has the same value twice.
     rounds: u64,
 }
 
 impl<'f> Pair<'f> {
-    /// Makes the memory, for at most so many `bytes` of data. Both ranks call it and every measurement, in the same
-    /// order; each waits for the other for `patience` at most.
+    /// Makes the memory, for at most `bytes` of data. Both ranks call it and every measurement, in
+    /// the same order; each waits at most `patience` for the other.
     ///
     /// # Errors
-    /// [`Error::Usage`] in a world of more or fewer ranks; too little memory; a rank that does not come, or makes
-    /// something else.
+    /// [`Error::Usage`] in a world of another size; too little memory; a rank that does not come,
+    /// or makes another call.
     pub fn new(fabric: &'f dyn Fabric, bytes: usize, patience: Duration) -> Result<Self> {
         let (rank, operation) = (fabric.rank(), "bench");
         if fabric.ranks() != 2 {
@@ -54,7 +55,7 @@ impl<'f> Pair<'f> {
         let told = [PAIR, &endpoint.key(own).encode()].concat();
         let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
         let peer = 1 - rank;
-        let strange = || Error::join(rank, format!("rank {peer} measures something else, or is of another version"));
+        let strange = || Error::join(rank, format!("rank {peer} runs another measurement or another version"));
         let key = answers[peer as usize].strip_prefix(PAIR).and_then(Key::decode);
         let theirs = endpoint.import(peer, key.ok_or_else(strange)?)?;
         Ok(Pair { fabric, patience, endpoint, own, theirs, open: 0, rounds: 0 })
@@ -99,7 +100,7 @@ impl<'f> Pair<'f> {
                 for _ in 0..WINDOW {
                     self.write(bytes, None)?;
                 }
-                // What is in flight at the end of a window is part of the next.
+                // Operations in flight at the end of a window count for the next.
                 self.settle("write_bw", if (window + 1) * WINDOW < warmup + iterations { WINDOW / 2 } else { 0 })?;
                 if window * WINDOW >= warmup {
                     seconds.push(start.elapsed().as_secs_f64());
@@ -113,7 +114,7 @@ impl<'f> Pair<'f> {
     /// The time of each atomic, in seconds; on rank 0 only.
     ///
     /// # Errors
-    /// A rank that does not come; an atomic that did not return what was there before.
+    /// A rank that does not come; an atomic that did not return the previous value.
     pub fn fetch_add_latency(&mut self, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
         let operation = "fetch_add_lat";
         let mut seconds = Vec::with_capacity(iterations as usize);
@@ -135,7 +136,7 @@ impl<'f> Pair<'f> {
                 let counted = expected.is_none_or(|expected| expected == before);
                 expected = Some(before + 1);
                 if !counted {
-                    let problem = "an atomic did not return the value before";
+                    let problem = "an atomic did not return the previous value";
                     return Err(Error::Usage { rank: 0, operation, problem });
                 }
             }
@@ -144,7 +145,7 @@ impl<'f> Pair<'f> {
         Ok(seconds)
     }
 
-    /// Returns when both ranks have called it.
+    /// Blocks until both ranks have called it.
     fn meet(&self, operation: &'static str) -> Result<()> {
         self.fabric.exchange(operation, &[], Instant::now() + self.patience).map(drop)
     }
@@ -158,7 +159,8 @@ impl<'f> Pair<'f> {
         Err(Error::Timeout { rank, operation, waited, missing: Ranks(vec![1 - rank]), together: true })
     }
 
-    /// Waits until at most so many operations are in flight; the value of the last that completed.
+    /// Waits until at most so many operations are in flight; returns the value of the last
+    /// completion.
     fn settle(&mut self, operation: &'static str, most: u64) -> Result<u64> {
         let (since, mut value) = (Instant::now(), 0);
         while self.open > most {
@@ -202,10 +204,10 @@ impl<'f> Pair<'f> {
 /// Rounds that are armed one after the other.
 const SLOTS: u64 = 8;
 
-/// What it took to queue the operations of rounds in a provider.
+/// The cost of queueing the operations of rounds in a provider.
 #[derive(Clone, Debug)]
 pub struct Arming {
-    /// Which provider.
+    /// The name of the provider.
     pub provider: String,
     /// Operations that this rank queues for a round.
     pub operations: u64,
@@ -213,10 +215,10 @@ pub struct Arming {
     pub seconds: Vec<f64>,
 }
 
-/// Arms rounds and lets them run; all ranks call it. Each waits for the others for `patience` at most.
+/// Arms rounds and lets them run. All ranks call it; each waits at most `patience` for the others.
 ///
 /// # Errors
-/// No provider that runs programs by itself; a rank that does not come, or does something else.
+/// No provider that runs programs by itself; a rank that does not come, or makes another call.
 pub fn arming(fabric: &dyn Fabric, bytes: u64, (warmup, iterations): (u64, u64), patience: Duration) -> Result<Arming> {
     let first = fabric.rank() == 0;
     let (mut card, provider) = open_card(fabric, bytes, patience)?;
@@ -247,7 +249,7 @@ pub fn arming(fabric: &dyn Fabric, bytes: u64, (warmup, iterations): (u64, u64),
             wait_for(fabric, patience, || card.is_over(slot))?;
         }
     }
-    // Nobody goes while others may still be told something.
+    // No rank ends while others may still receive from it.
     fabric.exchange("arm", &[], Instant::now() + patience)?;
     Ok(Arming { provider, operations: card.operations(), seconds })
 }

@@ -1,6 +1,6 @@
 //! Enumerations that are read and printed as words.
 
-/// A word that is none of those known.
+/// A word that is not one of those known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {text:?}; use one of {known}")]
 pub struct UnknownName {

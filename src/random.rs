@@ -1,9 +1,9 @@
-//! Random bytes of the system.
+//! Random bytes from the system.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 
-/// Bytes that nobody has drawn before.
+/// Fresh random bytes.
 pub(crate) fn draw<const N: usize>(rank: u32) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

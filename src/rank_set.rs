@@ -12,7 +12,7 @@ impl Clone for RankSet {
         RankSet { bits: self.bits.clone() }
     }
 
-    /// Keeps the memory, which a derived one would not: this happens in every round.
+    /// Keeps the memory, which a derived `clone_from` would not: it runs in every round.
     fn clone_from(&mut self, source: &Self) {
         self.bits.clone_from(&source.bits);
     }
@@ -39,13 +39,13 @@ impl RankSet {
         self.bits.get(rank as usize / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
     }
 
-    /// Ranks in the set.
+    /// The number of ranks in the set.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether nobody is in the set.
+    /// Whether the set has no ranks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bits.iter().all(|&word| word == 0)

@@ -1,24 +1,25 @@
-//! By when, and for how long.
+//! Deadlines and durations.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since an origin that only the clock knows that counts them.
+/// Nanoseconds since an origin that only the clock defines.
 pub(crate) type Time = u64;
 
-/// By when a call must be done.
+/// The time by which a call must be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Until);
 
 #[derive(Clone, Copy, Debug)]
 enum Until {
     Instant(Instant),
-    /// Counted when it is needed: what is there already is returned without a look at a clock.
+    /// Starts to count when it is needed: a result that is there is returned without reading a
+    /// clock.
     After(Duration),
 }
 
 impl Deadline {
-    /// The time that it means; one that is counted from a call on begins now.
+    /// The instant that it means; a duration starts to count now.
     pub(crate) fn instant(self) -> Instant {
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
         match self.0 {
@@ -38,13 +39,13 @@ impl From<Instant> for Deadline {
 }
 
 impl From<Duration> for Deadline {
-    /// So long from the call that it is given to; a century where that cannot be counted.
+    /// Counts from the call that it is given to; a century if that overflows.
     fn from(after: Duration) -> Self {
         Deadline(Until::After(after))
     }
 }
 
-/// A text that is no time.
+/// A text that is not a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a time; write for example 0, 300us, 1.5ms or 2s")]
 pub struct NotATime(pub String);
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_and_nonsense_is_named() {
+    fn times_are_read_and_invalid_ones_are_errors() {
         for (text, time) in [
             ("0", Duration::ZERO),
             ("250ns", Duration::from_nanos(250)),

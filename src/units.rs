@@ -27,7 +27,7 @@ impl fmt::Display for Bytes {
 /// Reads a size with a binary prefix: `64`, `64K`, `1M`, `2G`, also `64KiB`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Says what is wrong with the text.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());

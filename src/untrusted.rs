@@ -1,5 +1,5 @@
-//! Everything that comes from outside, as bytes: it leads to a value or to an error that names it, and
-//! never to a panic. `tests/corpora/` has what once was interesting; random bytes come on top.
+//! Bytes from outside lead to a value or to an error that names the problem, and never to a panic.
+//! `tests/corpora/` has inputs that were once of interest; random bytes come in addition.
 
 use std::path::Path;
 
@@ -19,13 +19,13 @@ use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
 use crate::simulation::{Case, Recording};
 use crate::units::parse_size;
 
-/// A config file. Says what is wrong with it, if anything.
+/// A config file; the error says what is wrong with it.
 fn config_file(bytes: &[u8]) -> std::result::Result<(), String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     HwConfig::parse(text).map(drop)
 }
 
-/// An environment: lines of NAME=VALUE, between which come remarks.
+/// An environment: lines of NAME=VALUE, with comments between them.
 fn environment(bytes: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(bytes);
     let variables: Vec<(String, String)> = text
@@ -39,7 +39,7 @@ fn environment(bytes: &[u8]) -> Result<()> {
     Config::from_vars(variables.into_iter()).map(drop)
 }
 
-/// Whatever ranks send each other, each kind in turn.
+/// Every message between ranks, each kind in turn.
 fn wire(bytes: &[u8]) {
     if let Some(hello) = Hello::decode(bytes) {
         assert_eq!(hello.encode(), bytes[..16]);
@@ -69,7 +69,7 @@ fn wire(bytes: &[u8]) {
     let _ = frame::Hello::decode(bytes, &[0; frame::NONCE], &secret);
     if let Some((heading, rest)) = bytes.split_first_chunk() {
         let _ = frame::verdict_len(heading, 3);
-        assert_eq!(frame::judged(heading, rest, &[0; frame::NONCE], &secret), None, "nobody knows this secret");
+        assert_eq!(frame::judged(heading, rest, &[0; frame::NONCE], &secret), None, "no sender knows this secret");
     }
     if let Some(given) = frame::decode_world(bytes, 3) {
         assert_eq!(frame::encode_world(&given), bytes);
@@ -111,7 +111,7 @@ fn corpus(kind: &str) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// The error must have this in it: the rest of the first line, behind `# expect: `.
+/// The text that the error must contain: the rest of the first line, after `# expect: `.
 fn expected(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     Some(text.lines().next()?.strip_prefix("# expect: ")?.to_owned())
@@ -135,12 +135,12 @@ fn corpora_are_replayed() {
     }
     for (_, bytes) in corpus("wire") {
         wire(&bytes);
-        // Every prefix: messages break off.
+        // Every prefix, because messages may break off.
         (0..bytes.len()).for_each(|len| wire(&bytes[..len]));
     }
 }
 
-/// Something from a corpus with a few bytes changed, or anything.
+/// A file of a corpus with a few bytes changed, or random bytes.
 fn mutated(kind: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
     let seeds: Vec<Vec<u8>> = corpus(kind).into_iter().map(|(_, bytes)| bytes).collect();
     let change = (any::<prop::sample::Index>(), any::<u8>());

@@ -1,4 +1,4 @@
-//! One schedule by name: a seed, and what was changed in it to make it smaller.
+//! One schedule by name: a seed, and the changes that made its world smaller.
 
 use std::fmt;
 use std::str::FromStr;
@@ -56,7 +56,7 @@ impl Case {
         scenario
     }
 
-    /// The world in full, to be kept: generators change.
+    /// The complete world, to be kept in a file: generators change.
     #[must_use]
     pub fn record(&self, options: &Options) -> Recording {
         Recording::new(self, self.scenario(options))
@@ -70,9 +70,9 @@ pub enum Edit {
     Ranks(u32),
     /// A rank makes so many contributions.
     Steps {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// How many.
+        /// Its contributions.
         steps: u32,
     },
     /// So many elements.
@@ -81,22 +81,22 @@ pub enum Edit {
     Depth(u32),
     /// No grace.
     Graceless,
-    /// Nobody freezes, and the network has no troubles.
+    /// No rank freezes, and the network has no troubles.
     Calm,
-    /// Nobody dies.
+    /// No rank dies.
     Immortal,
     /// A rank does not die.
     Survives(u32),
     /// No rank overlaps, holds on to outcomes, is descheduled, fills what it has handed in, tests, or has deadlines.
     Punctual,
-    /// No rank has a thread.
+    /// No rank has a helper thread.
     Alone,
 }
 
 /// A text that names no schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotACase {
-    /// Not of the form of one.
+    /// The text does not have the form of a schedule.
     #[error(
         "{text:?} names no schedule; write for example 17, or {GENERATOR}:17+3,ranks=2,steps=1:0,elements=1,depth=1,calm"
     )]
@@ -104,7 +104,7 @@ pub enum NotACase {
         /// What was given.
         text: String,
     },
-    /// It would be another world today.
+    /// The text comes from another generator, so it would mean another world.
     #[error(
         "{text:?} does not come from generator {GENERATOR}, which is today's: a seed means another world to each; \
          replay it with the version that printed it, and keep the world with --save FILE"
@@ -141,7 +141,7 @@ impl Edit {
         scenario.compile();
     }
 
-    /// What could be tried next to make a world smaller, the largest steps first.
+    /// The next changes to try, the largest first.
     pub(super) fn candidates(scenario: &Scenario) -> Vec<Edit> {
         let ranks = scenario.hosts.len() as u32;
         let mut edits: Vec<Edit> =

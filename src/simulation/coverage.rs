@@ -1,4 +1,4 @@
-//! What a run met, and which conditions it met together.
+//! Counts the cases that runs met, and the conditions that they met together.
 
 use crate::collective::core::{Counted, Op, Path, Stats, Token};
 use crate::fabric::sim::Met;
@@ -8,7 +8,8 @@ use super::scenario::Scenario;
 
 macro_rules! coverage {
     ($($(#[$doc:meta])* $case:ident),* $(,)?) => {
-        /// How often each hard case was met. A run that met one of them never has shown little.
+        /// How often each hard case occurred. A run in which one of them never did has shown
+        /// little.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Coverage {
             $($(#[$doc])* pub $case: u64,)*
@@ -34,15 +35,15 @@ coverage! {
     contributions,
     /// Rounds seen.
     rounds,
-    /// Contributions that found their round open when they came and closed when they asked.
+    /// Contributions that found their round open at first, and closed when they added their bit.
     late_while_closing,
     /// Rounds with a carried and a fresh contribution of one rank.
     carried_with_fresh,
     /// Contributions that were carried over two rounds or more.
     jumps,
-    /// Arrivals that waited for room in the ring.
+    /// Arrivals that waited for a free slot.
     full_ring,
-    /// Last arrivals that came late.
+    /// Last arrivals that were late.
     finish_races,
     /// Graces that ended by time.
     graces_expired,
@@ -52,39 +53,40 @@ coverage! {
     dropped,
     /// Late contributions that entered a full round with the rank's next arrival.
     deferred,
-    /// Full rounds with somebody in them who came late.
+    /// Full rounds with a carried contribution.
     full_with_carried,
-    /// Rounds closed for an initiator that had gone to compute.
+    /// Rounds closed for an initiator that had returned to its computation.
     closed_for_others,
     /// Segments moved.
     segments,
-    /// Segments that somebody was still filling.
+    /// Segments that a member had not filled yet.
     awaited,
-    /// Rounds that a rank made for itself, because their home took too long.
+    /// Fallback reads of a round, because its reducer took too long.
     pulled,
-    /// Arrivals that found homes with other shares while data for the earlier ones was in flight.
+    /// Arrivals that found reducers with other shares while data for earlier reducers was in
+    /// flight.
     moved_shares,
     /// Operations of programs run.
     operations,
-    /// Messages that said that a round had fired.
+    /// Activations sent.
     activations,
     /// Ranks that died.
     deaths,
-    /// Ranks that died while others had to do with an earlier death.
+    /// Ranks that died while others handled an earlier death.
     deaths_together,
     /// Ranks that died between their last arrival and their leaving.
     deaths_while_leaving,
     /// Ranks that died after they had taken over an operation of a dead one.
     heirs_died,
-    /// Operations of a dead rank that another one did again.
+    /// Operations of a dead rank that another rank repeated.
     inherited,
     /// Calls of `test` that found nothing.
     tests,
     /// Deadlines of a wait that passed.
     timeouts,
-    /// Arrivals that a thread carried through while its caller was away.
+    /// Arrivals that a helper thread carried through while its caller was away.
     helped,
-    /// Threads that gave up what they were at, because their caller came back.
+    /// Helper threads that stopped their work because the caller came back.
     interrupted,
     /// Pieces of data that landed more than once.
     repeats,
@@ -128,7 +130,7 @@ impl Coverage {
     }
 }
 
-/// Operations that only some schedules make: an index and a name of each.
+/// Operations that only some schedules make, by name.
 const OPERATIONS: [&str; 13] = [
     "pushes",
     "asks for a ticket",
@@ -173,7 +175,7 @@ pub(super) fn operation(op: &Op) -> u32 {
     index.map_or(0, |index| 1 << index)
 }
 
-/// What was true of one run: of its world, of what its ranks did, and of what they met.
+/// The conditions of one run: its world, what its ranks did, and the cases that occurred.
 #[derive(Clone, Debug)]
 pub(super) struct Conditions(Vec<(&'static str, bool)>);
 
@@ -216,7 +218,7 @@ impl Conditions {
 pub struct Pairs {
     names: Vec<&'static str>,
     runs: u64,
-    /// By the first and the second, the first no later than the second.
+    /// Indexed by the first and the second condition; the first is not the greater index.
     met: Vec<u64>,
 }
 
@@ -229,7 +231,7 @@ pub struct Pair {
     pub second: &'static str,
     /// Runs that met both.
     pub met: u64,
-    /// Runs that would have, had one nothing to do with the other.
+    /// The expected number of such runs if the two were independent.
     pub expected: u64,
 }
 
@@ -257,7 +259,7 @@ impl Pairs {
         }
     }
 
-    /// Conditions that hardly any run met: fewer than one of ten thousand.
+    /// Conditions that fewer than one of ten thousand runs met.
     #[must_use]
     pub fn rare(&self) -> Vec<(&'static str, u64)> {
         let alone =
@@ -265,8 +267,8 @@ impl Pairs {
         alone.filter(|&(_, met)| met < self.runs.div_ceil(10_000)).collect()
     }
 
-    /// Pairs that were met, most surprisingly few times first: against what their conditions alone would suggest.
-    /// Those that were never met come last, because most of them exclude each other.
+    /// Pairs that occurred, ordered by how far they fall short of the expected number. Pairs that
+    /// never occurred come last, because most of them exclude each other.
     #[must_use]
     pub fn hardly_met(&self) -> Vec<Pair> {
         let names = self.names.len();

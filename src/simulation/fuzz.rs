@@ -1,4 +1,4 @@
-//! Many schedules at once, and the smallest that fails.
+//! Runs many schedules, and shrinks one that fails.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,21 +9,21 @@ use parking_lot::Mutex;
 use super::case::{Case, Edit};
 use super::{Coverage, Failure, Options, Pairs, run, run_and_tell};
 
-/// What came of many schedules.
+/// The result of many schedules.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// Schedules that were run.
     pub runs: u64,
-    /// What they met.
+    /// The cases that they met.
     pub coverage: Coverage,
-    /// What they met together.
+    /// The conditions that they met together.
     pub pairs: Pairs,
     /// The first failures, by seed.
     pub failures: Vec<Failure>,
 }
 
-/// Runs the schedules that `case` makes of numbers, on as many threads as there are cores, until `most` have
-/// failed. `progress` is told how many are done, now and then.
+/// Runs the schedules that `case` makes of numbers, on as many threads as there are cores, until
+/// `most` have failed. Calls `progress` from time to time with the number of finished schedules.
 pub fn fuzz(
     numbers: Range<u64>,
     case: impl Fn(u64) -> Case + Sync,
@@ -76,10 +76,11 @@ pub fn fuzz(
     found
 }
 
-/// Orders of events that are tried for each change. A smaller world fails in fewer of its orders.
+/// Orders of events tried for each change. A smaller world fails in fewer of its orders.
 const ORDERS: u64 = 200;
 
-/// Makes a failing schedule smaller as long as that fails too, in at most `budget` runs.
+/// Makes a failing schedule smaller as long as the smaller one fails, too. Takes at most `budget`
+/// runs.
 #[must_use]
 pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
     let mut smallest = failure;
@@ -89,7 +90,7 @@ pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
         for edit in Edit::candidates(&scenario) {
             let mut case = smallest.case.clone();
             case.edits.push(edit);
-            // The same order first: a change that does not matter leaves it as it is.
+            // First the same order: an irrelevant change leaves it as it is.
             let same = case.order;
             for order in std::iter::once(same).chain((0..ORDERS).filter(|&order| order != same)) {
                 if left == 0 {
@@ -97,7 +98,7 @@ pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
                 }
                 left -= 1;
                 if let Err(failure) = run(&case.clone().in_order(order), options) {
-                    // One that never ends takes as long as thousands that do.
+                    // A schedule that never ends takes as long as thousands that do.
                     left = left.saturating_sub(if failure.what.contains("no end") { 1_000 } else { 0 });
                     smallest = failure;
                     continue 'smaller;

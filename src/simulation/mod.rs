@@ -1,9 +1,10 @@
-//! Whole worlds on a simulated network, from a seed, against an oracle that knows everything.
+//! Whole worlds on a simulated network, from a seed, judged by an oracle that sees everything.
 //!
-//! The machines, drivers, engines and sessions are those of production; ranks compute, arrive, overlap, wait, test, miss
-//! their deadlines, have a thread that works meanwhile, hold on to outcomes, are descheduled between any two operations,
-//! and finish, at random. A parked rank is not looked at until it is woken, an operation of it completes or a timer of it
-//! expires, so a wake-up that is lost is found as well. Every landing is judged by the oracle.
+//! The machines, drivers, engines and sessions are those of production. At random, ranks compute,
+//! arrive, overlap, wait, test, miss their deadlines, have a helper thread, hold on to outcomes,
+//! are preempted between any two operations, and finish. A parked rank is not polled until it is
+//! woken, an operation of it completes or a timer of it expires, so the simulator finds lost
+//! wake-ups, too. The oracle judges every landing.
 
 mod actor;
 mod agenda;
@@ -45,23 +46,23 @@ use scenario::Scenario;
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("schedule {case}: {what}\n  in {scenario}")]
 pub struct Failure {
-    /// Replays it.
+    /// The schedule that replays it.
     pub case: Case,
-    /// Which guarantee, and how.
+    /// The violated guarantee, and how.
     pub what: String,
-    /// The world it happened in.
+    /// The world in which it failed.
     pub scenario: String,
 }
 
 /// Runs one schedule.
 ///
 /// # Errors
-/// The guarantee that was violated, a panic of the core, or a world that never came to its end.
+/// The guarantee that was violated, a panic of the core, or a world that did not end.
 pub fn run(case: &Case, options: &Options) -> Result<Coverage, Failure> {
     run_and_tell(case, options, &mut None).map(|(coverage, _)| coverage)
 }
 
-/// As [`run`]; also says what happened, a line an event.
+/// As [`run`]; also returns a line for each event.
 ///
 /// # Errors
 /// As `run`.
@@ -77,10 +78,10 @@ fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<(Co
     Ok((ended.coverage, ended.conditions))
 }
 
-/// Runs a schedule in the world of its case, of at most so many events.
+/// Runs a schedule in the world of its case, up to so many events.
 fn run_within(case: &Case, scenario: &Scenario, most_events: u64, story: &mut Story) -> Result<Ended, Failure> {
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
-    // Of its own, so that a change to the world leaves the order alone.
+    // Its own generator, so that a change to the world leaves the order alone.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed()) ^ case.order);
     let outcome = catch_unwind(AssertUnwindSafe(|| simulate(scenario, &mut rng, most_events, story)));
     match outcome {
@@ -89,7 +90,7 @@ fn run_within(case: &Case, scenario: &Scenario, most_events: u64, story: &mut St
     }
 }
 
-/// A schedule that came to its end.
+/// A schedule that ended.
 struct Ended {
     coverage: Coverage,
     conditions: Conditions,
@@ -98,16 +99,16 @@ struct Ended {
     time: u64,
 }
 
-/// What happened, if somebody wants to know.
+/// The events, if they are to be recorded.
 type Story = Option<Vec<String>>;
 
-/// What a panic said.
+/// The message of a panic.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned())).unwrap_or_default()
 }
 
-/// More than any world needs that makes progress.
+/// More events than any world needs that makes progress.
 const MOST_EVENTS: u64 = 2_000_000;
 
 fn simulate(
@@ -129,7 +130,7 @@ fn simulate(
     let mut failed = false;
     let mut events = 0;
     loop {
-        // Of what is due at the same time, the network comes first.
+        // Of simultaneous events, those of the network come first.
         let turn = agenda.next_time();
         let mut network = net.lock();
         events += network.advance_to(turn, most_events - events);
@@ -173,7 +174,7 @@ fn simulate(
             tell(story, turn, index, || "dies".to_owned());
             net.lock().kill(index);
             for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
-                // They go on as if nothing had happened until they hear of it.
+                // The others go on unaffected until they learn of it.
                 actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
                 if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
                     agenda.set(survivor, time.max(turn));
@@ -241,12 +242,12 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
         .collect()
 }
 
-/// Nothing can happen any more: everybody must have come to the end.
+/// No event is left: all ranks must have ended.
 fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, String> {
     if actors.iter().any(|actor| !actor.is_gone()) {
         let stuck = actors.iter().enumerate().filter(|(_, actor)| !actor.is_gone());
         let stuck: Vec<String> = stuck.map(|(rank, actor)| format!("\n  rank {rank}: {}", actor.summary())).collect();
-        return Err(format!("liveness: nothing left to happen, and not done are{}", stuck.concat()));
+        return Err(format!("liveness: no event is left, and these ranks have not ended:{}", stuck.concat()));
     }
     let dead = || actors.iter().filter(|actor| actor.is_dead());
     let deaths = dead().count() as u64;
@@ -268,7 +269,7 @@ fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, S
     actors.iter().for_each(|actor| coverage.count(actor.stats(), actor.met()));
     if whole && oracle.early > coverage.deadlines_expired {
         let (early, expired) = (oracle.early, coverage.deadlines_expired);
-        return Err(format!("G5: {early} rounds closed before their time, and {expired} deadlines were over"));
+        return Err(format!("G5: {early} rounds closed before their time, but only {expired} deadlines had passed"));
     }
     Ok(coverage)
 }

@@ -1,4 +1,4 @@
-//! Knows every contribution, and judges every outcome.
+//! Records every contribution and judges every outcome.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,7 +9,7 @@ use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
 use crate::rule::{Condition, Fire, Scale, Schedule};
 
-/// What a guarantee says and what was seen instead.
+/// The guarantee that was violated, and what was seen instead.
 pub(super) type Verdict = Result<(), String>;
 
 #[derive(Clone, Debug)]
@@ -33,9 +33,9 @@ pub(super) struct Oracle {
     depth: u64,
     elements: usize,
     reduction: Reduction,
-    /// Of a program: the order in which it sums.
+    /// The order in which a program sums.
     schedule: Option<Schedule>,
-    /// By rank and by the round they were made for.
+    /// By rank and target.
     made: HashMap<(u32, u64), Contribution>,
     rounds: BTreeMap<u64, Round>,
     /// Ranks that take part in the round after the newest known.
@@ -46,7 +46,7 @@ pub(super) struct Oracle {
     left: Vec<Time>,
     pub(super) carried_with_fresh: u64,
     pub(super) contributions: u64,
-    /// Full rounds with somebody in them who came late.
+    /// Full rounds with a carried contribution.
     pub(super) full_with_carried: u64,
     /// Rounds that closed before their condition held.
     pub(super) early: u64,
@@ -76,7 +76,7 @@ impl Oracle {
         }
     }
 
-    /// The elements of a rank's contribution, as bytes: no two contributions are alike.
+    /// Writes the elements of a rank's contribution as bytes: no two contributions are alike.
     pub(super) fn fill(&self, rank: u32, number: u32, into: &mut [u8]) {
         let size = self.reduction.dtype.size();
         for (index, element) in into.chunks_exact_mut(size).enumerate() {
@@ -110,14 +110,14 @@ impl Oracle {
         self.left[rank as usize] = time;
     }
 
-    /// What a rank made for a round was dropped, and counted.
+    /// A rank dropped its contribution for a round, and counted that.
     pub(super) fn drops(&mut self, rank: u32, target: u64) -> Verdict {
         match self.made.get_mut(&(rank, target)) {
             Some(contribution) if contribution.entered.is_none() && !contribution.dropped => {
                 contribution.dropped = true;
                 Ok(())
             }
-            other => Err(format!("G1: rank {rank} counts a drop of what it made for round {target}: {other:?}")),
+            other => Err(format!("G1: rank {rank} counts a drop of its contribution for round {target}: {other:?}")),
         }
     }
 
@@ -133,14 +133,14 @@ impl Oracle {
         self.released[rank as usize] = round;
     }
 
-    /// A rank was handed a round.
+    /// A rank received a round.
     pub(super) fn receives(&mut self, rank: u32, round: u64) -> Verdict {
         let last = std::mem::replace(&mut self.received[rank as usize], round);
         if round == last + 1 { Ok(()) } else { Err(format!("order: rank {rank} received round {round} after {last}")) }
     }
 
-    /// The outcome of a round is complete where a rank can see it: it is right, and the same as
-    /// everywhere.
+    /// The outcome of a round is complete where a rank can see it: checks that it is right, and the
+    /// same for all ranks.
     pub(super) fn lands(&mut self, rank: u32, cut: &Cut, data: &[u8], now: Time) -> Verdict {
         let round = cut.round();
         if let Some(known) = self.rounds.get(&round) {
@@ -153,7 +153,7 @@ impl Oracle {
         self.judge_firing(cut, now)?;
         let expected = self.expected(cut);
         if data != expected {
-            return Err(format!("data: round {round} has {data:?}, its cut {cut:?} makes {expected:?}"));
+            return Err(format!("data: round {round} has {data:?}; its cut {cut:?} gives {expected:?}"));
         }
         for entry in cut.entries().filter(|entry| entry.part == Part::Leaving) {
             self.active.remove(entry.rank);
@@ -163,7 +163,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the round may have fired.
+    /// Checks that the round was allowed to fire.
     fn judge_firing(&mut self, cut: &Cut, now: Time) -> Verdict {
         let round = cut.round();
         let arrived = cut.entries().filter(|entry| entry.part != Part::Carried);
@@ -179,7 +179,7 @@ impl Oracle {
         };
         if !holds {
             self.early += 1;
-            // Then a deadline was over, which takes its time from the first arrival at least.
+            // A deadline has passed, counted from the first arrival at the earliest.
             let came = |entry: Entry| match entry.part {
                 Part::Leaving => self.left[entry.rank as usize],
                 _ => self.made.get(&(entry.rank, round)).map_or(Time::MAX, |contribution| contribution.time),
@@ -229,7 +229,7 @@ impl Oracle {
                 continue;
             }
             match self.made.get_mut(&(entry.rank, round - entry.age)) {
-                None => return Err(format!("G1: round {round} has {entry:?}, which nobody made")),
+                None => return Err(format!("G1: round {round} has {entry:?}, which no rank made")),
                 Some(Contribution { entered: Some(before), .. }) => {
                     return Err(format!("G1: {entry:?} entered rounds {before} and {round}"));
                 }
@@ -311,8 +311,8 @@ impl Oracle {
         })
     }
 
-    /// The order of recursive doubling: of P ranks, P - 2^k neighbours are paired first; then
-    /// halves of a power of two. Whatever an operation reads it folds from left to right.
+    /// The order of recursive doubling: of P ranks, P - 2^k pairs of neighbours come first, then
+    /// halves of a power of two. Every operation folds its sources from left to right.
     fn fold_by_tree(&self, values: &[(u32, f32)]) -> Option<f32> {
         let leaves = 1u32 << self.ranks.ilog2();
         let extra = self.ranks - leaves;
@@ -329,7 +329,7 @@ impl Oracle {
         self.left_to_right(read.concat())
     }
 
-    /// Whether a rank holds the round that was agreed on, and it reads as it did.
+    /// Checks that a rank holds the agreed round, and that its data has not changed.
     pub(super) fn holds(&self, rank: u32, cut: &Cut, data: &[u8]) -> Verdict {
         let round = cut.round();
         match self.rounds.get(&round) {
@@ -338,7 +338,7 @@ impl Oracle {
         }
     }
 
-    /// Whether an outcome reads as it did when it was first seen, wherever that was.
+    /// Checks that an outcome is the same as when any rank first saw it.
     pub(super) fn still(&self, rank: u32, round: u64, data: &[u8]) -> Verdict {
         match self.rounds.get(&round) {
             Some(known) if known.data != data => Err(format!("G2: rank {rank} sees other bits in round {round}")),
@@ -346,11 +346,13 @@ impl Oracle {
         }
     }
 
-    /// After the end: nothing was lost.
+    /// After the end: no contribution was lost.
     pub(super) fn closes(&self) -> Verdict {
         let lost = self.made.iter().find(|(_, contribution)| contribution.entered.is_none() && !contribution.dropped);
         match lost {
-            Some(((rank, target), _)) => Err(format!("G1: what rank {rank} made for round {target} entered no round")),
+            Some(((rank, target), _)) => {
+                Err(format!("G1: the contribution of rank {rank} for round {target} entered no round"))
+            }
             None => Ok(()),
         }
     }
@@ -360,7 +362,7 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().unwrap_or([0; N])
 }
 
-/// SplitMix64's finalizer: neighbours become unrelated.
+/// SplitMix64's finalizer: neighbouring values become unrelated.
 pub(super) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

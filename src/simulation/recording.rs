@@ -1,4 +1,4 @@
-//! Worlds in full, as files: they mean the same whatever the generator draws from a seed today.
+//! Complete worlds as files: they stay the same when the generator changes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use crate::fault::Fault;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recording {
-    /// What failures call it.
+    /// Its name in failures.
     #[serde(skip)]
     name: String,
     pub(super) seed: u64,
@@ -23,7 +23,7 @@ pub struct Recording {
     world: Scenario,
 }
 
-/// A file that describes no world.
+/// A file that does not describe a world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a recorded world: {0}")]
 pub struct NotAWorld(String);
@@ -38,7 +38,7 @@ impl Recording {
         Recording { name, seed, order: 0, world }
     }
 
-    /// The same under a name.
+    /// The same recording under a name.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         Recording { name: name.into(), ..self }
@@ -130,6 +130,6 @@ mod tests {
                        { rank = 0, turns = 9, since = 'news' }]";
         assert_eq!(deaths(several), [first, second, third]);
         let stranger = WORLD.replacen("[world]\n", "[world]\ndeath = [4, 57]\n", 1);
-        assert!(stranger.parse::<Recording>().is_err_and(|error| error.to_string().contains("none of this world")));
+        assert!(stranger.parse::<Recording>().is_err_and(|error| error.to_string().contains("not in this world")));
     }
 }

@@ -29,16 +29,16 @@ pub(super) struct Scenario {
     pub(super) segment: usize,
     /// Segments of a piece.
     pub(super) run: u64,
-    /// How long the homes of a round are waited for.
+    /// Nanoseconds until a rank that waits for reducers makes a fallback read.
     pub(super) pull_after: u64,
-    /// On the path that has a program.
+    /// The schedule, on the path that has a program.
     pub(super) schedule: Option<Schedule>,
     #[serde(skip)]
     pub(super) program: Option<Arc<Layout>>,
-    /// Who dies, and when.
+    /// The ranks that die, and when.
     #[serde(default, alias = "death", deserialize_with = "Death::list", skip_serializing_if = "Vec::is_empty")]
     pub(super) deaths: Vec<Death>,
-    /// Who freezes, at which of its turns, and for how long.
+    /// The rank that freezes, at which of its turns, and for how long.
     pub(super) freeze: Option<(usize, u64, u64)>,
     #[serde(skip)]
     pub(super) fault: Option<Fault>,
@@ -49,7 +49,7 @@ pub(super) struct Scenario {
     pub(super) ranks: Vec<Habits>,
 }
 
-/// How a [`Reduction`] stands in a file.
+/// The form of a [`Reduction`] in a file.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Reduction", deny_unknown_fields)]
 struct ReductionAsText {
@@ -99,11 +99,11 @@ pub(super) struct Death {
     pub(super) rank: usize,
     /// After so many of its turns.
     pub(super) turns: u64,
-    /// From when on they are counted.
+    /// The moment from which they are counted.
     pub(super) since: Since,
 }
 
-/// From when on turns are counted.
+/// The moment from which turns are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Since {
@@ -111,12 +111,12 @@ pub(super) enum Since {
     Start,
     /// From its last arrival: it dies before it has left.
     Leaving,
-    /// From when it heard that another rank had died.
+    /// From when it learned that another rank had died.
     News,
 }
 
 impl Death {
-    /// A list as a file has it; of one death a file may say rank and turns alone, as a pair.
+    /// Reads a list of deaths; a single one may also be a pair of rank and turns.
     fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Death>, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -135,7 +135,7 @@ impl Death {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Habits {
-    /// What it does for others in `arrive`.
+    /// The effort of its polls in `arrive`.
     pub(super) arriving: Effort,
     /// Contributions before it finishes.
     pub(super) steps: u32,
@@ -152,19 +152,20 @@ pub(super) struct Habits {
     /// How often it calls `test` in place of `wait`, of 256.
     #[serde(default)]
     pub(super) tests: u32,
-    /// Longest deadline of a wait, ns; 0 if its waits have none. A quarter of the others has one.
+    /// Longest deadline of a wait, ns; 0 if waits have none, else a quarter of them has one.
     #[serde(default)]
     pub(super) deadline: u64,
-    /// Whether a thread works for it while it is away.
+    /// Whether a helper thread works for it while it computes.
     #[serde(default)]
     pub(super) thread: bool,
-    /// Whether it goes to sleep in the turn in which it finds nothing to do: an explorer has fewer orders then.
+    /// Whether it sleeps in the turn in which it finds nothing to do: that leaves an explorer fewer
+    /// orders.
     #[serde(skip)]
     pub(super) hasty: bool,
 }
 
 impl Scenario {
-    /// Leaves only the first ranks.
+    /// Keeps only the first ranks.
     pub(super) fn keep_ranks(&mut self, ranks: u32) {
         let kept = ranks as usize;
         self.hosts.truncate(kept);
@@ -179,7 +180,7 @@ impl Scenario {
         self.freeze = self.freeze.filter(|&(rank, ..)| rank < kept);
     }
 
-    /// Whether it describes a world that the library would accept, and that comes to an end.
+    /// Checks that the library would accept this world, and that it comes to an end.
     pub(super) fn check(&self) -> Result<(), String> {
         let ranks = self.hosts.len();
         let hosts = self.hosts.iter().max().map_or(0, |most| *most as usize + 1);
@@ -210,22 +211,22 @@ impl Scenario {
         }
         let outside = |rank: usize| rank >= ranks;
         if self.deaths.iter().any(|death| outside(death.rank)) || self.freeze.is_some_and(|(rank, ..)| outside(rank)) {
-            return bad("the rank that dies or freezes is none of this world");
+            return bad("the rank that dies or freezes is not in this world");
         }
         if self.ranks.iter().any(|habits| habits.compute == 0 || habits.holds == 0) {
-            return bad("`compute` and `holds` are 1 ns at least");
+            return bad("`compute` and `holds` must be 1 ns or more");
         }
         Ok(())
     }
 
-    /// Makes the tables anew, if there are any.
+    /// Recompiles the tables, if there are any.
     pub(super) fn compile(&mut self) {
         let Scenario { fire, grace, depth, segment, .. } = *self;
         let (ranks, bytes) = (self.hosts.len() as u32, self.elements * self.reduction.dtype.size());
         self.program = self.schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
     }
 
-    /// The world of an exhaustive search: one host, no time, two rounds under way.
+    /// The world of an exhaustive search: one host, no time, two rounds in progress.
     pub(super) fn small(world: &World) -> Self {
         let ranks = world.steps.len() as u32;
         let (grace, depth, elements, segment) = (Grace::NONE, 2, 2, 8);
@@ -277,7 +278,7 @@ impl Scenario {
         }
     }
 
-    /// What its ranks agree on, as the first one sees it.
+    /// What its ranks agree on, as rank 0 sees it.
     pub(super) fn plan(&self) -> Plan {
         Plan {
             ranks: self.hosts.len() as u32,
