@@ -1,4 +1,4 @@
-//! What `bench` and `train` have in common: options, how they become ranks, and sums over ranks.
+//! What `bench` and `train` share: options, how they start ranks, and sums over ranks.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) struct Common {
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto")]
     pub(super) grace: Grace,
-    /// What becomes of late contributions: carry, drop or decay=FACTOR (by round)
+    /// What happens to late contributions: carry, drop or decay=FACTOR (by round)
     #[arg(long, default_value = "carry")]
     pub(super) absent: Absent,
     /// Rounds that a rank may have unreleased
@@ -25,19 +25,19 @@ pub(super) struct Common {
     /// How data moves once a round fires: auto, cut or tree
     #[arg(long, default_value = "auto")]
     pub(super) mover: Mover,
-    /// Who carries a round out: auto, caller, thread, peer or provider
+    /// The agent that carries a round out: auto, caller, thread, peer or provider
     #[arg(long, default_value = "auto")]
     pub(super) executor: Executor,
     /// Transport: shm, ofi (libfabric) or auto [default: $EARLYBIRD_FABRIC, else auto]
     #[arg(long)]
     fabric: Option<FabricChoice>,
-    /// Which of libfabric's providers, such as tcp;ofi_rxm; implies --fabric ofi
+    /// The libfabric provider, such as tcp;ofi_rxm; implies --fabric ofi
     #[arg(long)]
     provider: Option<String>,
     /// Where ranks run
     #[arg(long, value_enum, default_value = "none")]
     pub(super) bind: Bind,
-    /// For everything that is drawn at random
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
     /// JSON Lines, an object a row
@@ -53,7 +53,7 @@ pub(super) struct Place {
 }
 
 impl Common {
-    /// Where this process stands; `usual` ranks where nobody says how many.
+    /// Finds out what this process is; `usual` ranks if no number is given.
     pub(super) fn place(&self, usual: u32) -> Result<Place, Box<dyn std::error::Error>> {
         let identity = Identity::from_env()?;
         let mut config = Config::from_env()?;
@@ -78,7 +78,7 @@ impl Common {
         }
     }
 
-    /// What can be wrong with these options and a choice of rules.
+    /// Checks these options with a choice of rules.
     pub(super) fn check(&self, ranks: u32, fires: &[Fire]) -> Result<(), String> {
         check_ranks(ranks)?;
         if self.depth == 0 || self.depth > 65536 {
@@ -88,7 +88,7 @@ impl Common {
     }
 }
 
-/// Element by element, by the very collective that this project is about.
+/// The mean of each element, by an allreduce of this library.
 pub(super) fn mean_over_ranks(world: &World, mine: &[f64], patience: Duration) -> earlybird::Result<Vec<f64>> {
     let mut mean = world.allreduce::<f64>(&[mine.len()]).scale(Scale::World).build()?;
     mean.contribution()?.copy_from_slice(mine);

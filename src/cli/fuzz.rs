@@ -1,4 +1,4 @@
-//! `earlybird fuzz`: the protocol against an oracle that knows everything, over random schedules.
+//! `earlybird fuzz`: the protocol over random schedules, judged by an oracle.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,16 +21,18 @@ pub(super) struct Args {
     /// Run one schedule and print its events: a seed, or what a failure was shrunk to
     #[arg(long, value_name = "CASE", conflicts_with_all = ["seeds", "from"])]
     replay: Option<Case>,
-    /// Fuzz the world in a file, in as many orders of events as --seeds says, from the one that --from says
+    /// Fuzz the world in a file, in --seeds orders of events, starting with number --from
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     world: Option<PathBuf>,
-    /// Write the world that fails, or that is replayed, to a file: a seed means another one when the generator changes
+    /// Write the world that fails, or that is replayed, to a file: another generator draws another
+    /// world from a seed
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// List all pairs of conditions that were met together ten times less often than each alone suggests
+    /// List all pairs of conditions that were met together ten times less often than independent
+    /// ones would be
     #[arg(long)]
     pairs: bool,
-    /// Events printed at most; the last ones
+    /// Print so many events at most, the last ones
     #[arg(long, default_value_t = 80)]
     events: usize,
     /// Put a deliberate mistake into the protocol (test builds only), by name
@@ -42,10 +44,10 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Pairs of conditions that are printed unless all are asked for.
+/// Pairs of conditions that are printed without --pairs.
 const MOST_PAIRS: usize = 12;
 
-/// Runs in which a failure is made smaller.
+/// The most runs that shrink a failure.
 const BUDGET: u64 = 30_000;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
@@ -88,7 +90,7 @@ fn recorded(file: &Path) -> Result<Arc<Recording>, String> {
     Ok(Arc::new(recording.named(name)))
 }
 
-/// The core asserts what it believes: such a panic is a failure like any other, and is told as one.
+/// The core asserts its invariants: a panic is a failure like any other, and reported as one.
 fn quietly<R>(simulate: impl FnOnce() -> R) -> R {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));

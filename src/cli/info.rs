@@ -55,7 +55,7 @@ fn list_variables(json: bool) {
     say!("{table}");
 }
 
-/// Fabrics, and what libfabric could add.
+/// Prints the fabrics, and what libfabric could add.
 fn tell(json: bool) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let libfabric = ofi::library();
@@ -126,7 +126,7 @@ fn tell(json: bool) {
     say!("Environment: earlybird info --env");
 }
 
-/// What ranks that are started like this command have of libfabric's own variables.
+/// Prints libfabric's own variables, for ranks that are started like this command.
 fn tell_provider_variables(json: bool) {
     let all = provider_variables();
     if json {
@@ -148,15 +148,15 @@ fn tell_provider_variables(json: bool) {
     say!("{table}");
 }
 
-/// World sizes for which it is told how far a provider can be armed ahead.
+/// World sizes for which `depths` are printed.
 const TOLD: [u32; 3] = [2, 4, 8];
 
-/// How far a provider can be armed ahead, by ranks.
+/// How many rounds a provider can be armed ahead, by world size.
 fn depths(provider: &str) -> BTreeMap<u32, u64> {
     TOLD.into_iter().map(|ranks| (ranks, largest_depth(provider, ranks))).collect()
 }
 
-/// Who runs programs by itself, and what happens where nobody does.
+/// Says which providers run programs by themselves, and what happens with the others.
 fn programs(devices: &[Device]) -> String {
     let able: BTreeSet<&str> = devices.iter().filter(|device| device.triggers).map(|it| &*it.provider).collect();
     let otherwise = "the ranks carry the rounds out, to the same bits";
@@ -175,7 +175,7 @@ fn programs(devices: &[Device]) -> String {
     format!("Triggers: {}; beyond that, and elsewhere, {otherwise}.", able.join("; "))
 }
 
-/// Providers of fast networks that a library may have: what it is called, and what for.
+/// Providers of fast networks that a library may have: the name and the networks.
 const NETWORKS: [(&str, &str); 5] = [
     ("verbs", "InfiniBand, RoCE"),
     ("efa", "AWS"),
@@ -184,7 +184,7 @@ const NETWORKS: [(&str, &str); 5] = [
     ("opx", "Omni-Path"),
 ];
 
-/// Those that this machine lacks.
+/// Providers of fast networks that this machine lacks.
 fn absent(devices: &[Device]) -> Option<String> {
     let is_here = |name: &str| devices.iter().any(|device| device.provider.split(';').any(|part| part == name));
     let absent = NETWORKS.iter().filter(|(name, _)| !is_here(name));

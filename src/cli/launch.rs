@@ -1,4 +1,4 @@
-//! Starts the ranks of a world on this machine and stays until they are gone.
+//! Starts the ranks of a world on this machine and waits until they have ended.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ pub(super) enum Bind {
 pub(super) enum Output {
     /// Every line is prefixed with its rank.
     Prefixed,
-    /// Rank 0 speaks for all, unprefixed; the errors of others are prefixed.
+    /// Only rank 0 has unprefixed output; the errors of others are prefixed.
     First,
 }
 
@@ -38,10 +38,10 @@ pub(super) struct Launch<'a> {
     pub(super) args: &'a [OsString],
 }
 
-/// After a rank failed, how long the others have to notice, say so and end.
+/// After a rank failed, the time in which the others can notice, report it and end.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
-/// For output that is still on its way when all ranks have ended.
+/// For output that has not been read when all ranks have ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 struct Rank {
@@ -63,7 +63,7 @@ impl Launch<'_> {
         let mut ranks = Vec::new();
         let mut relays = Vec::new();
         for rank in 0..self.ranks {
-            // Children die with the thread that started them: this one, which stays.
+            // Children die with the thread that started them, so this thread stays.
             let mut child = self.command(rank, &meeting, &secret)?.spawn()?;
             let prefix = match self.output {
                 Output::Prefixed => format!("[{rank}] "),
@@ -80,7 +80,7 @@ impl Launch<'_> {
             ranks.push(Rank { child, status: None });
         }
         let code = watch(&mut ranks, &mut signals)?;
-        // What a rank left running may hold its output open for ever.
+        // A process that a rank left running may hold its output open for ever.
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until && !relays.iter().all(thread::JoinHandle::is_finished) {
             thread::sleep(LOOK);
@@ -99,7 +99,7 @@ impl Launch<'_> {
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
         command.envs(ofi::variables_not_set());
-        // A user's own stays: ranks that are started otherwise may know it, too.
+        // A secret that the user has set stays: ranks that are started otherwise may know it.
         if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
         }
@@ -111,8 +111,8 @@ impl Launch<'_> {
     }
 }
 
-/// What nobody can guess: a name for the meeting, which all can read in /proc/net/unix, and a secret, which only
-/// this user and root can read in the environment of the ranks.
+/// An unguessable number: a name for the meeting, which all users can read in /proc/net/unix, and a
+/// secret, which only this user and root can read in the environment of the ranks.
 fn random() -> Result<String, std::io::Error> {
     let mut bytes = [0; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -127,7 +127,7 @@ fn relay(from: impl Read, prefix: &str, to: &mut dyn Write) {
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        // A reader that went away is no reason to stop the ranks.
+        // A closed reader is no reason to stop the ranks.
         let _ = to.write_all(&[prefix.as_bytes(), &line].concat()).and_then(|()| to.flush());
         line.clear();
     }
@@ -141,7 +141,7 @@ fn signal(ranks: &[Rank], signal: Signal) {
     }
 }
 
-/// Waits for all, passes signals on, and ends those that outlive a failure.
+/// Waits for all ranks, passes signals on, and ends ranks that outlive a failure.
 fn watch(ranks: &mut [Rank], signals: &mut Signals) -> Result<ExitCode, std::io::Error> {
     let mut failed: Option<(u8, Instant)> = None;
     loop {
@@ -184,7 +184,7 @@ fn describe(status: ExitStatus) -> (u8, String) {
     }
 }
 
-/// Ranks that a command starts for itself, checked.
+/// Checks a number of ranks that a command is to start.
 pub(super) fn check_ranks(ranks: u32) -> Result<(), String> {
     match ranks {
         0 => Err("0 ranks can do nothing; use -n 1 or more".to_owned()),
@@ -193,7 +193,7 @@ pub(super) fn check_ranks(ranks: u32) -> Result<(), String> {
     }
 }
 
-/// Starts this same command again as `ranks` ranks.
+/// Starts this command again as `ranks` ranks.
 pub(super) fn again(ranks: u32, bind: Bind) -> super::Outcome {
     check_ranks(ranks)?;
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();

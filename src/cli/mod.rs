@@ -1,6 +1,6 @@
-//! Command line: what can be asked for, and how errors reach the person who asked.
+//! The command line: its commands, and how errors reach the user.
 
-/// Prints a line. A reader that went away (`| head`) is no reason to fail: other ranks wait.
+/// Prints a line. A closed reader (`| head`) is no reason to fail: other ranks wait.
 macro_rules! say {
     ($($what:tt)*) => {{
         use std::io::Write;
@@ -43,9 +43,9 @@ enum Command {
     Train(train::Args),
     /// Print or draw the table of triggered operations behind a collective
     Program(program::Args),
-    /// Try the protocol over random schedules and networks, and shrink what fails
+    /// Run the protocol over random schedules and networks, and shrink what fails
     Fuzz(fuzz::Args),
-    /// Simulate worlds without troubles, of up to 4,096 ranks, and print what that costs
+    /// Simulate worlds without troubles, of up to 4,096 ranks, and print the cost
     Simulate(simulate::Args),
     /// Show what this build and machine can do
     Info(info::Args),
@@ -54,7 +54,7 @@ enum Command {
     Rank(rank::Args),
 }
 
-/// What a command ends with: its exit status, or an error that is printed in one line.
+/// The result of a command: its exit status, or an error that is printed in one line.
 type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
 
 pub(crate) fn main() -> ExitCode {
@@ -82,7 +82,7 @@ fn start_log() {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
 
-/// A size as clap reads it.
+/// Reads a size for clap.
 fn size(text: &str) -> Result<u64, String> {
     earlybird::units::parse_size(text)
 }

@@ -46,16 +46,16 @@ pub(super) struct Args {
     /// How contributions become an outcome
     #[arg(long, value_enum, default_value = "doubling")]
     schedule: Reduction,
-    /// For whom the table is made
+    /// The executor that the table is made for
     #[arg(long, value_enum, default_value = "network")]
     profile: Runner,
-    /// Rounds that may be under way
+    /// Rounds that may be in progress
     #[arg(long, default_value_t = 8)]
     depth: u64,
     /// Only this rank's table [default: rank 0's in a table, all in a drawing or as JSON]
     #[arg(long)]
     rank: Option<u32>,
-    /// A drawing for Graphviz: pipe it to `dot -Tsvg`
+    /// Draw a graph for Graphviz: pipe it to `dot -Tsvg`
     #[arg(long, conflicts_with = "json")]
     dot: bool,
     /// JSON Lines: an object for each operation, and one with the counts
@@ -141,7 +141,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The cut mover runs no table: its initiator is unique, so it tells the others itself.
+/// The cut mover runs no table: its initiator is unique, so it signals the others itself.
 fn print_cut(args: &Args) -> super::Outcome {
     let counts = Counts::of_cut(args.ranks, args.bytes);
     if args.dot {
@@ -256,8 +256,8 @@ fn summary(args: &Args, world: &[Program]) -> Table {
     table
 }
 
-/// Operations as boxes, ranks as frames; an edge is a counter that one bumps and the other waits
-/// for: dashed between ranks, bold where data goes along.
+/// Operations as boxes, ranks as frames. An edge is a counter that one operation adds to and
+/// another waits for: dashed between ranks, bold if data travels with it.
 fn draw(world: &[Program], only: Option<u32>, fire: Fire) -> String {
     let mut dot = String::new();
     let name = |rank: u32, index: usize| format!("r{rank}o{index}");

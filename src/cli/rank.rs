@@ -1,4 +1,4 @@
-//! What a launched process does before it becomes the program: dies with its launcher, and stays
+//! Prepares a launched process before it becomes the program: it dies with its launcher, and stays
 //! on its core.
 
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! `earlybird simulate`: what it costs to simulate a world of some size.
+//! `earlybird simulate`: the cost of simulating a world.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -108,7 +108,7 @@ fn check(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// The most memory that this process ever had at once, in bytes, where the system tells.
+/// The peak memory of this process in bytes, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

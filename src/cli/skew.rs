@@ -1,4 +1,4 @@
-//! Who is late, and by how much: the same grammar for `bench` and `train`.
+//! Which ranks are late, and by how much: the same grammar for `bench` and `train`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use rand::seq::SliceRandom;
 use rand_distr::{Distribution, LogNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How ranks differ.
+/// The delays of the ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Skew {
     None,
@@ -75,7 +75,7 @@ impl fmt::Display for Skew {
 }
 
 impl Skew {
-    /// Whether it can be had with so many ranks.
+    /// Checks the skew for a world of so many ranks.
     pub(super) fn check(&self, ranks: u32) -> Result<(), String> {
         match *self {
             Skew::One { rank, .. } if rank >= ranks => Err(format!("skew {self}: there is no rank {rank} of {ranks}")),
@@ -91,7 +91,7 @@ impl Skew {
         *self == Skew::None
     }
 
-    /// How late each rank is at a time. A function of its arguments: every rank computes the same.
+    /// How late each rank is at a time. A pure function: every rank computes the same.
     pub(super) fn delays(&self, ranks: u32, time: u64, seed: u64) -> Vec<Duration> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ time.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut delays = vec![Duration::ZERO; ranks as usize];
@@ -113,8 +113,8 @@ impl Skew {
         delays
     }
 
-    /// Mean over ranks of what an arrival would wait if communication took no time, where all begin
-    /// at once and round `time + 1` is the next. A grace counts if it is given.
+    /// Mean over ranks of an arrival's wait if communication took no time, when all start at once
+    /// and round `time + 1` is the next. A fixed grace counts.
     pub(super) fn ideal(&self, (fire, grace): (Fire, Grace), ranks: u32, time: u64, seed: u64) -> Duration {
         let delays = self.delays(ranks, time, seed);
         let mut sorted = delays.clone();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Columns as wide as their widest cell; numbers to the right.
+/// Columns as wide as their widest cell; numbers are aligned to the right.
 #[derive(Debug)]
 pub(super) struct Table {
     rows: Vec<Vec<String>>,

@@ -1,4 +1,4 @@
-//! What it costs to queue the operations of a round in a provider, which then runs them by itself.
+//! The cost of queueing the operations of a round in a provider, which then runs them by itself.
 
 use earlybird::measure::{Arming, arming};
 use earlybird::trigger::hops;

@@ -1,5 +1,5 @@
-//! What a row was measured with: the binary, what was asked for, and what became of that. Every row of `--json` says all
-//! of it, so that each can be read by itself, months later.
+//! The conditions of a row: the binary, the choices asked for, and what resulted from them. Every
+//! row of `--json` has all of them, so that it can be read alone, months later.
 
 use clap::ValueEnum;
 use earlybird::{Config, Reduce, World};
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{Args, Op};
 
-/// The commit that this binary was built from, and whether the sources were others than that commit's: from `build.rs`,
-/// where it knows.
+/// The commit of this binary, and whether the sources differed from that commit: from `build.rs`,
+/// if it knows.
 const COMMIT: Option<&str> = option_env!("BUILT_FROM_COMMIT");
 const CHANGED: Option<&str> = option_env!("BUILT_FROM_CHANGED");
 
@@ -43,13 +43,13 @@ impl Conditions {
         Conditions(joined(all, json!({ "asked": asked })))
     }
 
-    /// A row: these, and what was measured. What a row says of itself holds.
+    /// A row: these conditions, and what was measured. Keys of the row take precedence.
     pub(super) fn row(&self, measured: Value) -> Value {
         joined(self.0.clone(), measured)
     }
 }
 
-/// One object of two.
+/// Merges two objects.
 fn joined(mut first: Value, second: Value) -> Value {
     if let (Value::Object(all), Value::Object(more)) = (&mut first, second) {
         all.extend(more);

@@ -29,7 +29,7 @@ pub(super) struct Case {
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     pub(super) bytes: usize,
-    /// What became of the choices of the case.
+    /// What the choices of the case resulted in.
     pub(super) mover: Mover,
     pub(super) grace: Grace,
     pub(super) depth: u64,
@@ -46,7 +46,7 @@ pub(super) struct Measured {
     pub(super) wrong: u64,
 }
 
-/// An element type, and up to where it has every whole number.
+/// An element type that has every whole number up to `MOST`.
 pub(super) trait Exact: Element {
     const MOST: u32;
     fn from_small(value: u32) -> Self;
@@ -77,7 +77,7 @@ exact!(
     u64: 1 << 24, u64::from, |value| value as f64
 );
 
-/// Contributions whose sums are exact in their type, whatever is carried.
+/// Contributions whose sums are exact in their type, with carried ones, too.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     own: u32,
@@ -91,7 +91,7 @@ impl Pattern {
         Pattern { own: (share / 2 + 1).min(61), position: (share / 2 + share % 2).clamp(1, 32) }
     }
 
-    /// What a rank contributes: a part of its own, which changes with `tag`, and one by position.
+    /// The part that depends on the rank, and changes with `tag`.
     fn own_part(self, rank: u32, tag: u64) -> u32 {
         ((u64::from(rank) * 37 + tag * 11) % u64::from(self.own)) as u32
     }
@@ -105,7 +105,7 @@ impl Pattern {
         data.iter_mut().enumerate().for_each(|(index, x)| *x = T::from_small(own + self.position_part(index)));
     }
 
-    /// Elements of an outcome that are not what its cut says; `tag` of the round they were made for.
+    /// Counts elements that differ from what the cut gives; `tag` of the round they were made for.
     fn wrong<T: Exact>(self, outcome: &Outcome<'_, T>, absent: Absent, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
         let data = outcome.data();
         let looked_at = (outcome.round() as usize % step..data.len()).step_by(step);
@@ -125,7 +125,7 @@ impl Pattern {
                 let bad = |&index: &usize| {
                     let expected = part + weight * f64::from(self.position_part(index));
                     let off = (data[index].to_f64() - expected).abs();
-                    // What is not a number is wrong, too.
+                    // NaN is wrong, too.
                     off.is_nan() || off > expected * rounding + f64::from(f32::MIN_POSITIVE)
                 };
                 looked_at.filter(bad).count() as u64
@@ -148,8 +148,8 @@ fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
 /// Rounds that are checked in full, with data that changes from round to round.
 const CHECKED: u64 = 12;
 
-/// Of a large outcome every so many elements are checked after each measured round: reading all
-/// of it would move it into the wrong caches.
+/// Only every so many elements of a large outcome are checked after each measured round: reading
+/// all of it would move it into the wrong caches.
 const SPARSE: usize = 4099;
 const CHECK_ALL_UP_TO: usize = 256;
 
@@ -157,7 +157,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let pattern = Pattern::of::<T>(world.size());
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
-    // Counted in full first, on a collective of its own.
+    // First checked in full, on a collective of its own.
     let mut checked = build::<T>(world, case)?;
     let mut errors = 0;
     let mut newest = 0;
@@ -199,7 +199,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let step = if length <= CHECK_ALL_UP_TO { 1 } else { SPARSE };
     let (warmup, end) = (u64::from(case.warmup), u64::from(case.warmup) + u64::from(case.iters));
     world.barrier(PATIENCE)?;
-    // With a skew all ranks make the same rounds, else the same number of calls.
+    // With a skew all ranks make the same rounds, otherwise the same number of calls.
     let (mut calls, mut newest) = (0, 0);
     loop {
         let before = if case.skew.is_none() { calls } else { newest };
@@ -207,7 +207,8 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             break;
         }
         if !case.private {
-            // Written once, as what is measured is moving it; a collective has several buffers.
+            // Written once, because moving it is what is measured; a collective has several
+            // buffers.
             let contribution = sum.contribution()?;
             if !written.contains(&contribution.as_ptr()) {
                 written.push(contribution.as_ptr());
@@ -216,8 +217,8 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         }
         if !case.skew.is_none() {
             let delays = case.skew.delays(world.size(), before, case.seed);
-            // A rank that came late for the round before a full one is still waiting for that: it comes to no barrier
-            // before the others have arrived.
+            // A rank that was late for the round before a full one still waits for that: it reaches
+            // no barrier before the others have arrived.
             if !case.fire.is_full(newest + 1) {
                 world.barrier(PATIENCE)?;
             }
@@ -243,7 +244,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         }
         calls += 1;
         let after = if case.skew.is_none() { calls } else { newest };
-        // Of several rounds that came at once, each took that long.
+        // Several rounds that were returned at once took that long each.
         for index in before.max(warmup)..after.min(end) {
             latencies[(index - warmup) as usize] = latency;
         }
@@ -262,7 +263,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     Ok(measured)
 }
 
-/// What the cuts of the measured rounds had in them, until the first rank left.
+/// What the cuts of the measured rounds contained, until the first rank left.
 #[derive(Debug, Default)]
 struct Cuts {
     rounds: u64,

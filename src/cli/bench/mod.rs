@@ -26,7 +26,7 @@ pub(super) enum Op {
     /// Half of a round trip of writes, each with a signal; two ranks
     #[value(name = "write_lat")]
     WriteLat,
-    /// Writes, 64 of them under way; two ranks
+    /// Writes, 64 of them in flight; two ranks
     #[value(name = "write_bw")]
     WriteBw,
     /// An atomic and its answer; two ranks
@@ -63,7 +63,7 @@ pub(super) struct Args {
     /// What is measured
     #[arg(long, value_enum, default_value = "allreduce")]
     op: Op,
-    /// Firing rule: all, solo, quorum=Q, majority, majority=SEED or deadline=TIME, and behind it
+    /// Firing rule: all, solo, quorum=Q, majority, majority=SEED or deadline=TIME; append
     /// ,deadline=TIME and ,full=K; may be repeated [default: all]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
@@ -82,7 +82,7 @@ pub(super) struct Args {
     /// Rounds measured [default: by size]
     #[arg(long)]
     iters: Option<u32>,
-    /// Who is late: none, linear:1ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
+    /// Which ranks are late: none, linear:1ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
     /// Where the data lies
@@ -98,7 +98,7 @@ pub(super) struct Args {
 const MOST_BYTES: u64 = 1 << 36;
 
 impl Args {
-    /// Everything that can be wrong, before anything is started.
+    /// Checks all options before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
         if !matches!(self.op, Op::Allreduce | Op::Arm) && ranks != 2 {
@@ -222,8 +222,8 @@ fn default_iters(bytes: u64, skew: &Skew) -> u32 {
 
 const TOUR_RANKS: u32 = 8;
 
-/// One straggler, then everybody a little apart, then nobody: all against quorum and solo. For people: an option, such as
-/// --json, is no tour.
+/// One straggler, then all ranks a little apart, then no late rank: all against quorum and solo.
+/// For people: with an option, such as --json, there is no tour.
 fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::error::Error>> {
     let half = Fire::quorum(TOUR_RANKS / 2);
     let mut wrong = 0;

@@ -13,7 +13,7 @@ use super::{Op, PATIENCE};
 /// What was measured of one size.
 struct Measured {
     bytes: usize,
-    /// One each iteration; of bandwidth, one each window.
+    /// One for each iteration; for bandwidth, one for each window.
     seconds: Vec<f64>,
     iterations: u64,
 }
@@ -35,7 +35,7 @@ fn iterations(given: Option<u32>, bytes: usize) -> u64 {
     given.map_or(if bytes <= 65_536 { 5_000 } else { (1 << 30) / bytes as u64 + 20 }, u64::from)
 }
 
-/// Measures each size, and prints what rank 0 has seen.
+/// Measures each size, and prints the results of rank 0.
 pub(super) fn run(
     world: &World,
     op: Op,
@@ -73,7 +73,7 @@ pub(super) fn run(
         say!("{op}, 2 ranks, {}", super::report::transport(world));
         say!("{table}");
     }
-    // Nobody goes while the other may still write.
+    // No rank leaves while the other may still write.
     world.barrier(Duration::from_secs(10))
 }
 

@@ -9,7 +9,7 @@ use super::measure::{Case, Measured};
 
 pub(super) struct Report<'a> {
     speaks: bool,
-    /// Where rows are for programs.
+    /// The conditions, if rows are for programs.
     conditions: Option<&'a Conditions>,
     ranks: u32,
     transport: String,
@@ -21,7 +21,7 @@ const COLUMNS: [&str; 14] = [
     "carried", "wrong",
 ];
 
-/// What carries the world, for people.
+/// The transport of the world, for people.
 pub(super) fn transport(world: &World) -> String {
     let provider = world.provider().map_or(String::new(), |provider| format!(" ({provider})"));
     format!("{}{provider}", world.fabric_name())

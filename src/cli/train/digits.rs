@@ -39,12 +39,12 @@ impl Digits {
     }
 }
 
-/// Learning rate at the beginning; falls to 0 in a straight line.
+/// Learning rate at the beginning; it falls linearly to 0.
 pub(super) const USUAL_RATE: f32 = 0.8;
 pub(super) const USUAL_BATCH: u32 = 16;
 pub(super) const USUAL_EPOCHS: u32 = 24;
 
-/// Learns the digits with a small network, each rank from batches of its own choice.
+/// Learns the digits with a small network; each rank chooses its own batches.
 #[derive(Debug)]
 pub(super) struct DigitsLearner {
     digits: Digits,

@@ -1,4 +1,4 @@
-//! The report: one page, nothing else to load.
+//! The report: one self-contained page.
 
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
 //! Linear regression in 8,192 dimensions, the first workload of eager-SGD (PPoPP 2020): 32,768 points
 //! on a hyperplane with noise in their labels, a global batch of 2,048.
 //!
-//! Points are made from the seed whenever they are needed: all of them would take a gigabyte.
+//! Points are computed from the seed whenever they are needed: all of them would take a gigabyte.
 
 use earlybird::Scale;
 use rand::{Rng, SeedableRng};
@@ -14,16 +14,16 @@ const DIMENSIONS: usize = 8192;
 const POINTS: u64 = 32_768;
 const GLOBAL_BATCH: u32 = 2048;
 
-/// Standard deviation of what is added to labels.
+/// Standard deviation of the noise in labels.
 const NOISE: f32 = 1.0;
 
 /// Variance of a label without noise.
 const SIGNAL: f32 = 32.0;
 
-/// The part of the largest stable learning rate that is used by default.
+/// The default learning rate, as a fraction of the largest stable one.
 pub(super) const USUAL_RATE: f32 = 0.1;
 
-/// With the default rate the loss falls twentyfold in as many.
+/// With the default rate the loss falls twentyfold in so many epochs.
 pub(super) const USUAL_EPOCHS: u32 = 7;
 
 /// The largest learning rate with which synchronous training converges: the expected squared
@@ -45,7 +45,7 @@ pub(super) struct Hyperplane {
 }
 
 impl Hyperplane {
-    /// `rate` as a part of the largest stable one.
+    /// `rate` is a fraction of the largest stable one.
     pub(super) fn new(seed: u64, (rank, ranks): (u32, u32), rate: f32, epochs: u32) -> Self {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let scale = (SIGNAL / DIMENSIONS as f32).sqrt();
@@ -75,7 +75,7 @@ impl Hyperplane {
     }
 }
 
-/// Eight sums side by side, so that they become vector instructions.
+/// Eight sums side by side, which the compiler turns into vector instructions.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
@@ -93,8 +93,8 @@ impl Learner for Hyperplane {
 
     fn gradient(&mut self, weights: &[f32], step: u64, into: &mut [f32]) {
         into.fill(0.0);
-        // Shares differ by a point where they must. Each is divided by their mean, so the mean of
-        // all gradients is the one of the global batch.
+        // The ranks' batches may differ by a point. Each is divided by their mean size, so the mean
+        // of all gradients is that of the global batch.
         let bound = |rank: u32| u64::from(rank) * u64::from(GLOBAL_BATCH) / u64::from(self.ranks);
         let first = step % Self::steps_in_epoch() * u64::from(GLOBAL_BATCH);
         let batch = self.batch() as f32;
@@ -146,7 +146,7 @@ mod tests {
         let rate = all.rate(0.0);
         weights.iter_mut().zip(&slope).for_each(|(w, g)| *w -= rate * g);
         let after = all.evaluate(&weights).loss - 1.0;
-        // Half of the largest stable rate is the best there is: it shrinks by 1 - r. Noise adds r² d/B.
+        // Half of the largest stable rate is the best one: it shrinks by 1 - r. Noise adds r² d/B.
         let rate = f64::from(rate);
         let expected = before * (1.0 - rate) + rate * rate * DIMENSIONS as f64 / f64::from(GLOBAL_BATCH);
         assert!((after / expected - 1.0).abs() < 0.05, "{after} {expected}");

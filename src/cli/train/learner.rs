@@ -10,7 +10,7 @@ pub(super) trait Learner {
     /// Writes the gradient over this rank's batch number `step`.
     fn gradient(&mut self, weights: &[f32], step: u64, into: &mut [f32]);
 
-    /// The learning rate after a part of the training, from 0 to 1.
+    /// The learning rate at a progress from 0 to 1.
     fn rate(&self, progress: f32) -> f32;
 
     /// What the sum of gradients is divided by.
@@ -19,7 +19,7 @@ pub(super) trait Learner {
     /// Samples in a contribution, as a mean over ranks.
     fn batch(&self) -> f64;
 
-    /// Contributions until it is over.
+    /// The contributions that training takes.
     fn wanted(&self) -> u64;
 
     fn evaluate(&self, weights: &[f32]) -> Quality;
@@ -29,6 +29,6 @@ pub(super) trait Learner {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Quality {
     pub(super) loss: f64,
-    /// The part of unseen samples that is recognised, where that has a meaning.
+    /// The fraction of unseen samples that is recognised, where that has a meaning.
     pub(super) accuracy: Option<f64>,
 }

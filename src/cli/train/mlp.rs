@@ -10,7 +10,7 @@ const CLASSES: usize = 10;
 const FIRST: usize = PIXELS * HIDDEN;
 const SECOND: usize = HIDDEN * CLASSES;
 
-/// All weights and biases, one behind the other.
+/// All weights and biases, one after the other.
 pub(super) const PARAMETERS: usize = FIRST + HIDDEN + SECOND + CLASSES;
 
 pub(super) fn initial(seed: u64) -> Vec<f32> {

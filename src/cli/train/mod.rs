@@ -43,18 +43,18 @@ impl Task {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Args {
-    /// What is trained
+    /// What to train
     #[arg(value_enum)]
     task: Task,
-    /// Firing rule, as for bench; may be repeated, and the first is the yardstick
+    /// Firing rule, as for bench; may be repeated, and the first is the baseline
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
-    /// Who is late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms, random:K:30ms,
-    /// lognormal:MEAN:SIGMA [default: the last rank by 30 ms]
+    /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms,
+    /// random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms]
     #[arg(long)]
     skew: Option<Skew>,
-    /// Milliseconds that the computing part of a step takes, padded by sleeping
+    /// Milliseconds of computation in a step, padded by sleeping
     #[arg(long, default_value_t = 10.0)]
     compute_ms: f64,
     /// Passes over the training set, counted in contributions [default: 24 for digits, 7 for hyperplane]
@@ -63,8 +63,8 @@ pub(super) struct Args {
     /// Samples in a contribution [default: 16 for digits; hyperplane has its share of 2,048]
     #[arg(long)]
     batch: Option<u32>,
-    /// digits: learning rate at the beginning, falling to 0 in a straight line [default: 0.8];
-    /// hyperplane: part of the largest stable synchronous rate [default: 0.1]
+    /// digits: initial learning rate, falling linearly to 0 [default: 0.8]; hyperplane: fraction of
+    /// the largest stable synchronous rate [default: 0.1]
     #[arg(long)]
     rate: Option<f32>,
     /// Write a page with curves: loss and accuracy over time and samples, arrivals, ages
@@ -91,7 +91,7 @@ impl Args {
             return Err(format!("--rate {rate}: use a number greater than 0"));
         }
         if let Some(path) = &self.report {
-            // Training takes a while; better to know now.
+            // A bad path is reported before training, which takes a while.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
                 return Err(format!("--report {}: there is no folder to put this file in", path.display()));

@@ -9,7 +9,7 @@ const BOTTOM: f64 = 36.0;
 const TOP: f64 = 24.0;
 const RIGHT: f64 = 12.0;
 
-/// Told apart by people who see colours differently, too.
+/// Colours that colour-blind people can distinguish, too.
 pub(super) const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /// A named series; the colour goes by its place among all.
@@ -18,7 +18,7 @@ pub(super) struct Series {
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// From a value to a place, and marks on the way.
+/// Maps values to positions, and places marks.
 struct Axis {
     from: f64,
     to: f64,
@@ -31,7 +31,7 @@ impl Axis {
         let high = values.fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = if low.is_finite() && high.is_finite() { (low, high) } else { (0.0, 1.0) };
         if logarithmic && low > 0.0 {
-            // A little room at both ends.
+            // A small margin at both ends.
             let margin = (high / low).max(1.1).powf(0.05);
             Axis { from: low / margin, to: high * margin, logarithmic: true }
         } else {
@@ -67,7 +67,7 @@ impl Axis {
     }
 }
 
-/// A number as short as it is clear.
+/// A number with as few digits as are clear.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -83,7 +83,7 @@ fn trimmed(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The frame of a chart with its axes; `inside` draws what is in it.
+/// The frame of a chart with its axes; `inside` is the content.
 fn chart(title: &str, x: (&str, &Axis), y: (&str, &Axis), x_marks: &[(f64, String)], inside: &str) -> String {
     let mut svg = format!(
         "<figure><figcaption>{title}</figcaption><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">"
@@ -129,7 +129,7 @@ fn down(place: f64) -> f64 {
 
 /// Lines through points.
 pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[Series]) -> String {
-    // A loss that grew beyond all bounds has no place in a chart: its line ends before.
+    // An infinite loss cannot be drawn: its line ends before it.
     let finite = |point: &(f64, f64)| point.0.is_finite() && point.1.is_finite();
     let points = || series.iter().flat_map(|series| series.points.iter().copied().filter(finite));
     let over = Axis::over(points().map(|point| point.0), false);
@@ -149,7 +149,7 @@ pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[
     chart(title, (x, &over), (y, &up), &marks, &inside)
 }
 
-/// For each whole number from 0 a bar a series: the part of all.
+/// For each whole number from 0 a bar for each series: its fraction of the total.
 pub(super) fn bars(title: &str, x: &str, y: &str, series: &[(usize, &[u64])]) -> String {
     let count = series.iter().map(|(_, counts)| counts.len()).max().unwrap_or(0).max(1);
     let part = |counts: &[u64], value: usize| {

@@ -1,4 +1,4 @@
-//! Progress while it runs, and a row a rule.
+//! Progress during training, and a row for each rule.
 
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Points of a learning curve.
 const POINTS: u64 = 60;
 
-/// Where training stood at a time.
+/// The state of training at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     pub(super) seconds: f64,
@@ -41,7 +41,7 @@ impl Trained {
     }
 }
 
-/// What entered the rounds so far: the same on all ranks, since they see the same cuts.
+/// What entered the rounds so far: the same on all ranks, because they see the same cuts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     pub(super) rounds: u64,
@@ -81,7 +81,7 @@ impl Tally {
     }
 }
 
-/// Of a histogram.
+/// The mean of a histogram.
 fn mean(counts: &[u64]) -> f64 {
     let total: u64 = counts.iter().sum();
     let sum: f64 = counts.iter().enumerate().map(|(value, &count)| value as f64 * count as f64).sum();
@@ -113,7 +113,7 @@ pub(super) fn train(
 
     let mut tally = Tally::default();
     let mut waited = Duration::ZERO;
-    // Judged afterwards: that takes longer than some steps.
+    // Evaluated after training, because that takes longer than some steps.
     let mut snapshots = vec![(0.0, 0, weights.clone())];
     world.barrier(PATIENCE)?;
     let start = Instant::now();
@@ -129,9 +129,9 @@ pub(super) fn train(
         let outcomes = gradients.wait(PATIENCE)?;
         waited += before.elapsed();
         for outcome in outcomes {
-            // Everybody stops after the same round, whatever else was returned with it.
+            // All ranks stop after the same round, whatever else was returned with it.
             if tally.contributions < wanted {
-                // Falls along what entered, which all ranks agree on.
+                // The rate falls with the contributions that entered, on which all ranks agree.
                 let rate = learner.rate(tally.contributions as f32 / wanted as f32);
                 tally.count(&outcome);
                 weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);
