@@ -14,9 +14,9 @@ use crate::time::Deadline;
 
 /// A persistent partial allreduce: round after round over the same memory.
 ///
-/// The order of calls is *contribution, arrive, wait*, and at the end *finish*. A handle belongs
-/// to one thread at a time. Dropping it without [`finish`](Allreduce::finish) aborts the job: the
-/// others would wait for this rank for ever.
+/// The order of calls is *contribution, arrive, wait*, and at the end *finish*. One thread at a
+/// time may use a handle. Dropping it without [`finish`](Allreduce::finish) aborts the job, because
+/// the others would wait for this rank for ever.
 #[derive(Debug)]
 pub struct Allreduce<T> {
     raw: Raw,
@@ -29,15 +29,15 @@ impl<T: Element> Allreduce<T> {
         Allreduce { raw, lengths, element: PhantomData }
     }
 
-    /// Lengths of the tensors, in elements, as they were given: a contribution is one after the
-    /// other.
+    /// Lengths of the tensors, in elements, as the builder got them. A contribution has them one
+    /// after the other.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// The memory of the next contribution: registered, in place, holding whatever an earlier one
-    /// left there. May be written while the last arrival is still under way.
+    /// The memory of the next contribution: registered, and with the content of an earlier
+    /// contribution. It may be written while the round of the last arrival is in progress.
     ///
     /// # Errors
     /// [`Error::Usage`] after `finish`.
@@ -48,33 +48,33 @@ impl<T: Element> Allreduce<T> {
         Ok(self.raw.memory_mut().contribution(at, bytes))
     }
 
-    /// One tensor of the next contribution, as [`contribution`](Allreduce::contribution) has it.
+    /// One tensor of the next contribution; see [`contribution`](Allreduce::contribution).
     ///
     /// # Errors
-    /// [`Error::Usage`] where there is no such tensor, or after `finish`.
+    /// [`Error::Usage`] if there is no such tensor, or after `finish`.
     pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
         let missing = || self.usage("tensor", "there is no tensor of this number in the collective");
         let range = self.tensor_range(index).ok_or_else(missing)?;
         Ok(&mut self.contribution()?[range])
     }
 
-    /// Where a tensor lies in contributions and outcomes.
+    /// The elements of a tensor in contributions and outcomes.
     pub(super) fn tensor_range(&self, index: usize) -> Option<Range<usize>> {
         let length = *self.lengths.get(index)?;
         let from = self.lengths[..index].iter().sum();
         Some(from..from + length)
     }
 
-    /// Copies tensors in and hands them in: for data that lies elsewhere. Where it can be made in
-    /// [`contribution`](Allreduce::contribution), nothing has to be copied.
+    /// Copies tensors into the contribution and arrives: for data that lies elsewhere. Data that is
+    /// produced in [`contribution`](Allreduce::contribution) needs no copy.
     ///
-    /// Large data of ranks that share memory is handed in first, and copied then, a piece that fits
-    /// into a cache at a time, while others reduce what is there already. For each piece this call
-    /// reduces a segment that is complete everywhere, if there is one.
+    /// If ranks share memory, large data arrives first and is copied then, a piece that fits into a
+    /// cache at a time, while others reduce the pieces that are there. For each piece this call
+    /// reduces a segment that is complete on all ranks, if there is one.
     ///
     /// # Errors
-    /// [`Error::Usage`] if these are not as many tensors, or not as long, as the collective has;
-    /// else as [`arrive`](Allreduce::arrive).
+    /// [`Error::Usage`] if the tensors differ in number or length from those of the collective;
+    /// otherwise as [`arrive`](Allreduce::arrive).
     pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
         let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().copied());
         let problem = "the tensors must be as many and as long as the collective was built for";
@@ -82,13 +82,14 @@ impl<T: Element> Allreduce<T> {
         self.raw.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
     }
 
-    /// Gives the next contribution a weight: it counts as much as so many of weight 1, for instance
-    /// one for each sample in a batch. Needs [`Scale::Weights`](crate::Scale::Weights), which makes a
-    /// weighted mean of a round; its cut tells the weights.
+    /// Sets the weight of the next contribution. It counts as much as so many contributions of
+    /// weight 1, for instance one for each sample in a batch. Needs
+    /// [`Scale::Weights`](crate::Scale::Weights): rounds are weighted means then, and their cuts
+    /// have the weights.
     ///
-    /// A whole number, so that it is exact and fits the cut; 0 for a contribution that has nothing
-    /// to say and counts towards firing all the same. Elements are multiplied by it before they are
-    /// added up: what is near the largest number of its type may become infinite.
+    /// The weight is a whole number, so that it is exact and fits the cut. A contribution of weight
+    /// 0 adds nothing and still counts towards firing. Elements are multiplied by the weight before
+    /// they are added: values near the largest of their type may become infinite.
     ///
     /// # Errors
     /// [`Error::Usage`] under another scale, or after `finish`.
@@ -101,26 +102,26 @@ impl<T: Element> Allreduce<T> {
         Ok(())
     }
 
-    /// Hands the contribution in and returns at once. Small data may be reduced here, if this
-    /// arrival fires the round; large data only under the peer executor, which does here whatever
-    /// this arrival sets off.
+    /// Hands the contribution in and returns at once. If this arrival fires the round, the call may
+    /// reduce small data. It reduces large data only under the peer executor, where it runs
+    /// whatever this arrival triggers.
     ///
-    /// The contribution is made for the round after the newest outcome that was returned. It is
-    /// *fresh* if that round is still open; else it is *carried* into the next one that fires.
+    /// The contribution is for the round after the newest outcome that was returned. It is *fresh*
+    /// if that round is still open; otherwise it is *carried* into the next one that fires.
     ///
     /// # Errors
-    /// [`Error::Usage`] while the outcome of the last arrival was not taken, or after `finish`;
-    /// a dead peer or an aborted job.
+    /// [`Error::Usage`] if the outcome of the last arrival was not taken, or after `finish`; a dead
+    /// peer or an aborted job.
     #[inline]
     pub fn arrive(&mut self) -> Result<()> {
         self.raw.arrive()
     }
 
-    /// Waits for the outcome of the last arrival, and returns it with everything that was missed,
-    /// oldest first. While waiting, this rank moves data for everybody.
+    /// Waits for the outcome of the last arrival. Returns it together with all outcomes that were
+    /// missed, oldest first. While it waits, this rank moves data for all ranks.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming who is missing: call again to go on waiting. [`Error::Usage`]
+    /// [`Error::Timeout`] with the missing ranks: call again to go on waiting. [`Error::Usage`]
     /// without an arrival; a dead peer or an aborted job.
     #[inline]
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
@@ -128,18 +129,18 @@ impl<T: Element> Allreduce<T> {
         Ok(Outcomes::new(self, rounds))
     }
 
-    /// As [`wait`](Allreduce::wait) without blocking: nothing where it would have to wait.
+    /// As [`wait`](Allreduce::wait) without blocking: `None` if it would have to wait.
     ///
     /// # Errors
-    /// As `wait`, but for the timeout.
+    /// As `wait`, except for the timeout.
     pub fn test(&mut self) -> Result<Option<Outcomes<'_, T>>> {
         let rounds = self.raw.test()?;
         Ok(rounds.map(|rounds| Outcomes::new(self, rounds)))
     }
 
-    /// Leaves in good order: one more, empty arrival that counts towards firing, and nothing is
-    /// expected of this rank after the round that it enters. Waits until that round is complete,
-    /// so everything this rank contributed has entered. Outcomes that were not taken are dropped.
+    /// Leaves in good order: with one more, empty arrival, which counts towards firing. After the
+    /// round that it enters, no rank waits for this one. Blocks until that round is complete, so
+    /// all contributions of this rank have entered. Outcomes that were not taken are dropped.
     ///
     /// # Errors
     /// [`Error::Timeout`]: call again to go on; a dead peer or an aborted job.
@@ -147,34 +148,34 @@ impl<T: Element> Allreduce<T> {
         self.raw.finish(deadline.into())
     }
 
-    /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.
+    /// Whether the outcome of the last arrival is there. Does no work for it.
     ///
     /// # Errors
-    /// A broken endpoint.
+    /// An endpoint that has failed.
     pub fn is_complete(&self) -> Result<bool> {
         self.raw.is_complete()
     }
 
-    /// What happened to this rank so far.
+    /// This rank's counts so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.raw.stats()
     }
 
-    /// The name of the way in which data moves: `replicated`, `gathered`, `scattered`, `eager`, `segmented`, `tree` or
-    /// `offloaded`.
+    /// The name of the path of the data: `replicated`, `gathered`, `scattered`, `eager`,
+    /// `segmented`, `tree` or `offloaded`.
     #[must_use]
     pub fn path(&self) -> &'static str {
         self.raw.session().plan().path.name()
     }
 
-    /// Who carries rounds out.
+    /// The agent that carries rounds out.
     #[must_use]
     pub fn executor(&self) -> Executor {
         self.raw.executor()
     }
 
-    /// What became of the builder's mover, grace and depth.
+    /// The mover, grace and depth that the builder's choices resulted in.
     #[cfg(feature = "internals")]
     #[must_use]
     pub fn chosen(&self) -> (Mover, Grace, u64) {
@@ -193,7 +194,7 @@ impl<T: Element> Allreduce<T> {
         self.raw.session().cut(round)
     }
 
-    /// The elements of a round that is held.
+    /// The elements of a held round.
     #[inline]
     pub(super) fn data(&self, round: u64) -> &[T] {
         let (at, bytes) = self.raw.session().place(round);
@@ -205,7 +206,7 @@ impl<T: Element> Allreduce<T> {
     }
 }
 
-/// Copies what lies from a byte on of tensors, one after the other.
+/// Copies the bytes from `from` on of consecutive tensors.
 fn copy_in<T: Element>(tensors: &[&[T]], from: usize, mut to: &mut [T]) {
     let mut skip = from / size_of::<T>();
     for tensor in tensors {

@@ -19,7 +19,7 @@ use crate::time::Deadline;
 use crate::trigger::{Request, Start};
 use crate::world::World;
 
-/// Choices for a partial allreduce; made by [`World::allreduce`]. All ranks must make the same.
+/// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same.
 #[derive(Debug)]
 #[must_use = "nothing happens before build()"]
 pub struct AllreduceBuilder<'w, T> {
@@ -38,13 +38,12 @@ pub struct AllreduceBuilder<'w, T> {
     element: PhantomData<T>,
 }
 
-/// Most rounds that may be unreleased.
+/// The largest depth.
 const MOST_DEPTH: u32 = 1 << 16;
 
 impl World {
-    /// A partial allreduce over tensors of these lengths (in elements), whose contributions lie
-    /// one behind the other. Finish the choices with
-    /// [`build`](AllreduceBuilder::build).
+    /// Begins a partial allreduce over tensors of these lengths (in elements), which lie one after
+    /// the other in a contribution. [`build`](AllreduceBuilder::build) completes it.
     pub fn allreduce<T: Element>(&self, lengths: &[usize]) -> AllreduceBuilder<'_, T> {
         AllreduceBuilder::new(self, lengths)
     }
@@ -75,33 +74,33 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// How long it stays open after that. Default: [`Grace::Auto`]. Without meaning for
-    /// [`Fire::ALL`].
+    /// How long a round stays open after it has fired. Default: [`Grace::Auto`]. Has no effect
+    /// under [`Fire::ALL`].
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = grace;
         self
     }
 
-    /// What becomes of contributions that are late. Default: [`Absent::Carry`].
+    /// What happens to late contributions. Default: [`Absent::Carry`].
     pub fn absent(mut self, absent: Absent) -> Self {
         self.absent = absent;
         self
     }
 
-    /// What is done with the elements. Default: [`Reduce::Sum`].
+    /// The reduction. Default: [`Reduce::Sum`].
     pub fn reduce(mut self, reduce: Reduce) -> Self {
         self.reduce = reduce;
         self
     }
 
-    /// What the sum is divided by. Default: [`Scale::Sum`], nothing.
+    /// The divisor of the sum. Default: [`Scale::Sum`], none.
     pub fn scale(mut self, scale: Scale) -> Self {
         self.scale = scale;
         self
     }
 
-    /// Rounds that a rank may have unreleased before the others wait for it: the bound on
-    /// staleness. Default: 8. Without meaning for [`Fire::ALL`], where nobody gets ahead.
+    /// The number of unreleased rounds that a rank may have before the others wait for it: the
+    /// bound on staleness. Default: 8. Has no effect under [`Fire::ALL`], where no rank gets ahead.
     pub fn depth(mut self, depth: u32) -> Self {
         self.depth = depth;
         self
@@ -113,7 +112,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// Who carries a round out. Default: [`Executor::Auto`], by the hw-config.
+    /// The agent that carries a round out. Default: [`Executor::Auto`], by the hw-config.
     pub fn executor(mut self, executor: Executor) -> Self {
         self.executor = executor;
         self
@@ -126,19 +125,19 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// Makes the collective. All ranks call it, in the same order as their other collective calls,
-    /// within the world's deadline; it returns when all have.
+    /// Creates the collective. All ranks call it, in the same order as their other collective
+    /// calls, within the world's deadline. Returns when all have.
     ///
     /// # Errors
-    /// A choice that cannot work, before anything is made; [`Error::Mismatch`] with both values
-    /// where ranks chose differently; [`Error::Memory`] with the need; [`Error::Timeout`] with
-    /// the ranks that did not come.
+    /// An invalid choice, before anything is created; [`Error::Mismatch`] with both values if ranks
+    /// chose differently; [`Error::Memory`] with the bytes needed; [`Error::Timeout`] with the
+    /// ranks that did not come.
     pub fn build(self) -> Result<Allreduce<T>> {
         let operation = "allreduce.build";
         let world = self.world;
         let parameters = world.parameters();
         let planned = self.plan(self.executor == Executor::Provider);
-        // All ranks go through both exchanges whatever happens, so that an error of one is an
+        // All ranks take part in both exchanges even after an error, so that an error of one is an
         // error of all, with its reason.
         let until = Deadline::from(world.deadline()).instant();
         let choices = match &planned {
@@ -172,7 +171,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
         let reduction = Reduction { dtype: T::DTYPE, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
-        // From here on the others believe that this rank takes part.
+        // From here on the other ranks count on this one.
         let driver = Driver::new(plan, endpoint, regions, reduction, provider)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
         #[cfg(feature = "faults")]
@@ -188,7 +187,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(Allreduce::new(raw, self.lengths))
     }
 
-    /// Opens the providers of all ranks. Nothing if one cannot: all do without then.
+    /// Opens the providers of all ranks. `None` if one rank cannot: all do without then.
     fn offload(&self, plan: &Plan, until: std::time::Instant) -> Result<Option<Provider>> {
         let (operation, rank, fabric) = ("allreduce.build", plan.me, self.world.fabric());
         let wanted = Request {
@@ -226,7 +225,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(connected.ok().filter(|_| refused.is_none()))
     }
 
-    /// What this rank would agree to; or whatever is wrong with the choices by themselves.
+    /// This rank's plan; or what is wrong with its choices.
     fn plan(&self, offloaded: bool) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| Error::Usage { rank, operation: "allreduce.build", problem };
@@ -248,7 +247,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
         let parameters = self.world.parameters();
         let topology = match offloaded {
-            // Whoever shares memory makes no use of it here.
+            // Under a provider, ranks make no use of shared memory.
             true => Topology::new((0..ranks).collect()),
             false => Topology::new(self.world.fabric().hosts()),
         };
@@ -257,7 +256,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         }
         let tree = match self.mover {
             _ if offloaded => false,
-            // Asked for with a provider that is not there.
+            // The provider that was asked for is not there.
             Mover::Tree if self.executor == Executor::Provider => topology.hosts() == 1,
             Mover::Tree if topology.hosts() > 1 => {
                 return Err(usage("the tree mover needs all ranks on one host; use the cut mover"));
@@ -272,7 +271,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             false => parameters.path(self.fire, ranks, bytes as u64),
         };
         let grace = if offloaded { Grace::NONE } else { self.grace };
-        // A tree's outcomes are released one by one: with two slots nobody waits for that.
+        // A tree's outcomes are released one by one: with two slots no rank waits for that.
         let depth = match self.fire {
             fire if !fire.is_synchronous() => u64::from(self.depth),
             _ if tree || offloaded => 2,
@@ -307,7 +306,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(plan)
     }
 
-    /// What a provider cannot do.
+    /// Rejects choices that a provider cannot carry out.
     fn check_offloaded(&self) -> Result<()> {
         let usage = |problem| Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem };
         if self.mover == Mover::Cut {
@@ -324,7 +323,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(())
     }
 
-    /// The lengths of the tensors, or what tells them apart where they are many.
+    /// The lengths of the tensors, or a digest of them if they are many.
     fn tensors(&self) -> String {
         let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
         let mixed = self
@@ -337,10 +336,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         }
     }
 
-    /// Everything that must be the same everywhere.
+    /// All that must be the same on all ranks.
     fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
         let schedule = |plan: &Plan| plan.program.as_ref().map_or("none", |program| program.schedule.name());
-        // Whether there is a provider comes out later.
+        // It is not known yet whether there is a provider.
         let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
         let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));
         let total: usize = self.lengths.iter().sum();
@@ -370,7 +369,7 @@ fn encode(choices: &[(&'static str, String)]) -> Vec<u8> {
     text.bytes().take(900).collect()
 }
 
-/// The first rank that chose something else, and what.
+/// The first rank that chose differently, and its choice.
 pub(crate) fn compare(
     rank: u32,
     operation: &'static str,
@@ -396,7 +395,8 @@ pub(crate) fn compare(
     Ok(())
 }
 
-/// Host leaders make the memory of their host: keys of its control and data region. Others none.
+/// The leader of a host makes its memory and returns the keys of its control and data regions;
+/// others return none.
 fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
@@ -411,7 +411,7 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
     Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 
-/// The keys behind "ok": of the control region, then of the data region.
+/// The keys after "ok": of the control region, then of the data region.
 pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
     let (control, data) = answer.strip_prefix(b"ok")?.split_at_checked(Key::BYTES)?;
     Some([Key::decode(control)?, Key::decode(data)?])
@@ -432,7 +432,7 @@ fn import_regions(
         }
     }
     if plan.path == Path::Offloaded {
-        // The own cells, and nothing of others.
+        // Only the own cells, no region of others.
         return Ok(Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() });
     }
     let (mut controls, mut datas) = (Vec::new(), Vec::new());

@@ -21,13 +21,13 @@ use crate::sync;
 use crate::trigger::{LAST_ROUND, Task};
 use cells::HostCells;
 
-/// How long a sleep lasts where a provider's work is waited for, which wakes nobody.
+/// The longest sleep of a rank that waits for a provider, which wakes no rank.
 const DOZE: Duration = Duration::from_micros(50);
 
-/// The token of operations that nobody waits for. Only deliberate faults post some.
+/// The token of operations whose completion is ignored. Only deliberate faults post some.
 const UNHEEDED: u64 = u64::MAX;
 
-/// What is done with the elements.
+/// How elements are reduced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) dtype: Dtype,
@@ -44,9 +44,9 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// What ranks do with the control region of another host: they change cells, and write records.
+    /// What ranks do with the control region of another host: change cells, and write records.
     pub(crate) const CONTROL: Access = Access::Write;
-    /// And with its data: they read contributions, and write outcomes.
+    /// What ranks do with the data region of another host: read contributions, and write outcomes.
     pub(crate) const DATA: Access = Access::ReadWrite;
 }
 
@@ -59,41 +59,41 @@ pub(crate) struct Driver {
     regions: Regions,
     arena: Arena,
     staging: Option<Region>,
-    /// Zeroes to clear remote cells with.
+    /// Zeros that clear remote cells.
     zeros: Option<Region>,
     reduction: Reduction,
-    /// Who runs the program, where that is no rank.
+    /// The provider that runs the program, if one does.
     provider: Option<Box<Provider>>,
-    /// Parts of what a program's reduction makes.
+    /// The parts of a cut that a program's reduction assembles.
     scratch: Cut,
     sources: Vec<Source>,
-    /// With so much effort the machine had nothing to do when it was last polled, and this rank has not
-    /// changed anything since.
+    /// The effort of the last poll, if the machine found nothing to do and this rank has changed
+    /// nothing since.
     settled: Option<Effort>,
     fuse: Option<Fuse>,
 }
 
-/// Whether the completion of an operation is waited for before anything else comes from its target, if it carries large
-/// data. Large contributions and shares are sent in synchronous rounds only; there all ranks send something in every
-/// round, and that says what became of the round before.
+/// Whether the completion of an operation with large data is awaited. Contributions and shares are
+/// large in synchronous rounds only. There every rank sends something in every round, which
+/// confirms the round before.
 fn is_awaited(token: Token) -> bool {
     !matches!(token, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome, .. })
 }
 
 impl Reduction {
-    /// What a contribution is multiplied by.
+    /// The factor of a contribution.
     pub(crate) fn factor(self, entry: Entry) -> f32 {
         let weight = if self.scale == Scale::Weights { f32::from(entry.weight) } else { 1.0 };
         weight * self.absent.factor(entry.age)
     }
 
-    /// A contribution as a source; none if it counts for nothing, whatever lies in its memory.
+    /// A contribution as a source; `None` if its factor is 0, whatever its memory holds.
     fn source(self, entry: Entry, at: Place) -> Option<Source> {
         let factor = self.factor(entry);
         (factor != 0.0).then_some(Source { at, wide: false, factor })
     }
 
-    /// What the sum over a cut is divided by, if by anything.
+    /// The divisor of the sum over a cut, if any.
     pub(crate) fn divisor(self, ranks: u32, cut: &Cut) -> Option<f64> {
         let divisor = match self.scale {
             Scale::Sum => return None,
@@ -101,7 +101,7 @@ impl Reduction {
             Scale::Contributions => cut.contributions().count() as f64,
             Scale::Weights => cut.contributions().map(|entry| f64::from(self.factor(entry))).sum(),
         };
-        // Of nothing, or nothing of any weight, the mean is 0, like the sum.
+        // Without a contribution of any weight the mean is 0, like the sum.
         Some(divisor).filter(|&divisor| divisor != 1.0 && divisor > 0.0)
     }
 
@@ -112,7 +112,7 @@ impl Reduction {
 
 impl Driver {
     /// # Panics
-    /// If the regions of the own host cannot be mapped; the fabric has promised that they can.
+    /// If the own host's regions cannot be mapped; the fabric guarantees that they can.
     pub(crate) fn new(
         plan: Plan,
         mut endpoint: Box<dyn Endpoint>,
@@ -137,7 +137,7 @@ impl Driver {
         }
         let staged = staging.map(|region| window(&*endpoint, region));
         let arena = Arena::new(data, staged, plan.ranks);
-        // Others read cuts from records, and combine what lies in one of them.
+        // On other paths ranks read cuts from records, and need not assemble them.
         let by_parts = matches!(plan.path, Path::Program | Path::Offloaded);
         let scratch = if by_parts { Cut::with_room_for(plan.ranks) } else { Cut::default() };
         let sources = Vec::with_capacity(if by_parts { 2 * plan.ranks as usize } else { 0 });
@@ -172,7 +172,7 @@ impl Driver {
         &mut *self.endpoint
     }
 
-    /// Lays a fuse.
+    /// Arms a deliberate crash.
     #[cfg(feature = "faults")]
     pub(crate) fn crash(&mut self, fuse: Option<Fuse>) {
         self.fuse = fuse;
@@ -187,25 +187,25 @@ impl Driver {
         self.arena.lender()
     }
 
-    /// Works until there is nothing left to do now.
+    /// Works until no step is left now.
     pub(crate) fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
         while self.step(now, effort)? {}
         Ok(())
     }
 
-    /// Works until a segment was moved, or there is nothing left to do now.
+    /// Works until a segment was moved, or no step is left now.
     pub(crate) fn move_one(&mut self, now: Time) -> Result<()> {
         let before = self.machine.stats().segments;
-        // It is moved when the operations are carried out that this takes.
+        // It is moved when the operations that this takes are carried out.
         while self.step(now, Effort::Work)?
             && (self.machine.stats().segments == before || self.machine.peek_op().is_some())
         {}
         Ok(())
     }
 
-    /// Does one thing: an operation, a completion, or a poll of the machine. Whether there was one.
-    /// Without effort it takes what is there and does not look at the network, which costs as much
-    /// as everything else: whoever has just sent something need not look for the answer.
+    /// Takes one step: an operation, a completion, or a poll of the machine; returns whether there
+    /// was one. Without effort it does not look at the network, which costs as much as all the
+    /// rest: a rank that has just sent something need not look for the answer.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if let Some(op) = self.machine.next_op() {
             self.settled = None;
@@ -222,7 +222,7 @@ impl Driver {
         }
         self.look_at_provider(effort)?;
         let elsewhere = self.machine.plan().topology.hosts() > 1;
-        // Where a look at the network follows, so does another poll.
+        // A look at the network is followed by another poll.
         let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
         if !settled && self.poll(now, effort) {
             return Ok(true);
@@ -231,7 +231,7 @@ impl Driver {
             return Ok(false);
         }
         let completed = self.look(now)?;
-        // What the look has brought may have been written to the cells only.
+        // The look may have changed cells without a completion.
         Ok(completed || (elsewhere && self.poll(now, effort)))
     }
 
@@ -241,7 +241,7 @@ impl Driver {
         progress
     }
 
-    /// Looks at the network; whether there was a completion.
+    /// Looks at the network; returns whether there was a completion.
     pub(crate) fn look(&mut self, now: Time) -> Result<bool> {
         let completion = self.endpoint.poll()?;
         if let Some(completion) = completion {
@@ -250,7 +250,7 @@ impl Driver {
         Ok(completion.is_some())
     }
 
-    /// Writes down what a provider has done since, and with some effort reduces what has come.
+    /// Records what a provider has done since, and with some effort reduces what has come.
     fn look_at_provider(&mut self, effort: Effort) -> Result<()> {
         let Driver { provider: Some(provider), machine, control, arena, reduction, scratch, .. } = self else {
             return Ok(());
@@ -285,17 +285,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Where a provider runs the program.
+    /// The provider that runs the program.
     pub(crate) fn provider(&mut self) -> Option<&mut Provider> {
         self.provider.as_deref_mut()
     }
 
-    /// The last round that can be made.
+    /// The last round that this collective can run.
     pub(crate) fn last_round(&self) -> u64 {
         self.provider.as_ref().map_or(LAST_ROUND, |provider| provider.last_round().min(LAST_ROUND))
     }
 
-    /// Where nothing wakes who sleeps, how long to sleep at most.
+    /// The longest sleep, if no rank wakes a sleeping one.
     pub(crate) fn doze(&self) -> Option<Duration> {
         self.provider.as_ref().map(|_| DOZE)
     }
@@ -308,23 +308,23 @@ impl Driver {
         self.machine.complete(Token::from_code(completion.token), completion.value, now);
     }
 
-    /// Ranks whose arrival for the round that is waited for was not seen.
+    /// Ranks whose arrival for the awaited round was not seen.
     pub(crate) fn missing(&self) -> RankSet {
         let mut missing = self.machine.missing(&self.control);
         if let (Some(provider), Some((round, _))) = (&self.provider, self.machine.expected()) {
-            // Whose contribution is here is not waited for.
+            // A rank whose contribution is here is not missing.
             let here: Vec<u32> = missing.iter().filter(|&rank| provider.has_heard(round, rank)).collect();
             here.into_iter().for_each(|rank| missing.remove(rank));
         }
         missing
     }
 
-    /// Whether somebody's operation of the next round is under way.
+    /// Whether an operation of the next round is in progress on any rank.
     pub(crate) fn is_pending(&self) -> bool {
         self.machine.is_pending(&self.control)
     }
 
-    /// Whether somebody may already read what a task writes.
+    /// Whether a rank may already read what a task writes.
     pub(crate) fn is_announced(&self, task: Task) -> bool {
         self.machine.is_announced(task, &self.control)
     }
@@ -349,8 +349,8 @@ impl Driver {
     fn execute(&mut self, op: Op, now: Time) -> Result<()> {
         let own = self.machine.plan().host();
         match op {
-            // Release: who sees a tag sees the contribution, who sees a round released knows that
-            // its outcome is not read any more.
+            // Release: a rank that sees a tag sees the contribution; one that sees a round released
+            // knows that its outcome is not read any more.
             Op::Store { cell, value } => self.control.announce(cell, value),
             Op::Raise { cell, value } => {
                 Fuse::pass(&mut self.fuse, Crash::BetweenSignals);
@@ -421,7 +421,7 @@ impl Driver {
         let count = if plan.fault(Fault::ForgetClaims) { plan.words() as usize } else { plan.home_cells() };
         let posted = match self.zeros.filter(|_| host != plan.host()) {
             None => {
-                // Visible to all that learn of this round's end through the record, which is
+                // Visible to all ranks that learn of this round's end from the record, which is
                 // stored with release order after this.
                 self.control.clear(first..first + count);
                 Posted::Done(0)
@@ -438,14 +438,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Writes the record: on the own host with its round last, and from there to another.
+    /// Writes the record: on the own host with its round last, and from there to another host.
     fn publish(&mut self, host: u32, round: u64, token: Token, now: Time) -> Result<()> {
         let (plan, cut) = (self.machine.plan(), self.machine.cut(round));
         let record = plan.record(round);
         if host == plan.host() {
             self.control.store_all(record + 1, cut.encode());
-            // Release: who sees the round sees the cut, the cleared words of the next round, and
-            // for small data the outcome.
+            // Release: a rank that sees the round sees the cut, the cleared words of the next
+            // round, and for small data the outcome.
             self.control.announce(record, round);
             self.machine.complete(token, 0, now);
             return Ok(());

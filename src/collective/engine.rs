@@ -1,4 +1,4 @@
-//! Carries a rank's arrivals through: the driver, and how a wait for it goes on.
+//! Carries a rank's arrivals through: the driver, and how a wait for it continues.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -12,33 +12,34 @@ use crate::fabric::Waker;
 use crate::fault::Fault;
 use crate::time::Time;
 
-/// Contributions whose messages come with one look: of a longer one libfabric's `tcp` reads the head and then the
-/// rest. Elsewhere a second look costs little beside so much data.
+/// Contributions whose messages arrive with one look: of a longer one libfabric's `tcp` reads the
+/// header and then the rest. Elsewhere a second look costs little compared with so much data.
 const ONE_LOOK: usize = 8 << 10;
 
 /// Polls between two readings of the clock.
 const SPINS_PER_CLOCK: u32 = 16;
 
-/// What is waited for.
+/// The goal of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Goal {
     /// Outcomes that the caller can take.
     Outcome,
-    /// That nothing is left to do for the arrival: its outcome is there, or there is none.
+    /// No work is left for the arrival: its outcome is there, or there is no arrival.
     Arrival,
     /// The round in which this rank leaves.
     Left,
-    /// That all know that it has let everything go.
+    /// All ranks know that this one has released everything.
     Gone,
 }
 
-/// A driver, and what has to be known of it between two calls. The caller uses it, or a thread in the caller's place.
+/// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's
+/// place.
 #[derive(Debug)]
 pub(crate) struct Engine {
     driver: Driver,
-    /// Polls also look for what others left undone, until there is nothing left to do.
+    /// Polls also search for work that others left, until none is left.
     searches: bool,
-    /// Since when the round is closed that this rank closed and whose landing is measured.
+    /// When this rank closed the round whose landing is measured.
     closed: Option<Time>,
 }
 
@@ -70,7 +71,7 @@ impl Engine {
         self.driver.provider()
     }
 
-    /// The same work towards a goal.
+    /// The same engine, working towards a goal.
     #[inline]
     pub(crate) fn towards(&mut self, goal: Goal) -> Pursuit<'_> {
         Pursuit { engine: self, goal }
@@ -93,20 +94,22 @@ impl Engine {
         }
     }
 
-    /// An arrival is handed in. How long a round took that was closed before cannot be known any more.
+    /// An arrival is handed in. The duration of a round that was closed before can no longer be
+    /// known.
     pub(super) fn begin_arrival(&mut self, now: Time) {
         self.machine_mut().measured(None);
         self.closed = Some(now);
     }
 
-    /// What this rank closed before says nothing of how long rounds take: it was busy with something else.
+    /// Forgets when this rank closed a round: it was busy with something else, so that time is no
+    /// measure.
     pub(super) fn forget_time(&mut self) {
         self.machine_mut().measured(None);
         self.closed = None;
     }
 
-    /// Whether a round that was closed here has landed, so that [`Engine::time`] is to be told the time. What this rank
-    /// closed was not closed before it `polled` then.
+    /// Whether a round that was closed here has landed, so that [`Engine::time`] needs the time.
+    /// `polled` is the earliest time at which this rank can have closed one.
     #[inline]
     pub(crate) fn wants_time(&mut self, polled: Time) -> bool {
         let Some(round) = self.machine().unmeasured() else { return false };
@@ -114,13 +117,13 @@ impl Engine {
         self.machine().landed() >= round
     }
 
-    /// Says what time it is, if [`Engine::wants_time`] asked for that.
+    /// Takes the time, if [`Engine::wants_time`] asked for it.
     pub(crate) fn time(&mut self, now: Time) {
         let latency = self.closed.take().map(|closed| now.saturating_sub(closed));
         self.machine_mut().measured(latency);
     }
 
-    /// Does one thing, with so much effort. Whether there was one.
+    /// Takes one step, with so much effort; returns whether there was one.
     ///
     /// # Errors
     /// An operation that failed.
@@ -128,18 +131,18 @@ impl Engine {
         self.driver.step(now, effort)
     }
 
-    /// Everything that changes but memory and times.
+    /// All state that changes, except memory and times.
     pub(crate) fn save(&self) -> (Machine, bool) {
         (self.machine().clone(), self.searches)
     }
 
-    /// As it was saved.
+    /// Restores what `save` returned.
     pub(crate) fn restore(&mut self, machine: &Machine, searches: bool) {
         self.machine_mut().clone_from(machine);
         self.searches = searches;
     }
 
-    /// Works until there is nothing left to do now.
+    /// Works until no step is left now.
     ///
     /// # Errors
     /// An operation that failed.
@@ -147,7 +150,7 @@ impl Engine {
         self.driver.drive(now, effort)
     }
 
-    /// Works until a segment was moved, or there is nothing left to do now.
+    /// Works until a segment was moved, or no step is left now.
     ///
     /// # Errors
     /// An operation that failed.
@@ -155,10 +158,10 @@ impl Engine {
         self.driver.move_one(now)
     }
 
-    /// Takes what has come from a network, and does nothing for it.
+    /// Takes what has come from a network, and does no work for it.
     ///
     /// # Errors
-    /// A broken endpoint.
+    /// An endpoint that has failed.
     pub(super) fn look(&mut self, now: Time) -> Result<()> {
         self.driver.look(now)?;
         self.driver.drive(now, Effort::Nothing)
@@ -169,7 +172,8 @@ impl Shared for Engine {
     type Work<'a> = Pursuit<'a>;
 
     fn left_undone(&mut self) -> Option<Pursuit<'_>> {
-        // With its outcome there the caller may stay away for long, and a claim of its thread with it.
+        // Once the outcome is there, the caller may stay away for long, and so would a claim of its
+        // helper thread.
         let needed = !self.has_reached(Goal::Arrival) || self.machine().plan().fault(Fault::HelpUnasked);
         needed.then(|| self.towards(Goal::Arrival))
     }
@@ -200,8 +204,9 @@ impl Work for Pursuit<'_> {
     fn poll(&mut self, now: Time) -> Result<Polled> {
         let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
         if self.engine.driver.step(now, effort)? {
-            // What is wanted is there: a look at a network could only cost time. A rank that leaves still has to poll:
-            // a completion that frees it may also free something that it owes others, such as its share of a round.
+            // The outcome is there: a look at a network could only cost time. A rank that leaves
+            // still has to poll: a completion that frees it may also free something that others
+            // wait for, such as its share of a round.
             let outcome = matches!(self.goal, Goal::Outcome | Goal::Arrival);
             if !outcome || self.engine.machine().peek_op().is_some() || !self.engine.has_reached(self.goal) {
                 return Ok(Polled::Progress);
@@ -213,8 +218,8 @@ impl Work for Pursuit<'_> {
         Ok(if self.engine.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
     }
 
-    /// What this rank closes from here on is timed. What it had closed when it last left the library is not: it was
-    /// away in between.
+    /// Only rounds that this rank closes from here on are timed. For one that it closed when it
+    /// last left the library, the time would include its absence.
     fn begin(&mut self) {
         self.engine.forget_time();
     }
@@ -319,7 +324,8 @@ mod tests {
         }
     }
 
-    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the others.
+    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the other
+    /// ranks.
     fn world(others: &[Child]) -> Vec<Arc<ShmFabric>> {
         let memory = ShmFabric::create(RANKS).unwrap();
         let unwatched = vec![None; RANKS as usize];
@@ -353,7 +359,7 @@ mod tests {
         driver.machine_mut().arrive(0, 1);
     }
 
-    /// Goes on until an operation is claimed, and no further: like a process that is killed then.
+    /// Continues until an operation is claimed, and no further: like a process that is killed then.
     fn claim(driver: &mut Driver) {
         let is_claim = |op: &Op| matches!(op, Op::Atomic { token: Token::Swap, .. });
         loop {

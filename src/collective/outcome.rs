@@ -1,4 +1,4 @@
-//! What a round leads to, as every receiver sees it.
+//! The outcome of a round, as every receiver sees it.
 #![forbid(unsafe_code)]
 
 use std::ops::{Deref, RangeInclusive};
@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::rank_set::RankSet;
 use crate::reduce::{self, Element};
 
-/// The outcomes that a call returned, oldest first. The rounds are released (their memory may be
-/// used again) when this and every [`Outcome`] of it are dropped.
+/// The outcomes that a call returned, oldest first. When this and every [`Outcome`] of it are
+/// dropped, the rounds are released: their memory may be used again.
 #[derive(Debug)]
 pub struct Outcomes<'a, T: Element> {
     of: &'a Allreduce<T>,
@@ -23,7 +23,7 @@ pub struct Outcome<'a, T: Element> {
     of: &'a Allreduce<T>,
     data: &'a [T],
     round: u64,
-    /// The first round that was returned together with this one.
+    /// The first round that the same call returned.
     first: u64,
 }
 
@@ -33,13 +33,13 @@ impl<'a, T: Element> Outcomes<'a, T> {
         Outcomes { of, rounds }
     }
 
-    /// How many.
+    /// The number of outcomes: 1 or more.
     #[must_use]
     pub fn len(&self) -> usize {
         (self.rounds.end() + 1).saturating_sub(*self.rounds.start()) as usize
     }
 
-    /// Never: a call that returns outcomes returns one or more.
+    /// Always false: a call that returns outcomes returns one or more.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rounds.is_empty()
@@ -53,10 +53,10 @@ impl<'a, T: Element> Outcomes<'a, T> {
     }
 
     /// The sum of all outcomes, element by element, oldest first: what a rank that was away has to
-    /// catch up on, in one step. One outcome alone is copied.
+    /// catch up on, in one step. A single outcome is copied.
     ///
     /// # Errors
-    /// [`Error::Usage`](crate::Error::Usage) if `into` is not as long as an outcome.
+    /// [`Error::Usage`](crate::Error::Usage) if `into` has another length than an outcome.
     pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
         let outcomes: Vec<Outcome<'_, T>> = self.iter().collect();
         let sources: Vec<&[T]> = outcomes.iter().map(|outcome| outcome.data).collect();
@@ -68,7 +68,7 @@ impl<'a, T: Element> Outcomes<'a, T> {
         Ok(())
     }
 
-    /// The newest.
+    /// The newest outcome.
     #[must_use]
     pub fn newest(&self) -> Outcome<'a, T> {
         Outcome::new(self.of, *self.rounds.end(), *self.rounds.start())
@@ -84,7 +84,7 @@ impl<'a, T: Element> IntoIterator for Outcomes<'a, T> {
     }
 }
 
-/// Outcomes one by one, oldest first. None is released before all are dropped, and this is.
+/// Iterates over outcomes, oldest first. None is released before all of them and this are dropped.
 #[derive(Debug)]
 pub struct IntoIter<'a, T: Element> {
     rounds: RangeInclusive<u64>,
@@ -122,7 +122,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.data
     }
 
-    /// One tensor; nothing if there is none of this number.
+    /// One tensor; `None` if there is none of this number.
     #[must_use]
     pub fn tensor(&self, index: usize) -> Option<&[T]> {
         self.data.get(self.of.tensor_range(index)?)
@@ -134,13 +134,13 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.round
     }
 
-    /// Whose contributions it holds, and how old they are.
+    /// The contributions in it: ranks, kinds and ages.
     #[must_use]
     pub fn cut(&self) -> &'a Cut {
         self.of.cut(self.round)
     }
 
-    /// Ranks with a fresh contribution. (A copy; [`Outcome::cut`] allocates nothing.)
+    /// Ranks with a fresh contribution. Allocates; [`Outcome::cut`] does not.
     #[must_use]
     pub fn fresh(&self) -> RankSet {
         self.cut().fresh()
@@ -152,7 +152,8 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.cut().carried()
     }
 
-    /// The rank that closed the cut; none in a synchronous round, or where a provider counted the arrivals.
+    /// The rank that closed the cut; `None` in a synchronous round, or if a provider counted the
+    /// arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.cut().initiator()
@@ -164,7 +165,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.cut().contributions().map(|entry| (entry.rank, entry.age)).collect()
     }
 
-    /// How many rounds late a rank is: rounds since it was last fresh, 0 if it is now.
+    /// The rounds since a rank was last fresh; 0 if it is fresh now.
     #[must_use]
     pub fn rounds_late(&self, rank: u32) -> u64 {
         let fresh_in = |round: &u64| self.of.cut(*round).holds(rank, Part::Fresh);

@@ -1,4 +1,4 @@
-//! A collective over bytes, whatever the type of its elements.
+//! A collective over bytes, for any type of elements.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +19,8 @@ use crate::rule::Executor;
 use crate::time::{Deadline, Time};
 use crate::world::World;
 
-/// A session with those who drive it: its caller, who waits here, and the thread that helps if there is one.
+/// A session and the threads that drive it: its caller, which waits here, and a helper thread if
+/// there is one.
 #[derive(Debug)]
 pub(crate) struct Raw {
     seat: Seat<Engine>,
@@ -30,15 +31,16 @@ pub(crate) struct Raw {
     /// Outcomes that the caller holds.
     held: Cell<usize>,
     finished: bool,
-    /// The last deadline that passed, to be told to the others if this rank gives up.
+    /// The last deadline that passed, to be reported if this rank gives up.
     last_timeout: Option<String>,
-    /// Dropped behind the seat: a rank may leave with its last handle of the world, and closes its endpoint before.
+    /// Dropped after the seat: a rank may leave with its last handle of the world, and must have
+    /// closed its endpoint then.
     world: World,
 }
 
 impl Raw {
     /// # Errors
-    /// When there can be no thread.
+    /// The helper thread cannot be started.
     pub(super) fn new(world: &World, driver: Driver, executor: Executor, waiter: Waiter) -> Result<Self> {
         let memory = driver.lender();
         let engine = Engine::new(driver);
@@ -77,7 +79,7 @@ impl Raw {
         self.seat.take().machine().stats()
     }
 
-    /// Hands the next contribution in.
+    /// Hands in the next contribution.
     #[inline]
     pub(super) fn arrive(&mut self) -> Result<()> {
         let operation = "arrive";
@@ -86,8 +88,8 @@ impl Raw {
         self.waiter.look(operation, now)
     }
 
-    /// Hands the next contribution in, and then has it copied, a range of its bytes at a time: `copy` is given where
-    /// the range lies.
+    /// Hands in the next contribution, and then has it copied, a range of its bytes at a time:
+    /// `copy` gets the offset in memory and the range.
     pub(super) fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()> {
         let (operation, pieces, buffer) = ("arrive_with", self.session.plan().pieces(), self.session.buffer());
         let (at, bytes) = self.session.contribution();
@@ -104,7 +106,7 @@ impl Raw {
             let mut engine = self.seat.take();
             self.session.fill(&mut engine, buffer, pieces - piece - 1);
             let now = self.now(&engine);
-            // Others wait for the rest even if this rank cannot go on.
+            // Others wait for the rest even if this rank cannot continue.
             driven = driven.and(engine.move_one(now));
         }
         driven?;
@@ -117,7 +119,7 @@ impl Raw {
         self.waiter.look(operation, now)
     }
 
-    /// Hands in the next contribution; says when.
+    /// Hands in the next contribution; returns the time.
     #[inline]
     fn hand_in(&mut self, operation: &'static str, unfilled: bool) -> Result<Time> {
         self.settle();
@@ -132,7 +134,7 @@ impl Raw {
         Ok(now)
     }
 
-    /// Does what an arrival sets off, as far as the caller of `arrive` has to.
+    /// Runs what an arrival triggers, as far as the caller of `arrive` has to.
     #[inline]
     fn set_off(&self, arrived: Time) -> Result<()> {
         let mut engine = self.seat.take();
@@ -145,7 +147,7 @@ impl Raw {
         Ok(())
     }
 
-    /// The caller goes away; a thread goes on if something is left to do.
+    /// The caller returns to the application; a helper thread continues if work is left.
     #[inline]
     fn go_away(&self, mut engine: InUse<'_, Engine>) {
         let leaves_work = self.session.leaves_work(&mut engine);
@@ -155,7 +157,7 @@ impl Raw {
         }
     }
 
-    /// The time, if the machine makes use of it.
+    /// The time, if the machine uses it.
     #[inline]
     fn now(&self, engine: &Engine) -> Time {
         self.waiter.clock().now_if(engine.machine().needs_time())
@@ -169,7 +171,7 @@ impl Raw {
         self.reach("wait", deadline, Session::take)
     }
 
-    /// Takes the outcomes that are there, if there are any.
+    /// Takes outcomes, if there are any.
     pub(super) fn test(&mut self) -> Result<Option<RangeInclusive<u64>>> {
         let operation = "test";
         self.settle();
@@ -210,8 +212,9 @@ impl Raw {
         Ok(())
     }
 
-    /// Where a provider ran the rounds: sets off what it has still queued, for rounds that are not wanted any more. That
-    /// writes to memory of the others, who must not look at it then, and must not have gone.
+    /// If a provider ran the rounds: triggers the operations that it has still queued, for rounds
+    /// that no rank wants any more. They write to the memory of other ranks, which must not read it
+    /// then, and must not have left.
     fn part(&mut self) -> Result<()> {
         if self.seat.take().provider().is_none() {
             return Ok(());
@@ -227,7 +230,7 @@ impl Raw {
         fabric.exchange(operation, &[], until).map(drop)
     }
 
-    /// Whether the outcome of the last arrival is there. Looks, and does nothing for it.
+    /// Whether the outcome of the last arrival is there. Does no work for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
         let mut engine = self.seat.take();
         let now = self.now(&engine);
@@ -235,13 +238,13 @@ impl Raw {
         Ok(engine.is_complete())
     }
 
-    /// The caller holds one thing more that refers to outcomes.
+    /// The caller holds one more handle of outcomes.
     #[inline]
     pub(super) fn hold(&self) {
         self.held.set(self.held.get() + 1);
     }
 
-    /// It has dropped one.
+    /// The caller has dropped a handle.
     #[inline]
     pub(super) fn drop_one(&self) {
         let held = self.held.get() - 1;
@@ -251,17 +254,17 @@ impl Raw {
         }
     }
 
-    /// Releases what was taken.
+    /// Releases the outcomes that were taken.
     #[inline]
     fn let_go(&self) {
         let mut engine = self.seat.take();
         self.session.release(&mut engine);
         let now = self.now(&engine);
-        // An endpoint that broke says so in the next call.
+        // The next call reports an endpoint that failed.
         let _ = engine.drive(now, Effort::Nothing);
     }
 
-    /// The caller, with `&mut self`, has no borrow of an outcome, whatever it forgot to drop.
+    /// A caller with `&mut self` has no borrow of an outcome, even if it forgot to drop a handle.
     #[inline]
     pub(super) fn settle(&mut self) {
         self.held.set(0);
@@ -270,7 +273,7 @@ impl Raw {
         }
     }
 
-    /// Works and waits until the session's goal is reached, and does what follows.
+    /// Works and waits until the session's goal is reached, and then calls `then`.
     #[inline]
     fn reach<R>(
         &mut self,
@@ -281,13 +284,14 @@ impl Raw {
         self.seat.claim_work();
         let mut engine = self.seat.take();
         let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
-        // The thread must not have the engine in between: with a claim of its own nothing would be ready.
+        // The helper thread must not get the engine in between: with a claim of its own, nothing
+        // would be ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
         drop(engine);
         self.explain(operation, done)
     }
 
-    /// After a timeout the thread goes on.
+    /// After a timeout the helper thread continues.
     fn explain<R>(&mut self, operation: &'static str, done: Result<R>) -> Result<R> {
         let done = self.waiter.explain(operation, done);
         if let Err(error @ Error::Timeout { .. }) = &done {

@@ -1,7 +1,9 @@
-//! The life of a collective as its caller sees it: what was handed in, what was taken and is held, and how it ends.
+//! The life of a collective as its caller sees it: what it handed in, what it took and holds, and
+//! how it ends.
 //!
-//! A session never waits. Its caller works towards [`Session::goal`] with the engine, by whatever executor, and then
-//! takes what is there. Both halves know no clock: the simulator drives them as the executors do.
+//! A session never waits. Its caller works towards [`Session::goal`] with the engine, under any
+//! executor, and then takes what is there. Neither of them reads a clock: the simulator drives them
+//! as the executors do.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -15,28 +17,29 @@ use crate::executor::work::Shared;
 use crate::fault::Fault;
 use crate::time::Time;
 
-/// How far a rank is on its way out.
+/// How far a rank has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Leaving {
-    /// Not at all.
+    /// It has not begun to.
     No,
     /// Its last arrival is handed in.
     HandedIn,
-    /// It is in a round, and this rank has let everything go.
+    /// The last arrival is in a round, and this rank has released everything.
     LetGo,
-    /// All know that.
+    /// All ranks know that.
     Gone,
 }
 
-/// What a caller's calls refer to. Whatever concerns the work itself is in the [`Engine`], which a thread may have in between.
+/// The state behind a caller's calls. The state of the work is in the [`Engine`], which a helper
+/// thread may use in between.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     plan: Plan,
     /// Cuts of the rounds that the caller holds, by slot.
     cuts: Vec<Cut>,
-    /// Where their outcomes lie.
+    /// The offsets of their outcomes.
     places: Vec<usize>,
-    /// The last round that can be made.
+    /// The last round that this collective can run.
     last_round: u64,
     /// Newest round that was returned.
     taken: u64,
@@ -78,14 +81,14 @@ impl Session {
         &self.plan
     }
 
-    /// Where the next contribution lies, and how many bytes it has; the caller begins to write it.
+    /// Offset and bytes of the next contribution, which the caller begins to write.
     #[inline]
     pub(crate) fn begin(&mut self) -> (usize, usize) {
         self.begun = true;
         self.contribution()
     }
 
-    /// Where the next contribution lies, and how many bytes it has.
+    /// Offset and bytes of the next contribution.
     #[inline]
     pub(crate) fn contribution(&self) -> (usize, usize) {
         (self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes)
@@ -101,12 +104,12 @@ impl Session {
         self.begun
     }
 
-    /// Gives the next contribution a weight.
+    /// Sets the weight of the next contribution.
     pub(crate) fn weigh(&mut self, weight: u16) {
         self.weight = weight;
     }
 
-    /// Hands in the next contribution, of which with `unfilled` nothing is there yet.
+    /// Hands in the next contribution. If it is `unfilled`, none of its pieces is there yet.
     #[inline]
     pub(crate) fn arrive(&mut self, engine: &mut Engine, now: Time, unfilled: bool) {
         engine.begin_arrival(now);
@@ -118,16 +121,16 @@ impl Session {
         (self.buffer, self.begun) = (buffer, false);
     }
 
-    /// Of the contribution in a buffer, which was handed in unfilled, all but the last `missing` pieces are there.
+    /// In a buffer that was handed in unfilled, all but the last `missing` pieces are there.
     pub(crate) fn fill(&self, engine: &mut Engine, buffer: u32, missing: u64) {
         engine.machine_mut().filled(buffer, missing);
     }
 
-    /// All pieces are there: tells the others what this rank has moved meanwhile.
+    /// All pieces are there: reports what this rank has moved meanwhile.
     pub(crate) fn filled(&self, engine: &mut Engine) {
-        // The others must not have to wait until this rank is back.
+        // The others must not have to wait until this rank returns to the library.
         engine.machine_mut().count_segments();
-        // What this rank closed meanwhile took as long as its copy, which says nothing of rounds.
+        // What this rank closed meanwhile took as long as its copy, so it is no measure of a round.
         engine.forget_time();
     }
 
@@ -140,7 +143,8 @@ impl Session {
         }
     }
 
-    /// Takes what is ready, which is something: the goal was reached, and no thread had the engine since.
+    /// Takes the outcomes. There are some: the goal was reached, and no helper thread had the
+    /// engine since.
     #[inline]
     pub(crate) fn take(&mut self, engine: &mut Engine) -> RangeInclusive<u64> {
         let begun = self.begun && !self.plan.fault(Fault::ForgetBegun);
@@ -156,7 +160,7 @@ impl Session {
         rounds
     }
 
-    /// Whether the caller, who goes away, leaves something to a thread.
+    /// Whether the caller, which returns to the application, leaves work to a helper thread.
     #[inline]
     pub(crate) fn leaves_work(&self, engine: &mut Engine) -> bool {
         engine.left_undone().is_some() && !self.plan.fault(Fault::ForgetThread)
@@ -168,13 +172,14 @@ impl Session {
         self.leaving = Leaving::HandedIn;
     }
 
-    /// The goal of a rank that leaves is reached: sets the next one.
+    /// The goal of a leaving rank is reached: sets the next one.
     pub(crate) fn go_on_leaving(&mut self, engine: &mut Engine) {
         match self.leaving {
             Leaving::No => {}
             Leaving::HandedIn => {
                 engine.machine_mut().release(FOREVER);
-                // An operation that fails now would leave others waiting, and no rank to say why.
+                // If an operation failed after this rank has left, others would wait, and no rank
+                // could say why.
                 self.leaving = Leaving::LetGo;
             }
             Leaving::LetGo | Leaving::Gone => self.leaving = Leaving::Gone,
@@ -189,28 +194,28 @@ impl Session {
         self.leaving != Leaving::No
     }
 
-    /// Whether nothing is left to do for a rank that leaves.
+    /// Whether a leaving rank has nothing left to do.
     pub(crate) fn is_gone(&self) -> bool {
         self.leaving == Leaving::Gone
     }
 
-    /// Whether another round can be told apart. A late contribution may be carried a whole ring further, and a rank
-    /// that leaves needs a round.
+    /// Whether round numbers are left. A late contribution may be carried a whole ring further, and
+    /// a rank that leaves needs a round.
     pub(crate) fn has_rounds_left(&self) -> bool {
         self.taken < self.last_round.saturating_sub(1 << 20)
     }
 
-    /// The cut of a round that is held.
+    /// The cut of a held round.
     pub(crate) fn cut(&self, round: u64) -> &Cut {
         &self.cuts[self.plan.slot(round)]
     }
 
-    /// Where the outcome of a round lies that is held, and how many bytes it has.
+    /// Offset and bytes of a held round's outcome.
     pub(crate) fn place(&self, round: u64) -> (usize, usize) {
         (self.places[self.plan.slot(round)], self.plan.bytes)
     }
 
-    /// The newest round up to what was released in which a rank was fresh; 0 if there is none.
+    /// The newest released round in which a rank was fresh; 0 if there is none.
     pub(crate) fn last_fresh(&self, rank: u32) -> u64 {
         self.last_fresh.borrow().get(rank as usize).copied().unwrap_or(0)
     }
@@ -221,13 +226,13 @@ impl Session {
         self.released.get() < self.taken
     }
 
-    /// What its next steps depend on. What the caller holds is changed by none of them.
+    /// Hashes what its next steps depend on. They do not change what the caller holds.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
         let Session { taken, buffer, begun, weight, outstanding, leaving, released, .. } = self;
         (taken, buffer, begun, weight, outstanding, leaving, released.get()).hash(state);
     }
 
-    /// The caller lets go of all that it holds.
+    /// The caller releases all that it holds.
     #[inline]
     pub(crate) fn release(&self, engine: &mut Engine) {
         let before = self.released.replace(self.taken);
@@ -239,20 +244,20 @@ impl Session {
         engine.machine_mut().release(self.taken);
     }
 
-    /// Whether there may be another arrival.
+    /// Checks that there may be another arrival.
     pub(crate) fn check_free(&self, operation: &'static str) -> Result<()> {
         self.check_present(operation)?;
         let problem = "the outcome of the last arrival was not taken; call wait or test first";
         self.check(operation, !self.outstanding, problem)
     }
 
-    /// Whether there is an arrival whose outcome can be taken.
+    /// Checks that there is an arrival whose outcome can be taken.
     pub(crate) fn check_outstanding(&self, operation: &'static str) -> Result<()> {
         let waits = self.outstanding && !self.is_leaving();
         self.check(operation, waits, "nothing was handed in; call arrive first")
     }
 
-    /// Whether this rank takes part.
+    /// Checks that this rank has not left.
     pub(crate) fn check_present(&self, operation: &'static str) -> Result<()> {
         self.check(operation, !self.is_leaving(), "this rank has finished")
     }
