@@ -1,4 +1,4 @@
-//! Four ranks as threads of one process; the last one is slow, and nobody waits for it.
+//! Four ranks as threads of one process; the last one is slow, and no rank waits for it.
 //!
 //! `cargo run --release --example quickstart`
 

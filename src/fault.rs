@@ -1,7 +1,6 @@
 //! Deliberate mistakes that prove that the tests find them. Only with the feature `faults`.
 //!
-//! The table says of each mistake what it is, which part of the library makes it, and which tests
-//! must find it.
+//! The table says of each mistake what it is, which part of the library makes it, and which tests must find it.
 //!
 //! # How a mistake is chosen
 //! `Fault::during` chooses one for what a thread does meanwhile. A fabric or a collective that is
@@ -9,8 +8,7 @@
 //! while they last. So tests with mistakes run in parallel with others. The simulator, whose ranks
 //! share a thread, writes the mistake into the plans of a world.
 //!
-//! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the
-//! mistakes are compiled out.
+//! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are compiled out.
 
 use std::time::Duration;
 
@@ -194,8 +192,7 @@ faults! {
         ForgetBell,
     }
     "fabric/ofi" in Stepping {
-        /// Acknowledges writes with immediate data when they are announced, before they have
-        /// landed.
+        /// Acknowledges writes with immediate data when they are announced, before they have landed.
         AcknowledgeEarly,
         /// Gives the signal of several writes when the first has landed.
         SignalBeforeLastPart,

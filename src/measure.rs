@@ -1,5 +1,4 @@
-//! The costs of single operations: writes and atomics between two ranks, and arming rounds in a
-//! provider.
+//! The costs of single operations: writes and atomics between two ranks, and arming rounds in a provider.
 //!
 //! Safe to call: all memory that is reached here was made here, and stays here.
 #![forbid(unsafe_code)]
@@ -159,8 +158,7 @@ impl<'f> Pair<'f> {
         Err(Error::Timeout { rank, operation, waited, missing: Ranks(vec![1 - rank]), together: true })
     }
 
-    /// Waits until at most so many operations are in flight; returns the value of the last
-    /// completion.
+    /// Waits until at most so many operations are in flight; returns the value of the last completion.
     fn settle(&mut self, operation: &'static str, most: u64) -> Result<u64> {
         let (since, mut value) = (Instant::now(), 0);
         while self.open > most {

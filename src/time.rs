@@ -13,8 +13,7 @@ pub struct Deadline(Until);
 #[derive(Clone, Copy, Debug)]
 enum Until {
     Instant(Instant),
-    /// Starts to count when it is needed: a result that is there is returned without reading a
-    /// clock.
+    /// Starts to count when it is needed: a result that is there is returned without reading a clock.
     After(Duration),
 }
 

@@ -39,13 +39,12 @@ struct Inner {
 }
 
 impl World {
-    /// Joins the world that the launcher's environment describes; without a launcher, a world of
-    /// one rank. Returns when all ranks have joined.
+    /// Joins the world that the launcher's environment describes; without a launcher, a world of one rank. Returns
+    /// when all ranks have joined.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid environment, before anything is created; [`Error::Join`]
-    /// that names the ranks that did not come within the deadline, came twice, or had another world
-    /// size.
+    /// [`Error::Config`] for an invalid environment, before anything is created; [`Error::Join`] that names the ranks
+    /// that did not come within the deadline, came twice, or had another world size.
     pub fn from_env(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
@@ -56,10 +55,9 @@ impl World {
         Ok(Self::new(fabric, parameters, config.deadline, identity.source))
     }
 
-    /// Creates a world whose ranks are all in this process, one handle for each thread that plays a
-    /// rank: for tests and experiments. Over libfabric if `config` selects it, else over shared
-    /// memory. The thread that plays a rank must drop its handle: over libfabric, a rank that
-    /// leaves goes on to serve the others.
+    /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
+    /// and experiments. Over libfabric if `config` selects it, else over shared memory. The thread that plays a rank
+    /// must drop its handle: over libfabric, a rank that leaves goes on to serve the others.
     ///
     /// # Errors
     /// As [`World::from_env`].
@@ -299,8 +297,7 @@ fn machine_cores() -> u32 {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The last handle is dropped, and no collective holds one: this process leaves in good
-        // order.
+        // The last handle is dropped, and no collective holds one: this process leaves in good order.
         if !std::thread::panicking() {
             self.fabric.leave();
         }

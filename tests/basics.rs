@@ -10,7 +10,7 @@ use earlybird::{Config, Error, Fire, Grace, Scale, World};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Runs `body` as every rank of a world, over every fabric, and returns what each said, by world.
+/// Runs `body` as every rank of a world, over every fabric, and returns the results by world.
 fn world<R: Send>(ranks: u32, body: impl Fn(World) -> R + Sync) -> Vec<Vec<R>> {
     common::worlds::everywhere(ranks, DEADLINE, body)
 }
@@ -78,7 +78,7 @@ fn late_ranks_are_carried_and_receive_what_they_missed() {
                 world.barrier(DEADLINE).unwrap();
             }
             world.barrier(DEADLINE).unwrap();
-            // All three make the fourth round together with what was carried.
+            // All three make the fourth round, with the carried contribution.
             if late {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -160,7 +160,7 @@ fn a_missing_rank_is_named_within_the_deadline() {
         if world.rank() == 1 {
             sum.arrive().unwrap();
         }
-        // After a timeout the wait goes on.
+        // After a timeout the wait can continue.
         assert_eq!(sum.wait(DEADLINE).unwrap().newest().round(), 1);
         sum.finish(DEADLINE).unwrap();
     });
@@ -187,7 +187,7 @@ fn calls_out_of_order_are_refused() {
 }
 
 #[test]
-fn abort_and_dropping_fail_everybody_at_once() {
+fn abort_and_dropping_fail_all_ranks_at_once() {
     let errors = world(3, |world| {
         let mut sum = world.allreduce::<f32>(&[1]).build().unwrap();
         if world.rank() == 2 {
@@ -212,7 +212,7 @@ fn abort_and_dropping_fail_everybody_at_once() {
 #[test]
 fn memory_is_given_back() {
     world(2, |world| {
-        // Would need 8 GiB if nothing were.
+        // Would need 8 GiB if no memory were freed.
         for _ in 0..40 {
             let mut sum = world.allreduce::<u64>(&[1 << 20]).fire(Fire::SOLO).build().unwrap();
             sum.arrive().unwrap();
@@ -223,7 +223,7 @@ fn memory_is_given_back() {
 }
 
 #[test]
-fn calls_after_a_late_finish_hold_nobody_up() {
+fn calls_after_a_late_finish_delay_no_rank() {
     world(3, |world| {
         let mut sum = world.allreduce::<u64>(&[4]).fire(Fire::quorum(2)).grace(Grace::NONE).depth(2).build().unwrap();
         let step = |sum: &mut earlybird::Allreduce<u64>| {
@@ -237,7 +237,7 @@ fn calls_after_a_late_finish_hold_nobody_up() {
             assert!(sum.arrive().is_err() && sum.contribution().is_err());
             world.barrier(DEADLINE).unwrap();
         } else {
-            // Two rounds without the third rank, so that its last arrival comes late.
+            // Two rounds without the third rank, so that its last arrival is late.
             (0..2).for_each(|_| step(&mut sum));
             world.barrier(DEADLINE).unwrap();
             (0..3).for_each(|_| step(&mut sum));
@@ -251,7 +251,7 @@ fn calls_after_a_late_finish_hold_nobody_up() {
 #[test]
 fn broadcasts_give_their_memory_back() {
     world(4, |world| {
-        // Half a gigabyte if nothing did.
+        // Half a gigabyte if no memory were freed.
         let mut data = vec![world.rank() as f32; 1 << 20];
         for root in 0..4 {
             for _ in 0..8 {

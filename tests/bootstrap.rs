@@ -1,4 +1,4 @@
-//! Ranks that do not come, come twice, or were told different things: an error everywhere.
+//! Ranks that do not come, come twice, or have other settings: an error on every rank.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,7 +25,7 @@ fn rank() {
     let Some(role) = common::role() else { return };
     let started = Instant::now();
     let config = Config::from_env().map(|config| match role.as_str() {
-        // As of a program that sets everything itself.
+        // As a program that configures everything itself.
         "plain" => Config { secret: None, ..config },
         _ => config,
     });
@@ -35,7 +35,7 @@ fn rank() {
             println!("\nFABRIC {}", world.fabric_name());
             let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
             if role == "mute" && world.rank() == 1 {
-                // Leaves without a word.
+                // Leaves without a message.
                 std::process::exit(0);
             }
             sum.contribution().unwrap()[0] = 1;
@@ -95,7 +95,7 @@ fn over_libfabric(store: String) -> Way {
 }
 
 fn tcp() -> Way {
-    // Free a moment ago; who takes it before rank 0 does is a stranger that these tests do not mean.
+    // Free a moment ago. A process that takes it before rank 0 is not one of the strangers of these tests.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     over_libfabric(format!("tcp:127.0.0.1:{}", free.port()))
 }
@@ -104,7 +104,7 @@ fn file() -> Way {
     over_libfabric(format!("file:{}", std::env::temp_dir().join(format!("earlybird-test-{}", fresh())).display()))
 }
 
-/// Shared memory, and with libfabric each kind of store; in the quick tier that of several machines only.
+/// Shared memory, and over libfabric each kind of store; in the quick tier only stores for several machines.
 fn ways() -> Vec<Way> {
     match common::libfabric() {
         None => vec![shm()],
@@ -113,12 +113,12 @@ fn ways() -> Vec<Way> {
     }
 }
 
-/// The stores for several machines, where they can be tested.
+/// The stores for several machines, if they can be tested.
 fn stores() -> Vec<Way> {
     ways().into_iter().filter(|way| !way.is("unix:")).collect()
 }
 
-/// Starts one process for each pair of rank and world size, and returns what each said.
+/// Starts one process for each pair of rank and world size, and returns their outputs.
 fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
     let mut strangers = Vec::new();
     let children: Vec<_> = ranks
@@ -126,7 +126,7 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
         .enumerate()
         .map(|(index, (rank, size))| {
             if role == "strangers" && index == 1 {
-                // Rank 0 waits for rank 1 until then, however busy the machine is.
+                // Until then rank 0 waits for rank 1, however busy the machine is.
                 strangers = visit_as_strangers(way);
             }
             let differs = way.differs.iter().filter(|(differs, ..)| differs == rank);
@@ -156,7 +156,7 @@ fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
     texts
 }
 
-/// One says something else, one nothing at all; both stay for as long as what is returned lives.
+/// One sends something else, one nothing; both stay for as long as the returned values live.
 fn visit_as_strangers(way: &Way) -> Vec<Box<dyn Write>> {
     let (kind, place) = way.store.split_once(':').unwrap();
     let until = Instant::now() + DEADLINE;
@@ -170,15 +170,15 @@ fn visit_as_strangers(way: &Way) -> Vec<Box<dyn Write>> {
             }
             "tcp" => visitors.extend(TcpStream::connect(place).map(|stream| Box::new(stream) as Box<dyn Write>)),
             _ => {
-                // Rank 0 may have made it by now.
+                // Rank 0 may have created it by now.
                 std::fs::DirBuilder::new().recursive(true).mode(0o700).create(place).unwrap();
                 std::fs::write(format!("{place}/note-to-self"), "milk").unwrap();
                 return visitors;
             }
         }
     }
-    assert_eq!(visitors.len(), 2, "nobody listened at {} within {DEADLINE:?}", way.store);
-    // Its answer is more than a greeting, and none.
+    assert_eq!(visitors.len(), 2, "no rank listened at {} within {DEADLINE:?}", way.store);
+    // Longer than a greeting, and not one.
     let _ = visitors[0].write_all(&b"GET / HTTP/1.1\r\n".repeat(9));
     visitors
 }
@@ -193,19 +193,19 @@ fn all_say(texts: &[String], named: &[&str]) {
 }
 
 #[test]
-fn everybody_comes() {
+fn all_ranks_join() {
     for way in ways() {
         let texts = start(&way, &[(0, 3), (1, 3), (2, 3)], "");
         assert!(texts.iter().all(|text| said(text, "TOTAL") == ["3"]), "{way:?}: {texts:?}");
     }
 }
 
-/// A rank on a host of its own, as its launcher tells it so: who it is, and where the others are.
+/// The variables that a launcher gives to a rank on its own host: its identity, and where the others are.
 fn launched(launcher: &str, rank: u32, port: u16) -> Vec<(String, String)> {
     let store = format!("tcp:127.0.0.1:{port}");
     let (rank, before) = (rank.to_string(), (port - 1).to_string());
     let variables: &[(&str, &str)] = match launcher {
-        // It listens on a port of its own and tells that one.
+        // torchrun listens on its own port and passes it on.
         "torchrun" => &[
             ("RANK", &rank),
             ("WORLD_SIZE", "3"),
@@ -238,7 +238,7 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
         return;
     }
     for launcher in ["torchrun", "Slurm", "Open MPI", "MPICH"] {
-        // torchrun's own, which it listens on all the time.
+        // torchrun's own port, on which it listens all the time.
         let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = theirs.local_addr().unwrap().port() + 1;
         let start = |rank| {
@@ -275,9 +275,9 @@ fn a_missing_rank_zero_is_named() {
 
 #[test]
 fn a_rank_that_comes_twice_is_named() {
-    // In a folder the second writes where the first did, and one of them is answered.
+    // In a folder the second overwrites the file of the first, and one of them is answered.
     for way in ways().into_iter().filter(|way| !way.is("file:")) {
-        // Rank 2 does not come, so that rank 0 waits until both have, however busy the machine is.
+        // Rank 2 does not come, so rank 0 waits until both have come, however busy the machine is.
         all_say(&start(&way, &[(0, 3), (1, 3), (1, 3)], ""), &["two processes came as rank 1"]);
     }
 }
@@ -317,7 +317,7 @@ fn leaving_without_finish_is_death() {
 }
 
 #[test]
-fn who_does_not_know_the_secret_stays_outside() {
+fn a_rank_without_the_secret_is_refused() {
     for way in stores() {
         let way = way.with("EARLYBIRD_SECRET", "speak friend").but_for(1, "EARLYBIRD_SECRET", "open sesame");
         let texts = start(&way, &[(0, 2), (1, 2)], "");
@@ -325,7 +325,7 @@ fn who_does_not_know_the_secret_stays_outside() {
         assert!(texts[1].contains("does not know this job's secret"), "{texts:?}");
         assert!(
             !texts.concat().contains("speak friend") && !texts.concat().contains("open sesame"),
-            "a secret is told to nobody"
+            "a secret is never printed"
         );
     }
     for way in stores() {
@@ -334,7 +334,7 @@ fn who_does_not_know_the_secret_stays_outside() {
     }
 }
 
-/// The launcher's secret holds like its ranks and its store do, whatever else a program configures.
+/// A program keeps to the launcher's secret, as to its ranks and its store, whatever else it configures.
 #[test]
 fn a_program_that_configures_itself_keeps_to_the_secret() {
     for way in stores() {
@@ -343,10 +343,11 @@ fn a_program_that_configures_itself_keeps_to_the_secret() {
     }
 }
 
-/// An executable that other users can reach: this one may lie in a folder of the user's own.
+/// An executable that other users can reach: this one may lie in a private folder.
 fn copy_for_everybody() -> std::path::PathBuf {
     let copy = std::env::temp_dir().join(format!("earlybird-test-{}", fresh()));
-    // By another process: a test that forks while this one writes it would keep it open, and it could not be started.
+    // Another process copies it: if a test forked while this process wrote, the copy would stay
+    // open and could not be started.
     let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&copy).status();
     assert!(copied.unwrap().success());
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -403,17 +404,17 @@ fn a_rank_in_another_process_namespace_is_refused_by_name() {
         let job = Job { ranks: (0..2).map(begin).collect() };
         job.finish(10 * DEADLINE).into_iter().map(|(_, text)| text).collect()
     };
-    // A guest sees nothing of the host, which sees it.
+    // A guest cannot see the host, but the host sees the guest.
     let texts = meet(&[1]);
     all_say(&texts[..1], &["rank 1 did not come within"]);
     all_say(&texts[1..], &["rank 0 lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
-    // The host sees nothing of a guest, and tells all.
+    // The host cannot see a guest, and tells all ranks.
     all_say(&meet(&[0]), &["rank 1 lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
     // Neither sees the other, as in two containers.
     all_say(&meet(&[0, 1]), &["lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
 }
 
-/// A program that listens on the port and says this to whoever comes, with a pause after each byte.
+/// A program that listens on the port and sends this to every visitor, with a pause after each byte.
 fn squat(way: &Way, says: &'static [u8], pause: Duration) {
     let listener = TcpListener::bind(way.store.strip_prefix("tcp:").unwrap()).unwrap();
     std::thread::spawn(move || {
@@ -423,7 +424,7 @@ fn squat(way: &Way, says: &'static [u8], pause: Duration) {
                     let _ = visitor.write_all(&[*byte]);
                     std::thread::sleep(pause);
                 }
-                // Then it says nothing any more, and stays.
+                // Then it sends nothing more, and stays.
                 std::thread::sleep(10 * DEADLINE);
             });
         }
@@ -448,7 +449,7 @@ fn a_port_that_another_program_uses_is_named() {
 }
 
 #[test]
-fn what_libfabric_cannot_do_is_an_error_that_says_so() {
+fn errors_say_what_libfabric_cannot_do() {
     let Some(way) = stores().into_iter().next() else { return };
     let alone = |way: Way| start(&way, &[(0, 1)], "");
     all_say(

@@ -1,5 +1,5 @@
-//! The tables themselves, on a model of network cards: additive counters that are never reset,
-//! messages that overtake each other, ranks that arrive at random, and several rounds at a time.
+//! The tables on a model of network cards: counters that are never reset, messages that overtake
+//! each other, ranks that arrive at random, and several rounds at a time.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,7 +19,7 @@ struct Rank {
     /// Rounds for which it has arrived in time.
     arrived: u64,
     deposits: u64,
-    /// A deposit in the making: for this round.
+    /// The round of the deposit that is being written.
     writing: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ impl World {
         (round % self.slots) as usize
     }
 
-    /// Arms a rank's slot for a round, opens its gate, and tells everybody.
+    /// Arms a rank's slot for a round, opens its gate, and gives ready tokens to all ranks.
     fn ready(&mut self, rank: u32, round: u64) {
         let slot = self.slot(round);
         self.cards.arm(rank, slot);
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Reads an outcome, and frees the slot once everything of the round has come.
+    /// Reads an outcome, and frees the slot when all inputs of the round have come.
     fn collect(&mut self, index: usize) -> bool {
         let (rank, round) = (self.ranks[index].rank, self.ranks[index].read);
         let slot = self.slot(round);
@@ -86,7 +86,7 @@ impl World {
         let known = self.outcomes[round as usize].get_or_insert_with(|| sum.clone());
         self.differing += u64::from(*known != sum);
         if self.ranks[index].arrived <= round {
-            // It took no part: its increment is due all the same.
+            // It took no part; its input is due all the same.
             self.ranks[index].arrived = round + 1;
             self.cards.give(rank, slot, Signal { rank, counter: Role::Start, input: 0 });
             return true;
@@ -134,7 +134,7 @@ impl World {
     }
 }
 
-/// Runs a world; how often a contribution was read while it was being written, or ranks disagreed.
+/// Runs a world; returns how often a contribution was read while its rank wrote it, or ranks disagreed.
 fn run(request: &Request, rounds: u64, gate: bool, seed: u64) -> u64 {
     let mut world = World::new(request, gate, seed);
     let mut idle = 0;
@@ -187,7 +187,7 @@ fn contributions_are_conserved() {
     }
 }
 
-/// The negative control: without the gate a round takes what a rank is in the middle of writing.
+/// The negative control: without the gate a round takes a contribution that its rank is writing.
 #[test]
 fn without_the_gate_contributions_are_torn() {
     for schedule in Schedule::EVERY {

@@ -1,4 +1,4 @@
-//! The command: what it refuses, what it prints, what it leaves behind.
+//! The command: the errors, the output, and what it leaves behind.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -115,7 +115,7 @@ fn simulate_says_what_a_schedule_costs() {
 }
 
 #[test]
-fn too_little_memory_is_said_with_the_need() {
+fn too_little_memory_is_reported_with_the_need() {
     let bench = ["bench", "-n", "2", "-b", "16M", "--iters", "1", "--fire", "solo"];
     let output = earlybird(&bench).env("EARLYBIRD_MEMORY_LIMIT", "64M").output().unwrap();
     let text = text(&output);
@@ -123,9 +123,9 @@ fn too_little_memory_is_said_with_the_need() {
     assert!(text.contains("needs 224 MiB") && text.contains("64 MiB are available"), "{text}");
 }
 
-/// Those of libfabric, which grow with the world.
+/// Message buffers of libfabric, which grow with the world.
 #[test]
-fn too_little_memory_for_message_buffers_is_said_with_the_need() {
+fn too_little_memory_for_message_buffers_is_reported_with_the_need() {
     if common::libfabric().is_none() {
         return;
     }
@@ -208,7 +208,7 @@ fn bench_prints_rows_and_json() {
     }
 }
 
-/// Each row, of whatever operation, says which binary it is of.
+/// Each row, of any operation, names its binary.
 #[test]
 fn bench_says_which_binary_measured() {
     let here = env!("CARGO_MANIFEST_DIR");
@@ -224,7 +224,7 @@ fn bench_says_which_binary_measured() {
         }
         let commit = row["git"].as_str().unwrap();
         assert!(commit.len() >= 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit()), "{row}");
-        // Not the one that is checked out: that may be another one by now.
+        // It need not be the commit that is checked out now.
         match Command::new("git").args(["-C", here, "cat-file", "-t", commit]).output() {
             Ok(told) if told.status.success() => assert_eq!(told.stdout, b"commit\n"),
             _ => println!("SKIPPED: git cannot be asked for {commit}"),
@@ -232,7 +232,7 @@ fn bench_says_which_binary_measured() {
     }
 }
 
-/// A provider is asked for where there is none: the row says that, and who carried the rounds out.
+/// A provider is asked for and not there: the row says that, and which executor ran the rounds.
 #[test]
 fn bench_says_what_was_asked_for_and_what_was_chosen() {
     let args = ["bench", "--fire", "solo", "--executor", "provider", "--mover", "tree", "--depth", "3", "--grace", "0"];
@@ -249,8 +249,8 @@ fn bench_says_what_was_asked_for_and_what_was_chosen() {
     assert_eq!((&asked["grace"], &row["grace"]), (&"0".into(), &"0".into()), "{row}");
 }
 
-/// What the cut says of late contributions is what the data has, decayed or not; and a rank that waits for a full round
-/// keeps no other one waiting at a barrier.
+/// The data has late contributions as the cut says, decayed or not; and a rank that waits for a
+/// full round keeps no other one waiting at a barrier.
 #[test]
 fn bench_follows_every_rule_under_skew() {
     for rule in [
@@ -300,7 +300,7 @@ fn training_compares_rules() {
     }
 }
 
-/// A secret that is not text is no secret that was not given.
+/// A secret that is not text is an error, and not a missing secret.
 #[test]
 fn values_that_are_not_text_are_refused() {
     use std::os::unix::ffi::OsStrExt;
@@ -313,7 +313,7 @@ fn values_that_are_not_text_are_refused() {
 }
 
 #[test]
-fn run_prefixes_output_and_reports_who_failed() {
+fn run_prefixes_output_and_reports_failed_ranks() {
     let script = "echo hello from $EARLYBIRD_RANK of $EARLYBIRD_WORLD_SIZE; [ $EARLYBIRD_RANK = 1 ] && exit 7; exit 0";
     let output = earlybird(&["run", "-n", "3", "--", "sh", "-c", script]).output().unwrap();
     let text = text(&output);
@@ -327,7 +327,7 @@ fn run_prefixes_output_and_reports_who_failed() {
     assert_eq!(output.status.code(), Some(128 + 9));
 }
 
-/// The secrets of three ranks, as they find them in their environment.
+/// The secrets in the environment of three ranks.
 fn secrets(own: Option<&str>) -> Vec<String> {
     let mut command = earlybird(&["run", "-n", "3", "--", "sh", "-c", "echo secret=$EARLYBIRD_SECRET"]);
     let output = command.envs(own.map(|secret| ("EARLYBIRD_SECRET", secret))).output().unwrap();
@@ -336,7 +336,7 @@ fn secrets(own: Option<&str>) -> Vec<String> {
 }
 
 #[test]
-fn run_hands_its_ranks_a_secret_that_nobody_else_knows() {
+fn run_gives_its_ranks_a_fresh_secret() {
     let (one, another) = (secrets(None), secrets(None));
     assert!(one.len() == 3 && one.iter().all(|secret| secret.len() == 32 && *secret == one[0]), "{one:?}");
     assert_ne!(one[0], another[0], "two runs have one secret");
@@ -359,7 +359,7 @@ fn ranks_stay_on_their_cores() {
     assert!(text(&output).contains("[0] 1") && text(&output).contains("[1] 1"), "{}", text(&output));
 }
 
-/// Lines `PID` of ranks that sleep, once all have said theirs.
+/// The process ids of ranks that sleep, when all have printed them.
 fn sleepers(launcher: &mut std::process::Child) -> Vec<i32> {
     let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
     (0..3).map(|_| lines.next().unwrap().unwrap().rsplit(' ').next().unwrap().parse().unwrap()).collect()
@@ -413,11 +413,11 @@ fn info_lists_every_variable() {
     assert!(text(&output).contains("(set)") && !text(&output).contains("speak friend"), "{}", text(&output));
 }
 
-/// Of libfabric's own, and what this library wants.
+/// Variables of libfabric, and the values that this library needs.
 const PROVIDER_VARIABLES: [(&str, &str); 3] =
     [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32"), ("FI_OFI_RXM_USE_SRX", "1")];
 
-/// The command, where nobody has set a variable of libfabric's.
+/// The command without libfabric's variables.
 fn without_provider_variables(args: &[&str]) -> Command {
     let mut command = earlybird(args);
     for (name, _) in PROVIDER_VARIABLES {
@@ -439,7 +439,7 @@ fn ranks_set_the_variables_of_libfabric_whatever_started_them() {
     if common::libfabric().is_none() {
         return;
     }
-    // As torchrun would start it; libfabric says what it reads.
+    // As torchrun would start it; libfabric logs what it reads.
     let mut rank = without_provider_variables(&["bench", "--provider", "sockets", "--fire", "all", "--iters", "1"]);
     let output = rank.env("RANK", "0").env("WORLD_SIZE", "1").env("FI_LOG_LEVEL", "info").output().unwrap();
     assert!(text(&output).contains("read int var max_buf_sz=4194304"), "{}", text(&output));
@@ -469,7 +469,7 @@ fn info_says_who_set_the_variables_of_libfabric() {
     }
 }
 
-/// One operation between two ranks, over whatever there is.
+/// One operation between two ranks, over every fabric that is there.
 #[test]
 fn bench_measures_single_operations() {
     let mut fabrics = vec![vec!["--fabric", "shm"]];
@@ -515,7 +515,7 @@ fn info_says_why_there_is_no_libfabric() {
     }
 }
 
-/// Killed all at once, in the middle: no file, no memory, no process is left.
+/// All processes are killed at once, in the middle: no file, no memory, no process is left.
 #[test]
 fn nothing_is_left_behind_when_everything_is_killed() {
     let before = shared_memory_files();

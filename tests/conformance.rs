@@ -84,7 +84,7 @@ fn ofi_udp() {
     ofi("udp;ofi_rxd");
 }
 
-/// As over a provider whose writes bring no data to the queue of their target.
+/// As over a provider without immediate data.
 #[test]
 fn ofi_without_remote_completion_data() {
     for &provider in &common::PROVIDERS[..by_tier(1, common::PROVIDERS.len())] {
@@ -92,7 +92,7 @@ fn ofi_without_remote_completion_data() {
     }
 }
 
-/// The suite sees what it is there for.
+/// The suite finds deliberate mistakes.
 #[cfg(feature = "faults")]
 mod faults {
     use super::*;
@@ -101,7 +101,8 @@ mod faults {
 
     #[allow(unsafe_code, reason = "what is broken on purpose may break memory")]
     fn every_fault_is_found(place: &str, suite: impl Fn()) {
-        // SAFETY: the suite keeps the promise but for the mistakes, and looks at what they break by atomics and copies.
+        // SAFETY: the suite keeps the promise, except for the mistakes, and reads what they break
+        // by atomics and copies.
         let access = unsafe { RawAccess::promise() };
         let faults: Vec<Fault> = Suite::Conformance.faults().filter(|fault| fault.place() == place).collect();
         assert!(!faults.is_empty());
@@ -117,7 +118,7 @@ mod faults {
     #[test]
     fn in_ofi() {
         let Some(library) = common::libfabric() else { return };
-        // Worlds that fail do not linger.
+        // Failed worlds do not linger.
         let (provider, linger) = (Some(common::PROVIDERS[0].to_owned()), Duration::from_millis(200));
         let settings = OfiSettings { provider, linger, ..OfiSettings::default() };
         every_fault_is_found("fabric/ofi", || conformance::all(&|ranks| over_ofi(&library, &settings, ranks)));

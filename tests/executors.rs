@@ -1,5 +1,5 @@
-//! Rounds that others carry out: for ranks that sleep, that compute, and that die with somebody's
-//! operation in their hands.
+//! Rounds that others carry out: for ranks that sleep, that compute, and that die with a claimed
+//! operation.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -78,7 +78,7 @@ fn sleeper() {
 #[test]
 fn a_sleeping_rank_takes_no_part_and_misses_nothing() {
     for way in ways() {
-        // Over a network its own thread answers for a rank; sockets take a while.
+        // Over a network a rank's helper thread answers for it; sockets take a while.
         let (movers, executor, rounds) = match way {
             Way::Shm => (&["tree", "cut"][..], "peer", ROUNDS),
             Way::Ofi(_) => (&["cut"][..], "caller", ROUNDS / 10),
@@ -108,10 +108,10 @@ fn sleeps(way: Way, mover: &str, executor: &str, rounds: u64) {
     assert!(newest.parse::<u64>().unwrap() >= rounds, "{way:?}, {mover}: only {newest} rounds were there");
 }
 
-/// With a thread, what was handed in completes while its rank computes; with the peer executor it
-/// is complete when the last `arrive` returns.
+/// With a helper thread an arrival completes while its rank computes; with the peer executor it is
+/// complete when the last `arrive` returns.
 #[test]
-fn rounds_complete_while_everybody_computes() {
+fn rounds_complete_while_all_ranks_compute() {
     for mover in [Mover::Tree, Mover::Cut] {
         for (executor, length) in [(Executor::Thread, 100_000), (Executor::Thread, 10), (Executor::Peer, 100_000)] {
             let worlds = World::in_this_process(3, &Config::default()).unwrap();
@@ -124,7 +124,7 @@ fn rounds_complete_while_everybody_computes() {
                             sum.contribution().unwrap().fill(round);
                             sum.arrive().unwrap();
                             world.barrier(DEADLINE).unwrap();
-                            // Everybody has arrived; nobody waits. Look from outside whether it completes.
+                            // All ranks have arrived, and none waits. Checks from outside whether the round completes.
                             let until = Instant::now() + DEADLINE;
                             while !sum.is_complete().unwrap() {
                                 assert!(Instant::now() < until, "{mover} {executor}: round {round} does not complete");
@@ -153,7 +153,7 @@ mod crashes {
     use earlybird::Error;
     use earlybird::fault::Crash;
 
-    /// `FIRE EXECUTOR LENGTH VICTIM PLACE AFTER`: makes rounds until somebody is dead.
+    /// `FIRE EXECUTOR LENGTH VICTIM PLACE AFTER`: makes rounds until a rank is dead.
     #[test]
     #[ignore = "played by the processes that the other tests start"]
     fn mortal() {
@@ -191,10 +191,10 @@ mod crashes {
         println!("\nINHERITED {}", sum.stats().inherited);
     }
 
-    /// Killed with an operation in its hands: claimed, half done, or half announced. The others finish
-    /// the round or fail by name; nothing is ever wrong, nobody hangs.
+    /// A rank is killed with an operation that is claimed, half done, or half signalled. The others
+    /// complete the round or fail by name; no result is wrong, no rank hangs.
     #[test]
-    fn what_a_killed_rank_had_in_hand_is_done_by_others() {
+    fn others_complete_the_operations_of_a_killed_rank() {
         let before = shared_memory_files();
         let mut inherited = [0; 3];
         for turn in 0..54u64 {

@@ -1,4 +1,4 @@
-//! Several hosts, played by network namespaces: ranks that share nothing but the network.
+//! Several hosts, as network namespaces: ranks that share nothing but the network.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -63,7 +63,7 @@ fn four_hosts_agree_also_over_a_slow_line() {
     }
 }
 
-/// Everybody who is left names a rank on the host that is gone; those on it name somebody elsewhere.
+/// The ranks that are left name a rank on the lost host; those on it name a rank elsewhere.
 #[test]
 fn a_host_whose_cable_is_pulled_is_named() {
     for fire in ["all", "solo", "quorum=4"] {
@@ -84,16 +84,16 @@ fn a_host_whose_cable_is_pulled_is_named() {
     }
 }
 
-/// Most of them were on other hosts, where connections end and no process can be seen to.
+/// Most of them were on other hosts, where connections end and processes cannot be watched.
 #[test]
-fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
+fn a_stopped_rank_receives_all_from_ranks_that_left() {
     let Some(hosts) = four_hosts() else { return };
-    // The one that is stopped must not be taken for dead meanwhile.
+    // The stopped rank must not be taken for dead meanwhile.
     let variables = [("EARLYBIRD_SILENCE", "60s")];
     common::faults::stop_while_others_leave(|role| start(&hosts, &variables, role));
 }
 
-/// The store can be reached, but not the address at which rank 2 listens.
+/// The store can be reached, but not the address on which rank 2 listens.
 #[test]
 fn ranks_without_a_way_between_them_are_named() {
     let Some(hosts) = four_hosts() else { return };
@@ -113,7 +113,7 @@ fn ranks_without_a_way_between_them_are_named() {
     assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
 }
 
-/// The rank that is stalled. Its memory has the word of no round before the fifth.
+/// The stalled rank. It is the home of no round before the fifth.
 const STALLED: usize = 3;
 
 /// Rounds that the others make without it.
@@ -132,7 +132,7 @@ fn check(outcome: &Outcome<'_, u64>) {
     assert!(outcome.data().iter().all(|&x| x == expected), "round {round}: {:?}", outcome.cut());
 }
 
-/// Three of four ranks make rounds while the fourth is stopped, as many as it may be behind; then it goes on.
+/// Three of four ranks make rounds while the fourth is stopped, as many as it may be behind; then it continues.
 fn go_on_or_be_stalled() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -168,13 +168,13 @@ fn go_on_or_be_stalled() {
     sum.finish(patience).unwrap();
 }
 
-/// It reads nothing for a while, so that what goes to it finds no room: what goes to the others does.
+/// A rank reads nothing for a while, so messages to it have to wait; messages to the others do not.
 #[test]
-fn a_receiver_that_is_stalled_holds_up_nobody_else() {
+fn a_stalled_receiver_delays_no_other_rank() {
     let Some(hosts) = four_hosts() else { return };
     (0..4).for_each(|host| hosts.buffer_little(host));
     let marks = Marks::make();
-    // Small segments are many writes.
+    // Small segments make many writes.
     let parameters = format!("{}/parameters.toml", marks.folder());
     std::fs::write(&parameters, "[ofi.\"tcp;ofi_rxm\"]\nsegment = \"64K\"\n").unwrap();
     let variables = [("EARLYBIRD_SILENCE", "60s"), ("EARLYBIRD_HW_CONFIG", parameters.as_str())];

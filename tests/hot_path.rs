@@ -55,7 +55,7 @@ fn rounds_allocate_nothing() {
     }
 }
 
-/// What the caller and the thread of a collective share has a lock, and the one may sleep until the other gives it back.
+/// The caller and the helper thread of a collective share a lock, and one may sleep until the other releases it.
 #[test]
 fn sleeping_on_a_lock_allocates_nothing() {
     let world = World::in_this_process(1, &Config::default()).unwrap().remove(0);

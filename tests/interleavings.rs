@@ -13,7 +13,7 @@ use earlybird::simulation::explore::{Explored, Means, World, explore};
 use earlybird::trigger::Schedule;
 use tier::{by_tier, is_deep};
 
-/// More than any of these worlds has.
+/// More states than any of these worlds has.
 const MOST: u64 = 60_000_000;
 
 const DOUBLING: Means = Means::Tree(Schedule::Doubling);
@@ -24,7 +24,7 @@ fn world(fire: Fire, means: Means, steps: &[u32], mortal: Option<u32>) -> World 
     World { fire, means, peer: true, steps: steps.to_vec(), mortal, thread: None, fault: None }
 }
 
-/// Explores all, on as many threads as there are cores, and prints what each had.
+/// Explores all worlds, on as many threads as there are cores, and prints the counts of each.
 fn explore_all(mut worlds: Vec<World>) {
     // The last ones are taken first.
     worlds.reverse();
@@ -59,7 +59,7 @@ fn two_ranks() {
     let mut worlds = Vec::new();
     for means in [DOUBLING, SCATTER, GATHER, Means::Eager, Means::Segments, Means::Pieces] {
         for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
-            // A contribution and the last, empty arrival: two rounds, or more when somebody is late.
+            // A contribution and the last, empty arrival: two rounds, or more if a rank is late.
             worlds.push(world(fire, means, &[1, 1], None));
             worlds.push(world(fire, means, &[1, 1], Some(1)));
             worlds.push(world(fire, means, &[1, 0], Some(0)));
@@ -78,7 +78,8 @@ fn two_ranks() {
     explore_all(worlds);
 }
 
-/// Rank 0 has a thread, which may set to work at any step while its caller is away, and its caller may come back then.
+/// Rank 0 has a helper thread. It may set to work at any step while its caller is away, and the
+/// caller may come back then.
 #[test]
 fn a_thread() {
     let world = |fire, means, steps, mortal| World { thread: Some(0), ..world(fire, means, steps, mortal) };
@@ -93,7 +94,7 @@ fn a_thread() {
     ]);
 }
 
-/// Rank 0 contributes and may be late, rank 1 only finishes, another one may die.
+/// Rank 0 contributes and may be late, rank 1 only finishes, another rank may die.
 #[test]
 fn three_ranks() {
     let mut worlds = vec![
@@ -120,7 +121,7 @@ fn three_ranks_at_length() {
     explore_all(vec![world(Fire::SOLO, DOUBLING, &[1, 0, 0], None)]);
 }
 
-/// The same search finds what is broken on purpose.
+/// The same search finds deliberate mistakes.
 #[cfg(feature = "faults")]
 #[test]
 fn faults_are_found() {

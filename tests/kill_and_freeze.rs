@@ -1,7 +1,7 @@
-//! Ranks that are stopped, frozen, killed or terminated at random moments, over shared memory and libfabric: no wrong
-//! result, no hang, the right name, and nothing left behind.
+//! Ranks that are stopped, frozen, killed or terminated at random moments, over shared memory and
+//! libfabric: no wrong result, no hang, the right rank named, and no file left.
 //!
-//! `tests/kill-and-freeze` plays any number of cases.
+//! `tests/kill-and-freeze` runs any number of cases.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,12 +11,12 @@ use std::ops::Range;
 
 use common::tier::by_tier;
 
-/// A number that the environment gives.
+/// A number from the environment.
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Names of its variables begin otherwise: the library refuses an `EARLYBIRD_` that it does not know.
+/// These variables have another prefix: the library refuses an `EARLYBIRD_` that it does not know.
 fn asked_for() -> Range<u64> {
     let (cases, first) = (number("TEST_CASES", 200), number("TEST_SEED", 0));
     first..first.checked_add(cases).unwrap()

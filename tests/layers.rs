@@ -1,8 +1,8 @@
-//! Layers point down: what the library imports is in the table of `docs/how-a-round-runs.md`, and that table has no
-//! circle.
+//! Layers point down: the library's imports are in the table of `docs/how-a-round-runs.md`, and
+//! that table has no circle.
 //!
 //! A layer is a folder or a file right below `src`. An import is a path that begins at the crate's root: with `crate`,
-//! with as many `super` as it takes, or in the command with `earlybird`. What only tests import does not count: items and
+//! with as many `super` as it takes, or in the command with `earlybird`. Imports of tests do not count: items and
 //! modules under `cfg(test)`, and files named `*_tests.rs`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,8 +18,8 @@ use reader::{Import, Source, imports};
 /// Layers that each layer may import.
 type Table = BTreeMap<String, BTreeSet<String>>;
 
-/// The table behind its heading in a text. Names are in backticks, those of a row's layer in the first cell and those of
-/// its imports in the second.
+/// The table after its heading in a text. Names are in backticks: in the first cell of a row its
+/// layer, in the second one the imports.
 fn table(text: &str) -> Table {
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let rows = text.lines().skip_while(|line| !line.starts_with("| layer | may import |")).skip(2);
@@ -36,7 +36,7 @@ fn table(text: &str) -> Table {
     table
 }
 
-/// Layers of a table that import each other, by way of others or not, and what imports these.
+/// Layers of a table that import each other, directly or not, and layers that import these.
 fn circle(table: &Table) -> Vec<&str> {
     let mut left: Vec<&str> = table.keys().map(String::as_str).collect();
     loop {
@@ -48,7 +48,7 @@ fn circle(table: &Table) -> Vec<&str> {
     }
 }
 
-/// All that speaks against the imports of these layers, and against the table.
+/// What is wrong with the imports of these layers, and with the table.
 fn complaints(layers: &BTreeSet<String>, imports: &[Import], table: &Table) -> Vec<String> {
     let mut complaints = Vec::new();
     for layer in layers.iter().filter(|layer| !table.contains_key(*layer)) {
@@ -93,7 +93,7 @@ fn layers_point_down() {
     let book = fs::read_to_string(root.join("docs/how-a-round-runs.md")).unwrap();
     let complaints = complaints(&layers, &imports, &table(&book));
     assert!(complaints.is_empty(), "see docs/how-a-round-runs.md, Layers:\n{}", complaints.join("\n"));
-    // Nothing is held against the table if nothing was read.
+    // An empty list of imports would have no complaints.
     let reads = |from: &str, to: &str| imports.iter().any(|import| import.from == from && import.to == to);
     assert!(reads("collective", "fabric") && reads("world", "bootstrap") && reads("cli", "simulation"));
 }
@@ -110,7 +110,7 @@ fn source(path: &str, text: &str) -> Source {
     Source { path: path.to_owned(), text: text.to_owned() }
 }
 
-/// Three layers, one with this text more.
+/// Three layers, with one more file.
 fn small(path: &str, text: &str) -> Vec<Source> {
     vec![
         source("lib.rs", "mod high;\nmod leaf;\nmod low;\npub use leaf::{Leaf, deeper::Pebble};\n"),
@@ -128,9 +128,9 @@ fn complaints_about(sources: &[Source], book: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_is_in_the_table_may_be_imported() {
+fn imports_in_the_table_are_allowed() {
     assert_eq!(complaints_about(&small("low/more.rs", ""), BOOK), [""; 0]);
-    // What is no import: comments, texts, what is meant for tests, and what stays in its layer.
+    // No imports: comments, strings, items for tests, and paths within a layer.
     let harmless = r##"
         //! See crate::high.
         /* crate::high /* and */ crate::high */
@@ -182,7 +182,7 @@ fn a_forbidden_import_is_found() {
     }
     let found = complaints_about(&small("low/more.rs", "\n\nuse crate::high::X;"), BOOK);
     assert_eq!(found, ["low/more.rs:3: low may not import high"]);
-    // By a name that the root gives it.
+    // By a name that the root re-exports.
     let found = complaints_about(&small("leaf/more.rs", "use crate::Pebble;"), BOOK);
     assert_eq!(found, [""; 0], "it is leaf's own");
     let mut upward = small("high/more.rs", "pub struct Peak;");

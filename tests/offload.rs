@@ -1,5 +1,5 @@
-//! Programs that a provider runs by itself, for real on libfabric's `sockets`: random delays, several
-//! ranks that fire at once, contributions that enter exactly one round, and ranks that sleep.
+//! Programs that a provider runs by itself, on libfabric's `sockets`: random delays, several ranks
+//! that fire at once, contributions that enter exactly one round, and ranks that sleep.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "opens cards")]
@@ -24,12 +24,12 @@ const SLOTS: u64 = 8;
 const BYTES: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Cards of a world of which every rank is in this process, not connected yet.
+/// The cards of a world whose ranks are all in this process, not connected yet.
 fn opened(library: &Library, ranks: u32, start: Start) -> (Vec<DeferredProgram>, Vec<Introduction>) {
     let request = Request { ranks, start, schedule: Schedule::Gather, bytes: BYTES as u64, chunk: 0, slots: SLOTS };
-    // SAFETY: every card gets the introductions of all. A contribution is written before its slot is armed or while the
-    // token is out, and read when the outcome is there. The negative control breaks that on purpose: bytes that are
-    // copied only, of which nobody has a reference.
+    // SAFETY: every card gets the introductions of all. A contribution is written before its slot
+    // is armed or while the token is revoked, and read when the outcome is there. The negative
+    // control breaks that on purpose, with bytes that are only copied and have no references.
     let access = unsafe { RawAccess::promise() };
     (0..ranks).map(|rank| DeferredProgram::open(library, "sockets", rank, &request, 0, access).unwrap()).unzip()
 }
@@ -40,7 +40,7 @@ fn cards(library: &Library, ranks: u32, start: Start) -> Vec<DeferredProgram> {
     cards
 }
 
-/// A contribution: which one of its rank it is, and data that follows from that.
+/// A contribution: data that follows from its rank and its number.
 fn contribution(rank: u32, number: u64) -> Vec<u8> {
     let cell = |index: usize| match index {
         0 => number,
@@ -49,10 +49,10 @@ fn contribution(rank: u32, number: u64) -> Vec<u8> {
     (0..BYTES / 8).flat_map(|index| cell(index).to_le_bytes()).collect()
 }
 
-/// What a rank found of a round: who contributed what, by rank.
+/// A rank's view of a round: the number of each rank's contribution.
 type Outcome = Vec<u64>;
 
-/// The number of a contribution; none if it is not the whole of one.
+/// The number of a contribution; `None` if its data is torn.
 fn number(rank: u32, data: &[u8]) -> Option<u64> {
     let number = u64::from_le_bytes(data[..8].try_into().unwrap());
     let expected = if number == 0 { vec![0; BYTES] } else { contribution(rank, number) };
@@ -70,7 +70,7 @@ struct Rank {
     handed_in: Vec<u64>,
     made: u64,
     torn: u64,
-    /// Outcomes that were there when it woke.
+    /// Outcomes that were there when the rank woke.
     found: u64,
 }
 
@@ -90,7 +90,7 @@ impl Rank {
         self.handed_in.push(0);
     }
 
-    /// Hands in a contribution to a round, if it is not too late. With the gate, nobody reads it meanwhile.
+    /// Hands in a contribution to a round, if it is not too late. With the gate, no rank reads it meanwhile.
     fn hand_in(&mut self, round: u64, gate: bool, pause: Duration) -> bool {
         if self.handed_in[round as usize] != 0 || (gate && !self.card.take_back(slot(round)).unwrap()) {
             return false;
@@ -123,7 +123,7 @@ impl Rank {
         self.torn += u64::from(outcome.is_none());
         self.outcomes.push(outcome);
         if self.arrived <= round {
-            // It did not take part in firing it; its input is due all the same.
+            // It took no part in firing the round; its input is due all the same.
             self.arrive(round);
         }
         true
@@ -134,7 +134,7 @@ impl Rank {
         self.arrived = round + 1;
     }
 
-    /// Takes the outcome of a round that others may have to make.
+    /// Takes the outcome of a round that others may still have to complete.
     fn receive(&mut self, round: u64) {
         let since = Instant::now();
         while !self.take(round) {
@@ -161,7 +161,7 @@ impl Rank {
             if rng.random_range(0..3) > 0 {
                 thread::sleep(Duration::from_micros(rng.random_range(0..300)));
             }
-            // Every now and then this rank has nothing to say, or is too late to say it.
+            // Sometimes this rank contributes nothing, or too late.
             let pause = if rng.random_range(0..4) == 0 { rng.random_range(0..500) } else { 0 };
             if rng.random_range(0..8) > 0 {
                 self.hand_in(round, gate, Duration::from_micros(pause));
@@ -171,7 +171,7 @@ impl Rank {
             }
             let since = Instant::now();
             while !self.take(round) {
-                // Somebody has to fire it.
+                // Some rank has to fire it.
                 if since.elapsed() > Duration::from_millis(5) && self.arrived <= round {
                     self.arrive(round);
                 }
@@ -212,7 +212,8 @@ fn run(library: &Library, ranks: u32, rounds: u64, gate: bool, seed: u64) -> Vec
     playing.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-/// Every contribution is in the round that it was handed in to, everywhere and whole; how many there were.
+/// Checks that every contribution is in the round that it was handed in to, whole and on all ranks;
+/// returns their number.
 fn conserved(world: &[Rank], rounds: u64) -> u64 {
     let mut entered = 0;
     for rank in world {
@@ -243,7 +244,7 @@ fn contributions_are_conserved() {
     }
 }
 
-/// The negative control: without the gate a round takes what a rank is in the middle of writing.
+/// The negative control: without the gate a round takes a contribution that its rank is writing.
 #[test]
 fn without_the_gate_contributions_are_torn() {
     let Some(library) = libfabric() else { return };
@@ -258,7 +259,7 @@ fn without_the_gate_contributions_are_torn() {
     assert!(wrong as usize + lost > 0, "the control found nothing");
 }
 
-/// What ranks that share a process tell each other past the library.
+/// How ranks that share a process synchronize without the library.
 struct Meeting {
     /// Ranks that have armed, by turn.
     ready: Vec<AtomicU32>,
@@ -267,8 +268,8 @@ struct Meeting {
 }
 
 impl Rank {
-    /// Eight rounds at a time, of which a few ranks that are drawn make calls, several at once, and the others none:
-    /// those sleep or compute until the rounds are over, and are woken to take them and to arm again.
+    /// Eight rounds at a time. A few ranks, drawn at random, make calls, several at once. The others make none: they
+    /// sleep or compute until the rounds are over, and are woken to take them and to arm again.
     fn play_passively(&mut self, turns: u64, seed: u64, meeting: &Meeting) -> u64 {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ u64::from(self.rank) << 32);
         let mut everybodys = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -309,9 +310,9 @@ impl Rank {
                     false => drop(std::hint::black_box((0..10_000u64).sum::<u64>())),
                 }
             }
-            assert_eq!(self.card.calls(), before, "it was to call nothing");
+            assert_eq!(self.card.calls(), before, "it must make no calls");
             slept += SLOTS;
-            // What comes last comes without a call, too.
+            // The last inputs come without a call, too.
             thread::sleep(Duration::from_millis(5));
             for round in rounds {
                 self.found += u64::from(self.card.has_outcome(slot(round)).unwrap());
@@ -321,7 +322,7 @@ impl Rank {
         slept
     }
 
-    /// Makes a round happen, sometimes after a while and with a contribution.
+    /// Fires a round, sometimes after a while and with a contribution.
     fn fire(&mut self, round: u64, rng: &mut Xoshiro256PlusPlus) {
         thread::sleep(Duration::from_micros(rng.random_range(0..200)));
         if rng.random_range(0..8) > 0 {
@@ -332,8 +333,8 @@ impl Rank {
     }
 }
 
-/// A few ranks fire rounds; their outcomes have the contributions of all others, who call nothing meanwhile: with more
-/// than three ranks the activation has come to some of them by way of others who sleep or compute.
+/// A few ranks fire rounds, whose outcomes have the contributions of all others, which make no calls meanwhile. With
+/// more than three ranks the activation reaches some of them through ranks that sleep or compute.
 #[test]
 fn ranks_that_call_nothing_take_part_in_every_armed_round() {
     let Some(library) = libfabric() else { return };
@@ -358,7 +359,7 @@ fn ranks_that_call_nothing_take_part_in_every_armed_round() {
         let (world, slept): (Vec<Rank>, Vec<u64>) = playing.into_iter().map(|rank| rank.join().unwrap()).unzip();
         conserved(&world, turns * SLOTS);
         assert!(slept.iter().all(|&rounds| rounds > 0), "{ranks} ranks: {slept:?} rounds without a call");
-        // Where cores are busy the last of a turn may be on its way.
+        // On busy cores the last outcome of a turn may be in flight.
         let found: Vec<u64> = world.iter().map(|rank| rank.found).collect();
         assert!(found.iter().zip(&slept).all(|(found, slept)| 2 * found > *slept), "{found:?} of {slept:?} outcomes");
         println!(
@@ -369,8 +370,8 @@ fn ranks_that_call_nothing_take_part_in_every_armed_round() {
     }
 }
 
-/// Near the last use of its slots a world makes all rounds that are left, whole, and then none: a counter of `sockets`
-/// that has passed 2^31 seems to have passed every threshold.
+/// Near the last use of its slots a world completes all rounds that are left, and then makes none:
+/// a counter of `sockets` beyond 2^31 seems to have passed every threshold.
 #[test]
 fn rounds_end_before_counters_do() {
     let Some(library) = libfabric() else { return };
@@ -404,9 +405,9 @@ fn rounds_end_before_counters_do() {
     }
 }
 
-/// A slot that could not be armed whole is never over: the provider may hold a part of its work.
+/// A slot that was armed in part is never over: the provider may hold some of its operations.
 #[test]
-fn what_was_queued_in_part_is_not_forgotten() {
+fn a_slot_armed_in_part_is_not_over() {
     let Some(library) = libfabric() else { return };
     let mut world = cards(&library, 3, Start::First);
     drop(world.pop());
@@ -419,7 +420,7 @@ fn what_was_queued_in_part_is_not_forgotten() {
 
 /// A card that ends early writes nothing into what a peer has not read.
 #[test]
-fn who_gives_up_spoils_no_round_of_the_others() {
+fn a_card_that_ends_early_spoils_no_round() {
     let Some(library) = libfabric() else { return };
     let world = cards(&library, 2, Start::First).into_iter().zip(0..);
     let mut world: Vec<Rank> = world.map(|(card, rank)| Rank::new(card, rank, 2)).collect();
@@ -450,8 +451,8 @@ fn refused<R: std::fmt::Debug>(call: &str, result: earlybird::Result<R>) {
     assert_eq!(*operation, call);
 }
 
-/// Each of these gave a counter an input too many, or told libfabric of a rank twice: some crashed there, at once or in
-/// a later use. They are refused, and the rounds go on.
+/// Each of these gave a counter an input too many, or named a rank twice to libfabric. Some crashed
+/// there, at once or in a later use. They are refused, and the rounds continue.
 #[test]
 fn calls_out_of_turn_are_refused() {
     let Some(library) = libfabric() else { return };

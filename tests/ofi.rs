@@ -1,4 +1,4 @@
-//! libfabric as it is installed here.
+//! The libfabric of this machine.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "opens an endpoint")]
@@ -51,7 +51,7 @@ fn resident() -> usize {
     kilobytes.trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Both ranks close a collective while a write of one is in flight: its memory goes when that is over.
+/// Both ranks close a collective while one of its writes is in flight: its memory is freed when the write is over.
 #[test]
 fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     const BYTES: usize = 32 << 20;
@@ -60,7 +60,7 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     let settings = OfiSettings { provider: Some(PROVIDERS[0].to_owned()), ..OfiSettings::default() };
     let deadline = Instant::now() + Duration::from_secs(60);
     let world = OfiFabric::in_this_process(&library, &settings, 2, deadline).unwrap();
-    // SAFETY: all ranks open the same endpoints in the same order; nobody looks at the bytes.
+    // SAFETY: all ranks open the same endpoints in the same order; no rank looks at the bytes.
     let access = unsafe { RawAccess::promise() };
     let before = resident();
     let play = &|fabric: &OfiFabric| {
@@ -81,11 +81,11 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(move || play(fabric))));
     until("most of the memory is given back", || resident() < before + TURNS * BYTES / 4);
     world.iter().for_each(|fabric| fabric.health("test").unwrap());
-    // Together: one that goes alone would wait for the other.
+    // Together: a rank that leaves alone would wait for the other.
     std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(|| fabric.leave())));
 }
 
-/// Rank 2 comes to the meeting, and does nothing then. Rank 0 gives it up and tells rank 1, which would wait for longer.
+/// Rank 2 comes to the meeting and then does nothing. Rank 0 gives up and tells rank 1, which would wait longer.
 #[test]
 fn a_rank_that_gives_up_joining_says_why() {
     let Some(library) = libfabric() else { return };

@@ -32,7 +32,7 @@ fn rank() {
     }
 }
 
-/// The last rank leaves after a few steps; its process ends while the others go on.
+/// The last rank leaves after a few steps; its process ends while the others continue.
 fn leave_early() {
     let patience = Duration::from_secs(5);
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -52,7 +52,7 @@ fn leave_early() {
     sums.iter_mut().for_each(|sum| sum.finish(patience).unwrap());
 }
 
-/// Rank 0 waits for rank 1, which takes its time.
+/// Rank 0 waits long for rank 1, again and again.
 fn wait_for_long() {
     let patience = Duration::from_secs(20);
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -67,20 +67,20 @@ fn wait_for_long() {
     }
     let (used, took) = (cpu_time() - before, started.elapsed());
     println!("rank {}: {used:?} of {took:?}", world.rank());
-    // It spins for a millisecond at first, and looks for the dead every 20.
+    // It spins for a millisecond at first, and checks for dead ranks every 20.
     assert!(used < took / 5, "a rank that waited used {used:?} of {took:?}");
     sum.finish(patience).unwrap();
 }
 
-/// Rank 0 reads from the memory of rank 1, again and again, while that leaves and ends: most of the time a read is in
-/// flight. The read that fails says so.
+/// Rank 0 reads from the memory of rank 1, again and again, while rank 1 leaves and ends: most of
+/// the time a read is in flight. The read that fails names rank 1.
 fn read_from_who_leaves() {
     const BYTES: usize = 16 << 20;
     let patience = Duration::from_secs(20);
     let mut config = Config::from_env().unwrap();
     config.ofi.linger = Duration::from_millis(300);
     let world = World::from_env(&config).unwrap();
-    // SAFETY: both ranks open one endpoint and make nothing else; nobody looks at the bytes.
+    // SAFETY: both ranks open one endpoint and make nothing else; neither looks at the bytes.
     let access = unsafe { RawAccess::promise() };
     let mut end = world.raw_fabric().open(access).unwrap();
     let own = end.register(BYTES, Access::Read).unwrap();
@@ -112,7 +112,7 @@ fn read_from_who_leaves() {
     assert_eq!(again.to_string(), error.to_string());
 }
 
-/// Rank 0, a home, arrives and computes until the others have the round, which they make for themselves.
+/// Rank 0, a reducer, arrives and computes until the others have the round by fallback reads.
 fn compute_while_others_wait() {
     let patience = Duration::from_secs(20);
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -124,7 +124,7 @@ fn compute_while_others_wait() {
             let (computes, pulled) = (round % 2 == 0, sum.stats().pulled);
             let all_here = || world.barrier(patience).unwrap();
             if computes && world.rank() > 0 {
-                // Rank 0 has arrived: a home that arrives last reduces at once.
+                // Rank 0 has arrived: a reducer that arrives last reduces at once.
                 all_here();
             }
             for (index, mine) in sum.contribution().unwrap().iter_mut().enumerate() {
@@ -146,7 +146,7 @@ fn compute_while_others_wait() {
                 }
             }
             if computes && world.rank() > 0 {
-                assert!(sum.stats().pulled > pulled, "{path}: round {round} came from its home");
+                assert!(sum.stats().pulled > pulled, "{path}: round {round} came from its reducer");
                 all_here();
             }
         }
@@ -154,11 +154,11 @@ fn compute_while_others_wait() {
     }
 }
 
-/// The rank that acknowledges nothing. Its memory has the word of no round before the fourth.
+/// The rank that acknowledges nothing. It is the home of no round before the fourth.
 const STOPPED: usize = 2;
 
-/// Rank 0 makes rounds by itself until it has to wait for the rank that is stopped. Rank 1 contributes nothing, and
-/// answers.
+/// Rank 0 makes rounds by itself until it has to wait for the stopped rank. Rank 1 contributes
+/// nothing, and answers.
 fn be_held_up() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
@@ -169,8 +169,8 @@ fn be_held_up() {
         sum.contribution().unwrap().fill(1);
         sum.arrive().unwrap();
         assert_eq!(sum.wait(patience).unwrap().newest().round(), 1);
-        // The next round is made, too. But the buffer of the first one is to be written again after this wait, and
-        // what was sent from it is not acknowledged.
+        // The next round is made, too. But after this wait the buffer of the first one is to be
+        // written again, and the data that was sent from it is not acknowledged.
         sum.contribution().unwrap().fill(1);
         sum.arrive().unwrap();
         let error = sum.wait(Duration::from_secs(5)).map(drop).unwrap_err();
@@ -184,12 +184,12 @@ fn be_held_up() {
     sum.finish(patience).unwrap();
 }
 
-/// Collectives that the provider of the world cannot carry out.
+/// Collectives whose rounds the provider of the world cannot run.
 fn fall_back() {
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
     let sum = || world.allreduce::<u64>(&[4]).fire(Fire::SOLO).executor(Executor::Provider);
     let able = world.provider() == Some("sockets");
-    // As much as fits, and one more.
+    // The largest depth that fits, and one more.
     let largest = largest_depth("sockets", world.size()) as u32;
     for (depth, expected) in [(2, able), (largest, able), (largest + 1, false)] {
         let mut sum = sum().depth(depth).build().unwrap();
@@ -213,16 +213,16 @@ fn fall_back() {
 }
 
 #[test]
-fn a_home_that_computes_is_not_waited_for() {
+fn no_rank_waits_for_a_reducer_that_computes() {
     for &provider in providers() {
         let ends = Job::start(Way::Ofi(provider), 3, "rank", "busy").finish(Duration::from_secs(60));
         assert!(ends.iter().all(|(status, _)| status.success()), "{provider}: {ends:?}");
     }
 }
 
-/// Where a provider cannot do it, or cannot hold so much, the ranks do it, and all agree on that.
+/// If a provider cannot run a round, or cannot queue so much, the ranks run it, and all agree on that.
 #[test]
-fn who_has_no_provider_for_programs_goes_on_without() {
+fn ranks_run_the_rounds_that_no_provider_can() {
     if libfabric().is_none() {
         return;
     }
@@ -232,20 +232,20 @@ fn who_has_no_provider_for_programs_goes_on_without() {
     }
 }
 
-/// What the provider gives to sleep on is not always readable.
+/// The wait object of a provider is not always readable.
 #[test]
-fn who_waits_for_long_sleeps() {
+fn a_rank_that_waits_for_long_sleeps() {
     if libfabric().is_none() {
         return;
     }
-    // The threads of `sockets` spin, `shm` and `ofi_rxd` have nothing to sleep on.
+    // The threads of `sockets` spin; `shm` and `ofi_rxd` have no wait object.
     for provider in [PROVIDERS[0], "tcp"] {
         let ends = Job::start(Way::Ofi(provider), 2, "rank", "patient").finish(Duration::from_secs(60));
         assert!(ends.iter().all(|(status, _)| status.success()), "{provider}: {ends:?}");
     }
 }
 
-/// It stays ten seconds for those who are behind; what is written to it later must not wait for it.
+/// It serves ranks that are behind for ten seconds; a later write to it must not wait for that.
 #[test]
 fn a_rank_that_left_is_not_missed() {
     if libfabric().is_none() {
@@ -255,7 +255,7 @@ fn a_rank_that_left_is_not_missed() {
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
-/// It is named by who reads from it.
+/// The error names the rank that left.
 #[test]
 fn a_read_from_a_rank_that_leaves_ends() {
     if libfabric().is_none() {
@@ -265,9 +265,10 @@ fn a_read_from_a_rank_that_leaves_ends() {
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
-/// Its process sees that theirs have ended before it has read what they sent, and the last round of another one.
+/// The stopped rank sees that other processes have ended before it has read their messages, and the
+/// last round of another rank.
 #[test]
-fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
+fn a_stopped_rank_receives_all_from_ranks_that_left() {
     if libfabric().is_none() {
         return;
     }
@@ -275,7 +276,7 @@ fn a_rank_that_was_stopped_misses_nothing_of_those_who_left() {
 }
 
 #[test]
-fn a_rank_that_acknowledges_nothing_is_named_and_no_other() {
+fn only_the_rank_that_acknowledges_nothing_is_named() {
     if libfabric().is_none() {
         return;
     }
@@ -290,8 +291,8 @@ fn a_rank_that_acknowledges_nothing_is_named_and_no_other() {
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
-/// Sums are exact, floats the same bits everywhere, in rounds that fire for each reason. `part`: of the
-/// usual number of rounds, where a provider is slow.
+/// Sums are exact and floats have the same bits on all ranks, in rounds that fire for each reason.
+/// `part` divides the usual number of rounds, for slow providers.
 fn stress(provider: &'static str, part: u64) {
     if libfabric().is_none() {
         return;
@@ -339,7 +340,7 @@ fn udp() {
     stress(PROVIDERS[3], 1);
 }
 
-/// The provider carries the rounds out; ranks that leave early go on for the others.
+/// The provider runs the rounds; ranks that leave early still serve the others.
 #[test]
 fn provider_executor() {
     if libfabric().is_none() {
@@ -360,16 +361,16 @@ fn provider_executor() {
 }
 
 #[test]
-fn a_killed_rank_is_named_by_everybody() {
+fn all_ranks_name_a_killed_rank() {
     if libfabric().is_none() {
         return;
     }
-    // libfabric takes some tenths of a second to look at what there is, and a rank that is killed before
+    // libfabric takes some tenths of a second to list its providers. A rank that is killed before
     // it was introduced is missed only when the deadline has passed.
     let turns = by_tier(3, 9);
     let window = Duration::from_millis(300)..Duration::from_millis(1500);
-    // In libfabric's shm a process that is killed may hold a lock in the memory of the others, who then
-    // spin in there for ever.
+    // In libfabric's shm a killed process may hold a lock in the memory of the others, which then
+    // spin for ever.
     for &provider in providers().iter().filter(|&&provider| provider != "shm") {
         common::faults::kill(Way::Ofi(provider), turns, &["cut"], window.clone());
     }

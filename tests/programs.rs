@@ -87,16 +87,16 @@ fn data_messages_and_reductions_are_those_of_the_textbook() {
                 (puts, puts * n)
             }
             Schedule::Gather => (p * (p - 1), p * (p - 1) * n),
-            // Each byte goes to who reduces it and from there to all.
+            // Each byte goes to its reducer and from there to all ranks.
             Schedule::Scatter => (2 * p * (p - 1), 2 * (p - 1) * n),
         };
         assert_eq!((counts.puts, counts.bytes), (puts, bytes), "{request:?}");
     });
 }
 
-/// The flood reaches everybody from anybody within ⌈log2 P⌉ hops.
+/// The flood reaches every rank from any rank within ⌈log2 P⌉ hops.
 #[test]
-fn the_flood_reaches_everybody_in_log_p_hops() {
+fn the_flood_reaches_all_ranks_in_log_p_hops() {
     for ranks in 1..=130 {
         let world = compile(&request(ranks, Start::First, Schedule::Gather), &Profile::NETWORK);
         for initiator in [0, ranks / 3, ranks - 1] {
@@ -120,9 +120,9 @@ fn the_flood_reaches_everybody_in_log_p_hops() {
     }
 }
 
-/// Each rule of the checker, broken on purpose.
+/// Tables that violate each rule of the checker.
 #[test]
-fn the_checker_finds_what_it_is_for() {
+fn the_checker_finds_every_defect() {
     let request = request(6, Start::First, Schedule::Doubling);
     let broken = |profile: Profile, change: &dyn Fn(&mut Vec<Program>)| {
         let mut world = compile(&request, &profile);

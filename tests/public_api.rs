@@ -1,5 +1,5 @@
-//! What a program that depends on this crate compiles against: the names that are promised, nothing below them without
-//! the feature `internals`, and nothing that breaks memory without `unsafe`.
+//! What a program that depends on this crate can use: the promised names, nothing below them
+//! without the feature `internals`, and nothing that breaks memory without `unsafe`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../ffi/tests/skipped/mod.rs"]
@@ -13,7 +13,7 @@ use std::process::Command;
 use serde_json::Value;
 use skipped::{Need, skipped};
 
-/// A program over every name that is promised.
+/// A program that uses every promised name.
 const PROMISED: &str = r#"
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ fn main() -> Result<()> {
 }
 "#;
 
-/// What stands behind the feature: without it a compiler says that it is private or not there.
+/// Names behind the feature: without it a compiler reports them as private or missing.
 const BEHIND_THE_FEATURE: [&str; 18] = [
     "use earlybird::bootstrap::StoreAddress;",
     "use earlybird::collective::Allreduce;",
@@ -97,10 +97,10 @@ const BEHIND_THE_FEATURE: [&str; 18] = [
     "pub fn of(fire: earlybird::Fire) { let _ = earlybird::trigger::Start::of(fire, earlybird::Grace::Auto, 2); }",
 ];
 
-/// Not found, and private: a module, a name in a path, a method.
+/// The codes for missing and private: a module, a name in a path, a method.
 const HIDDEN: [&str; 4] = ["E0432", "E0433", "E0599", "E0603"];
 
-/// Ways to raw memory that leave the promise out, and what a compiler says of each with the feature.
+/// Ways to raw memory without the promise, and the compiler's error for each with the feature.
 const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
     ("pub fn made() -> earlybird::fabric::RawAccess { earlybird::fabric::RawAccess::promise() }", "E0133"),
     ("pub fn taken() -> earlybird::fabric::RawAccess { earlybird::fabric::RawAccess::CRATE }", "E0624"),
@@ -127,16 +127,16 @@ const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
     ),
 ];
 
-/// A crate that depends on this one and on nothing else; each of its programs is compiled by itself.
+/// A crate that depends on this one only; each of its programs is compiled separately.
 struct Consumer(PathBuf);
 
-/// What a compiler made of the programs of a consumer.
+/// The compiler's results for the programs of a consumer.
 #[derive(Debug, Default)]
 struct Verdict {
     compiled: BTreeSet<String>,
     /// The codes of its errors, by program.
     errors: BTreeMap<String, BTreeSet<String>>,
-    /// What cargo said itself.
+    /// cargo's own output.
     said: String,
 }
 
@@ -144,7 +144,7 @@ impl Consumer {
     fn new() -> Consumer {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public_api");
-        // What was compiled of the dependencies stays.
+        // The compiled dependencies stay.
         let programs = folder.join("src/bin");
         let _ = fs::remove_dir_all(&programs);
         fs::create_dir_all(&programs).unwrap();
@@ -162,7 +162,7 @@ impl Consumer {
         fs::write(self.0.join("src/bin").join(format!("{name}.rs")), text).unwrap();
     }
 
-    /// Compiles all programs, each as far as it goes. Nothing where there is no cargo.
+    /// Compiles all programs, each as far as it goes. `None` without cargo.
     fn check(&self, arguments: &[&str]) -> Option<Verdict> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
@@ -170,7 +170,7 @@ impl Consumer {
             .args(["check", "--offline", "--bins", "--keep-going", "--message-format", "json"])
             .args(arguments)
             .env("CARGO_TARGET_DIR", self.0.join("target"))
-            // A consumer does not compile by the flags of these tests.
+            // A consumer does not have the flags of these tests.
             .env_remove("RUSTFLAGS")
             .env_remove("CARGO_ENCODED_RUSTFLAGS")
             .output();
@@ -183,7 +183,7 @@ impl Consumer {
             if message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "bin" {
                 verdict.compiled.insert(of);
             } else if message["reason"] == "compiler-message" && message["message"]["level"] == "error" {
-                // The last of them, that there were errors, has no code.
+                // The last error is a summary without a code.
                 let code = message["message"]["code"]["code"].as_str().map(str::to_owned);
                 verdict.errors.entry(of).or_default().extend(code);
             }
@@ -214,7 +214,7 @@ fn a_consumer_reaches_the_promised_names_and_no_others() {
     verdict.assert_compiled("promised", PROMISED);
     behind().for_each(|(name, text)| verdict.assert_refused(&name, text, &HIDDEN));
 
-    // They are there, so it is the feature that hides them; and what opens memory takes the promise.
+    // They exist, so the feature hides them; and opening memory takes the promise.
     let without =
         || WITHOUT_THE_PROMISE.iter().enumerate().map(|(index, (text, code))| (format!("raw_{index}"), *text, *code));
     without().for_each(|(name, text, _)| consumer.program(&name, &format!("{text}\nfn main() {{}}\n")));

@@ -20,7 +20,7 @@ fn world(ranks: u32, body: impl Fn(World) + Sync) {
     common::worlds::everywhere(ranks, DEADLINE, body);
 }
 
-/// The same for a mover; trees need all ranks in one memory.
+/// The same for a mover; trees need all ranks on one host.
 fn moved(mover: Mover, ranks: u32, body: impl Fn(World) + Sync) {
     match mover {
         Mover::Tree => drop(common::worlds::world(Way::Shm, ranks, DEADLINE, &body)),
@@ -38,7 +38,7 @@ fn majority_fires_with_the_drawn_rank_and_not_before() {
     for mover in MOVERS {
         for ranks in [3, 40] {
             moved(mover, ranks, |world| {
-                // Over a network the others may be heard of after the one that is drawn, and the last of them closes.
+                // Over a network other arrivals may be seen after that of the drawn rank, and the last of them closes.
                 let far = world.provider().is_some();
                 let (fire, grace) = (Fire::majority(5), if far { Grace::Fixed(DEADLINE) } else { Grace::NONE });
                 let mut sum = world.allreduce::<u64>(&[3]).fire(fire).grace(grace).mover(mover).build().unwrap();
@@ -59,7 +59,7 @@ fn majority_fires_with_the_drawn_rank_and_not_before() {
                     assert_eq!(outcome.fresh().len(), ranks);
                 }
                 world.barrier(DEADLINE).unwrap();
-                // Whoever is drawn may have left before; then the next one stands in.
+                // The drawn rank may have left before; then the next one stands in.
                 if world.rank() == 0 {
                     for _ in 0..5 {
                         hand_in(&mut sum, 1);
@@ -96,7 +96,7 @@ fn a_deadline_closes_a_round_that_others_miss() {
                 world.barrier(DEADLINE).unwrap();
                 hand_in(&mut sum, 100);
                 let newest = sum.wait(DEADLINE).unwrap().newest().data()[length - 1];
-                // Both came, well within the time, unless the machine was busy.
+                // Both arrived well within the time, unless the machine was busy.
                 assert!(newest == 210 || newest == 110, "{newest}");
                 sum.finish(DEADLINE).unwrap();
             });
@@ -105,7 +105,7 @@ fn a_deadline_closes_a_round_that_others_miss() {
 }
 
 #[test]
-fn a_full_round_waits_for_everybody_and_counts_what_is_carried() {
+fn a_full_round_waits_for_all_and_counts_carried_contributions() {
     for mover in MOVERS {
         moved(mover, 2, |world| {
             let fire = Fire::SOLO.full_every(2);
@@ -132,7 +132,7 @@ fn a_full_round_waits_for_everybody_and_counts_what_is_carried() {
 }
 
 #[test]
-fn what_is_late_is_dropped_or_decays_where_that_is_the_rule() {
+fn late_contributions_are_dropped_or_decay_by_rule() {
     for mover in MOVERS {
         for absent in [Absent::Drop, Absent::Decay(0.5)] {
             moved(mover, 2, |world| {
@@ -170,7 +170,7 @@ fn a_weighted_mean_weighs() {
             moved(mover, 3, |world| {
                 let mut mean = world.allreduce::<f32>(&[length]).scale(Scale::Weights).mover(mover).build().unwrap();
                 for step in 1..=4u16 {
-                    // 10 three times, 2 once and 1000 not at all; then everybody equally.
+                    // 10 three times, 2 once and 1000 not at all; then all ranks equally.
                     let nothing = if step % 2 == 1 { f32::NAN } else { 1000.0 };
                     let (weight, value) = [(3, 10.0), (1, 2.0), (0, nothing)][world.rank() as usize];
                     if step % 2 == 1 {
@@ -224,8 +224,8 @@ fn several_tensors_have_one_cut() {
 }
 
 #[test]
-fn what_is_copied_in_pieces_is_whole() {
-    // Neither the tensors nor the whole end where a segment does; there are several pieces.
+fn data_copied_in_pieces_is_whole() {
+    // Neither the tensors nor the contribution end where a segment does; there are several pieces.
     let lengths = [100_001, 7, 300_003];
     for executor in [Executor::Caller, Executor::Thread, Executor::Peer] {
         for fire in [Fire::ALL, Fire::SOLO] {
@@ -343,7 +343,7 @@ fn every_type_and_every_reduction() {
     }
 }
 
-/// 2048 + 1 + 1 + 1 is 2048 when every step is rounded to 16 bits, and 2052 (to even) when only the end is.
+/// 2048 + 1 + 1 + 1 is 2048 if every step is rounded to 16 bits, and 2052 (ties to even) if only the result is.
 #[test]
 fn half_precision_is_rounded_once() {
     for mover in MOVERS {
@@ -359,7 +359,7 @@ fn half_precision_is_rounded_once() {
 }
 
 #[test]
-fn choices_that_cannot_work_are_refused_by_name() {
+fn invalid_choices_are_named() {
     world(2, |world| {
         let refused = |error: Error, words: &str| {
             assert!(error.to_string().contains(words), "{error}");

@@ -1,5 +1,5 @@
-//! Processes that die or freeze: everybody else gets an error that names them, nothing is ever
-//! wrong, nothing is left behind.
+//! Processes that die or freeze: all others get an error that names them, no result is wrong, and
+//! no file is left.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,7 +18,7 @@ fn rank() {
 }
 
 #[test]
-fn a_killed_rank_is_named_by_everybody() {
+fn all_ranks_name_a_killed_rank() {
     common::faults::kill(Way::Shm, by_tier(30, 100), &["cut", "tree"], Duration::ZERO..Duration::from_millis(60));
 }
 
@@ -48,8 +48,8 @@ fn a_frozen_rank_is_late_or_named() {
         for (rank, (_, text)) in ends.iter().enumerate() {
             assert!(said(text, "WRONG").is_empty() && !text.contains("panicked"), "{fire}, rank {rank}: {text}");
             if !succeeds && rank != 1 {
-                // The first to lose patience says whom it waited for, and the others hear of it. It may
-                // not know which of two ranks froze as it closed a round or moved a piece of it.
+                // The first rank to lose patience names the rank that it waited for, and the others repeat that. It
+                // may not know which of two ranks froze while closing a round or moving a segment.
                 let named = said(text, "TEXT").concat();
                 let named = named.split("waiting for rank").nth(1).and_then(|rest| rest.split(['.', ';']).next());
                 assert!(named.is_some_and(|names| names.contains('1')), "{fire}, rank {rank}: {text}");

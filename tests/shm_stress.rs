@@ -41,7 +41,7 @@ fn every_executor() {
     }
 }
 
-/// The same program on the same contributions gives the same bits, whoever runs it.
+/// The same program on the same contributions gives the same bits under every executor.
 #[test]
 fn executors_agree_to_the_bit() {
     for (ranks, length, steps) in [(8, 24, 500), (7, 24, 300), (8, 20_000, 40)] {

@@ -21,7 +21,7 @@ const LARGE: u64 = 12_000;
 /// The quick tier runs one in so many of the schedules.
 const SHARE: u64 = 10;
 
-/// Cases that so few schedules may not meet.
+/// Cases that so few schedules may miss.
 const RARE: [&str; 2] = ["closed_for_others", "heirs_died"];
 
 fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<Failure>) {
@@ -34,7 +34,7 @@ fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<
     (found.coverage, smallest)
 }
 
-/// Runs all; `foreign` are the cases that this kind of world cannot meet.
+/// Runs all schedules; `foreign` are the cases that cannot occur in this kind of world.
 fn holds(seeds: std::ops::Range<u64>, options: &Options, foreign: &[&str]) {
     let (coverage, failure) = run_all(seeds.clone(), options);
     if let Some(failure) = failure {
@@ -58,7 +58,7 @@ fn small_worlds() {
 /// Programs instead of cuts by word.
 const TREE: u64 = 100_000;
 
-/// A rank dies somewhere, or two.
+/// A rank dies at any moment, or two.
 const DEADLY: u64 = 40_000;
 
 /// Cases that need a death.
@@ -98,11 +98,11 @@ const EVERYTHING: u64 = 50_000;
 
 #[test]
 fn everything() {
-    // Of so few schedules with a death hardly any has an heir that dies.
+    // So few schedules with a death hardly ever kill a rank that has taken over an operation.
     holds(0..EVERYTHING, &Options::everything(), &["heirs_died"]);
 }
 
-/// P - 1 messages say that a round has fired where its initiator is unique, P ⌈log2 P⌉ in the flood.
+/// A unique initiator announces a round by P - 1 messages, the flood by P ⌈log2 P⌉.
 #[test]
 fn activations_are_counted() {
     for ranks in 1..=17u32 {
@@ -112,7 +112,7 @@ fn activations_are_counted() {
             run(&Case::from(seed), &options).unwrap()
         };
         for seed in 0..20 {
-            // All leave in the same round, so all hear of every round.
+            // All leave in the same round, so all learn of every round.
             let cut = run(Mover::Cut, Fire::quorum(ranks), seed);
             assert_eq!(cut.activations, cut.rounds * u64::from(ranks - 1), "{ranks} ranks");
             let fire = [Fire::SOLO, Fire::quorum(0), Fire::quorum(ranks)][seed as usize % 3];
@@ -124,10 +124,10 @@ fn activations_are_counted() {
     }
 }
 
-/// Orders of events in which the deep tier runs each recorded world. It failed in about one of a hundred.
+/// Orders of events in which the deep tier runs each recorded world. About one of a hundred failed.
 const ORDERS: u64 = 20_000;
 
-/// Worlds that failed once, whatever the generator draws by now.
+/// Worlds that failed once; recordings do not change with the generator.
 #[test]
 fn recorded_worlds() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpora/worlds");
@@ -160,8 +160,8 @@ mod faults {
 
     #[test]
     fn every_fault_is_caught() {
-        // The core asserts what it believes; a fault often shows as such a panic, which is a
-        // catch like any other. Do not print thousands of them.
+        // The core asserts its invariants. A fault often shows as such a panic, which is a catch
+        // like any other. Thousands of them need not be printed.
         std::panic::set_hook(Box::new(|_| {}));
         let found: Vec<_> = Suite::Simulator
             .faults()

@@ -1,5 +1,5 @@
-/* What a two-rank allreduce over shared memory costs with no library around it: two pinned processes on bare pages.
- * Each rank sums one half of two vectors into both outcomes; the parties meet before and after. For 8 bytes a rank writes its
+/* The cost of a two-rank allreduce over shared memory without a library: two pinned processes on bare pages.
+ * Each rank sums one half of two vectors into both outcomes; the ranks meet before and after. For 8 bytes a rank writes its
  * number and a sequence number into one cache line, and polls the other's.
  *   cc -O3 -march=native shm_two_ranks.c -o floor && ./floor          one JSON object a size, microseconds */
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-// Two bare processes that exchange vectors over TCP on this machine and sum them: what the kernel leaves to any library.
+// Two bare processes that exchange vectors over TCP on this machine and sum them: the kernel's part of the time of any library.
 //   tcp_exchange BYTES ITERATIONS         prints the median of one rank in us, as JSON
 // One set of buffers, each rank on a core of its own, looking with epoll_wait before it receives, as libraries with
 // several connections have to.

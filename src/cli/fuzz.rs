@@ -24,12 +24,10 @@ pub(super) struct Args {
     /// Fuzz the world in a file, in --seeds orders of events, starting with number --from
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     world: Option<PathBuf>,
-    /// Write the world that fails, or that is replayed, to a file: another generator draws another
-    /// world from a seed
+    /// Write the world that fails, or that is replayed, to a file: another generator draws another world from a seed
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// List all pairs of conditions that were met together ten times less often than independent
-    /// ones would be
+    /// List all pairs of conditions that were met together ten times less often than independent ones would be
     #[arg(long)]
     pairs: bool,
     /// Print so many events at most, the last ones

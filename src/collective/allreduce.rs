@@ -82,14 +82,13 @@ impl<T: Element> Allreduce<T> {
         self.raw.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
     }
 
-    /// Sets the weight of the next contribution. It counts as much as so many contributions of
-    /// weight 1, for instance one for each sample in a batch. Needs
-    /// [`Scale::Weights`](crate::Scale::Weights): rounds are weighted means then, and their cuts
-    /// have the weights.
+    /// Sets the weight of the next contribution. It counts as much as so many contributions of weight 1, for instance
+    /// one for each sample in a batch. Needs [`Scale::Weights`](crate::Scale::Weights): rounds are weighted means
+    /// then, and their cuts have the weights.
     ///
-    /// The weight is a whole number, so that it is exact and fits the cut. A contribution of weight
-    /// 0 adds nothing and still counts towards firing. Elements are multiplied by the weight before
-    /// they are added: values near the largest of their type may become infinite.
+    /// The weight is a whole number, so that it is exact and fits the cut. A contribution of weight 0 adds nothing and
+    /// still counts towards firing. Elements are multiplied by the weight before they are added: values near the
+    /// largest of their type may become infinite.
     ///
     /// # Errors
     /// [`Error::Usage`] under another scale, or after `finish`.

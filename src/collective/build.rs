@@ -395,8 +395,7 @@ pub(crate) fn compare(
     Ok(())
 }
 
-/// The leader of a host makes its memory and returns the keys of its control and data regions;
-/// others return none.
+/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none.
 fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());

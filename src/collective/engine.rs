@@ -32,8 +32,7 @@ pub(crate) enum Goal {
     Gone,
 }
 
-/// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's
-/// place.
+/// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
 #[derive(Debug)]
 pub(crate) struct Engine {
     driver: Driver,
@@ -94,15 +93,13 @@ impl Engine {
         }
     }
 
-    /// An arrival is handed in. The duration of a round that was closed before can no longer be
-    /// known.
+    /// An arrival is handed in. The duration of a round that was closed before can no longer be known.
     pub(super) fn begin_arrival(&mut self, now: Time) {
         self.machine_mut().measured(None);
         self.closed = Some(now);
     }
 
-    /// Forgets when this rank closed a round: it was busy with something else, so that time is no
-    /// measure.
+    /// Forgets when this rank closed a round: it was busy with something else, so that time is no measure.
     pub(super) fn forget_time(&mut self) {
         self.machine_mut().measured(None);
         self.closed = None;
@@ -172,8 +169,7 @@ impl Shared for Engine {
     type Work<'a> = Pursuit<'a>;
 
     fn left_undone(&mut self) -> Option<Pursuit<'_>> {
-        // Once the outcome is there, the caller may stay away for long, and so would a claim of its
-        // helper thread.
+        // Once the outcome is there, the caller may stay away for long, and so would a claim of its helper thread.
         let needed = !self.has_reached(Goal::Arrival) || self.machine().plan().fault(Fault::HelpUnasked);
         needed.then(|| self.towards(Goal::Arrival))
     }
@@ -204,9 +200,8 @@ impl Work for Pursuit<'_> {
     fn poll(&mut self, now: Time) -> Result<Polled> {
         let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
         if self.engine.driver.step(now, effort)? {
-            // The outcome is there: a look at a network could only cost time. A rank that leaves
-            // still has to poll: a completion that frees it may also free something that others
-            // wait for, such as its share of a round.
+            // The outcome is there: a look at a network could only cost time. A rank that leaves still has to poll: a
+            // completion that frees it may also free something that others wait for, such as its share of a round.
             let outcome = matches!(self.goal, Goal::Outcome | Goal::Arrival);
             if !outcome || self.engine.machine().peek_op().is_some() || !self.engine.has_reached(self.goal) {
                 return Ok(Polled::Progress);
@@ -324,8 +319,7 @@ mod tests {
         }
     }
 
-    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the other
-    /// ranks.
+    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the other ranks.
     fn world(others: &[Child]) -> Vec<Arc<ShmFabric>> {
         let memory = ShmFabric::create(RANKS).unwrap();
         let unwatched = vec![None; RANKS as usize];

@@ -152,8 +152,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.cut().carried()
     }
 
-    /// The rank that closed the cut; `None` in a synchronous round, or if a provider counted the
-    /// arrivals.
+    /// The rank that closed the cut; `None` in a synchronous round, or if a provider counted the arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.cut().initiator()

@@ -19,8 +19,7 @@ use crate::rule::Executor;
 use crate::time::{Deadline, Time};
 use crate::world::World;
 
-/// A session and the threads that drive it: its caller, which waits here, and a helper thread if
-/// there is one.
+/// A session and the threads that drive it: its caller, which waits here, and a helper thread if there is one.
 #[derive(Debug)]
 pub(crate) struct Raw {
     seat: Seat<Engine>,
@@ -212,9 +211,8 @@ impl Raw {
         Ok(())
     }
 
-    /// If a provider ran the rounds: triggers the operations that it has still queued, for rounds
-    /// that no rank wants any more. They write to the memory of other ranks, which must not read it
-    /// then, and must not have left.
+    /// If a provider ran the rounds: triggers the operations that it has still queued, for rounds that no rank wants
+    /// any more. They write to the memory of other ranks, which must not read it then, and must not have left.
     fn part(&mut self) -> Result<()> {
         if self.seat.take().provider().is_none() {
             return Ok(());
@@ -284,8 +282,7 @@ impl Raw {
         self.seat.claim_work();
         let mut engine = self.seat.take();
         let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
-        // The helper thread must not get the engine in between: with a claim of its own, nothing
-        // would be ready.
+        // The helper thread must not get the engine in between: with a claim of its own, nothing would be ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
         drop(engine);
         self.explain(operation, done)

@@ -1,9 +1,7 @@
-//! The life of a collective as its caller sees it: what it handed in, what it took and holds, and
-//! how it ends.
+//! The life of a collective as its caller sees it: what it handed in, what it took and holds, and how it ends.
 //!
-//! A session never waits. Its caller works towards [`Session::goal`] with the engine, under any
-//! executor, and then takes what is there. Neither of them reads a clock: the simulator drives them
-//! as the executors do.
+//! A session never waits. Its caller works towards [`Session::goal`] with the engine, under any executor, and then
+//! takes what is there. Neither of them reads a clock: the simulator drives them as the executors do.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -143,8 +141,7 @@ impl Session {
         }
     }
 
-    /// Takes the outcomes. There are some: the goal was reached, and no helper thread had the
-    /// engine since.
+    /// Takes the outcomes. There are some: the goal was reached, and no helper thread had the engine since.
     #[inline]
     pub(crate) fn take(&mut self, engine: &mut Engine) -> RangeInclusive<u64> {
         let begun = self.begun && !self.plan.fault(Fault::ForgetBegun);
@@ -178,8 +175,7 @@ impl Session {
             Leaving::No => {}
             Leaving::HandedIn => {
                 engine.machine_mut().release(FOREVER);
-                // If an operation failed after this rank has left, others would wait, and no rank
-                // could say why.
+                // If an operation failed after this rank has left, others would wait, and no rank could say why.
                 self.leaving = Leaving::LetGo;
             }
             Leaving::LetGo | Leaving::Gone => self.leaving = Leaving::Gone,

@@ -84,8 +84,7 @@ impl HwConfig {
         sections.into_iter().map(read).collect::<std::result::Result<_, String>>().map(HwConfig)
     }
 
-    /// The parameters of a fabric, by its name; those of a libfabric provider, where it has a
-    /// section.
+    /// The parameters of a fabric, by its name; those of a libfabric provider, where it has a section.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no section for the fabric.

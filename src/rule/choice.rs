@@ -12,8 +12,7 @@ pub enum Mover {
     Auto,
     /// Ranks first agree on the cut, in a word; then waiting ranks move the data.
     Cut,
-    /// A program of triggered operations activates, seals and reduces; the cut travels with the
-    /// data.
+    /// A program of triggered operations activates, seals and reduces; the cut travels with the data.
     Tree,
 }
 

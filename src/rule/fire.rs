@@ -17,9 +17,8 @@ pub enum When {
     Solo,
     /// So many ranks have arrived, exactly counted; all active ranks, if they are fewer.
     Quorum(u32),
-    /// The rank has arrived that is drawn for the round, from a seed that all ranks share
-    /// (eager-SGD *majority*: on average half of the ranks arrive before it; no number is
-    /// guaranteed).
+    /// The rank has arrived that is drawn for the round, from a seed that all ranks share (eager-SGD *majority*: on
+    /// average half of the ranks arrive before it; no number is guaranteed).
     Majority(u64),
 }
 
@@ -73,13 +72,11 @@ impl Fire {
         Fire::ALL.within(time)
     }
 
-    /// The same rule, but a round closes `time` after its first arrival, whichever ranks are
-    /// missing.
+    /// The same rule, but a round closes `time` after its first arrival, whichever ranks are missing.
     ///
-    /// Every arrival measures from itself, so no clocks are compared, and the first whose time is
-    /// over closes the round. A waiting rank or the helper thread enforces the deadline; otherwise
-    /// the next call does. An arrival that has to wait for a free slot measures from when it has
-    /// one.
+    /// Every arrival measures from itself, so no clocks are compared, and the first whose time is over closes the
+    /// round. A waiting rank or the helper thread enforces the deadline; otherwise the next call does. An arrival that
+    /// has to wait for a free slot measures from when it has one.
     #[must_use]
     pub const fn within(self, time: Duration) -> Self {
         Fire { deadline: Some(time), ..self }

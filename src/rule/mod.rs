@@ -144,7 +144,7 @@ impl FromStr for Absent {
     }
 }
 
-/// What the sum of a round is divided by before it is handed out.
+/// What the sum of a round is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Scale {
     /// Nothing.

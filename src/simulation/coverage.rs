@@ -8,8 +8,7 @@ use super::scenario::Scenario;
 
 macro_rules! coverage {
     ($($(#[$doc:meta])* $case:ident),* $(,)?) => {
-        /// How often each hard case occurred. A run in which one of them never did has shown
-        /// little.
+        /// How often each hard case occurred. A run in which one of them never did has shown little.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Coverage {
             $($(#[$doc])* pub $case: u64,)*
@@ -63,8 +62,7 @@ coverage! {
     awaited,
     /// Fallback reads of a round, because its reducer took too long.
     pulled,
-    /// Arrivals that found reducers with other shares while data for earlier reducers was in
-    /// flight.
+    /// Arrivals that found reducers with other shares while data for earlier reducers was in flight.
     moved_shares,
     /// Operations of programs run.
     operations,

@@ -79,8 +79,7 @@ pub fn fuzz(
 /// Orders of events tried for each change. A smaller world fails in fewer of its orders.
 const ORDERS: u64 = 200;
 
-/// Makes a failing schedule smaller as long as the smaller one fails, too. Takes at most `budget`
-/// runs.
+/// Makes a failing schedule smaller as long as the smaller one fails, too. Takes at most `budget` runs.
 #[must_use]
 pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
     let mut smallest = failure;

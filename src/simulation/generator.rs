@@ -1,9 +1,8 @@
 //! Draws a world from a seed.
 //!
-//! Troubles and habits hide each other if every world has a little of all of them, and a case that
-//! needs three at once hardly ever occurs. So each world first draws which of them occur, and how
-//! strong (Groce et al.: Swarm Testing, ISSTA 2012). All paths of the data are equally likely,
-//! however many rules have them.
+//! Troubles and habits hide each other if every world has a little of all of them, and a case that needs three at once
+//! hardly ever occurs. So each world first draws which of them occur, and how strong (Groce et al.: Swarm Testing,
+//! ISSTA 2012). All paths of the data are equally likely, however many rules have them.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -40,8 +39,7 @@ pub struct Options {
     /// Whether all ranks make the same number of contributions, each on a host of its own where the
     /// mover allows that.
     pub alike: bool,
-    /// The probability that a rank dies, at any moment. Of three or more ranks a second one may
-    /// die, too.
+    /// The probability that a rank dies, at any moment. Of three or more ranks a second one may die, too.
     pub deaths: f64,
     /// Whether the network has troubles: data that lands more than once, receivers that are not
     /// ready, links and partitions that stall for a time, operations that complete with an error;
@@ -148,8 +146,7 @@ impl Scenario {
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
         let mut pull_after = 10u64.pow(rng.random_range(2..7));
         if path == Path::Scattered && options.weather && rng.random_bool(0.4) {
-            // A repeated share does harm only if it takes longer than a round, so ranks make
-            // fallback reads soon.
+            // A repeated share does harm only if it takes longer than a round, so ranks make fallback reads soon.
             (weather.repeats, weather.lag) = (rng.random_range(64..=255), rng.random_range(10_000..100_000));
             pull_after = 100;
         }

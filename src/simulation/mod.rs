@@ -1,10 +1,9 @@
 //! Whole worlds on a simulated network, from a seed, judged by an oracle that sees everything.
 //!
-//! The machines, drivers, engines and sessions are those of production. At random, ranks compute,
-//! arrive, overlap, wait, test, miss their deadlines, have a helper thread, hold on to outcomes,
-//! are preempted between any two operations, and finish. A parked rank is not polled until it is
-//! woken, an operation of it completes or a timer of it expires, so the simulator finds lost
-//! wake-ups, too. The oracle judges every landing.
+//! The machines, drivers, engines and sessions are those of production. At random, ranks compute, arrive, overlap,
+//! wait, test, miss their deadlines, have a helper thread, hold on to outcomes, are preempted between any two
+//! operations, and finish. A parked rank is not polled until it is woken, an operation of it completes or a timer of
+//! it expires, so the simulator finds lost wake-ups, too. The oracle judges every landing.
 
 mod actor;
 mod agenda;

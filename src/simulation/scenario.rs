@@ -158,8 +158,7 @@ pub(super) struct Habits {
     /// Whether a helper thread works for it while it computes.
     #[serde(default)]
     pub(super) thread: bool,
-    /// Whether it sleeps in the turn in which it finds nothing to do: that leaves an explorer fewer
-    /// orders.
+    /// Whether it sleeps in the turn in which it finds nothing to do: that leaves an explorer fewer orders.
     #[serde(skip)]
     pub(super) hasty: bool,
 }

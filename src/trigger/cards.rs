@@ -1,9 +1,8 @@
 //! A model of network cards that run programs by themselves: counters that only grow, operations
 //! that run once, messages with any delay. A seed determines every random choice.
 //!
-//! The order of calls for each use of a slot: *arm*, *open* the gates, *give* ready tokens, then
-//! arrivals. When the outcome is there and every input has come, the slot is armed for its next
-//! use.
+//! The order of calls for each use of a slot: *arm*, *open* the gates, *give* ready tokens, then arrivals. When the
+//! outcome is there and every input has come, the slot is armed for its next use.
 //!
 //! The model has no cells, claims or gates of shared memory, so what it shows holds for the tables.
 //! Data is symbolic: a buffer holds the set of the contributions that were summed into it.
@@ -189,8 +188,7 @@ impl Cards {
         state.buffers.retain(|(place, _), _| !own(place));
     }
 
-    /// A rank gives an input: its arrival, a ready token, the token of its gate. Its own counters
-    /// count it at once.
+    /// A rank gives an input: its arrival, a ready token, the token of its gate. Its own counters count it at once.
     pub fn give(&mut self, by: u32, slot: usize, input: Signal) {
         if by == input.rank {
             self.add(slot, input);

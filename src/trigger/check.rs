@@ -154,8 +154,7 @@ fn thresholds(world: &[Program]) -> Result<(), Defect> {
     Ok(())
 }
 
-/// Kahn's algorithm over counters: an edge leads from the counter that triggers an operation to
-/// each that it signals.
+/// Kahn's algorithm over counters: an edge leads from the counter that triggers an operation to each that it signals.
 fn acyclic(world: &[Program]) -> Result<(), Defect> {
     type Node = (u32, Role);
     let mut edges: HashMap<Node, Vec<Node>> = HashMap::new();

@@ -1,11 +1,10 @@
 //! Compiles a request into tables of triggered operations.
 //!
-//! The activation is a flood over a circulant graph: rank k signals k + 1, k + 2, k + 4 … modulo P.
-//! Every rank forwards it once. So it works for any world size and any number of concurrent
-//! initiators, and it reaches the farthest rank after ⌈log2 P⌉ hops. The reductions are the
-//! classical ones; for P that is not a power of two the first ranks are folded in pairs (Thakur,
-//! Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1),
-//! 2005).
+//! The activation is a flood over a circulant graph: rank k signals k + 1, k + 2, k + 4 … modulo P. Every rank
+//! forwards it once. So it works for any world size and any number of concurrent initiators, and it reaches the
+//! farthest rank after ⌈log2 P⌉ hops. The reductions are the classical ones; for P that is not a power of two the
+//! first ranks are folded in pairs (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations
+//! in MPICH, IJHPCA 19(1), 2005).
 
 use super::program::{Action, Buffer, Counter, Operation, Place, Program, Role, Signal};
 use crate::rule::{Fire, Grace, Schedule, When};
@@ -28,8 +27,7 @@ impl Start {
     /// How a program starts a round under a firing rule.
     #[must_use]
     pub fn of(fire: Fire, grace: Grace, ranks: u32) -> Self {
-        // A grace or a deadline ends early when all ranks have arrived, so arrivals must be
-        // counted.
+        // A grace or a deadline ends early when all ranks have arrived, so arrivals must be counted.
         let uncounted = grace == Grace::NONE && fire.limit().is_none() && !fire.has_full_rounds();
         match fire.when() {
             _ if fire.is_synchronous() => Start::Everybody,
@@ -295,8 +293,7 @@ impl Builder<'_> {
         }
     }
 
-    /// In shared memory: any rank inside the library reduces chunks directly from all
-    /// contributions.
+    /// In shared memory: any rank inside the library reduces chunks directly from all contributions.
     fn reduce_in_place(&mut self, sealed: usize) {
         let request = self.request;
         self.also_signal(sealed, Signal { rank: 0, counter: Role::Sealed, input: self.rank });

@@ -212,8 +212,7 @@ fn a_survivor_completes_the_round_of_a_dead_rank() {
     }
 }
 
-/// A deposit is in the gate, with its data, when the gate closes; or its rank learns that it is
-/// not.
+/// A deposit is in the gate, with its data, when the gate closes; or its rank learns that it is not.
 #[test]
 fn a_deposit_is_in_or_refused() {
     loom::model(|| {

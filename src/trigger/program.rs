@@ -41,9 +41,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// A counter that only grows. Each input adds one in every use of a slot, so thresholds are
-/// cumulative: in use `u` (from 0) an operation waits for `u * inputs + threshold`. No counter is
-/// reset.
+/// A counter that only grows. Each input adds one in every use of a slot, so thresholds are cumulative: in use `u`
+/// (from 0) an operation waits for `u * inputs + threshold`. No counter is reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// What it counts.

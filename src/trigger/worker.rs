@@ -189,8 +189,7 @@ impl Worker {
         self.state != WorkerState::Idle || !self.todo.is_empty()
     }
 
-    /// Forgets triggered operations that are not claimed; returns whether there were any. Others
-    /// can find them.
+    /// Forgets triggered operations that are not claimed; returns whether there were any. Others can find them.
     pub(crate) fn hand_over(&mut self) -> bool {
         let some = !self.todo.is_empty();
         self.todo.clear();

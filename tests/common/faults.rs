@@ -1,4 +1,4 @@
-//! A rank that goes on until something fails, and ranks that are killed.
+//! Ranks that run rounds until something fails, and ranks that are killed.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::marks::Marks;
 use super::{Job, Way, left_behind, role, said, shared_memory_files, until, wait_at_most};
 
-/// Within which everybody must notice.
+/// The time in which all ranks must notice.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a rank plays, as its role says: `FIRE MOVER PATIENCE [FOLDER [LENGTH DEADLINE]]`, in milliseconds, elements and
-/// seconds. Under the mover `provider` a provider carries programs out. In the folder the rank marks that it has
-/// started, or has waited in vain, and finds the mark that it is enough.
-struct Part {
+/// The arguments of a rank, from its role: `FIRE MOVER PATIENCE [FOLDER [LENGTH DEADLINE]]`, in milliseconds, elements
+/// and seconds. Under the mover `provider` a provider runs programs. In the folder the rank sets marks when it has
+/// started and when it has waited in vain, and finds the mark to stop.
+struct RankArguments {
     fire: Fire,
     how: (Mover, Executor),
     patience: Duration,
@@ -24,12 +24,12 @@ struct Part {
     deadline: Duration,
 }
 
-impl Part {
-    fn of(role: &str) -> Part {
+impl RankArguments {
+    fn of(role: &str) -> RankArguments {
         let words: Vec<&str> = role.split(' ').collect();
         let shorter = std::env::var("TEST_DEADLINE").ok();
         let seconds = words.get(5).copied().or(shorter.as_deref());
-        Part {
+        RankArguments {
             fire: words[0].parse().unwrap(),
             how: match words[1] {
                 "provider" => (Mover::Tree, Executor::Provider),
@@ -47,30 +47,30 @@ impl Part {
     }
 }
 
-/// Set by ranks that have started, each by its number.
+/// Set by each rank that has started, with its number.
 const STARTED: &str = "started-";
 
-/// Set by ranks that have waited in vain, each by its number. They stay for a while, so that each of them says for
-/// itself whom it waits for, and is not told by the first to give up.
+/// Set by each rank that has waited in vain, with its number. These ranks stay for a while, so that
+/// each of them reports for itself whom it waits for, and does not repeat the first one to give up.
 const IN_VAIN: &str = "in-vain-";
 
-/// Set for ranks that shall leave.
+/// Set for ranks that are to leave.
 pub const ENOUGH: &str = "enough";
 
-/// Whether all ranks of a world have said that they have started.
+/// Whether all ranks of a world have started.
 pub fn have_started(marks: &Marks, ranks: u32) -> bool {
     (0..ranks).all(|rank| marks.has(&format!("{STARTED}{rank}")))
 }
 
-/// Whether a rank has said that it has waited in vain.
+/// Whether a rank has waited in vain.
 pub fn has_waited_in_vain(marks: &Marks, rank: usize) -> bool {
     marks.has(&format!("{IN_VAIN}{rank}"))
 }
 
-/// Plays a rank that goes on until something fails or it is enough, and says what failed; checks every sum.
+/// Runs rounds until something fails or the mark to stop is set, and prints what failed; checks every sum.
 pub fn rank() {
     let Some(role) = role() else { return };
-    let error = match play(&Part::of(&role)) {
+    let error = match play(&RankArguments::of(&role)) {
         Err(error) => error,
         Ok(()) => return println!("\nENDED well"),
     };
@@ -83,36 +83,36 @@ pub fn rank() {
     println!("TEXT {error}");
 }
 
-fn play(part: &Part) -> Result<(), Error> {
-    let Part { fire, how: (mover, executor), patience, ref marks, length, deadline } = *part;
+fn play(arguments: &RankArguments) -> Result<(), Error> {
+    let RankArguments { fire, how: (mover, executor), patience, ref marks, length, deadline } = *arguments;
     let mut config = Config { deadline, ..Config::from_env()? };
     if marks.is_some() {
         // All leave together, unless one cannot.
         config.ofi.linger = Duration::from_secs(5);
     }
     let world = World::from_env(&config)?;
-    // Two ranks have nothing but messages, which a provider may still hold without a context when the peer is gone.
+    // Two ranks use only messages, which a provider may still hold without a context when the peer has ended.
     let length = length.unwrap_or(if world.size() == 2 { 1 } else { 3000 });
     let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build()?;
     println!("\nSTARTED");
     marks.iter().for_each(|marks| marks.set(&format!("{STARTED}{}", world.rank())));
-    let ended = go_on(&world, &mut sum, part);
+    let ended = go_on(&world, &mut sum, arguments);
     if let (Err(Error::Timeout { .. }), Some(marks)) = (&ended, marks) {
         marks.set(&format!("{IN_VAIN}{}", world.rank()));
-        wait_at_most(patience, || part.is_enough());
+        wait_at_most(patience, || arguments.is_enough());
     }
     ended
 }
 
-/// Makes rounds until something fails or it is enough, and leaves.
-fn go_on(world: &World, sum: &mut Allreduce<u64>, part: &Part) -> Result<(), Error> {
+/// Makes rounds until something fails or the mark to stop is set, and leaves.
+fn go_on(world: &World, sum: &mut Allreduce<u64>, arguments: &RankArguments) -> Result<(), Error> {
     let started = Instant::now();
     let mut newest = 0;
-    while started.elapsed() < Duration::from_secs(60) && !part.is_enough() {
+    while started.elapsed() < Duration::from_secs(60) && !arguments.is_enough() {
         let mine = u64::from(world.rank() + 1) * 1000 + newest + 1;
         sum.contribution()?.fill(mine);
         sum.arrive()?;
-        for outcome in sum.wait(part.patience)? {
+        for outcome in sum.wait(arguments.patience)? {
             newest = outcome.round();
             let expected: u64 =
                 outcome.cut().contributions().map(|entry| u64::from(entry.rank + 1) * 1000 + newest - entry.age).sum();
@@ -121,11 +121,11 @@ fn go_on(world: &World, sum: &mut Allreduce<u64>, part: &Part) -> Result<(), Err
             }
         }
     }
-    sum.finish(part.patience)
+    sum.finish(arguments.patience)
 }
 
-/// So many times: a rank is killed at a random moment of `window`, from joining to full flight; every other time
-/// that is counted from when the world has started. Everybody names it.
+/// So many times: kills a rank at a random moment of `window`, from joining to full operation.
+/// Every other time the moment counts from the start of the world. All ranks must name it.
 pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Duration>) {
     let (before, mut pids) = (shared_memory_files(), Vec::new());
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
@@ -159,7 +159,7 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
             );
             let joined = !said(text, "STARTED").is_empty();
             let named = said(text, "DIED") == [victim.to_string()]
-                // Before the world stands there is nobody to watch: the meeting says who did not come.
+                // Before the world has started no rank is watched: the meeting names the ranks that did not come.
                 || (!joined && (said(text, "TEXT").concat().contains(&format!("rank {victim} "))
                     || said(text, "TEXT").concat().contains(&format!("rank {victim}:"))));
             assert!(
@@ -172,7 +172,7 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
         3 * killed_after_start >= turns,
         "{way:?}: {killed_after_start} of {turns} kills hit a world that had started"
     );
-    // libfabric's own provider for shared memory has files with names, which a killed process leaves.
+    // libfabric's own provider for shared memory has named files, which a killed process leaves.
     let (theirs, ours): (Vec<_>, Vec<_>) = left_behind(&before, &pids).into_iter().partition(|name| name.contains(':'));
     assert!(theirs.is_empty() || way == Way::Ofi("shm"), "{way:?}: {theirs:?} was left behind");
     theirs.iter().for_each(|name| std::fs::remove_file(format!("/dev/shm/{name}")).unwrap());
@@ -181,28 +181,28 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
 
 /// Contributions of each rank but the last one.
 ///
-/// They contribute one rank after the other, so the numbers of their rounds are known. A rank's first contribution is
-/// late (rank 0's is not) and enters the round of its second one; each of its later ones makes a round, and so does its
-/// leaving. So all of them are in the rounds up to this many times the last rank's number, and one more round is left.
-/// With 3 and with 6 ranks, the words of these two rounds do not lie in the memory of the last rank: the one before it
-/// can make them while that is stopped.
+/// The ranks contribute one after the other, so the numbers of their rounds are known. A rank's first contribution is
+/// late (rank 0's is not) and enters the round of its second one. Each later contribution makes a round, and so does
+/// leaving. So all are in the rounds up to this many times the last rank's number, and one more round is left. With 3
+/// and with 6 ranks the last rank is the home of neither of these two rounds: the rank before it can make them while
+/// the last one is stopped.
 const STEPS: usize = 6;
 
-/// Plays a rank of a world whose last one is stopped while the one before it makes a round, the last one but for its
-/// leaving, and all others leave; its role ends with a folder of marks.
+/// Plays a rank of a world. Its last rank is stopped while the rank before it makes a round, its
+/// last but for leaving, and all others leave. The role ends with a folder of marks.
 pub fn leave_or_be_stopped() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let mut config = Config::from_env().unwrap();
-    // Whoever leaves has to give up on the one that is stopped.
+    // A rank that leaves has to give up on the stopped one.
     config.ofi.linger = Duration::from_millis(200);
     let world = World::from_env(&config).unwrap();
     let (me, last) = (world.rank() as usize, world.size() as usize - 1);
     let goes_on = me + 1 == last;
     let value = |rank: u32, made_for: u64| u64::from(rank + 1) * 1000 + made_for;
-    // Room for every round: the last rank takes none before all others have left.
+    // A slot for every round: the last rank takes none before all others have left.
     let mut sum = world.allreduce::<u64>(&[16]).fire(Fire::SOLO).depth(64).build().unwrap();
     let mut newest = 0;
-    // Takes every round since the last one; says whose contributions were in them.
+    // Takes every round since the last one; returns the ranks that contributed to them.
     let mut contribute = |sum: &mut Allreduce<u64>| -> Vec<usize> {
         let mut ranks = Vec::new();
         sum.contribution().unwrap().fill(value(me as u32, newest + 1));
@@ -228,7 +228,7 @@ pub fn leave_or_be_stopped() {
         }
         marks.set(&format!("contributed-{me}"));
     }
-    // After the second one all that was sent before the first is acknowledged.
+    // After the second barrier all messages from before the first are acknowledged.
     (0..2).for_each(|_| world.barrier(patience).unwrap());
     marks.set(&format!("ready-{me}"));
     if me < last {
@@ -250,9 +250,9 @@ pub fn leave_or_be_stopped() {
     assert_eq!(newest, (STEPS * last) as u64 + 1, "rounds");
 }
 
-/// Stops the last rank of a job that plays [`leave_or_be_stopped`]. Of the others all but one leave and end, and that
-/// one makes a round, of which the stopped rank has read nothing when it goes on. When that one has left, too, the last
-/// rank receives all that they made, and ends well.
+/// Stops the last rank of a job that plays [`leave_or_be_stopped`]. All others but one leave and
+/// end. That one makes a round, of which the stopped rank has read nothing when it continues. When
+/// that one has left, too, the last rank receives all rounds, and ends well.
 pub fn stop_while_others_leave(start: impl FnOnce(&str) -> Job) {
     let marks = Marks::make();
     let mut job = start(&format!("stopped {}", marks.folder()));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Need, skipped};
 
-/// So many hosts; they go when this is dropped.
+/// So many hosts, removed when this is dropped.
 pub struct Hosts {
     count: usize,
     id: String,
@@ -20,7 +20,7 @@ fn ip(arguments: &str) -> Result<(), String> {
 }
 
 impl Hosts {
-    /// Hosts that all reach each other; says so where there can be none.
+    /// Hosts that all reach each other; prints a message if there can be none.
     pub fn new(count: usize) -> Option<Hosts> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -68,21 +68,21 @@ impl Hosts {
         format!("10.77.0.{}", host + 1)
     }
 
-    /// A command that runs there.
+    /// A command that runs on a host.
     pub fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name(host)]).arg(std::env::current_exe().unwrap());
         command
     }
 
-    /// Lets so much through per second, and no more.
+    /// Limits what a host can send per second.
     pub fn limit(&self, host: usize, rate: &str) {
         let limit =
             format!("netns exec {} tc qdisc add dev net0 root tbf rate {rate} burst 32k latency 50ms", self.name(host));
         ip(&limit).unwrap();
     }
 
-    /// Lets the kernel hold little of what is in flight on connections that begin later, where that can be set.
+    /// Limits what the kernel buffers for connections that begin later, if that can be set.
     pub fn buffer_little(&self, host: usize) {
         for name in ["tcp_rmem", "tcp_wmem"] {
             let set = format!("echo 4096 65536 262144 > /proc/sys/net/ipv4/{name}");
@@ -98,7 +98,7 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        // The cables go with their ends.
+        // The cables are removed with their ends.
         for name in (0..self.count).map(|host| self.name(host)).chain([self.switch()]) {
             let _ = ip(&format!("netns del {name}"));
         }

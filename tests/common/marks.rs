@@ -1,4 +1,4 @@
-//! What the processes of a test tell each other outside of the library: files in a folder.
+//! Files in a folder by which the processes of a test signal each other outside of the library.
 
 use std::path::PathBuf;
 
@@ -7,24 +7,24 @@ use super::{role, unique, until};
 /// A folder of marks.
 pub struct Marks {
     folder: PathBuf,
-    /// This process made it.
+    /// This process created it.
     own: bool,
 }
 
 impl Marks {
-    /// A new folder, which goes when this is dropped.
+    /// A new folder, removed when this is dropped.
     pub fn make() -> Marks {
         let folder = std::env::temp_dir().join(unique());
         std::fs::create_dir(&folder).unwrap();
         Marks { folder, own: true }
     }
 
-    /// The folder with which the role of this process ends.
+    /// The folder at the end of this process's role.
     pub fn of_role() -> Marks {
         Marks::at(role().unwrap().rsplit(' ').next().unwrap())
     }
 
-    /// A folder that another process has made.
+    /// A folder that another process has created.
     pub fn at(folder: &str) -> Marks {
         Marks { folder: folder.into(), own: false }
     }
@@ -41,7 +41,7 @@ impl Marks {
         self.folder.join(name).exists()
     }
 
-    /// Waits until somebody has set it.
+    /// Waits until another process has set it.
     pub fn wait(&self, name: &str) {
         until(name, || self.has(name));
     }

@@ -30,7 +30,7 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// What this process has used, all threads of it.
+/// The processor time of this process, with all its threads.
 pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -50,8 +50,8 @@ pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"
 /// InfiniBand and RoCE.
 pub const VERBS: &str = "verbs;ofi_rxm";
 
-/// The providers to test with: those that run on any machine, and that of a device, where there is one. Says so where
-/// there is no libfabric. It takes a while to look, so that is done once.
+/// The providers to test with: those that run on any machine, and that of a device if there is one.
+/// Prints a message without libfabric. The search takes a while, so it runs once.
 pub fn providers() -> &'static [&'static str] {
     static FOUND: OnceLock<Vec<&str>> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -64,7 +64,7 @@ fn has_verbs(library: &earlybird::fabric::ofi::Library) -> bool {
     earlybird::fabric::ofi::devices(library).unwrap().iter().any(|device| device.provider == VERBS)
 }
 
-/// Whether there is a device for InfiniBand or RoCE, as Soft-RoCE is one; says so if not.
+/// Whether there is a device for InfiniBand or RoCE, such as Soft-RoCE; prints a message if not.
 pub fn verbs() -> bool {
     let found = libfabric().is_some_and(|library| has_verbs(&library));
     if !found {
@@ -73,19 +73,19 @@ pub fn verbs() -> bool {
     found
 }
 
-/// Whether there is a libfabric to test with; says so if not.
+/// The libfabric to test with; prints a message if there is none.
 pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
     let library = earlybird::fabric::ofi::Library::load(None);
     library.inspect_err(|problem| skipped(Need::Libfabric, problem)).ok()
 }
 
 impl Way {
-    /// Variables that say so.
+    /// The variables that select it.
     pub fn variables(self) -> Vec<(&'static str, &'static str)> {
         match self {
             Way::Shm => vec![("EARLYBIRD_FABRIC", "shm")],
             Way::Ofi(provider) => {
-                // A test has more threads than one, so its ranks do not set these for themselves.
+                // A test has several threads, so its ranks do not set these themselves.
                 let variables = PROVIDER_VARIABLES.map(|variable| (variable.name, variable.value));
                 [("EARLYBIRD_FABRIC", "ofi"), ("EARLYBIRD_PROVIDER", provider)].into_iter().chain(variables).collect()
             }
@@ -93,7 +93,7 @@ impl Way {
     }
 }
 
-/// Processes that are the ranks of one world. Those that are left are killed when this is dropped.
+/// Processes that are the ranks of one world. A drop kills those that still run.
 pub struct Job {
     pub ranks: Vec<Child>,
 }
@@ -101,7 +101,7 @@ pub struct Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            // One that has ended cannot be killed, and was waited for.
+            // A rank that has ended cannot be killed, and was waited for.
             let _ = rank.kill();
             let _ = rank.wait();
         }
@@ -113,7 +113,7 @@ pub fn unique() -> String {
     format!("test-{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish())
 }
 
-/// Waits until something holds, for so long at most; whether it does.
+/// Waits until `holds` returns true, for so long at most; returns whether it did.
 pub fn wait_at_most(time: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + time;
     loop {
@@ -127,12 +127,12 @@ pub fn wait_at_most(time: Duration, mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until something holds; what takes longer than any rank waits never will.
+/// Waits until something holds, for longer than any rank waits.
 pub fn until(what: &str, holds: impl FnMut() -> bool) {
-    assert!(wait_at_most(Duration::from_secs(100), holds), "it never came to this: {what}");
+    assert!(wait_at_most(Duration::from_secs(100), holds), "not within the limit: {what}");
 }
 
-/// Starts this executable's ignored test `test` as a rank of so many, by a command that has the rest.
+/// Starts this executable's ignored test `test` as a rank of so many; `command` has the rest.
 pub fn start(command: &mut Command, (rank, ranks): (u32, u32), test: &str, role: &str) -> Child {
     command
         .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
@@ -158,7 +158,7 @@ impl Job {
         Job { ranks: (0..ranks).map(begin).collect() }
     }
 
-    /// Waits for all, and returns how each ended and what it said; kills what takes too long.
+    /// Waits for all ranks and returns how each ended, with its output. Kills ranks that take too long.
     pub fn finish(mut self, limit: Duration) -> Vec<(ExitStatus, String)> {
         let until = Instant::now() + limit;
         let mut ranks = std::mem::take(&mut self.ranks);
@@ -200,12 +200,12 @@ impl Job {
         self.signal(rank, rustix::process::Signal::STOP);
         until("a rank has stopped", || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.ranks[rank].id())).unwrap();
-            // Its state stands behind its name, which may hold anything.
+            // The state follows the name, which may contain anything.
             stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
         });
     }
 
-    /// Waits until a rank has set a mark, or has ended, which says more in the end.
+    /// Waits until a rank has set a mark, or has ended: its end then says more.
     pub fn wait_for_mark(&mut self, rank: usize, (marks, name): (&marks::Marks, &str)) {
         until(name, || marks.has(name) || self.ranks[rank].try_wait().unwrap().is_some());
     }
@@ -221,7 +221,7 @@ impl Job {
     }
 }
 
-/// What lies in `/dev/shm`.
+/// The files in `/dev/shm`.
 pub fn shared_memory_files() -> Vec<String> {
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -230,10 +230,10 @@ pub fn shared_memory_files() -> Vec<String> {
 }
 
 /// What these processes have left in `/dev/shm`. Names with a colon are those of libfabric's own
-/// provider for shared memory, and begin with the process; other tests may be making some.
+/// provider for shared memory, and begin with the process; other tests may be creating some.
 pub fn left_behind(before: &[String], pids: &[u32]) -> Vec<String> {
     let by_them = |name: &String| pids.iter().any(|pid| name.starts_with(&format!("{pid}:")));
-    // What was there before may be of a process that had the same number.
+    // A file that was there before may be of a process that had the same number.
     let new = |name: &String| !before.contains(name);
     shared_memory_files().into_iter().filter(|name| new(name) && (by_them(name) || !name.contains(':'))).collect()
 }

@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// Rounds that a rank may be behind.
 const DEPTH: u32 = 8;
 
-/// What rank `rank` contributes for round `target`: known to all, so that all can check.
+/// What rank `rank` contributes for round `target`: every rank can compute it, and check it.
 fn value(rank: u32, target: u64, index: usize) -> u64 {
     (u64::from(rank) << 32 | target).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(index as u64)
 }
@@ -37,10 +37,10 @@ pub fn play() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(u64::from(me));
     let sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor);
     let mut sums = sums.depth(DEPTH).build().unwrap();
-    assert_eq!(sums.executor(), executor, "somebody else carries it out");
+    assert_eq!(sums.executor(), executor, "another executor carries it out");
     // Uneven: the last rank makes about half as many steps as the first.
     let steps_of = |rank: u32| steps - steps / 2 * u64::from(rank) / u64::from(world.size());
-    // Arrivals that no round has less of while so many ranks are surely in it: each step is in a round of its own.
+    // The least arrivals of a round while so many ranks are certainly active: each step is in a round of its own.
     let needed = match fire.when() {
         When::All => world.size(),
         When::Quorum(quorum) => quorum,
@@ -59,7 +59,7 @@ pub fn play() {
     };
     for _ in 0..steps {
         if rng.random_range(0..4) == 0 {
-            // Nobody may still be reading what this overwrites.
+            // No rank may still read what this overwrites.
             sums.contribution().unwrap().fill(u64::MAX);
         }
         pause(&mut rng);
@@ -75,10 +75,10 @@ pub fn play() {
         for outcome in outcomes {
             newest = outcome.round();
             let cut = outcome.cut();
-            // A last arrival counts, and brings nothing.
+            // A last arrival counts, and has no data.
             let arrived = cut.entries().filter(|entry| entry.part != Part::Carried).count();
             assert!(newest > counted || arrived >= needed as usize, "{fire}, round {newest} fired with {cut:?}");
-            // Of a program that counts arrivals nobody learns whose was the last.
+            // If a program counts arrivals, no rank learns which was the last.
             let told = !fire.is_synchronous() && (executor != Executor::Provider || needed == 1);
             assert_eq!(outcome.initiator().is_some(), told, "{fire}, round {newest}: {cut:?}");
             assert!(outcome.ages().iter().all(|&(_, age)| age < newest), "{fire}, round {newest}: {cut:?}");
@@ -91,7 +91,7 @@ pub fn play() {
             entered += cut.contributions().filter(|entry| entry.rank == me).count() as u64;
         }
     }
-    // What was carried last has not been seen to enter; it does before `finish` returns.
+    // This rank has not seen its last carried contribution enter; it does before `finish` returns.
     assert!(steps - entered <= 1, "rank {me} made {steps} contributions and saw {entered} of them");
     sums.finish(DEADLINE).unwrap();
 
@@ -107,7 +107,7 @@ pub fn play() {
             for x in outcome.data() {
                 digest = digest.rotate_left(5) ^ u64::from(x.to_bits());
             }
-            // Every receiver of a round received all rounds before it: the digest is of all.
+            // Every receiver of a round received all rounds before it, so its digest covers them all.
             digests.push(digest);
         }
     }
@@ -118,7 +118,7 @@ pub fn play() {
     );
 }
 
-/// Returns digests of all rounds, as the rank that saw the most of them has them.
+/// Returns digests of all rounds, from the rank that saw the most of them.
 pub fn stress(
     way: Way,
     ranks: u32,
@@ -136,10 +136,10 @@ pub fn stress(
     digests
 }
 
-/// Waits for the ranks of a run; the same digests.
+/// Waits for the ranks of a run; returns the same digests.
 pub fn check(job: Job, what: &str) -> Vec<String> {
     let ends = job.finish(DEADLINE);
-    // The first that failed may only have heard of what happened to another.
+    // The first rank that failed may only report another rank's failure.
     let failed = ends.iter().enumerate().filter(|(_, (status, _))| !status.success());
     let failed: Vec<String> = failed.map(|(rank, (_, text))| format!("rank {rank}: {text}")).collect();
     assert!(failed.is_empty(), "{what}: {}", failed.join("\n"));

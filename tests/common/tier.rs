@@ -1,4 +1,4 @@
-//! How much a test does: little enough for everyday use, or all of it.
+//! How much a test does: little enough for everyday use, or everything.
 #![allow(dead_code, unreachable_pub, reason = "a test has it as a module, others as a part of one")]
 
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ const DEEP: &str = "TEST_DEEP";
 /// Whether the deep tier runs. It is what CI runs after the quick one.
 ///
 /// # Panics
-/// At a value that is neither 0 nor 1: it would choose the wrong tier without a word.
+/// At a value that is neither 0 nor 1: it might choose the wrong tier silently.
 pub fn is_deep() -> bool {
     static IS_DEEP: OnceLock<bool> = OnceLock::new();
     *IS_DEEP.get_or_init(|| match std::env::var(DEEP).as_deref() {
@@ -19,7 +19,7 @@ pub fn is_deep() -> bool {
     })
 }
 
-/// What a test does in the quick tier, or in the deep one. Both show the same guarantee; the deep tier looks longer.
+/// The work of a test in the quick tier, or in the deep one. Both test the same guarantee; the deep tier takes longer.
 pub fn by_tier<T>(quick: T, deep: T) -> T {
     if is_deep() { deep } else { quick }
 }

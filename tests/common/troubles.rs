@@ -1,5 +1,5 @@
-//! A rank of a small world is stopped, frozen, killed or terminated at a random moment. What happens is drawn from a
-//! seed, which plays it again.
+//! A rank of a small world is stopped, frozen, killed or terminated at a random moment. A seed
+//! determines the case, and replays it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,26 +16,26 @@ use super::faults::{ENOUGH, has_waited_in_vain, have_started};
 use super::marks::Marks;
 use super::{Job, PROVIDERS, Way, left_behind, providers, said, shared_memory_files, wait_at_most};
 
-/// By when everything that a rank waits for is over: joining, making a collective, its patience, and what it lingers.
+/// The time in which all waits of a rank end: joining, building a collective, its patience, and its linger.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What is done to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
-    /// It is stopped, and goes on before any other loses patience: nothing fails.
+    /// It is stopped, and continues before any other loses patience: nothing fails.
     Stop,
     /// It is stopped until all others have ended: they name it.
     Freeze,
     /// It is killed: the others name it.
     Kill,
-    /// It is told to end, which nothing in it handles: the others name it.
+    /// It gets SIGTERM, which it does not handle: the others name it.
     Term,
 }
 
 impl Trouble {
     const EVERY: [Trouble; 4] = [Trouble::Stop, Trouble::Freeze, Trouble::Kill, Trouble::Term];
 
-    /// The signal by which the rank ends, if that is its end.
+    /// The signal that ends the rank, if one does.
     fn deadly(self) -> Option<Signal> {
         match self {
             Trouble::Stop | Trouble::Freeze => None,
@@ -44,7 +44,7 @@ impl Trouble {
         }
     }
 
-    /// How long the others wait for it at a time.
+    /// How long the others wait for it in one call.
     fn patience(self) -> Duration {
         Duration::from_secs(match self {
             Trouble::Stop => 20,
@@ -53,7 +53,7 @@ impl Trouble {
         })
     }
 
-    /// How long they wait for it while the world is set up.
+    /// How long the others wait for it during set-up.
     fn deadline(self) -> Duration {
         Duration::from_secs(if self == Trouble::Stop { 30 } else { 10 })
     }
@@ -70,7 +70,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// What a seed draws.
+/// A case, drawn from a seed.
 #[derive(Clone, Debug)]
 pub struct Case {
     seed: u64,
@@ -81,7 +81,7 @@ pub struct Case {
     fire: &'static str,
     mover: &'static str,
     length: usize,
-    /// The moment is counted from when the world has started, not from when its processes are made.
+    /// The moment counts from the start of the world, not from the creation of its processes.
     after_start: bool,
     moment: Duration,
     /// How long it is stopped.
@@ -91,11 +91,11 @@ pub struct Case {
 impl Case {
     fn draw(seed: u64) -> Case {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
-        // A provider, or none.
+        // A provider, or shared memory.
         let way = PROVIDERS.get(rng.random_range(0..=PROVIDERS.len())).copied().map_or(Way::Shm, Way::Ofi);
         let trouble = match way {
-            // In libfabric's shm a process that is stopped may hold a lock in the memory of the others. They spin in
-            // there until it goes on; for ever, if it does not.
+            // In libfabric's shm a stopped process may hold a lock in the memory of the others.
+            // They spin until it continues, which may be never.
             Way::Ofi("shm") => Trouble::Stop,
             _ => Trouble::EVERY[rng.random_range(0..Trouble::EVERY.len())],
         };
@@ -105,7 +105,7 @@ impl Case {
             Way::Ofi(_) => &["cut"],
         };
         let ranks = [2, 3, 5, 6, 7][rng.random_range(0..5)];
-        // Half of them certainly, and more if it happens so.
+        // Half of the cases certainly, more by chance.
         let after_start = seed % 2 == 1;
         let longest = match way {
             _ if after_start => 300,
@@ -136,7 +136,7 @@ impl Case {
         }
     }
 
-    /// Whether this machine has what it takes.
+    /// Whether this machine can run it.
     fn can_be_played(&self) -> bool {
         match self.way {
             Way::Shm => true,
@@ -144,7 +144,7 @@ impl Case {
         }
     }
 
-    /// Plays it in processes that run the ignored test `rank` of this executable.
+    /// Runs it in processes that run the ignored test `rank` of this executable.
     fn play(&self) -> Played {
         let (before, marks) = (shared_memory_files(), Marks::make());
         let Case { way, ranks, victim, trouble, fire, mover, length, .. } = *self;
@@ -187,7 +187,7 @@ impl Case {
         Played { case: self.clone(), after_start, failure: judged.err() }
     }
 
-    /// Whether all ended as they should.
+    /// Checks that all ranks ended as they should.
     fn judge(&self, ends: &[(ExitStatus, String)]) -> Result<(), String> {
         let blamed: Vec<Vec<usize>> = ends.iter().map(|(_, text)| blamed(text)).collect();
         for (rank, (status, text)) in ends.iter().enumerate() {
@@ -196,7 +196,7 @@ impl Case {
                 return bad("is wrong");
             }
             if let Some(signal) = self.trouble.deadly().filter(|_| rank == self.victim) {
-                // A provider of libfabric may catch the signal, and ends the process in its own way.
+                // A libfabric provider may catch the signal, and ends the process in its own way.
                 let caught = signal == Signal::TERM && status.code() == Some(1);
                 match status.signal() == Some(signal.as_raw()) || caught {
                     true => continue,
@@ -204,7 +204,7 @@ impl Case {
                 }
             }
             if !status.success() {
-                return bad("did not come to an end");
+                return bad("did not end");
             }
             let named = match self.trouble {
                 Trouble::Stop if said(text, "ENDED") == ["well"] => true,
@@ -212,10 +212,10 @@ impl Case {
                 Trouble::Freeze if rank == self.victim => true,
                 Trouble::Freeze => match said(text, "ABORTED").first() {
                     None => self.blames_rightly(rank, &blamed),
-                    // It hears whom the other one blames, who is judged for that.
+                    // It repeats whom the other rank blames, which is judged for that.
                     Some(by) => *by != self.victim.to_string() && blamed[rank] == blamed[by.parse::<usize>().unwrap()],
                 },
-                // Before the world stands there is nobody to watch: the meeting says who did not come.
+                // Before the world has started no rank is watched: the meeting names the ranks that did not come.
                 Trouble::Kill | Trouble::Term if said(text, "STARTED").is_empty() => blamed[rank] == [self.victim],
                 Trouble::Kill | Trouble::Term => said(text, "DIED") == [self.victim.to_string()],
             };
@@ -226,12 +226,13 @@ impl Case {
         Ok(())
     }
 
-    /// Whether a rank that has waited in vain, while one was stopped, blames that one; `blamed` says whom each blames.
+    /// Whether a rank that has waited in vain, while another was stopped, blames that one; `blamed`
+    /// has the ranks that each rank blames.
     ///
-    /// It blames no other one, but for two cases in which it cannot know better. It names all others when one of them
-    /// has something of a round in hand and has not written down who it is: the closing of a cut, a segment, a
-    /// deposit that it has not told of. And it names those that are behind because the
-    /// stopped one holds them up. They say so themselves, and do not wait for the rank that is ahead.
+    /// In two cases a rank cannot know better and blames others. It names all others when one of
+    /// them holds something of a round and has not recorded its own number: the closing of a cut, a
+    /// segment, a deposit without its signal. And it names ranks that the stopped one delays. They
+    /// name it themselves, and do not wait for the rank that is ahead.
     fn blames_rightly(&self, rank: usize, blamed: &[Vec<usize>]) -> bool {
         let names_all = |rank: usize| {
             let others = !blamed[rank].contains(&rank) && blamed[rank].len() + 1 == self.ranks as usize;
@@ -243,8 +244,8 @@ impl Case {
         names_it(rank) && (names_all(rank) || others_are_behind())
     }
 
-    /// Whether a rank may have something of a round in hand that others wait for. Where all have the little data, each
-    /// rank makes the round for itself.
+    /// Whether a rank may hold something of a round for which others wait. If all ranks have the
+    /// little data, each rank makes the round itself.
     fn may_be_in_hand(&self) -> bool {
         (self.way, self.fire, self.mover, self.length) != (Way::Shm, "all", "cut", 1)
     }
@@ -264,7 +265,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Whom the error blames that a rank ended with: the last ranks that it names. Those before report it, or passed it on.
+/// The ranks that an error blames: the last ones that it names. Those before report it, or passed it on.
 pub fn blamed(text: &str) -> Vec<usize> {
     let told = said(text, "TEXT").concat();
     let list = |rest: &str| -> Vec<usize> {
@@ -275,7 +276,7 @@ pub fn blamed(text: &str) -> Vec<usize> {
     told.split("rank").skip(1).map(list).filter(|ranks| !ranks.is_empty()).last().unwrap_or_default()
 }
 
-/// A case, and what came of it.
+/// A case and its result.
 struct Played {
     case: Case,
     /// The world had started when it happened.
@@ -283,8 +284,8 @@ struct Played {
     failure: Option<String>,
 }
 
-/// Plays the cases of seeds, as far as this machine can, and prints a table. All must end as they should, and at least
-/// a third must have hit a world that had started.
+/// Runs the cases of seeds that this machine can, and prints a table. All must end as they should,
+/// and at least a third must have hit a world that had started.
 pub fn play(seeds: Range<u64>) {
     let mut table: BTreeMap<(&str, Trouble), [usize; 3]> = BTreeMap::new();
     let mut failed = Vec::new();
@@ -305,6 +306,6 @@ pub fn play(seeds: Range<u64>) {
         println!("{transport:<14}  {trouble:<6}  {cases:>5}  {late:>11}  {failures:>6}");
     }
     println!("{played} cases, {after_start} of them after the start, {} failed", failed.len());
-    assert!(failed.is_empty(), "tests/kill-and-freeze 1 SEED plays one again:\n{}", failed.join("\n"));
+    assert!(failed.is_empty(), "tests/kill-and-freeze 1 SEED replays one:\n{}", failed.join("\n"));
     assert!(played < 2 || 3 * after_start >= played, "{after_start} of {played} hit a world that had started");
 }

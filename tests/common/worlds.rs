@@ -1,4 +1,4 @@
-//! The same body as every rank of a world of threads, over every fabric there is.
+//! Runs a test as every rank of a world of threads, over every fabric.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use earlybird::{Config, OfiSettings, World};
 use super::tier::by_tier;
 use super::{Way, providers};
 
-/// More ranks than this are too many for a process with all their endpoints.
+/// More ranks than this have too many endpoints for one process.
 const MOST_ENDPOINTS: u32 = 5;
 
-/// Shared memory, and the providers of libfabric: all of them in the deep tier, in the quick one the first.
+/// Shared memory, and the providers of libfabric: all in the deep tier, the first one in the quick tier.
 pub fn ways() -> Vec<Way> {
     let providers = providers().iter().copied().take(by_tier(1, usize::MAX));
     [Way::Shm].into_iter().chain(providers.map(Way::Ofi)).collect()
 }
 
-/// Runs `body` as every rank of a world; what each said.
+/// Runs `body` as every rank of a world; returns the result of each.
 pub fn world<R: Send>(way: Way, ranks: u32, deadline: Duration, body: &(impl Fn(World) -> R + Sync)) -> Vec<R> {
     let (fabric, provider) = match way {
         Way::Shm => (FabricChoice::Shm, None),
@@ -36,7 +36,7 @@ pub fn world<R: Send>(way: Way, ranks: u32, deadline: Duration, body: &(impl Fn(
     said
 }
 
-/// The same in every way, one after the other: what all ranks of each world said.
+/// The same over every fabric, one after the other: the results of all ranks of each world.
 pub fn everywhere<R: Send>(ranks: u32, deadline: Duration, body: impl Fn(World) -> R + Sync) -> Vec<Vec<R>> {
     let fits = |way: &Way| *way == Way::Shm || ranks <= MOST_ENDPOINTS;
     ways().into_iter().filter(fits).map(|way| world(way, ranks, deadline, &body)).collect()

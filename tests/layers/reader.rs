@@ -1,37 +1,37 @@
-//! Reads imports out of sources: no parser of Rust, but one of its words, brackets and paths.
+//! Reads imports from sources: not a parser of Rust, but of its words, brackets and paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A file below `src`.
 pub(crate) struct Source {
-    /// From there.
+    /// Its path from there.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// A layer names something of a layer.
+/// An import of one layer by another.
 #[derive(Debug)]
 pub(crate) struct Import {
     pub(crate) from: String,
-    /// The layer; where there is none of that name, the path as it is written.
+    /// The imported layer; if there is none of that name, the path as written.
     pub(crate) to: String,
     /// File and line.
     pub(crate) place: String,
 }
 
-/// A word, `::`, or any other character, and its line. Comments and texts are none.
+/// A word, `::`, or any other character, with its line. Comments and strings are left out.
 type Token = (String, usize);
 
-/// What was found in a file.
+/// The findings in a file.
 #[derive(Default)]
 struct Found {
-    /// Paths from the crate's root on, and their lines.
+    /// Paths from the crate's root on, with their lines.
     paths: Vec<(Vec<String>, usize)>,
-    /// Modules in files of their own that are for tests.
+    /// Modules in their own files that are for tests.
     tests: Vec<Vec<String>>,
 }
 
-/// The layers that there are, and what they import.
+/// The layers, and their imports.
 pub(crate) fn imports(sources: &[Source]) -> (BTreeSet<String>, Vec<Import>) {
     let sources: Vec<_> = sources.iter().filter(|source| !source.path.ends_with("_tests.rs")).collect();
     let files: Vec<_> = sources
@@ -62,7 +62,7 @@ pub(crate) fn imports(sources: &[Source]) -> (BTreeSet<String>, Vec<Import>) {
     (layers, imports)
 }
 
-/// The module that a file holds; nothing for the root of a crate.
+/// The module of a file; empty for the root of a crate.
 fn module_of(path: &str) -> Vec<String> {
     let mut module: Vec<String> = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if module.last().is_some_and(|name| name == "mod") || ["lib.rs", "main.rs"].contains(&path) {
@@ -71,7 +71,7 @@ fn module_of(path: &str) -> Vec<String> {
     module
 }
 
-/// The layers of names that the root of the crate has taken out of them.
+/// The names that the root of the crate re-exports, with their layers.
 fn names_of_the_root(text: &str) -> BTreeMap<String, String> {
     let tokens = tokens(text);
     let mut paths = Vec::new();
@@ -87,7 +87,7 @@ fn read(text: &str, module: &[String]) -> Found {
     let tokens = tokens(text);
     let word = |index: usize| word(&tokens, index);
     let mut found = Found::default();
-    // The module that each open brace begins, if it begins one.
+    // The module that each open brace begins, if any.
     let mut open: Vec<Option<String>> = Vec::new();
     let mut index = 0;
     while index < tokens.len() {
@@ -125,7 +125,7 @@ fn read(text: &str, module: &[String]) -> Found {
     found
 }
 
-/// A path that is written in a module.
+/// The path from the root of a path that is written in a module.
 fn from_the_root(path: &[String], module: &[String]) -> Vec<String> {
     if ["crate", "earlybird"].contains(&path[0].as_str()) {
         return path[1..].to_vec();
@@ -136,7 +136,7 @@ fn from_the_root(path: &[String], module: &[String]) -> Vec<String> {
     base.iter().chain(&path[relative..]).cloned().collect()
 }
 
-/// Finds the path, or all paths of a tree of imports, that begins at a token, behind `before`; where it ends.
+/// Finds the path, or all paths of a tree of imports, that begins at a token, after `before`; returns its end.
 fn tree(tokens: &[Token], from: usize, before: &[String], found: &mut Vec<(Vec<String>, usize)>) -> usize {
     let (mut path, mut index) = (before.to_vec(), from);
     while let Some((text, _)) = tokens.get(index) {
@@ -166,7 +166,7 @@ fn tree(tokens: &[Token], from: usize, before: &[String], found: &mut Vec<(Vec<S
     index
 }
 
-/// Whether an attribute leaves its item to tests.
+/// Whether an attribute restricts its item to tests.
 fn is_for_tests(attribute: &[Token]) -> bool {
     word(attribute, 0) == "cfg" && attribute.len() > 3 && needs_test(&attribute[2..attribute.len() - 1])
 }
@@ -193,7 +193,7 @@ fn needs_test(condition: &[Token]) -> bool {
     if kind == "all" { parts.any(|part| needs_test(part)) } else { parts.all(|part| needs_test(part)) }
 }
 
-/// The item, statement, or entry of a list that begins at a token: its first word, and where it ends.
+/// The item, statement, or entry of a list that begins at a token: its first word, and its end.
 fn item(tokens: &[Token], from: usize) -> (usize, usize) {
     const WORDS: [&str; 20] = [
         "async",
@@ -232,7 +232,7 @@ fn item(tokens: &[Token], from: usize) -> (usize, usize) {
     while index < tokens.len() {
         match word(tokens, index) {
             "(" | "[" | "{" => depth += 1,
-            // The end of what it is in.
+            // The end of what contains it.
             ")" | "]" | "}" if depth == 0 => return (first, index),
             "}" if depth == 1 && kind != "use" => return (first, index + 1),
             ")" | "]" | "}" => depth -= 1,
@@ -245,7 +245,7 @@ fn item(tokens: &[Token], from: usize) -> (usize, usize) {
     (first, index)
 }
 
-/// Where the bracket is that closes the one at a token.
+/// The index of the bracket that closes the one at a token.
 fn closing(tokens: &[Token], from: usize) -> usize {
     let mut depth = 0;
     for index in from..tokens.len() {
@@ -261,7 +261,7 @@ fn closing(tokens: &[Token], from: usize) -> usize {
     tokens.len()
 }
 
-/// The text of a token; nothing behind the last.
+/// The text of a token; empty after the last.
 fn word(tokens: &[Token], index: usize) -> &str {
     tokens.get(index).map_or("", |(text, _)| text.as_str())
 }
@@ -277,7 +277,7 @@ fn tokens(text: &str) -> Vec<Token> {
         let end = end_of(&letters, from).clamp(from + 1, letters.len());
         let lexeme: String = letters[from..end].iter().collect();
         let is_comment = lexeme.starts_with("//") || lexeme.starts_with("/*");
-        // Characters and lifetimes begin with a quotation mark, and texts have two of the other kind.
+        // Characters and lifetimes begin with a single quotation mark, and strings have two double ones.
         let is_text = lexeme.starts_with('\'') || lexeme.contains('"');
         let lines = lexeme.matches('\n').count();
         if !is_comment && !is_text && !lexeme.starts_with(char::is_whitespace) {
@@ -288,7 +288,7 @@ fn tokens(text: &str) -> Vec<Token> {
     tokens
 }
 
-/// Where the comment, text, word or other character ends that begins here.
+/// The end of the comment, string, word or other character that begins here.
 fn end_of(letters: &[char], from: usize) -> usize {
     let at = |index: usize| letters.get(index).copied().unwrap_or('\n');
     let find = |from: usize, stops: &dyn Fn(char) -> bool| {
@@ -342,7 +342,7 @@ fn end_of_text(letters: &[char], from: usize) -> usize {
     letters.len()
 }
 
-/// Where a text ends whose quotation mark, behind so many hashes, is here.
+/// The end of a raw string whose quotation mark, after so many hashes, is here.
 fn end_of_raw_text(letters: &[char], from: usize, hashes: usize) -> usize {
     let ends = |index: &usize| {
         let behind = letters[index + 1..].iter().take(hashes).filter(|letter| **letter == '#').count();

@@ -207,8 +207,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             break;
         }
         if !case.private {
-            // Written once, because moving it is what is measured; a collective has several
-            // buffers.
+            // Written once, because moving it is what is measured; a collective has several buffers.
             let contribution = sum.contribution()?;
             if !written.contains(&contribution.as_ptr()) {
                 written.push(contribution.as_ptr());

@@ -71,10 +71,9 @@ impl Arena {
             self.operands.push(Operand { data: address.as_ptr(), wide, factor });
         }
         let data = self.data.target(goal.at, bytes(goal.wide)).as_ptr();
-        // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the
-        // plan's offsets are). The sources are members of a closed cut, the target is a claimed
-        // segment of a slot that every receiver has released: no rank writes the sources or
-        // accesses the target.
+        // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the plan's offsets are).
+        // The sources are members of a closed cut, the target is a claimed segment of a slot that every receiver has
+        // released: no rank writes the sources or accesses the target.
         unsafe { combine((dtype, reduce), Target { data, wide: goal.wide }, &self.operands, len, divisor) };
     }
 

@@ -246,8 +246,7 @@ fn edge_cases() {
     assert_eq!(reduce(Reduce::Sum, &[vec![1.0], vec![2.0], vec![4.0]], Some(7.0)), [1.0]);
     assert!(reduce(Reduce::Max, &[vec![1.0f32], vec![f32::NAN], vec![9.0]], None)[0].is_nan());
     assert!(reduce(Reduce::Min, &[vec![-0.0f64], vec![0.0]], None)[0].is_sign_negative());
-    // 2049 has no 16-bit form and occurs as an intermediate sum: rounding at every step would give
-    // 2048.
+    // 2049 has no 16-bit form and occurs as an intermediate sum: rounding at every step would give 2048.
     let [half] = reduce(Reduce::Sum, &[vec![f16::from_f32(2048.0)], vec![f16::ONE], vec![f16::ONE]], None)[..] else {
         panic!()
     };
