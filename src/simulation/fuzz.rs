@@ -7,7 +7,7 @@ use std::thread;
 use parking_lot::Mutex;
 
 use super::case::{Case, Edit};
-use super::{Coverage, Failure, Options, Pairs, run, run_and_tell};
+use super::{Coverage, Failure, Options, Pairs, run, run_and_log};
 
 /// The result of many schedules.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,7 @@ pub fn fuzz(
                     });
                     let Ok(number) = taken else { break };
                     own.runs += 1;
-                    match run_and_tell(&case(number), options, &mut None) {
+                    match run_and_log(&case(number), options, &mut None) {
                         Ok((coverage, conditions)) => {
                             own.coverage.add(&coverage);
                             own.pairs.add(&conditions);

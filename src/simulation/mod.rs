@@ -58,7 +58,7 @@ pub struct Failure {
 /// # Errors
 /// The guarantee that was violated, a panic of the core, or a world that did not end.
 pub fn run(case: &Case, options: &Options) -> Result<Coverage, Failure> {
-    run_and_tell(case, options, &mut None).map(|(coverage, _)| coverage)
+    run_and_log(case, options, &mut None).map(|(coverage, _)| coverage)
 }
 
 /// As [`run`]; also returns a line for each event.
@@ -66,23 +66,23 @@ pub fn run(case: &Case, options: &Options) -> Result<Coverage, Failure> {
 /// # Errors
 /// As `run`.
 pub fn trace(case: &Case, options: &Options) -> (Result<Coverage, Failure>, Vec<String>) {
-    let mut story = Some(Vec::new());
-    let result = run_and_tell(case, options, &mut story).map(|(coverage, _)| coverage);
-    (result, story.unwrap_or_default())
+    let mut log = Some(Vec::new());
+    let result = run_and_log(case, options, &mut log).map(|(coverage, _)| coverage);
+    (result, log.unwrap_or_default())
 }
 
-fn run_and_tell(case: &Case, options: &Options, story: &mut Story) -> Result<(Coverage, Conditions), Failure> {
+fn run_and_log(case: &Case, options: &Options, log: &mut EventLog) -> Result<(Coverage, Conditions), Failure> {
     let scenario = case.scenario(options);
-    let ended = run_within(case, &scenario, MOST_EVENTS, story)?;
+    let ended = run_within(case, &scenario, MOST_EVENTS, log)?;
     Ok((ended.coverage, ended.conditions))
 }
 
 /// Runs a schedule in the world of its case, up to so many events.
-fn run_within(case: &Case, scenario: &Scenario, most_events: u64, story: &mut Story) -> Result<Ended, Failure> {
+fn run_within(case: &Case, scenario: &Scenario, most_events: u64, log: &mut EventLog) -> Result<Ended, Failure> {
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
     // Its own generator, so that a change to the world leaves the order alone.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed()) ^ case.order);
-    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(scenario, &mut rng, most_events, story)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(scenario, &mut rng, most_events, log)));
     match outcome {
         Ok(result) => result.map_err(failed),
         Err(panic) => Err(failed(format!("panic: {}", panic_text(&*panic)))),
@@ -99,7 +99,7 @@ struct Ended {
 }
 
 /// The events, if they are to be recorded.
-type Story = Option<Vec<String>>;
+type EventLog = Option<Vec<String>>;
 
 /// The message of a panic.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
@@ -114,7 +114,7 @@ fn simulate(
     scenario: &Scenario,
     rng: &mut Xoshiro256PlusPlus,
     most_events: u64,
-    story: &mut Story,
+    log: &mut EventLog,
 ) -> Result<Ended, String> {
     let fabrics = SimFabric::world(&scenario.hosts, rng.random());
     let net = fabrics[0].net();
@@ -164,13 +164,13 @@ fn simulate(
             && at_turn <= actor.turns
         {
             freeze = None;
-            tell(story, turn, index, || format!("freezes for {length} ns"));
+            log_event(log, turn, index, || format!("freezes for {length} ns"));
             agenda.set(index, turn + length);
             continue;
         }
         if scenario.deaths.iter().any(|death| death.rank == index && actor.is_due(death)) && !actor.is_gone() {
             actor.die();
-            tell(story, turn, index, || "dies".to_owned());
+            log_event(log, turn, index, || "dies".to_owned());
             net.lock().kill(index);
             for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
                 // The others go on unaffected until they learn of it.
@@ -181,14 +181,14 @@ fn simulate(
             }
             continue;
         }
-        let before = story.is_some().then(|| (actor.next_op(), actor.summary()));
+        let before = log.is_some().then(|| (actor.next_op(), actor.summary()));
         let next = actor.turn(turn, rng, &mut oracle);
         if let Some((op, summary)) = before {
             let after = actor.summary();
             if let Some(op) = op {
-                tell(story, turn, index, || op);
+                log_event(log, turn, index, || op);
             } else if after != summary {
-                tell(story, turn, index, || after);
+                log_event(log, turn, index, || after);
             }
         }
         match next? {
@@ -211,9 +211,9 @@ fn simulate(
     Err(format!("liveness: no end after {most_events} events"))
 }
 
-fn tell(story: &mut Story, time: u64, rank: usize, what: impl FnOnce() -> String) {
-    if let Some(story) = story {
-        story.push(format!("{time:>9} ns  rank {rank:>2}  {}", what()));
+fn log_event(log: &mut EventLog, time: u64, rank: usize, what: impl FnOnce() -> String) {
+    if let Some(log) = log {
+        log.push(format!("{time:>9} ns  rank {rank:>2}  {}", what()));
     }
 }
 

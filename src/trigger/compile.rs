@@ -101,11 +101,11 @@ fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
     let mut table = Builder { request, rank, counters: Vec::new(), operations: Vec::new() };
     table.start();
     let sealed = table.activation(profile);
-    let fold = Fold::of(ranks);
+    let virtual_ranks = VirtualRanks::of(ranks);
     let shared = profile.shared;
     match request.schedule {
-        Schedule::Doubling if ranks > 1 && shared => table.combining_tree(fold, sealed),
-        Schedule::Doubling if ranks > 1 => table.doubling(fold, sealed),
+        Schedule::Doubling if ranks > 1 && shared => table.combining_tree(virtual_ranks, sealed),
+        Schedule::Doubling if ranks > 1 => table.doubling(virtual_ranks, sealed),
         Schedule::Gather if !shared => table.all_to_all(sealed),
         Schedule::Scatter if !shared => table.reduce_scatter(sealed),
         _ => table.reduce_in_place(sealed),
@@ -118,15 +118,15 @@ fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
 
 /// The virtual ranks of a reduction: the first `extra` are pairs of neighbours, the others single.
 #[derive(Clone, Copy, Debug)]
-struct Fold {
+struct VirtualRanks {
     extra: u32,
     leaves: u32,
 }
 
-impl Fold {
+impl VirtualRanks {
     fn of(ranks: u32) -> Self {
         let leaves = 1 << ranks.ilog2();
-        Fold { extra: ranks - leaves, leaves }
+        VirtualRanks { extra: ranks - leaves, leaves }
     }
 
     fn levels(self) -> u32 {
@@ -251,18 +251,18 @@ impl Builder<'_> {
 
     /// In shared memory both partners of a doubling step would compute the same bytes, so only one
     /// does. What remains is a tree of P - 1 sums and one outcome.
-    fn combining_tree(&mut self, fold: Fold, sealed: usize) {
-        let (rank, levels) = (self.rank, fold.levels());
+    fn combining_tree(&mut self, virtual_ranks: VirtualRanks, sealed: usize) {
+        let (rank, levels) = (self.rank, virtual_ranks.levels());
         let up = |leaf: u32, level: u32| {
             let parent = leaf >> level << level;
             let input = leaf >> (level - 1) & 1;
             if level > levels {
                 Signal { rank: 0, counter: Role::Done, input: 0 }
             } else {
-                Signal { rank: fold.leader(parent), counter: Role::Level(level), input }
+                Signal { rank: virtual_ranks.leader(parent), counter: Role::Level(level), input }
             }
         };
-        let Some(leaf) = fold.leaf(rank) else {
+        let Some(leaf) = virtual_ranks.leaf(rank) else {
             self.also_signal(sealed, Signal { rank: rank - 1, counter: Role::Level(0), input: 1 });
             return;
         };
@@ -270,7 +270,7 @@ impl Builder<'_> {
         if rank == 0 {
             self.counter(Role::Done, 1, 0);
         }
-        if fold.is_pair(leaf) {
+        if virtual_ranks.is_pair(leaf) {
             self.also_signal(sealed, self.own(Role::Level(0), 0));
             self.counter(Role::Level(0), 2, 0);
             let place = |rank| Place { rank, buffer: Buffer::Contribution };
@@ -283,8 +283,8 @@ impl Builder<'_> {
                 break;
             }
             let below = |leaf: u32| {
-                let partial = Place { rank: fold.leader(leaf), buffer: Buffer::Partial(level - 1) };
-                if level == 1 { fold.source(leaf) } else { partial }
+                let partial = Place { rank: virtual_ranks.leader(leaf), buffer: Buffer::Partial(level - 1) };
+                if level == 1 { virtual_ranks.source(leaf) } else { partial }
             };
             let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
             self.counter(Role::Level(level), 2, 0);
@@ -316,11 +316,11 @@ impl Builder<'_> {
     }
 
     /// Recursive doubling by puts into the partner's inbox.
-    fn doubling(&mut self, fold: Fold, sealed: usize) {
-        let (rank, levels) = (self.rank, fold.levels());
+    fn doubling(&mut self, virtual_ranks: VirtualRanks, sealed: usize) {
+        let (rank, levels) = (self.rank, virtual_ranks.levels());
         self.counter(Role::Done, 1, 0);
         let whole = (0, 1);
-        let Some(leaf) = fold.leaf(rank) else {
+        let Some(leaf) = virtual_ranks.leaf(rank) else {
             // The second rank of a pair sends its contribution and receives the outcome.
             self.counter(Role::Made(0), 1, 0);
             self.also_signal(sealed, self.own(Role::Made(0), 0));
@@ -332,7 +332,7 @@ impl Builder<'_> {
         let own = |buffer| Place { rank, buffer };
         // What this rank sends at level 1, and the operation that produces it.
         let (mut mine, mut maker) = (Buffer::Contribution, sealed);
-        if fold.is_pair(leaf) {
+        if virtual_ranks.is_pair(leaf) {
             self.counter(Role::Level(0), 2, 0);
             self.also_signal(sealed, self.own(Role::Level(0), 0));
             let from = vec![own(Buffer::Contribution), own(Buffer::Inbox(0))];
@@ -341,7 +341,7 @@ impl Builder<'_> {
             (mine, maker) = (Buffer::Partial(0), self.operations.len() - 1);
         }
         for level in 1..=levels {
-            let partner = fold.leader(leaf ^ 1 << (level - 1));
+            let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
             self.counter(Role::Made(level), 1, 0);
             self.counter(Role::Level(level), 2, 0);
             self.also_signal(maker, self.own(Role::Made(level), 0));
@@ -357,7 +357,7 @@ impl Builder<'_> {
             (mine, maker) = (to, self.operations.len() - 1);
         }
         self.also_signal(maker, self.own(Role::Done, 0));
-        if fold.is_pair(leaf) {
+        if virtual_ranks.is_pair(leaf) {
             let made = Role::Made(levels + 1);
             self.counter(made, 1, 0);
             self.also_signal(maker, self.own(made, 0));
