@@ -57,7 +57,7 @@ impl World {
 
     /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
     /// and experiments. Over libfabric if `config` selects it, else over shared memory. The thread that plays a rank
-    /// must drop its handle: over libfabric, a rank that leaves goes on to serve the others.
+    /// must drop its handle: over libfabric a drop waits until the other ranks leave, too.
     ///
     /// # Errors
     /// As [`World::from_env`].
