@@ -1,9 +1,14 @@
-//! Layers point down: the library's imports are in the table of `docs/how-a-round-runs.md`, and
-//! that table has no circle.
+//! Layers point down: what the library imports is in the table of `docs/how-a-round-runs.md`, and that table has no
+//! circle. Inside the layers, too, imports go in one direction.
 //!
 //! A layer is a folder or a file right below `src`. An import is a path that begins at the crate's root: with `crate`,
 //! with as many `super` as it takes, or in the command with `earlybird`. Imports of tests do not count: items and
 //! modules under `cfg(test)`, and files named `*_tests.rs`.
+//!
+//! Modules in one folder are siblings, and what is in the folder of a module belongs to that module. An import counts
+//! between the siblings that it leads from and to. A parent names its modules and these name it, so neither direction
+//! counts; a name that the parent has taken from a sibling counts as that sibling's. There must be no circle among
+//! siblings in the core and below it, and anywhere else none with two siblings that have folders.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +18,7 @@ use std::path::Path;
 #[path = "layers/reader.rs"]
 mod reader;
 
-use reader::{Import, Source, imports};
+use reader::{Import, Source, Sources};
 
 /// Layers that each layer may import.
 type Table = BTreeMap<String, BTreeSet<String>>;
@@ -36,16 +41,50 @@ fn table(text: &str) -> Table {
     table
 }
 
-/// Layers of a table that import each other, directly or not, and layers that import these.
-fn circle(table: &Table) -> Vec<&str> {
-    let mut left: Vec<&str> = table.keys().map(String::as_str).collect();
+/// The circles of a graph: nodes that reach each other.
+fn circles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeSet<BTreeSet<&'a str>> {
+    let mut reached: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (from, to) in edges {
+        reached.entry(from).or_default().insert(to);
+    }
     loop {
-        let before = left.clone();
-        left.retain(|layer| table[*layer].iter().any(|lower| before.contains(&lower.as_str())));
-        if left.len() == before.len() {
-            return left;
+        let beyond = |tos: &BTreeSet<&'a str>| tos.iter().filter_map(|to| reached.get(to)).flatten().copied().collect();
+        let further: BTreeMap<&str, BTreeSet<&str>> =
+            reached.iter().map(|(from, tos)| (*from, tos | &beyond(tos))).collect();
+        if further == reached {
+            break;
+        }
+        reached = further;
+    }
+    let circle = |node: &'a str| {
+        let there = reached[node].iter().copied();
+        there.filter(|other| reached.get(other).is_some_and(|back| back.contains(node))).collect::<BTreeSet<_>>()
+    };
+    reached.keys().map(|node| circle(node)).filter(|circle| !circle.is_empty()).collect()
+}
+
+/// Where no siblings may form a circle, with folders or without.
+const CORE: &str = "collective/core";
+
+/// The circles among siblings that must not be.
+fn circles_of_siblings(sources: &Sources) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (folder, imports) in sources.between_siblings() {
+        let folders = sources.folders(&folder);
+        for circle in circles(imports.iter().map(|import| (import.from.as_str(), import.to.as_str()))) {
+            let is_in_the_core = folder == CORE || folder.starts_with(&format!("{CORE}/"));
+            if !is_in_the_core && circle.iter().filter(|name| folders.contains(**name)).count() < 2 {
+                continue;
+            }
+            let names: Vec<&str> = circle.iter().copied().collect();
+            complaints.push(format!("there is a circle in src/{folder}, among {}", names.join(", ")));
+            let part = |name: &str| circle.contains(name);
+            for Import { from, to, place } in imports.iter().filter(|import| part(&import.from) && part(&import.to)) {
+                complaints.push(format!("{place}: {from} imports {to}"));
+            }
         }
     }
+    complaints
 }
 
 /// What is wrong with the imports of these layers, and with the table.
@@ -63,9 +102,10 @@ fn complaints(layers: &BTreeSet<String>, imports: &[Import], table: &Table) -> V
             complaints.push(format!("{place}: {from} may not import {to}"));
         }
     }
-    let circle = circle(table);
-    if !circle.is_empty() {
-        complaints.push(format!("there is a circle in the table, among {}", circle.join(", ")));
+    let edges = table.iter().flat_map(|(layer, lower)| lower.iter().map(|lower| (layer.as_str(), lower.as_str())));
+    for circle in circles(edges) {
+        let names: Vec<&str> = circle.into_iter().collect();
+        complaints.push(format!("there is a circle in the table, among {}", names.join(", ")));
     }
     complaints
 }
@@ -89,13 +129,28 @@ fn sources(folder: &Path, below: &str) -> Vec<Source> {
 #[test]
 fn layers_point_down() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (layers, imports) = imports(&sources(&root.join("src"), ""));
+    let sources = Sources::read(&sources(&root.join("src"), ""));
+    let imports = sources.imports();
     let book = fs::read_to_string(root.join("docs/how-a-round-runs.md")).unwrap();
-    let complaints = complaints(&layers, &imports, &table(&book));
+    let complaints = complaints(&sources.layers(), &imports, &table(&book));
     assert!(complaints.is_empty(), "see docs/how-a-round-runs.md, Layers:\n{}", complaints.join("\n"));
     // An empty list of imports would have no complaints.
     let reads = |from: &str, to: &str| imports.iter().any(|import| import.from == from && import.to == to);
     assert!(reads("collective", "fabric") && reads("world", "bootstrap") && reads("cli", "simulation"));
+}
+
+#[test]
+fn siblings_form_no_circle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = Sources::read(&sources(&root.join("src"), ""));
+    let complaints = circles_of_siblings(&sources);
+    assert!(complaints.is_empty(), "see docs/how-a-round-runs.md, Layers:\n{}", complaints.join("\n"));
+    let between = sources.between_siblings();
+    let reads = |folder: &str, from: &str, to: &str| {
+        between.get(folder).is_some_and(|imports| imports.iter().any(|import| import.from == from && import.to == to))
+    };
+    assert!(reads(CORE, "agreement", "movement") && reads(&format!("{CORE}/agreement"), "dispatch", "tags"));
+    assert!(reads("fabric", "shm", "window"), "a name that the parent has taken");
 }
 
 const BOOK: &str = "
@@ -123,8 +178,8 @@ fn small(path: &str, text: &str) -> Vec<Source> {
 }
 
 fn complaints_about(sources: &[Source], book: &str) -> Vec<String> {
-    let (layers, imports) = imports(sources);
-    complaints(&layers, &imports, &table(book))
+    let sources = Sources::read(sources);
+    complaints(&sources.layers(), &sources.imports(), &table(book))
 }
 
 #[test]
@@ -212,4 +267,88 @@ fn a_circle_in_the_table_is_found() {
     let circular = BOOK.replace("| `leaf` | nothing |", "| `leaf` | `high` |");
     let found = complaints_about(&small("low/more.rs", ""), &circular);
     assert_eq!(found, ["there is a circle in the table, among high, leaf, low"]);
+}
+
+/// What is found in the core and a layer with two folders and a file, with these texts more.
+fn with_siblings(more: &[(&str, &str)]) -> Vec<String> {
+    let mut sources = vec![
+        source("lib.rs", "mod collective;\nmod wide;"),
+        source("collective/core/mod.rs", "mod op;\nmod plan;\npub(crate) use op::{self, Op};\npub struct Own;"),
+        source("collective/core/op.rs", "use super::{Own, plan::Plan};"),
+        source("collective/core/plan/mod.rs", "mod layout;\nmod spans;\nuse layout::Line;\npub struct Plan;"),
+        source("collective/core/plan/layout.rs", "use super::{super::Own, Plan};"),
+        source("collective/core/plan/spans.rs", "use super::{Plan, Line};"),
+        source("wide/mod.rs", "mod file;\nmod left;\nmod right;\npub use left::Left;\npub use right::deep::Deep;"),
+        source("wide/file.rs", ""),
+        source("wide/left/mod.rs", "use super::right::Right;"),
+        source("wide/left/deep.rs", "use super::Left;"),
+        source("wide/right/mod.rs", ""),
+        source("wide/right/deep.rs", "use crate::wide::Deep;"),
+    ];
+    for &(path, text) in more {
+        match sources.iter_mut().find(|source| source.path == path) {
+            Some(source) => source.text.push_str(text),
+            None => sources.push(source(path, text)),
+        }
+    }
+    circles_of_siblings(&Sources::read(&sources))
+}
+
+#[test]
+fn siblings_may_import_each_other_in_one_direction() {
+    let layout = "collective/core/plan/layout.rs";
+    for more in [
+        &[("collective/core/op.rs", "use crate::collective::core::plan::layout::Line;")][..],
+        &[(layout, "#[cfg(test)]\nuse super::spans::Span;")],
+        &[("collective/core/plan/layout_tests.rs", "use super::spans::Span;")],
+        &[("collective/core/plan/mod.rs", "#[cfg(test)]\nmod tests { use super::super::op::Op; }")],
+        &[("wide/right/deep.rs", "use crate::collective::core::Op;")],
+        // A circle of a folder and a file, which only the core must not have.
+        &[("wide/file.rs", "use super::left::Left;"), ("wide/left/deep.rs", "use super::super::file::X;")],
+    ] {
+        assert_eq!(with_siblings(more), [""; 0], "{more:?}");
+    }
+}
+
+#[test]
+fn a_circle_among_siblings_is_found() {
+    let of_the_core = [
+        "use super::super::op::Op;",
+        "use crate::collective::core::op::Op;",
+        "use crate::{collective::core::{Own, op::{self, Op}}, wide};",
+        "fn run(op: &super::super::op::Op) {}",
+        // By names that their parent has taken.
+        "use super::super::{Op, Own};",
+        "use super::super::op;",
+    ];
+    for text in of_the_core {
+        let found = with_siblings(&[("collective/core/plan/layout.rs", text)]);
+        assert_eq!(found[0], "there is a circle in src/collective/core, among op, plan", "{text}");
+        assert!(found.contains(&"collective/core/op.rs:1: op imports plan".to_owned()), "{text}: {found:?}");
+    }
+    let found = with_siblings(&[("collective/core/plan/layout.rs", "\nuse super::spans::Span;")]);
+    let circle = "there is a circle in src/collective/core/plan, among layout, spans";
+    let (there, back) = (
+        "collective/core/plan/layout.rs:2: layout imports spans",
+        "collective/core/plan/spans.rs:1: spans imports layout",
+    );
+    assert_eq!(found, [circle, there, back]);
+
+    let found = with_siblings(&[("wide/right/deep.rs", "use super::super::Left;")]);
+    let circle = "there is a circle in src/wide, among left, right";
+    let (there, back) = ("wide/left/mod.rs:1: left imports right", "wide/right/deep.rs:1: right imports left");
+    assert_eq!(found, [circle, there, back]);
+    // By way of a file.
+    let found =
+        with_siblings(&[("wide/right/deep.rs", "use super::super::file::X;"), ("wide/file.rs", "use super::Left;")]);
+    assert_eq!(found[0], "there is a circle in src/wide, among file, left, right");
+}
+
+#[test]
+fn each_circle_is_found_once() {
+    let edges = [("left", "right"), ("right", "file"), ("file", "left"), ("file", "leaf"), ("top", "left")];
+    assert_eq!(circles(edges), BTreeSet::from([BTreeSet::from(["file", "left", "right"])]));
+    assert_eq!(circles([("b", "a"), ("c", "b"), ("c", "a")]), BTreeSet::new());
+    let two = [BTreeSet::from(["a", "b"]), BTreeSet::from(["c", "d"])];
+    assert_eq!(circles([("a", "b"), ("b", "a"), ("b", "c"), ("c", "d"), ("d", "c")]), BTreeSet::from(two));
 }

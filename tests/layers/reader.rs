@@ -9,17 +9,20 @@ pub(crate) struct Source {
     pub(crate) text: String,
 }
 
-/// An import of one layer by another.
-#[derive(Debug)]
+/// A layer names something of a layer, or a module something of a sibling: of a module in the same folder.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Import {
     pub(crate) from: String,
-    /// The imported layer; if there is none of that name, the path as written.
+    /// The layer, where there is none of that name, the path as it is written; or the sibling.
     pub(crate) to: String,
     /// File and line.
     pub(crate) place: String,
 }
 
-/// A word, `::`, or any other character, with its line. Comments and strings are left out.
+/// A module from the crate's root on.
+type Module = Vec<String>;
+
+/// A word, `::`, or any other character, and its line. Comments and texts are none.
 type Token = (String, usize);
 
 /// The findings in a file.
@@ -27,60 +30,116 @@ type Token = (String, usize);
 struct Found {
     /// Paths from the crate's root on, with their lines.
     paths: Vec<(Vec<String>, usize)>,
-    /// Modules in their own files that are for tests.
-    tests: Vec<Vec<String>>,
+    /// Names that a `use` gives to a path, each behind its module.
+    names: Vec<(Vec<String>, Vec<String>)>,
+    /// Modules in files of their own that are for tests.
+    tests: Vec<Module>,
 }
 
-/// The layers, and their imports.
-pub(crate) fn imports(sources: &[Source]) -> (BTreeSet<String>, Vec<Import>) {
-    let sources: Vec<_> = sources.iter().filter(|source| !source.path.ends_with("_tests.rs")).collect();
-    let files: Vec<_> = sources
-        .iter()
-        .map(|source| {
+/// A source that has been read.
+struct File {
+    path: String,
+    /// The module that it holds; nothing for the root of a crate.
+    module: Module,
+    found: Found,
+}
+
+/// The sources of a crate, without those for tests.
+pub(crate) struct Sources {
+    files: Vec<File>,
+    /// Names that a module takes from elsewhere, each behind its module, and where from.
+    names: BTreeMap<Vec<String>, Vec<String>>,
+}
+
+impl Sources {
+    pub(crate) fn read(sources: &[Source]) -> Self {
+        let sources = sources.iter().filter(|source| !source.path.ends_with("_tests.rs") && source.path != "main.rs");
+        let file = |source: &Source| {
             let module = module_of(&source.path);
-            let found = read(&source.text, &module);
-            (&source.path, module, found)
-        })
-        .collect();
-    let tests: Vec<&Vec<String>> = files.iter().flat_map(|(.., found)| &found.tests).collect();
-    let is_a_test = |module: &[String]| tests.iter().any(|test| module.starts_with(test));
-    let files: Vec<_> = files.iter().filter(|(_, module, _)| !module.is_empty() && !is_a_test(module)).collect();
-    let layers: BTreeSet<String> = files.iter().map(|(_, module, _)| module[0].clone()).collect();
-    let root = sources.iter().find(|source| source.path == "lib.rs");
-    let names = root.map(|root| names_of_the_root(&root.text)).unwrap_or_default();
-    let mut imports = Vec::new();
-    for (file, module, found) in files {
-        for (path, line) in &found.paths {
-            let first = path.first().map_or("", String::as_str);
-            let layer = if layers.contains(first) { Some(first) } else { names.get(first).map(String::as_str) };
-            let to = layer.map_or_else(|| format!("crate::{}", path.join("::")), str::to_owned);
-            if to != module[0] {
-                imports.push(Import { from: module[0].clone(), to, place: format!("{file}:{line}") });
+            File { path: source.path.clone(), found: read(&source.text, &module), module }
+        };
+        let mut files: Vec<File> = sources.map(file).collect();
+        let tests: Vec<Module> = files.iter().flat_map(|file| file.found.tests.clone()).collect();
+        files.retain(|file| !tests.iter().any(|test| file.module.starts_with(test)));
+        let names =
+            files.iter().flat_map(|file| file.found.names.clone()).filter(|(name, from)| name != from).collect();
+        files.retain(|file| !file.module.is_empty());
+        Sources { files, names }
+    }
+
+    /// The layers that there are.
+    pub(crate) fn layers(&self) -> BTreeSet<String> {
+        self.files.iter().map(|file| file.module[0].clone()).collect()
+    }
+
+    /// What the layers import.
+    pub(crate) fn imports(&self) -> Vec<Import> {
+        let layers = self.layers();
+        let mut imports = Vec::new();
+        for File { path: file, module, found } in &self.files {
+            for (path, line) in &found.paths {
+                let layer = path.first().filter(|first| layers.contains(*first)).or_else(|| {
+                    let taken = self.names.get(path.get(..1)?)?;
+                    taken.first().filter(|first| layers.contains(*first))
+                });
+                let to = layer.map_or_else(|| format!("crate::{}", path.join("::")), Clone::clone);
+                if to != module[0] {
+                    imports.push(Import { from: module[0].clone(), to, place: format!("{file}:{line}") });
+                }
             }
         }
+        imports
     }
-    (layers, imports)
+
+    /// What siblings import of each other, by the folder that they are in. What is in the folder of a module belongs to
+    /// that module. Their parent's own items are of none of them; a name that the parent has taken from one of them is
+    /// that one's.
+    pub(crate) fn between_siblings(&self) -> BTreeMap<String, BTreeSet<Import>> {
+        let modules: BTreeSet<&[String]> = self.files.iter().map(|file| file.module.as_slice()).collect();
+        let mut between: BTreeMap<String, BTreeSet<Import>> = BTreeMap::new();
+        for File { path: file, module, found } in &self.files {
+            for (path, line) in &found.paths {
+                for path in self.meanings(path) {
+                    let common = module.iter().zip(&path).take_while(|(from, to)| from == to).count();
+                    let (Some(from), Some(to)) = (module.get(common), path.get(common)) else { continue };
+                    if modules.contains(&path[..=common]) {
+                        let import = Import { from: from.clone(), to: to.clone(), place: format!("{file}:{line}") };
+                        between.entry(path[..common].join("/")).or_default().insert(import);
+                    }
+                }
+            }
+        }
+        between
+    }
+
+    /// A path, and what it stands for where modules have taken its names from elsewhere.
+    fn meanings(&self, path: &[String]) -> Vec<Vec<String>> {
+        let mut meanings = vec![path.to_vec()];
+        // A circle of names would have no end.
+        while let (Some(path), ..8) = (meanings.last(), meanings.len()) {
+            let taken = (1..=path.len()).find_map(|end| Some((end, self.names.get(&path[..end])?)));
+            let Some((end, from)) = taken else { break };
+            let meaning = from.iter().chain(&path[end..]).cloned().collect();
+            meanings.push(meaning);
+        }
+        meanings
+    }
+
+    /// The modules of a folder that have a folder of their own.
+    pub(crate) fn folders(&self, folder: &str) -> BTreeSet<String> {
+        let folder: Module = folder.split('/').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let below = self.files.iter().filter_map(|file| file.module.strip_prefix(folder.as_slice()));
+        below.filter(|module| module.len() > 1).map(|module| module[0].clone()).collect()
+    }
 }
 
-/// The module of a file; empty for the root of a crate.
-fn module_of(path: &str) -> Vec<String> {
-    let mut module: Vec<String> = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if module.last().is_some_and(|name| name == "mod") || ["lib.rs", "main.rs"].contains(&path) {
+/// The module that a file holds; nothing for the root of a crate.
+fn module_of(path: &str) -> Module {
+    let mut module: Module = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if module.last().is_some_and(|name| name == "mod") || path == "lib.rs" {
         module.pop();
     }
     module
-}
-
-/// The names that the root of the crate re-exports, with their layers.
-fn names_of_the_root(text: &str) -> BTreeMap<String, String> {
-    let tokens = tokens(text);
-    let mut paths = Vec::new();
-    for (index, (text, _)) in tokens.iter().enumerate() {
-        if text == "use" {
-            tree(&tokens, index + 1, &[], &mut paths);
-        }
-    }
-    paths.into_iter().filter_map(|(path, _)| Some((path.last()?.clone(), path.first()?.clone()))).collect()
 }
 
 fn read(text: &str, module: &[String]) -> Found {
@@ -112,6 +171,15 @@ fn read(text: &str, module: &[String]) -> Found {
             }
             "{" => open.push(None),
             "}" => _ = open.pop(),
+            "use" => {
+                let (mut paths, here) = (Vec::new(), here());
+                tree(&tokens, index + 1, &[], &mut paths);
+                found.names.extend(paths.into_iter().map(|(mut path, _)| {
+                    path.pop_if(|last| last == "self");
+                    let name = here.iter().chain(path.last()).cloned().collect();
+                    (name, from_the_root(&path, &here))
+                }));
+            }
             "crate" | "earlybird" | "super" | "self" if word(index + 1) == "::" => {
                 let (mut paths, here) = (Vec::new(), here());
                 index = tree(&tokens, index, &[], &mut paths);
@@ -127,7 +195,7 @@ fn read(text: &str, module: &[String]) -> Found {
 
 /// The path from the root of a path that is written in a module.
 fn from_the_root(path: &[String], module: &[String]) -> Vec<String> {
-    if ["crate", "earlybird"].contains(&path[0].as_str()) {
+    if path.first().is_some_and(|first| ["crate", "earlybird"].contains(&first.as_str())) {
         return path[1..].to_vec();
     }
     let relative = path.iter().take_while(|name| ["super", "self"].contains(&name.as_str())).count();
