@@ -100,7 +100,23 @@ pub enum Error {
         /// The cause, and what to do.
         cause: String,
     },
-    /// Not enough memory.
+    /// A provider, or what a rank sent over it, failed after the world had been joined. The collective cannot go on.
+    #[error(
+        "rank {rank}: {operation}: the transport{to} failed: {cause}; start the job again, over another provider if \
+         that does not help (`earlybird info` lists them)",
+        to = peer.map_or(String::new(), |peer| format!(" to rank {peer}"))
+    )]
+    Transport {
+        /// Who reports.
+        rank: u32,
+        /// The other end, where the failure concerns one.
+        peer: Option<u32>,
+        /// Which call met it.
+        operation: &'static str,
+        /// What happened.
+        cause: String,
+    },
+    /// Less memory than is needed.
     #[error("rank {rank}: {operation}: needs {need} of memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
     Memory {
         /// The rank that reports.
@@ -166,6 +182,24 @@ impl Error {
     pub(crate) fn join(rank: u32, cause: impl fmt::Display) -> Self {
         Error::Join { rank, cause: cause.to_string() }
     }
+
+    pub(crate) fn transport(
+        rank: u32,
+        peer: impl Into<Option<u32>>,
+        operation: &'static str,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Error::Transport { rank, peer: peer.into(), operation, cause: cause.to_string() }
+    }
+
+    /// The same failure of the world, named after the call that met it and not after a step of that call.
+    pub(crate) fn in_call(mut self, call: &'static str) -> Self {
+        use Error::{Aborted, PeerDied, Transport};
+        if let PeerDied { operation, .. } | Aborted { operation, .. } | Transport { operation, .. } = &mut self {
+            *operation = call;
+        }
+        self
+    }
 }
 
 /// A list of ranks; a long one is printed in part.
@@ -201,6 +235,15 @@ mod tests {
         assert!(barrier.starts_with(&format!("rank 1: barrier: {start}")), "{barrier}");
         assert!(barrier.contains("start a new world, with a longer deadline"), "{barrier}");
         assert!(!barrier.contains("Call again"), "{barrier}");
+    }
+
+    #[test]
+    fn a_failure_is_named_after_the_call() {
+        let text = |peer: Option<u32>| Error::transport(1, peer, "poll", "no route").in_call("wait").to_string();
+        assert!(text(None).starts_with("rank 1: wait: the transport failed: no route; start the job again"));
+        assert!(text(Some(3)).starts_with("rank 1: wait: the transport to rank 3 failed: no route; "));
+        let died = Error::PeerDied { rank: 1, operation: "poll", peer: 0, how: "ended".to_owned() };
+        assert!(died.in_call("arrive").to_string().starts_with("rank 1: arrive: rank 0 died (ended)"));
     }
 
     #[test]

@@ -54,7 +54,10 @@ impl<'f> Pair<'f> {
         let told = [PAIR, &endpoint.key(own).encode()].concat();
         let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
         let peer = 1 - rank;
-        let strange = || Error::join(rank, format!("rank {peer} runs another measurement or another version"));
+        let strange = || {
+            let cause = format!("rank {peer} measures something else, or is of another version");
+            Error::transport(rank, peer, operation, cause)
+        };
         let key = answers[peer as usize].strip_prefix(PAIR).and_then(Key::decode);
         let theirs = endpoint.import(peer, key.ok_or_else(strange)?)?;
         Ok(Pair { fabric, patience, endpoint, own, theirs, open: 0, rounds: 0 })
@@ -254,14 +257,16 @@ pub fn arming(fabric: &dyn Fabric, bytes: u64, (warmup, iterations): (u64, u64),
 
 fn open_card(fabric: &dyn Fabric, bytes: u64, patience: Duration) -> Result<(DeferredProgram, String)> {
     let (rank, ranks) = (fabric.rank(), fabric.ranks());
-    let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
-    let provider = provider_for(&library, fabric.provider()).map_err(|cause| Error::join(rank, cause))?;
+    let none = |cause: String| Error::transport(rank, None, "arm", cause);
+    let library = ofi::library().map_err(|cause| none(cause.to_string()))?;
+    let provider = provider_for(&library, fabric.provider()).map_err(none)?;
     let (start, schedule) = (Start::First, Schedule::Gather);
     let request = Request { ranks, start, schedule, bytes, chunk: 0, slots: SLOTS };
     let (mut card, introduction) = DeferredProgram::open(&library, &provider, rank, &request, 0, RawAccess::CRATE)?;
     let everybody = fabric.exchange_long("arm", &introduction.encode(), Instant::now() + patience)?;
     let strange = |peer: u32| {
-        Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
+        let cause = format!("rank {peer} introduced itself in a way this version does not understand");
+        Error::transport(rank, peer, "arm", cause)
     };
     let everybody =
         everybody.iter().zip(0..).map(|(bytes, peer)| Introduction::decode(bytes).ok_or_else(|| strange(peer)));

@@ -173,8 +173,9 @@ impl World {
         }
         if source.is_none() {
             let key = everybody[root as usize].get(size_of_val(&mine)..).and_then(Key::decode).unwrap_or(Key::NONE);
-            if let Err(error) = fetch(&mut *endpoint, (root, key), bytemuck::cast_slice_mut(data), (rank, until)) {
-                // The others would take this rank's next call for the end of this one.
+            let fetched = fetch(&mut *endpoint, (root, key), bytemuck::cast_slice_mut(data), (rank, until));
+            if let Err(error) = fetched.map_err(|error| error.in_call(operation)) {
+                // The others cannot know, and would take this rank's next call for the end of this one.
                 self.abort(&format!("it could not go on with a broadcast: {error}"));
                 return Err(error);
             }

@@ -109,8 +109,8 @@ impl<T: Element> Allreduce<T> {
     /// if that round is still open; otherwise it is *carried* into the next one that fires.
     ///
     /// # Errors
-    /// [`Error::Usage`] if the outcome of the last arrival was not taken, or after `finish`; a dead
-    /// peer or an aborted job.
+    /// [`Error::Usage`] while the outcome of the last arrival was not taken, or after `finish`;
+    /// a dead peer, a failed transport or an aborted job.
     #[inline]
     pub fn arrive(&mut self) -> Result<()> {
         self.raw.arrive()
@@ -120,8 +120,8 @@ impl<T: Element> Allreduce<T> {
     /// missed, oldest first. While it waits, this rank moves data for all ranks.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the missing ranks: call again to go on waiting. [`Error::Usage`]
-    /// without an arrival; a dead peer or an aborted job.
+    /// [`Error::Timeout`] naming who is missing: call again to go on waiting. [`Error::Usage`]
+    /// without an arrival; a dead peer, a failed transport or an aborted job.
     #[inline]
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
         let rounds = self.raw.wait(deadline.into())?;
@@ -142,7 +142,7 @@ impl<T: Element> Allreduce<T> {
     /// all contributions of this rank have entered. Outcomes that were not taken are dropped.
     ///
     /// # Errors
-    /// [`Error::Timeout`]: call again to go on; a dead peer or an aborted job.
+    /// [`Error::Timeout`]: call again to go on; a dead peer, a failed transport or an aborted job.
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
         self.raw.finish(deadline.into())
     }

@@ -201,18 +201,19 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let opened = Provider::open(rank, &wanted, plan.data_bytes(), self.world.provider());
         let told = match &opened {
             Ok((_, introduction)) => [b"ok".to_vec(), introduction.encode()].concat(),
-            Err(error) => error.to_string().into_bytes(),
+            Err(error) => reason_of(error).into_bytes(),
         };
         let everybody = fabric.exchange_long(operation, &told, until)?;
         let connected = opened.and_then(|(mut provider, _)| {
-            let theirs = everybody.iter().map(|bytes| {
+            let theirs = everybody.iter().zip(0..).map(|(bytes, peer)| {
                 let introduction = bytes.strip_prefix(b"ok").and_then(Introduction::decode);
-                introduction.ok_or_else(|| Error::join(rank, "another rank has no provider"))
+                introduction
+                    .ok_or_else(|| Error::transport(rank, peer, operation, format!("rank {peer} has no provider")))
             });
             provider.connect(&theirs.collect::<Result<Vec<_>>>()?)?;
             Ok(provider)
         });
-        let told = connected.as_ref().map_or_else(|error| error.to_string().into_bytes(), |_| b"ok".to_vec());
+        let told = connected.as_ref().map_or_else(|error| reason_of(error).into_bytes(), |_| b"ok".to_vec());
         let connections = fabric.exchange(operation, &told[..told.len().min(MOST_EXCHANGED)], until)?;
         let refused = everybody.iter().chain(&connections).find(|answer| !answer.starts_with(b"ok"));
         if let Some(reason) = refused {
@@ -416,6 +417,14 @@ pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
     Some([Key::decode(control)?, Key::decode(data)?])
 }
 
+/// What a rank without a provider tells the others, who go on without one as it does.
+fn reason_of(error: &Error) -> String {
+    match error {
+        Error::Transport { cause, .. } => cause.clone(),
+        other => other.to_string(),
+    }
+}
+
 fn import_regions(
     rank: u32,
     operation: &'static str,
@@ -438,7 +447,8 @@ fn import_regions(
     for host in 0..plan.topology.hosts() {
         let leader = plan.topology.leader(host);
         let keys = decode_keys(&everybody[leader as usize]);
-        let [control, data] = keys.ok_or_else(|| Error::join(rank, format!("rank {leader} sent no keys")))?;
+        let none = || Error::transport(rank, leader, operation, format!("rank {leader} sent no keys"));
+        let [control, data] = keys.ok_or_else(none)?;
         let mut name = |own: u32, key: Key| -> Result<Region> {
             if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
         };

@@ -108,13 +108,13 @@ impl Raw {
             // Others wait for the rest even if this rank cannot continue.
             driven = driven.and(engine.move_one(now));
         }
-        driven?;
+        self.waiter.explain(operation, driven)?;
         let mut engine = self.seat.take();
         let now = self.now(&engine);
-        engine.drive(now, Effort::Nothing)?;
+        self.waiter.explain(operation, engine.drive(now, Effort::Nothing))?;
         self.session.filled(&mut engine);
         drop(engine);
-        self.set_off(now)?;
+        self.waiter.explain(operation, self.set_off(now))?;
         self.waiter.look(operation, now)
     }
 
@@ -221,7 +221,8 @@ impl Raw {
         let until = Deadline::from(self.world.deadline()).instant();
         fabric.exchange(operation, &[], until)?;
         self.seat.take().provider().into_iter().for_each(Provider::set_off);
-        while !self.seat.take().provider().map_or(Ok(true), Provider::has_run)? && Instant::now() < until {
+        let has_run = || self.seat.take().provider().map_or(Ok(true), Provider::has_run);
+        while !self.waiter.explain(operation, has_run())? && Instant::now() < until {
             fabric.look_for_dead(operation)?;
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -232,7 +233,7 @@ impl Raw {
     pub(super) fn is_complete(&self) -> Result<bool> {
         let mut engine = self.seat.take();
         let now = self.now(&engine);
-        engine.look(now)?;
+        engine.look(now).map_err(|error| error.in_call("is_complete"))?;
         Ok(engine.is_complete())
     }
 

@@ -71,9 +71,11 @@ impl Waiter {
         Ok(())
     }
 
-    /// A provider that refuses something usually does so because a peer is gone: which one, comes out soon.
+    /// Names a failure after the caller's operation. A provider that refuses something usually does so because a peer
+    /// is gone: which one, comes out soon.
     pub(crate) fn explain<R>(&self, operation: &'static str, result: Result<R>) -> Result<R> {
-        if !matches!(result, Err(Error::Join { .. })) {
+        let result = result.map_err(|error| error.in_call(operation));
+        if !matches!(result, Err(Error::Transport { .. })) {
             return result;
         }
         let until = Instant::now() + LAST_WORDS;

@@ -114,7 +114,7 @@ impl<S: Shared> Helper<S> {
         let thread = thread::Builder::new()
             .name(format!("earlybird {rank}"))
             .spawn(move || its.run(&mut waiter))
-            .map_err(|cause| Error::join(rank, format!("no thread for the thread executor: {cause}")))?;
+            .map_err(|cause| Error::os(rank, "start the helper thread", cause))?;
         Ok(Helper { common, waker, thread: Some(thread) })
     }
 

@@ -7,6 +7,8 @@ use crate::error::Error;
 pub(crate) enum Failure {
     /// A rank called `abort`.
     Aborted { by: u32, reason: String },
+    /// The transport of a rank failed.
+    Transport { by: u32, peer: Option<u32>, cause: String },
     /// A rank died.
     Died { peer: u32, how: String },
 }
@@ -16,6 +18,7 @@ impl Failure {
     pub(crate) fn error(self, rank: u32, operation: &'static str) -> Error {
         match self {
             Failure::Aborted { by, reason } => Error::Aborted { rank, operation, by, reason },
+            Failure::Transport { peer, cause, .. } => Error::Transport { rank, peer, operation, cause },
             Failure::Died { peer, how } => Error::PeerDied { rank, operation, peer, how },
         }
     }

@@ -310,8 +310,8 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
         let length = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes) as usize;
         let longest = lengths.iter().map(length).max().unwrap_or(0);
         if let Some(rank) = lengths.iter().position(|bytes| length(bytes) > MOST_EXCHANGED_LONG) {
-            let cause = format!("rank {rank} wants to tell more than {MOST_EXCHANGED_LONG} bytes in {operation}");
-            return Err(crate::Error::join(self.rank(), cause));
+            let cause = format!("rank {rank} wants to tell more than {MOST_EXCHANGED_LONG} bytes");
+            return Err(crate::Error::transport(self.rank(), rank as u32, operation, cause));
         }
         let mut all = vec![Vec::new(); lengths.len()];
         for from in (0..longest).step_by(MOST_EXCHANGED) {

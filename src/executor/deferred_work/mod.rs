@@ -107,7 +107,7 @@ impl DeferredProgram {
                 "{slots} slots of {each} operations are more than the {most} that {provider} can queue for \
                  sure; use a smaller depth"
             );
-            return Err(Error::join(rank, cause));
+            return Err(Error::transport(rank, None, "open", cause));
         }
         let queue = WorkQueue::open(library, provider, (rank, request.ranks), access)?;
         let front = front.next_multiple_of(CELL);
@@ -159,7 +159,8 @@ impl DeferredProgram {
         let mut cells = signals.filter(|signal| signal.rank != self.rank && SIGNALLED.contains(&signal.counter));
         let ranks = (0..self.ranks).all(|rank| has(rank, Role::Start)) && introductions.len() == self.ranks as usize;
         if !ranks || !cells.all(|signal| has(signal.rank, signal.counter)) {
-            return Err(Error::join(self.rank, "the tables of the ranks differ; do all run the same version?"));
+            let cause = "the tables of the ranks differ, as those of different versions do";
+            return Err(Error::transport(self.rank, None, "connect", cause));
         }
         for introduction in introductions {
             let address = self.queue.insert(&introduction.address)?;

@@ -40,8 +40,9 @@ impl Provider {
         let block = HEADER as u64 + u64::from(ROWS) * row as u64;
         let need = block.saturating_mul((u64::from(ranks) + 1) * slots).saturating_add(front as u64);
         check_memory(rank, "allreduce.build", need)?;
-        let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
-        let name = provider_for(&library, world).map_err(|cause| Error::join(rank, cause))?;
+        let none = |cause: String| Error::transport(rank, None, "open", cause);
+        let library = ofi::library().map_err(|cause| none(cause.to_string()))?;
+        let name = provider_for(&library, world).map_err(none)?;
         let request = Request { bytes: block, ..*wanted };
         let (program, introduction) = DeferredProgram::open(&library, &name, rank, &request, front, RawAccess::CRATE)?;
         Ok((Provider { program, slots, row, bytes }, introduction))
@@ -138,15 +139,13 @@ impl Provider {
     /// A rank's deposit in a round whose outcome is here, and the weight of each row.
     ///
     /// # Errors
-    /// [`Error::Join`] for a row that does not exist.
+    /// [`Error::Transport`] for a row that does not exist.
     pub(crate) fn deposit_of(&self, round: u64, rank: u32) -> Result<(Deposit, [u16; ROWS as usize])> {
         let (gate, weights) = self.header_of(round, rank);
         let deposit = Gate(gate).at(round).deposit();
         if deposit.fresh.into_iter().chain(deposit.carried.map(|(row, _)| row)).any(|row| row >= ROWS) {
-            return Err(Error::join(
-                self.program.own(),
-                format!("rank {rank} sent a contribution that makes no sense"),
-            ));
+            let cause = format!("rank {rank} sent a contribution that makes no sense");
+            return Err(Error::transport(self.program.own(), rank, "read a contribution", cause));
         }
         Ok((deposit, std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)))
     }

@@ -49,12 +49,13 @@ impl WorkQueue {
     /// A provider without deferred work; the provider's error.
     pub(crate) fn open(library: &Library, provider: &str, (rank, ranks): (u32, u32), _: RawAccess) -> Result<Self> {
         let refused = |code: Code| unusable(rank, provider, library, code);
-        let name = CString::new(provider).map_err(|_| Error::join(rank, "the provider's name has a zero byte"))?;
+        let none = |cause: String| Error::transport(rank, None, "open", cause);
+        let name = CString::new(provider).map_err(|_| none("the provider's name has a zero byte".to_owned()))?;
         let wanted = Wanted { provider: Some(name), ..probe::runs_programs() };
-        let list = library.info(&wanted).map_err(|code| {
-            Error::join(rank, format!("{provider} cannot run programs by itself: {}", library.error_text(code)))
-        })?;
-        let info = list.iter().next().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
+        let list = library
+            .info(&wanted)
+            .map_err(|code| none(format!("{provider} cannot run programs by itself: {}", library.error_text(code))))?;
+        let info = list.iter().next().ok_or_else(|| none("libfabric described nothing".to_owned()))?;
         environment::warn(rank, provider);
         let fabric = Fabric::open(library, info).map_err(refused)?;
         let domain = Domain::open(fabric, info).map_err(refused)?;
@@ -78,7 +79,7 @@ impl WorkQueue {
     /// The error of an operation on this queue or its counters.
     pub(crate) fn refused(&self, code: Code) -> Error {
         let text = self.domain.fabric().library().error_text(code.0);
-        Error::join(self.rank, format!("the provider refuses: {text}"))
+        Error::transport(self.rank, None, "run a program", format!("{} refuses: {text}", self.provider))
     }
 
     /// The address by which peers reach the endpoint.
@@ -174,5 +175,5 @@ impl WorkQueue {
 
 /// The error of opening a provider.
 fn unusable(rank: u32, provider: &str, library: &Library, code: Code) -> Error {
-    Error::join(rank, format!("{provider}: {}", library.error_text(code.0)))
+    Error::transport(rank, None, "open", format!("{provider}: {}", library.error_text(code.0)))
 }

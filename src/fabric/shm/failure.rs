@@ -24,7 +24,7 @@ impl FailureCell {
             return;
         }
         let (state, rank, text) = match failure {
-            Failure::Aborted { by, reason } => (2, *by, reason),
+            Failure::Aborted { by, reason } | Failure::Transport { by, cause: reason, .. } => (2, *by, reason),
             Failure::Died { peer, how } => (3, *peer, how),
         };
         let len = text.floor_char_boundary(self.text.len() * 8);

@@ -211,7 +211,8 @@ impl Segment {
         let map = MmapOptions::new().offset(offset).len(len).map_raw(&self.file);
         let map = Arc::new(map.map_err(|cause| Error::os(self.rank, "map shared memory", cause))?);
         let base = std::ptr::NonNull::new(map.as_mut_ptr());
-        let base = base.ok_or_else(|| Error::join(self.rank, "the system mapped memory at address 0"))?;
+        let nowhere = || std::io::Error::other("the system mapped it at address 0");
+        let base = base.ok_or_else(|| Error::os(self.rank, "map shared memory", nowhere()))?;
         // SAFETY: a mapping of that length, page-aligned, of file pages that are zero until
         // written; the window keeps it alive.
         Ok(unsafe { Window::new(base, len, map) })

@@ -111,7 +111,9 @@ impl Engine {
     fn announce_failure(&mut self, last: bool) {
         let Some(failure) = self.failure.clone() else { return };
         let (content, text) = match failure {
-            Failure::Aborted { by, reason } => (Content::Abort { by, last }, reason),
+            Failure::Aborted { by, reason } | Failure::Transport { by, cause: reason, .. } => {
+                (Content::Abort { by, last }, reason)
+            }
             Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };
         let len = text.floor_char_boundary(MOST_DATA);

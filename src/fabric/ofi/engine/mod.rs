@@ -297,7 +297,7 @@ impl Engine {
         let rank = self.rank;
         let registered = made.map_err(|failed| match failed {
             Failed::System(error) => error,
-            Failed::Code(code) => Error::os(rank, "register memory", std::io::Error::other(self.wire.text(code))),
+            Failed::Code(code) => Error::transport(rank, None, "register memory", self.wire.text(code)),
         })?;
         self.add(channel, RegionEntry::Own(registered, bytes))
     }

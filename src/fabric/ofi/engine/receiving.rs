@@ -14,8 +14,8 @@ impl Engine {
         let mut any = false;
         // One look, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.wire.poll() {
-            let reason = format!("libfabric cannot read completions: {}", self.wire.text(code));
-            self.fail(Failure::Aborted { by: self.rank, reason });
+            let cause = format!("libfabric cannot read completions: {}", self.wire.text(code));
+            self.fail(Failure::Transport { by: self.rank, peer: None, cause });
         }
         while let Some(event) = self.wire.next() {
             self.process(event);
@@ -127,8 +127,8 @@ impl Engine {
             Event::Message(buffer, len) => {
                 self.process_message(Source::Buffer(buffer, len));
                 if let Err(code) = self.wire.post_receive(buffer) {
-                    let reason = format!("libfabric takes no message buffer: {}", self.wire.text(code));
-                    self.fail(Failure::Aborted { by: self.rank, reason });
+                    let cause = format!("libfabric takes no message buffer: {}", self.wire.text(code));
+                    self.fail(Failure::Transport { by: self.rank, peer: None, cause });
                 }
             }
             Event::Moved(index, peer) => {
@@ -294,9 +294,9 @@ impl Engine {
         self.drop_stranger("a write");
         self.guesses += 1;
         if self.guesses == MOST_GUESSES {
-            let reason =
-                format!("{MOST_GUESSES} writes came without this job's tag: a stranger guesses it; see SECURITY.md");
-            self.fail(Failure::Aborted { by: self.rank, reason });
+            let cause =
+                format!("{MOST_GUESSES} writes came without this job's tag: a stranger guesses it (see SECURITY.md)");
+            self.fail(Failure::Transport { by: self.rank, peer: None, cause });
         }
     }
 
@@ -347,8 +347,8 @@ impl Engine {
     }
 
     pub(super) fn reject_message(&mut self, from: u32) {
-        let reason = format!("rank {from} sent a message that makes no sense; do all ranks run the same version?");
-        self.fail(Failure::Aborted { by: self.rank, reason });
+        let cause = format!("rank {from} sent a message that makes no sense, as one of another version would");
+        self.fail(Failure::Transport { by: self.rank, peer: Some(from), cause });
     }
 }
 
