@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Ranks, Result};
 use crate::executor::deferred_work::{DeferredProgram, Introduction, provider_for};
-use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, ofi};
+use crate::fabric::{
+    Access, At, Atomic, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, ofi,
+};
 use crate::rule::Schedule;
 use crate::trigger::{Request, Start};
 
@@ -77,7 +79,7 @@ impl<'f> Pair<'f> {
             if !first {
                 self.hear("write_lat", base + round)?;
             }
-            self.write(bytes, Some(base + round))?;
+            self.write("write_lat", bytes, Some(base + round))?;
             if first {
                 self.hear("write_lat", base + round)?;
                 if round > warmup {
@@ -100,7 +102,7 @@ impl<'f> Pair<'f> {
             for window in 0..(warmup + iterations).div_ceil(WINDOW) {
                 let start = Instant::now();
                 for _ in 0..WINDOW {
-                    self.write(bytes, None)?;
+                    self.write("write_bw", bytes, None)?;
                 }
                 // Operations in flight at the end of a window count for the next.
                 self.settle("write_bw", if (window + 1) * WINDOW < warmup + iterations { WINDOW / 2 } else { 0 })?;
@@ -125,7 +127,8 @@ impl<'f> Pair<'f> {
         if self.fabric.rank() == 0 {
             for round in 0..warmup + iterations {
                 let start = Instant::now();
-                let before = match self.endpoint.atomic(at, Atomic::FetchAdd(1), 0)? {
+                let posted = self.endpoint.atomic(at, Atomic::FetchAdd(1), 0);
+                let before = match posted.map_err(|error| error.in_call(operation))? {
                     Posted::Done(value) => value,
                     Posted::Pending => {
                         self.open += 1;
@@ -165,7 +168,7 @@ impl<'f> Pair<'f> {
     fn settle(&mut self, operation: &'static str, most: u64) -> Result<u64> {
         let (since, mut value) = (Instant::now(), 0);
         while self.open > most {
-            match self.endpoint.poll()? {
+            match self.poll(operation)? {
                 Some(completion) => (self.open, value) = (self.open - 1, completion.value),
                 None => self.late(operation, since)?,
             }
@@ -182,7 +185,7 @@ impl<'f> Pair<'f> {
         let cell = window.cell(0);
         let mut looks = 0u32;
         while cell.load(Ordering::Acquire) < round {
-            if self.endpoint.poll()?.is_some() {
+            if self.poll(operation)?.is_some() {
                 self.open -= 1;
             }
             looks += 1;
@@ -193,11 +196,16 @@ impl<'f> Pair<'f> {
         Ok(())
     }
 
-    fn write(&mut self, bytes: usize, round: Option<u64>) -> Result<()> {
+    fn poll(&mut self, operation: &'static str) -> Result<Option<Completion>> {
+        self.endpoint.poll().map_err(|error| error.in_call(operation))
+    }
+
+    fn write(&mut self, operation: &'static str, bytes: usize, round: Option<u64>) -> Result<()> {
         let (from, to) = (At { region: self.own, offset: DATA }, At { region: self.theirs, offset: DATA });
         let cell = At { region: self.theirs, offset: 0 };
         let signal = round.map(|round| Signal { at: cell, change: Change::Set(round), awaited: true });
-        self.open += u64::from(self.endpoint.put(from, to, bytes, signal, 0)? == Posted::Pending);
+        let posted = self.endpoint.put(from, to, bytes, signal, 0).map_err(|error| error.in_call(operation))?;
+        self.open += u64::from(posted == Posted::Pending);
         Ok(())
     }
 }
