@@ -26,7 +26,7 @@ pub(super) enum Bind {
 pub(super) enum Output {
     /// Every line is prefixed with its rank.
     Prefixed,
-    /// Only rank 0 has unprefixed output; the errors of others are prefixed.
+    /// Rank 0 speaks for all: its lines have no prefix. Those of others, and the errors of all, have one.
     First,
 }
 
@@ -65,11 +65,7 @@ impl Launch<'_> {
         for rank in 0..self.ranks {
             // Children die with the thread that started them, so this thread stays.
             let mut child = self.command(rank, &meeting, &secret)?.spawn()?;
-            let prefix = match self.output {
-                Output::Prefixed => format!("[{rank}] "),
-                Output::First if rank == 0 => String::new(),
-                Output::First => format!("rank {rank}: "),
-            };
+            let prefix = format!("[{rank}] ");
             if let Some(out) = child.stdout.take() {
                 let prefix = prefix.clone();
                 relays.push(thread::spawn(move || relay(out, &prefix, &mut std::io::stdout())));
@@ -103,9 +99,9 @@ impl Launch<'_> {
         if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
         }
-        command.stdin(Stdio::null()).process_group(0);
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         if self.output == Output::Prefixed || rank > 0 {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.stdout(Stdio::piped());
         }
         Ok(command)
     }
