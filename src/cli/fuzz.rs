@@ -37,6 +37,9 @@ pub(super) struct Args {
     #[cfg(feature = "faults")]
     #[arg(long)]
     fault: Option<String>,
+    /// After a failure, print its world as well
+    #[arg(short, long)]
+    verbose: bool,
     /// JSON Lines: one object, and after a failure another that replays it
     #[arg(long)]
     json: bool,
@@ -153,17 +156,24 @@ fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
             if args.json {
                 say!("{}", json!({"replay": case.to_string(), "failure": failure.what, "world": failure.scenario}));
             } else {
-                say!("{failure}");
-                let again = match &args.world {
-                    Some(file) => format!("--world {} --from {} --seeds 1", file.display(), case.order),
-                    None => format!("--replay {case}"),
-                };
-                say!("again: earlybird fuzz {again}{}", fault_option(args));
+                say!("{}", told(&failure, args));
             }
             return Ok(ExitCode::FAILURE);
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a person needs of a failure: which guarantee did not hold, and the command that replays it.
+fn told(Failure { case, what, scenario }: &Failure, args: &Args) -> String {
+    let again = match &args.world {
+        Some(file) => format!("--world {} --from {} --seeds 1", file.display(), case.order),
+        None => format!("--replay {case}"),
+    };
+    let code = what.split(':').next().filter(|code| code.starts_with('G'));
+    let promise = code.map_or(String::new(), |code| format!("\n{code} is in docs/semantics.md (Promises)"));
+    let world = if args.verbose { format!("\nin {scenario}") } else { String::new() };
+    format!("schedule {case} fails: {what}{promise}{world}\nagain: earlybird fuzz {again}{}", fault_option(args))
 }
 
 #[cfg(feature = "faults")]
@@ -182,4 +192,31 @@ fn find_fault(name: &str) -> Result<earlybird::fault::Fault, String> {
     let found = known().find(|fault| format!("{fault:?}") == name);
     let names = || known().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(", ");
     found.ok_or_else(|| format!("unknown fault {name:?}; use one of {}", names()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_failure_is_told_in_words() {
+        let (what, scenario) = ("G1: a contribution entered twice".to_owned(), "Scenario { ranks: 2 }".to_owned());
+        let case = Case::from(7);
+        let failure = Failure { case: case.clone(), what, scenario };
+        let told = |options: &[&str]| told(&failure, &Command::parse_from([&["fuzz"], options].concat()).args);
+        let brief = told(&[]);
+        assert!(brief.starts_with(&format!("schedule {case} fails: G1: a contribution entered twice\n")), "{brief}");
+        assert!(brief.ends_with(&format!("\nagain: earlybird fuzz --replay {case}")), "{brief}");
+        assert!(!brief.contains("Scenario"), "{brief}");
+        assert!(told(&["-v"]).contains("in Scenario { ranks: 2 }"));
+        assert!(told(&["--world", "w.toml"]).contains("again: earlybird fuzz --world w.toml --from "));
+    }
 }
