@@ -24,6 +24,18 @@ pub struct Allreduce<T> {
     element: PhantomData<T>,
 }
 
+/// What a collective works with, where its builder may have left the choice open.
+#[cfg(feature = "internals")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// How data moves: by cut or by tree.
+    pub mover: Mover,
+    /// How long a round stays open after it fired.
+    pub grace: Grace,
+    /// Rounds that a rank may have unreleased; 1 where no rank gets ahead.
+    pub depth: u64,
+}
+
 impl<T: Element> Allreduce<T> {
     pub(super) fn new(raw: Raw, lengths: Vec<usize>) -> Self {
         Allreduce { raw, lengths, element: PhantomData }
@@ -174,14 +186,15 @@ impl<T: Element> Allreduce<T> {
         self.raw.executor()
     }
 
-    /// The mover, grace and depth that the builder's choices resulted in.
+    /// What became of the builder's choices.
     #[cfg(feature = "internals")]
     #[must_use]
-    pub fn chosen(&self) -> (Mover, Grace, u64) {
+    pub fn chosen(&self) -> Chosen {
         use super::core::Path;
         let plan = self.raw.session().plan();
         let is_program = matches!(plan.path, Path::Program | Path::Offloaded);
-        (if is_program { Mover::Tree } else { Mover::Cut }, plan.grace, plan.depth)
+        let mover = if is_program { Mover::Tree } else { Mover::Cut };
+        Chosen { mover, grace: plan.grace, depth: plan.depth }
     }
 
     #[inline]

@@ -12,5 +12,7 @@ mod raw;
 
 pub use self::core::{Cut, Entry, Part, Stats};
 pub use allreduce::Allreduce;
+#[cfg(feature = "internals")]
+pub use allreduce::Chosen;
 pub use build::AllreduceBuilder;
 pub use outcome::{Outcome, Outcomes};

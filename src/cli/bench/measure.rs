@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use earlybird::collective::Chosen;
 use earlybird::{
     Absent, Allreduce, Element, Entry, Executor, Fire, Grace, Mover, Outcome, Part, Result, World, bf16, f16,
 };
@@ -181,7 +182,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     drop(checked);
 
     let mut sum = build::<T>(world, case)?;
-    let (mover, grace, depth) = sum.chosen();
+    let Chosen { mover, grace, depth } = sum.chosen();
     let mut measured = Measured {
         bytes: case.bytes / size_of::<T>() * size_of::<T>(),
         mover,
