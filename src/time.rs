@@ -46,8 +46,12 @@ impl From<Duration> for Deadline {
 
 /// A text that is not a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a time; write for example 0, 300us, 1.5ms or 2s")]
+#[error("{0:?} is not a time{sign}; write for example 0, 300us, 1.5ms or 2s", sign = sign(.0))]
 pub struct NotATime(pub String);
+
+fn sign(text: &str) -> &'static str {
+    if text.starts_with('-') { ", which is never negative" } else { "" }
+}
 
 /// Reads `0`, `250ns`, `300us`, `1.5ms`, `2s` or `1min`.
 ///
@@ -92,5 +96,7 @@ mod tests {
         }
         let error = parse_duration("soon").unwrap_err().to_string();
         assert_eq!(error, "\"soon\" is not a time; write for example 0, 300us, 1.5ms or 2s");
+        let error = parse_duration("-1ms").unwrap_err().to_string();
+        assert!(error.starts_with("\"-1ms\" is not a time, which is never negative; write"), "{error}");
     }
 }

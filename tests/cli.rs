@@ -40,7 +40,9 @@ fn bad_input_is_named_before_anything_starts() {
         (&["bench", "--iters", "0"], "0 rounds"),
         (&["bench", "--skew", "sideways:1ms"], "unknown skew"),
         (&["bench", "--skew", "one:7:1ms", "-n", "4"], "no rank 7 of 4"),
-        (&["bench", "--grace=-5ms"], "not a time"),
+        (&["bench", "--grace=-5ms"], "not a time, which is never negative"),
+        (&["bench", "--grace", "-1"], "not a time, which is never negative"),
+        (&["simulate", "--grace", "-1ms"], "not a time, which is never negative"),
         (&["bench", "--grace", "5 parsecs"], "not a time"),
         (&["bench", "--dtype", "f8"], "unknown element type"),
         (&["bench", "--fire", "deadline=0"], "deadline of 0"),
@@ -85,6 +87,10 @@ fn bad_input_is_named_before_anything_starts() {
     ] {
         let output = earlybird(&["bench", "-n", "2", "-b", "1M", "--iters", "1"]).env(name, value).output().unwrap();
         assert!(!output.status.success() && text(&output).contains(named), "{name}={value}: {}", text(&output));
+        // Each rank needs the memory; a file is read before they start.
+        if name == "EARLYBIRD_HW_CONFIG" {
+            assert_eq!(text(&output).matches(named).count(), 1, "{}", text(&output));
+        }
     }
     assert_eq!(shared_memory_files(), before);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use earlybird::bootstrap::identity::Identity;
 use earlybird::config::FabricChoice;
+use earlybird::model::HwConfig;
 use earlybird::{Absent, Config, Executor, Fire, Grace, Mover, Scale, World};
 
 use super::launch::{Bind, check_ranks};
@@ -14,7 +15,7 @@ pub(super) struct Common {
     #[arg(short = 'n', long, value_name = "N")]
     ranks: Option<u32>,
     /// How long a round stays open after it fired: auto, 0 or a time
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", allow_hyphen_values = true)]
     pub(super) grace: Grace,
     /// What happens to late contributions: carry, drop or decay=FACTOR (by round)
     #[arg(long, default_value = "carry")]
@@ -69,6 +70,10 @@ impl Common {
             None => {}
         }
         let launched = identity.is_launched();
+        if !launched {
+            // Here, and not once by each rank that is started.
+            HwConfig::load(config.hw_config.as_deref())?;
+        }
         let ranks = if launched { identity.ranks } else { self.ranks.unwrap_or(usual) };
         match self.ranks {
             Some(asked) if asked != ranks => {

@@ -18,7 +18,7 @@ pub(super) struct Args {
     #[arg(long, default_value = "solo")]
     fire: Fire,
     /// How long a round stays open after it fired: auto, 0 or a time
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", allow_hyphen_values = true)]
     grace: Grace,
     /// Ranks of a host
     #[arg(long, value_name = "N", default_value_t = 8)]
