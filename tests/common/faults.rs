@@ -158,10 +158,11 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
                 "{way:?}, turn {turn}, rank {rank}: {text}"
             );
             let joined = !said(text, "STARTED").is_empty();
+            let error = said(text, "TEXT").concat();
+            assert!(!error.contains(": poll: "), "{way:?}, turn {turn}: not the caller's operation: {error}");
             let named = said(text, "DIED") == [victim.to_string()]
-                // Before the world has started no rank is watched: the meeting names the ranks that did not come.
-                || (!joined && (said(text, "TEXT").concat().contains(&format!("rank {victim} "))
-                    || said(text, "TEXT").concat().contains(&format!("rank {victim}:"))));
+                // Before the world stands there is nobody to watch: the meeting says who did not come.
+                || (!joined && (error.contains(&format!("rank {victim} ")) || error.contains(&format!("rank {victim}:"))));
             assert!(
                 named,
                 "{way:?}, turn {turn} ({fire}, {mover}): rank {rank} of {ranks} does not name {victim}: {text}"
