@@ -1,27 +1,13 @@
-//! The command: the errors, the output, and what it leaves behind.
+//! The command: what it refuses, and what it prints.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
+use common::command::{PROVIDER_VARIABLES, earlybird, text, without_provider_variables};
 use common::shared_memory_files;
-
-fn earlybird(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_earlybird"));
-    command.args(args);
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("EARLYBIRD_")) {
-        command.env_remove(name);
-    }
-    command
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
 
 #[test]
 fn bad_input_is_named_before_anything_starts() {
@@ -319,96 +305,6 @@ fn values_that_are_not_text_are_refused() {
 }
 
 #[test]
-fn run_prefixes_output_and_reports_failed_ranks() {
-    let script = "echo hello from $EARLYBIRD_RANK of $EARLYBIRD_WORLD_SIZE; [ $EARLYBIRD_RANK = 1 ] && exit 7; exit 0";
-    let output = earlybird(&["run", "-n", "3", "--", "sh", "-c", script]).output().unwrap();
-    let text = text(&output);
-    assert_eq!(output.status.code(), Some(7), "{text}");
-    for rank in 0..3 {
-        assert!(text.contains(&format!("[{rank}] hello from {rank} of 3")), "{text}");
-    }
-    assert!(text.contains("rank 1 ended with exit status 7"), "{text}");
-    let output =
-        earlybird(&["run", "-n", "2", "--", "sh", "-c", "[ $EARLYBIRD_RANK = 0 ] || kill -9 $$"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(128 + 9));
-}
-
-/// The secrets in the environment of three ranks.
-fn secrets(own: Option<&str>) -> Vec<String> {
-    let mut command = earlybird(&["run", "-n", "3", "--", "sh", "-c", "echo secret=$EARLYBIRD_SECRET"]);
-    let output = command.envs(own.map(|secret| ("EARLYBIRD_SECRET", secret))).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    text(&output).lines().filter_map(|line| Some(line.split_once("secret=")?.1.to_owned())).collect()
-}
-
-#[test]
-fn run_gives_its_ranks_a_fresh_secret() {
-    let (one, another) = (secrets(None), secrets(None));
-    assert!(one.len() == 3 && one.iter().all(|secret| secret.len() == 32 && *secret == one[0]), "{one:?}");
-    assert_ne!(one[0], another[0], "two runs have one secret");
-    assert_eq!(secrets(Some("speak friend")), ["speak friend"; 3], "the user's own stays");
-}
-
-#[test]
-fn run_says_that_it_replaces_a_store() {
-    let run = ["run", "-n", "1", "--", "sh", "-c", "echo store=$EARLYBIRD_STORE"];
-    let output = earlybird(&run).env("EARLYBIRD_STORE", "tcp:here:29400").output().unwrap();
-    let text = text(&output);
-    let store = text.lines().find_map(|line| Some(line.split_once("] store=")?.1)).unwrap();
-    assert!(store.starts_with("unix:"), "{text}");
-    assert!(text.contains(&format!("warning: EARLYBIRD_STORE=tcp:here:29400 is replaced by {store}")), "{text}");
-}
-
-#[test]
-fn ranks_stay_on_their_cores() {
-    let output = earlybird(&["run", "-n", "2", "--bind", "core", "--", "sh", "-c", "nproc"]).output().unwrap();
-    assert!(text(&output).contains("[0] 1") && text(&output).contains("[1] 1"), "{}", text(&output));
-}
-
-/// The process ids of ranks that sleep, when all have printed them.
-fn sleepers(launcher: &mut std::process::Child) -> Vec<i32> {
-    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
-    (0..3).map(|_| lines.next().unwrap().unwrap().rsplit(' ').next().unwrap().parse().unwrap()).collect()
-}
-
-fn is_alive(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    !stat.is_empty() && !stat.contains(") Z ")
-}
-
-fn all_die(pids: &[i32]) -> bool {
-    let until = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < until {
-        if pids.iter().all(|&pid| !is_alive(pid)) {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
-}
-
-#[test]
-fn ranks_die_with_their_launcher_and_signals_reach_them() {
-    let start = || {
-        let args = ["run", "-n", "3", "--", "sh", "-c", "echo $$; exec sleep 60"];
-        earlybird(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
-    };
-    let mut launcher = start();
-    let pids = sleepers(&mut launcher);
-    assert!(pids.iter().all(|&pid| is_alive(pid)));
-    launcher.kill().unwrap();
-    launcher.wait().unwrap();
-    assert!(all_die(&pids), "ranks outlived their launcher");
-
-    let mut launcher = start();
-    let pids = sleepers(&mut launcher);
-    let pid = rustix::process::Pid::from_raw(launcher.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
-    assert!(all_die(&pids));
-}
-
-#[test]
 fn info_lists_every_variable() {
     let output = earlybird(&["info", "--env", "--json"]).output().unwrap();
     for variable in earlybird::config::VARIABLES {
@@ -417,38 +313,6 @@ fn info_lists_every_variable() {
     assert!(text(&earlybird(&["info"]).output().unwrap()).contains("shm"));
     let output = earlybird(&["info", "--env"]).env("EARLYBIRD_SECRET", "speak friend").output().unwrap();
     assert!(text(&output).contains("(set)") && !text(&output).contains("speak friend"), "{}", text(&output));
-}
-
-/// Variables of libfabric, and the values that this library needs.
-const PROVIDER_VARIABLES: [(&str, &str); 3] =
-    [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32"), ("FI_OFI_RXM_USE_SRX", "1")];
-
-/// The command without libfabric's variables.
-fn without_provider_variables(args: &[&str]) -> Command {
-    let mut command = earlybird(args);
-    for (name, _) in PROVIDER_VARIABLES {
-        command.env_remove(name);
-    }
-    command
-}
-
-#[test]
-fn ranks_set_the_variables_of_libfabric_whatever_started_them() {
-    let output = without_provider_variables(&["run", "-n", "1", "--", "env"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    for (name, value) in PROVIDER_VARIABLES {
-        assert!(text(&output).contains(&format!("{name}={value}")), "the launcher has not set {name}");
-    }
-    let (name, _) = PROVIDER_VARIABLES[0];
-    let output = earlybird(&["run", "-n", "1", "--", "env"]).env(name, "1048576").output().unwrap();
-    assert!(text(&output).contains(&format!("{name}=1048576")), "the user's own stays: {}", text(&output));
-    if common::libfabric().is_none() {
-        return;
-    }
-    // As torchrun would start it; libfabric logs what it reads.
-    let mut rank = without_provider_variables(&["bench", "--provider", "sockets", "--fire", "all", "--iters", "1"]);
-    let output = rank.env("RANK", "0").env("WORLD_SIZE", "1").env("FI_LOG_LEVEL", "info").output().unwrap();
-    assert!(text(&output).contains("read int var max_buf_sz=4194304"), "{}", text(&output));
 }
 
 #[test]
@@ -519,21 +383,4 @@ fn info_says_why_there_is_no_libfabric() {
             assert!(text(&output).contains(file), "{}", text(&output));
         }
     }
-}
-
-/// All processes are killed at once, in the middle: no file, no memory, no process is left.
-#[test]
-fn nothing_is_left_behind_when_everything_is_killed() {
-    let before = shared_memory_files();
-    for pause in [5, 20, 60, 200] {
-        let mut bench = earlybird(&["bench", "-n", "4", "-b", "1M", "--iters", "100000", "--fire", "solo"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(pause));
-        bench.kill().unwrap();
-        bench.wait().unwrap();
-    }
-    assert_eq!(shared_memory_files(), before);
 }

@@ -4,6 +4,8 @@
 #[path = "../../ffi/tests/skipped/mod.rs"]
 mod skipped;
 
+#[cfg(feature = "cli")]
+pub mod command;
 pub mod faults;
 pub mod hosts;
 pub mod marks;
