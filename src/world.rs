@@ -153,7 +153,7 @@ impl World {
             told.extend(endpoint.key(*region).encode());
         }
         let everybody = fabric.exchange(operation, &told, until)?;
-        let source = made?;
+        let source = made.map_err(|error| error.in_call(operation))?;
         let said = |peer: usize, index: usize| {
             let cell = everybody[peer].get(8 * index..8 * index + 8).and_then(|cell| cell.try_into().ok());
             cell.map_or(0, u64::from_le_bytes)

@@ -161,7 +161,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             plan = self.plan(false)?;
             executor = parameters.executor();
         }
-        let made = make_regions(&mut *endpoint, &plan);
+        let made = make_regions(&mut *endpoint, &plan).map_err(|error| error.in_call(operation));
         let keys = match &made {
             Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.encode()).collect()].concat(),
             Err(error) => error.to_string().into_bytes(),
@@ -173,6 +173,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
         // From here on the other ranks count on this one.
         let driver = Driver::new(plan, endpoint, regions, reduction, provider)
+            .map_err(|error| error.in_call(operation))
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
         #[cfg(feature = "faults")]
         let driver = {

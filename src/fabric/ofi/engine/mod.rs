@@ -297,7 +297,10 @@ impl Engine {
         let rank = self.rank;
         let registered = made.map_err(|failed| match failed {
             Failed::System(error) => error,
-            Failed::Code(code) => Error::transport(rank, None, "register memory", self.wire.text(code)),
+            Failed::Code(code) => {
+                let cause = format!("memory cannot be registered: {}", self.wire.text(code));
+                Error::transport(rank, None, "register", cause)
+            }
         })?;
         self.add(channel, RegionEntry::Own(registered, bytes))
     }
