@@ -160,3 +160,17 @@ fn a_rank_that_holds_up_an_initiator_is_missing() {
     assert_eq!(missing(&machine, &memory), expected);
     assert_ne!(next_home, me, "choose other rounds");
 }
+
+/// The round has not fired. The words are here, and say which ranks have arrived.
+#[test]
+fn a_rank_whose_bit_is_there_is_not_missing() {
+    let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
+    let me = of(0).home(1, &RankSet::full(4));
+    let mut machine = Machine::new(of(me));
+    let mut memory = Memory::of(machine.plan());
+    let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
+    memory.0[machine.plan().word(1, 0)] = 1 << others[1];
+    machine.arrive(0, 1);
+    memory.run(&mut machine);
+    assert_eq!(missing(&machine, &memory), [others[0], others[2]]);
+}

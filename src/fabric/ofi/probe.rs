@@ -157,3 +157,16 @@ pub fn devices(library: &Library) -> Result<Vec<Device>, String> {
     });
     Ok(known.collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_ask_for_messages_and_remote_memory() {
+        for wanted in [needed(), runs_programs()] {
+            assert_eq!(wanted.caps & (sys::FI_MSG | sys::FI_RMA), sys::FI_MSG | sys::FI_RMA, "{wanted:?}");
+            assert!(MEMORY.iter().all(|(mode, _)| wanted.memory & mode != 0), "{wanted:?}");
+        }
+    }
+}

@@ -32,8 +32,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::thread;
 
+    use super::super::ShmFabric;
     use super::super::doorbell::Doorbell;
     use super::*;
+    use crate::fabric::{Endpoint, Fabric, RawAccess};
     use crate::skipped::{Need, skipped};
 
     const ROUNDS: u64 = 100_000;
@@ -87,5 +89,14 @@ mod tests {
         }
         println!("lost without the fence: {} of {ROUNDS}", lost(|| {}));
         assert_eq!(lost(everywhere), 0);
+    }
+
+    #[test]
+    fn only_of_two_ranks_does_the_sleeper_fence_for_both() {
+        for (ranks, fences) in [(1, false), (2, register()), (3, false)] {
+            let world = ShmFabric::in_this_process(ranks).expect("a world");
+            let ends: Vec<_> = world.iter().map(|rank| rank.open(RawAccess::CRATE).expect("an endpoint")).collect();
+            assert!(ends.iter().all(|end| end.waits_fence_peer() == fences), "{ranks} ranks");
+        }
     }
 }
