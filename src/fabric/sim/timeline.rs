@@ -1,128 +1,150 @@
 //! What happens when: a queue by time, in which equal times keep their order.
 //!
-//! A radix heap. Times are never earlier than the last one taken. An entry lies in the bucket of the highest digit in
-//! which its time differs from that one, and moves to lower digits only: a few times, whatever the number of entries.
-
-use std::collections::VecDeque;
+//! A radix heap. Times are never earlier than the last one taken. An entry is in the bucket of the highest digit in which
+//! its time differs from that one, and moves to lower digits only: a few times, whatever the number of entries. A bucket
+//! is a list of slots. Entries keep their slots; what has to be read to move them is apart from them, and fits into a
+//! cache.
 
 use crate::time::Time;
 
-/// Bits of a digit.
-const DIGIT: u32 = 6;
+/// Bits of a digit: most times differ from the last one in the lowest two digits only.
+const DIGIT: u32 = 8;
 const RADIX: usize = 1 << DIGIT;
 const DIGITS: usize = Time::BITS.div_ceil(DIGIT) as usize;
+const BUCKETS: usize = DIGITS * RADIX;
 
 #[derive(Debug)]
 pub(crate) struct Timeline<T> {
     /// The time that was taken last.
     last: Time,
-    /// The entries of that time.
-    due: VecDeque<T>,
-    /// All others, by the highest digit in which they differ from it, and by what that digit is.
-    buckets: Vec<Bucket<T>>,
-    /// Which buckets of each digit are not empty, a bit each.
-    filled: [u64; DIGITS],
-    /// Empty chunks.
-    spare: Vec<Chunk<T>>,
+    entries: Vec<Option<T>>,
+    /// By slot: the time of its entry.
+    times: Vec<Time>,
+    /// By slot: the one behind it in its list.
+    next: Vec<u32>,
+    /// The first slot without an entry.
+    free: u32,
+    /// By digit, and by what that digit is.
+    buckets: Vec<Bucket>,
+    /// Which buckets are not empty, a bit each. The first of them has the earliest entries.
+    filled: [u64; BUCKETS / 64],
 }
 
-/// Some entries, in the order in which they came. Buckets take chunks, so they need memory for what they have now and not
-/// for the most they ever had.
-type Chunk<T> = Vec<(Time, T)>;
+/// The end of a list.
+const NONE: u32 = u32::MAX;
 
-/// Entries of a chunk.
-const CHUNK: usize = 32;
-
-#[derive(Debug)]
-struct Bucket<T> {
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
     earliest: Time,
-    /// Those before the last.
-    chunks: Vec<Chunk<T>>,
-    last: Chunk<T>,
+    first: u32,
+    last: u32,
 }
 
 impl<T> Timeline<T> {
     pub(crate) fn new() -> Self {
-        let empty = || Bucket { earliest: Time::MAX, chunks: Vec::new(), last: Chunk::new() };
-        let buckets = std::iter::repeat_with(empty).take(DIGITS * RADIX).collect();
-        Timeline { last: 0, due: VecDeque::new(), buckets, filled: [0; DIGITS], spare: Vec::new() }
+        let buckets = vec![Bucket { earliest: Time::MAX, first: NONE, last: NONE }; BUCKETS];
+        let (entries, times, next) = (Vec::new(), Vec::new(), Vec::new());
+        Timeline { last: 0, entries, times, next, free: NONE, buckets, filled: [0; _] }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.next_time().is_none()
+        self.first().is_none()
     }
 
     /// Adds an entry, behind those of the same time. No time may be earlier than the last one taken.
+    #[inline]
     pub(crate) fn push(&mut self, time: Time, entry: T) {
         debug_assert!(time >= self.last, "{time} after {}", self.last);
-        let Some(highest) = (time ^ self.last).checked_ilog2() else { return self.due.push_back(entry) };
-        let digit = (highest / DIGIT) as usize;
-        let value = (time >> (digit as u32 * DIGIT)) as usize % RADIX;
-        self.filled[digit] |= 1 << value;
-        let bucket = &mut self.buckets[digit * RADIX + value];
-        bucket.earliest = bucket.earliest.min(time);
-        if bucket.last.len() == bucket.last.capacity() {
-            let empty = self.spare.pop().unwrap_or_else(|| Chunk::with_capacity(CHUNK));
-            let full = std::mem::replace(&mut bucket.last, empty);
-            bucket.chunks.extend(Some(full).filter(|full| !full.is_empty()));
+        let mut slot = self.free;
+        if slot == NONE {
+            slot = self.entries.len() as u32;
+            self.entries.push(Some(entry));
+            self.times.push(time);
+            self.next.push(NONE);
+        } else {
+            self.free = self.next[slot as usize];
+            self.entries[slot as usize] = Some(entry);
+            self.times[slot as usize] = time;
         }
-        bucket.last.push((time, entry));
+        self.append(slot, time);
     }
 
-    /// The bucket with the earliest entries that are not due: its digit, and what that is.
-    fn first(&self) -> Option<(usize, usize)> {
-        let digit = self.filled.iter().position(|&filled| filled != 0)?;
-        Some((digit, self.filled[digit].trailing_zeros() as usize))
+    /// Puts a slot behind all others of the bucket of its time.
+    #[inline]
+    fn append(&mut self, slot: u32, time: Time) {
+        let digit = (time ^ self.last).checked_ilog2().unwrap_or(0) / DIGIT;
+        let place = digit as usize * RADIX + (time >> (digit * DIGIT)) as usize % RADIX;
+        let bucket = &mut self.buckets[place];
+        self.next[slot as usize] = NONE;
+        if bucket.first == NONE {
+            *bucket = Bucket { earliest: time, first: slot, last: slot };
+            self.filled[place / 64] |= 1 << (place % 64);
+        } else {
+            self.next[bucket.last as usize] = slot;
+            (bucket.earliest, bucket.last) = (bucket.earliest.min(time), slot);
+        }
+    }
+
+    /// The bucket with the earliest entries.
+    #[inline]
+    fn first(&self) -> Option<usize> {
+        let word = self.filled.iter().position(|&filled| filled != 0)?;
+        Some(word * 64 + self.filled[word].trailing_zeros() as usize)
     }
 
     /// The time of the next entry.
+    #[inline]
     pub(crate) fn next_time(&self) -> Option<Time> {
-        if !self.due.is_empty() {
-            return Some(self.last);
-        }
-        self.first().map(|(digit, value)| self.buckets[digit * RADIX + value].earliest)
+        self.first().map(|place| self.buckets[place].earliest)
     }
 
     /// Takes the next entry.
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<(Time, T)> {
-        if self.due.is_empty() {
-            self.refill()?;
+        let mut place = self.first()?;
+        self.last = self.buckets[place].earliest;
+        if place >= RADIX {
+            // The earliest of them go to the lowest digit, in which all entries of a bucket have the same time.
+            let mut slot = self.empty(place);
+            while slot != NONE {
+                let next = self.next[slot as usize];
+                self.append(slot, self.times[slot as usize]);
+                // Soon it is taken. A processor loads several of them at once here, and waits for each of them there.
+                std::hint::black_box(self.entries[slot as usize].is_some());
+                slot = next;
+            }
+            place = self.last as usize % RADIX;
         }
-        self.due.pop_front().map(|entry| (self.last, entry))
+        let slot = self.buckets[place].first;
+        let next = std::mem::replace(&mut self.next[slot as usize], self.free);
+        self.free = slot;
+        self.buckets[place].first = next;
+        if next == NONE {
+            self.empty(place);
+        }
+        self.entries[slot as usize].take().map(|entry| (self.last, entry))
     }
 
-    /// Spreads the first bucket: the earliest of its entries are due, the others go to those of lower digits.
-    fn refill(&mut self) -> Option<()> {
-        let (digit, value) = self.first()?;
-        self.filled[digit] &= !(1 << value);
-        let bucket = &mut self.buckets[digit * RADIX + value];
-        self.last = std::mem::replace(&mut bucket.earliest, Time::MAX);
-        let (mut chunks, last) = (std::mem::take(&mut bucket.chunks), std::mem::take(&mut bucket.last));
-        // It begins anew, in memory that may be in a cache.
-        self.due.clear();
-        for mut chunk in chunks.drain(..).chain([last]) {
-            if digit == 0 {
-                self.due.extend(chunk.drain(..).map(|(_, entry)| entry));
-            } else {
-                chunk.drain(..).for_each(|(time, entry)| self.push(time, entry));
-            }
-            self.spare.push(chunk);
-        }
-        // No entry came back to this bucket.
-        self.buckets[digit * RADIX + value].chunks = chunks;
-        Some(())
+    /// Empties a bucket; says which slot was the first in it.
+    fn empty(&mut self, place: usize) -> u32 {
+        self.filled[place / 64] &= !(1 << (place % 64));
+        std::mem::replace(&mut self.buckets[place].first, NONE)
     }
 
     /// Keeps only what is wanted.
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(&T) -> bool) {
-        self.due.retain(&is_wanted);
-        for (index, bucket) in self.buckets.iter_mut().enumerate() {
-            let Bucket { earliest, chunks, last } = bucket;
-            chunks.iter_mut().chain([&mut *last]).for_each(|chunk| chunk.retain(|(_, entry)| is_wanted(entry)));
-            let left = chunks.iter().flatten().chain(&*last).map(|&(time, _)| time).min();
-            *earliest = left.unwrap_or(Time::MAX);
-            if left.is_none() {
-                self.filled[index / RADIX] &= !(1 << (index % RADIX));
+        for place in 0..BUCKETS {
+            let mut slot = self.empty(place);
+            while slot != NONE {
+                let next = self.next[slot as usize];
+                let entry = &mut self.entries[slot as usize];
+                if entry.as_ref().is_some_and(&is_wanted) {
+                    self.append(slot, self.times[slot as usize]);
+                } else {
+                    *entry = None;
+                    self.next[slot as usize] = std::mem::replace(&mut self.free, slot);
+                }
+                slot = next;
             }
         }
     }
