@@ -18,8 +18,9 @@ pub(super) struct Outbox {
     ops: VecDeque<Op>,
     /// What is in flight, by kind.
     totals: [u32; KINDS],
-    /// A row of kinds for each host.
-    towards: Vec<[u32; KINDS]>,
+    /// By kind, and by the host that they go to.
+    towards: Vec<u32>,
+    hosts: usize,
     /// Counts changes of the machine, to know when there is nothing left to do.
     transitions: u64,
 }
@@ -32,10 +33,12 @@ impl Hash for Outbox {
 
 impl Outbox {
     pub(super) fn new(plan: &Plan) -> Self {
+        let hosts = plan.topology.hosts() as usize;
         Outbox {
             ops: VecDeque::with_capacity(plan.usual_ops()),
             totals: [0; KINDS],
-            towards: vec![[0; KINDS]; plan.topology.hosts() as usize],
+            towards: vec![0; KINDS * hosts],
+            hosts,
             transitions: 0,
         }
     }
@@ -102,7 +105,7 @@ impl Outbox {
     #[inline]
     pub(super) fn count(&mut self, what: Counted, host: u32) -> Token {
         self.totals[what.index()] += 1;
-        self.towards[host as usize][what.index()] += 1;
+        self.towards[what.index() * self.hosts + host as usize] += 1;
         Token::Counted { what, host }
     }
 
@@ -110,7 +113,7 @@ impl Outbox {
     #[inline]
     pub(super) fn completed(&mut self, what: Counted, host: u32) {
         self.totals[what.index()] -= 1;
-        self.towards[host as usize][what.index()] -= 1;
+        self.towards[what.index() * self.hosts + host as usize] -= 1;
     }
 
     #[inline]
@@ -169,12 +172,12 @@ impl Outbox {
 
     /// Whether anything of a kind is in flight towards a host.
     pub(super) fn has_towards(&self, what: Counted, host: u32) -> bool {
-        self.towards[host as usize][what.index()] > 0
+        self.towards[what.index() * self.hosts + host as usize] > 0
     }
 
     /// The hosts towards which anything of a kind is in flight.
     pub(super) fn hosts(&self, what: Counted) -> impl Iterator<Item = u32> {
-        (0..self.towards.len() as u32).filter(move |&host| self.has_towards(what, host))
+        (0..self.hosts as u32).filter(move |&host| self.has_towards(what, host))
     }
 
     /// How much is in flight, for a line about a machine.
