@@ -345,12 +345,14 @@ impl Actor {
     }
 
     fn take_news(&mut self, now: Time) {
-        let heard = &mut self.heard;
-        self.news.retain(|&(time, dead)| {
-            let is_new = time <= now;
-            heard.extend(is_new.then_some(dead));
-            !is_new
-        });
+        if !self.news.is_empty() {
+            let heard = &mut self.heard;
+            self.news.retain(|&(time, dead)| {
+                let is_new = time <= now;
+                heard.extend(is_new.then_some(dead));
+                !is_new
+            });
+        }
         if self.has_heard() {
             self.mourns.get_or_insert(self.turns);
         }

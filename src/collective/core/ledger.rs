@@ -30,6 +30,8 @@ pub(super) struct Ledger {
     releases: Releases,
     /// Cuts of the rounds after `taken`, by slot.
     cuts: Vec<Cut>,
+    /// The round whose record was looked for last, and where that is.
+    record: (u64, usize),
     /// Ranks that take part in round `fired + 1`.
     active: RankSet,
     /// Ranks that left with round `fired`.
@@ -65,6 +67,7 @@ impl Ledger {
             release_later: 0,
             releases: Releases::default(),
             cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
+            record: (0, 0),
             active: RankSet::full(plan.ranks),
             leavers: RankSet::empty(plan.ranks),
             others: RankSet::empty(plan.ranks),
@@ -162,7 +165,11 @@ impl Ledger {
 
     /// Reads the cut of a round from its record on this host; whether it is there.
     pub(super) fn read_record(&mut self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
-        let record = plan.record(round);
+        // Every poll of a rank that waits looks there.
+        if self.record.0 != round {
+            self.record = (round, plan.record(round));
+        }
+        let record = self.record.1;
         let known = cells.load(record) == round;
         if known {
             self.cut_mut(round).decode(round, |index| cells.load(record + 1 + index));

@@ -323,9 +323,9 @@ impl Net {
             Effect::Change { endpoint, cell: place, set, value } => {
                 let cell = self.cell(place);
                 if set {
-                    cell.store(value, Ordering::SeqCst);
+                    cell.store(value, Ordering::Release);
                 } else {
-                    cell.fetch_add(value, Ordering::SeqCst);
+                    cell.fetch_add(value, Ordering::AcqRel);
                 }
                 let host = self.hosts[self.regions[place.region as usize].owner as usize];
                 let channel = self.endpoints[endpoint as usize].channel;
@@ -436,8 +436,10 @@ impl Net {
         happened
     }
 
-    /// Endpoints whose wait ended since the last call.
+    /// Endpoints whose wait ended since the last call, in place of nothing.
+    #[inline]
     pub(crate) fn take_woken(&mut self, into: &mut Vec<usize>) {
-        into.append(&mut self.woken);
+        debug_assert!(into.is_empty());
+        std::mem::swap(into, &mut self.woken);
     }
 }

@@ -42,8 +42,10 @@ impl Actor {
         oracle: &mut Rc<Oracle>,
         work: impl FnOnce(&mut Engine) -> crate::Result<R>,
     ) -> Step<R> {
-        self.judge_claim()?;
-        self.performed |= self.engine.machine().peek_op().map_or(0, operation);
+        if let Some(op) = self.engine.machine().peek_op() {
+            self.judge_claim(op)?;
+            self.performed |= operation(op);
+        }
         let done = work(&mut self.engine).map_err(|_| Trouble::Broke)?;
         if self.is_leaving() {
             // What a leaver misses it lets go by itself.
@@ -73,13 +75,11 @@ impl Actor {
     }
 
     /// Other ranks do not wait for a rank that has nothing handed in, so it may hold no claim.
-    fn judge_claim(&self) -> Step<()> {
-        let claim = matches!(
-            self.engine.machine().peek_op(),
-            Some(Op::Run(_) | Op::Combine { .. } | Op::Atomic { token: Token::Claim | Token::Swap, .. })
-        );
+    fn judge_claim(&self, op: &Op) -> Step<()> {
+        let claims =
+            matches!(op, Op::Run(_) | Op::Combine { .. } | Op::Atomic { token: Token::Claim | Token::Swap, .. });
         let takes_part = self.session.is_outstanding() || self.is_leaving();
-        match claim && !takes_part {
+        match claims && !takes_part {
             true => {
                 Err(format!("G3: rank {} is at work with nothing handed in: {}", self.rank(), self.summary()).into())
             }
