@@ -106,10 +106,13 @@ struct Deferred {
 
 impl Hash for Arrival {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Arrival { stage, target, made_for, part, buffer, weight, close_by, waited_for_room, asked, .. } = self;
+        // What it has waited for is only counted, or told to people. Of an arrival that is over only the buffer is read.
+        let Arrival { stage, target, made_for, part, buffer, weight, close_by, .. } = self;
         stage.hash(state);
-        if *stage != ArrivalStage::Away {
-            (target, made_for, part, buffer, weight, close_by, waited_for_room, asked).hash(state);
+        match stage {
+            ArrivalStage::Away => {}
+            ArrivalStage::Over { .. } => buffer.hash(state),
+            _ => (target, made_for, part, buffer, weight, close_by).hash(state),
         }
         self.deferred.hash(state);
     }
