@@ -18,7 +18,7 @@ use crate::rank_set::RankSet;
 use crate::reduce::{Arena, Dtype, Goal, Place, Reduce, Source};
 use crate::rule::{Absent, Scale};
 use crate::sync;
-use crate::trigger::{LAST_ROUND, Task};
+use crate::trigger::LAST_ROUND;
 use cells::HostCells;
 
 /// The longest sleep of a rank that waits for a provider, which wakes no rank.
@@ -324,9 +324,13 @@ impl Driver {
         self.machine.is_pending(&self.control)
     }
 
-    /// Whether a rank may already read what a task writes.
-    pub(crate) fn is_announced(&self, task: Task) -> bool {
-        self.machine.is_announced(task, &self.control)
+    /// Whether a rank may already read what an operation writes, if that is a reduction.
+    pub(crate) fn is_announced(&self, op: &Op) -> bool {
+        match *op {
+            Op::Run(task) => self.machine.is_announced(task, &self.control),
+            Op::Combine { round, .. } => self.machine.is_done(round, &self.control),
+            _ => true,
+        }
     }
 
     /// Whether the next round has fired and has not landed.

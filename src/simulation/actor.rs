@@ -22,7 +22,7 @@ use crate::collective::session::Session;
 use crate::executor::work::{Outlived, Polled, Rest, Work};
 use crate::fabric::Lender;
 use helper::Helper;
-pub(super) use saved::Saved;
+pub(super) use saved::{DeathOf, Saved};
 
 /// When a rank wants its next turn.
 #[derive(Debug)]
@@ -299,7 +299,11 @@ impl Actor {
             Doing::Arriving => {
                 if !self.step(now, self.habits.arriving, oracle)? {
                     self.tell_time(now);
-                    return Ok(self.go(now, false, rng, oracle));
+                    let next = self.go(now, false, rng, oracle);
+                    // It works in `arrive` just as it then does in `wait`. So what others do while it is away leads to
+                    // the same states as when they do it before this look, which found nothing.
+                    let comes_back = self.habits.arriving == Effort::Work && !self.habits.thread;
+                    return if self.habits.hasty && comes_back { self.call(now, rng, oracle) } else { Ok(next) };
                 }
             }
             Doing::Away => {

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::actor::{Actor, Saved};
+use super::actor::{Actor, DeathOf, Saved};
 use super::oracle::Oracle;
 use super::scenario::Scenario;
 use super::{build, panic_text};
@@ -205,14 +205,18 @@ impl Explorer {
     }
 
     fn enabled(&self) -> Vec<Step> {
-        let nobody_waits = (0..self.actors.len()).all(|rank| !self.net.lock().is_waiting(rank));
-        let local = |actor: &Actor| !actor.is_gone() && actor.next_is_local(self.mortal.is_some(), nobody_waits);
-        if let Some(rank) = self.actors.iter().position(local) {
+        let net = self.net.lock();
+        let dead = self.actors.iter().any(Actor::is_dead);
+        let death = |rank| match self.mortal {
+            Some(mortal) if mortal == rank => DeathOf::This,
+            _ if dead => DeathOf::Other,
+            _ => DeathOf::None,
+        };
+        let is_local = |(rank, actor): (usize, &Actor)| !actor.is_gone() && actor.next_is_local(death(rank), &net);
+        if let Some(rank) = self.actors.iter().enumerate().position(is_local) {
             // In any order with steps of others it leads to the same state.
             return vec![Step::Turn(rank)];
         }
-        let dead = self.actors.iter().any(Actor::is_dead);
-        let net = self.net.lock();
         let mut steps = Vec::new();
         for (rank, actor) in self.actors.iter().enumerate().filter(|(_, actor)| !actor.is_gone()) {
             let can_go_on = !actor.is_parked() || actor.has_heard() || !net.is_waiting(rank);
@@ -222,7 +226,7 @@ impl Explorer {
             if can_go_on && actor.has_helper() {
                 steps.push(Step::Help(rank));
             }
-            if dead && !actor.has_heard() {
+            if dead && !actor.has_heard() && actor.heeds_deaths() {
                 steps.push(Step::News(rank));
             }
             if self.mortal == Some(rank) {

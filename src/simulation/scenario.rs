@@ -158,7 +158,8 @@ pub(super) struct Habits {
     /// Whether a helper thread works for it while it computes.
     #[serde(default)]
     pub(super) thread: bool,
-    /// Whether it sleeps in the turn in which it finds nothing to do: that leaves an explorer fewer orders.
+    /// Whether it waits at once when it has nothing left to do in `arrive`, and goes to sleep in the turn in which it finds
+    /// nothing to do: an explorer has fewer orders then.
     #[serde(skip)]
     pub(super) hasty: bool,
 }

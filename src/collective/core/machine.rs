@@ -346,6 +346,11 @@ impl Machine {
         self.agreement.gates().is_some_and(|gates| gates.is_announced(task, self.view(), cells))
     }
 
+    /// Whether any rank may read the outcome of a round already.
+    pub(crate) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
+        self.plan.is_done(round, cells)
+    }
+
     /// Whether a cell says which rank claimed an operation.
     pub(crate) fn is_claim(&self, cell: usize) -> bool {
         self.agreement.gates().is_some_and(|gates| gates.is_claim(cell, &self.plan))

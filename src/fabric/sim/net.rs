@@ -378,6 +378,11 @@ impl Net {
         &mut self.waiters[channel as usize][self.hosts[rank as usize] as usize]
     }
 
+    /// Whether any endpoint waits for this.
+    pub(crate) fn is_awaited(&self, interest: Interest) -> bool {
+        self.endpoints.iter().any(|state| state.waiting_for == interest)
+    }
+
     pub(crate) fn is_waiting(&self, endpoint: usize) -> bool {
         self.endpoints[endpoint].waiting_for != 0
     }

@@ -6,6 +6,18 @@ use super::helper::Helper;
 use super::{Actor, Doing};
 use crate::collective::core::{Machine, Op};
 use crate::collective::session::Session;
+use crate::fabric::sim::Net;
+
+/// Whose death a rank has to do with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::simulation) enum DeathOf {
+    /// No other rank has died, and this one will not.
+    None,
+    /// This rank may die at any step.
+    This,
+    /// Another rank has died.
+    Other,
+}
 
 /// Everything about an actor that changes.
 #[derive(Debug)]
@@ -24,6 +36,10 @@ pub(in crate::simulation) struct Saved {
 impl Hash for Saved {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Saved { machine, searches, session, doing, helper, made, judged, dropped, heard } = self;
+        if matches!(doing, Doing::Gone | Doing::Failed | Doing::Dead) {
+            // It makes no step any more, and no rank reads what it knew.
+            return doing.hash(state);
+        }
         machine.fingerprint(state);
         session.fingerprint(state);
         (searches, doing, helper, made, judged, dropped, heard).hash(state);
@@ -56,19 +72,29 @@ impl Actor {
 
     /// Whether its next step concerns no other rank: it writes only what no rank reads before a later step says so, and
     /// reads only what no rank changes.
-    pub(in crate::simulation) fn next_is_local(&self, mortals: bool, nobody_waits: bool) -> bool {
+    pub(in crate::simulation) fn next_is_local(&self, death: DeathOf, net: &Net) -> bool {
         let machine = self.engine.machine();
         match machine.peek_op() {
             _ if !self.is_seated() && self.habits.thread => false,
             Some(Op::Fence) => true,
-            Some(Op::Run(task)) => !self.engine.driver().is_announced(*task),
-            // A rank that begins to wait later looks at what this announces.
-            Some(Op::Wake { .. }) => nobody_waits,
-            // Claims are looked at again only when their owner is dead.
-            Some(Op::Store { cell, .. }) => !mortals && machine.is_claim(*cell),
+            Some(op @ (Op::Run(_) | Op::Combine { .. })) => !self.engine.driver().is_announced(op),
+            // A rank that begins to wait for this later looks at what it announces.
+            Some(Op::Wake { interest, .. }) => !net.is_awaited(*interest as u32),
+            // What a claim holds besides its round is looked at only when its owner is dead.
+            Some(Op::Store { cell, .. }) => death != DeathOf::This && machine.is_claim(*cell),
             Some(_) => false,
-            None => self.doing == Doing::Computing,
+            // A rank that hears of a death gives up, and it may hear of one first.
+            None if self.doing == Doing::Computing => death != DeathOf::Other || self.has_heard(),
+            // A rank that was woken only takes note of that.
+            None => matches!(self.doing, Doing::Parked { .. }) && !net.is_waiting(self.rank() as usize),
         }
+    }
+
+    /// Whether its next step may depend on a death that it has heard of. Before any other step it need not hear of one:
+    /// hearing of it after that step leads to the same state.
+    pub(in crate::simulation) fn heeds_deaths(&self) -> bool {
+        let looks = !matches!(self.doing, Doing::Holding { .. } | Doing::Releasing | Doing::Filling { .. });
+        self.habits.thread || (looks && self.engine.machine().peek_op().is_none())
     }
 
     /// Cells of claims that have no meaning any more: everything that was claimed has happened.
