@@ -1,45 +1,47 @@
 //! Names of cells and operations, for people who read a trace.
 
+use super::cut::Cut;
 use super::op::Op;
-use super::plan::{BUFFERS, Plan};
+use super::plan::{BUFFERS, MovementBy, Plan};
 use crate::fabric::{Atomic, Change};
 
 impl Plan {
-    /// What a control cell is.
-    pub(crate) fn cell_name(&self, cell: usize) -> String {
+    /// Every control cell that has a meaning, with its name.
+    pub(crate) fn named_cells(&self) -> Vec<(String, usize)> {
+        let mut cells = Vec::new();
         for rank in 0..self.ranks {
-            if let Some(number) = (0..BUFFERS).find(|&number| self.tag(rank, number) == cell) {
-                return format!("tag {number} of rank {rank}");
-            }
-            if self.released(rank) == cell {
-                return format!("released by rank {rank}");
-            }
-            if self.elects_reducers() && (1..=self.slots()).any(|slot| self.told(rank, slot) == cell) {
-                return format!("told by reducer {rank}");
+            cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of rank {rank}"), self.tag(rank, number))));
+            cells.push((format!("released by rank {rank}"), self.released(rank)));
+            if self.movement() == MovementBy::Segments {
+                cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of rank {rank}"), self.unfilled(rank, it))));
             }
         }
         for slot in 1..=self.slots() {
-            let base = self.program_cell(slot, 0);
-            let within = (slot == self.slots() || cell < self.program_cell(slot + 1, 0)) && cell >= base;
-            if !within {
+            let mut add = |name: String, cell| cells.push((format!("{name} in slot {slot}"), cell));
+            if self.elects_reducers() {
+                (0..self.ranks).for_each(|rank| add(format!("told by reducer {rank}"), self.told(rank, slot)));
+            }
+            if let Some(program) = &self.program {
+                for cell in 0..program.cells() {
+                    let gate = (0..self.ranks).find(|&rank| program.gate(rank) == cell);
+                    let other = || format!("cell {cell} of the program");
+                    add(gate.map_or_else(other, |rank| format!("gate of rank {rank}")), self.program_cell(slot, cell));
+                }
                 continue;
             }
-            let name = match &self.program {
-                Some(layout) => {
-                    match (0..self.ranks).find(|&rank| self.program_cell(slot, layout.gate(rank)) == cell) {
-                        Some(rank) => format!("gate of rank {rank}"),
-                        None => format!("cell {} of the program", cell - base),
-                    }
-                }
-                None if cell == self.done(slot) => "done".to_owned(),
-                None if cell == self.ticket(slot) => "ticket".to_owned(),
-                None if cell >= self.record(slot) => "record".to_owned(),
-                None if (0..self.words()).any(|index| self.word(slot, index) == cell) => "word".to_owned(),
-                None => "claim".to_owned(),
-            };
-            return format!("{name} in slot {slot}");
+            (0..self.words()).for_each(|index| add(format!("word {index}"), self.word(slot, index)));
+            add("ticket".to_owned(), self.ticket(slot));
+            (0..self.shares()).for_each(|share| add(format!("claim {share}"), self.claim(slot, share)));
+            add("done".to_owned(), self.done(slot));
+            (0..Cut::cells(self.ranks)).for_each(|cell| add(format!("record[{cell}]"), self.record(slot) + cell));
         }
-        format!("cell {cell}")
+        cells
+    }
+
+    /// What a control cell is.
+    fn cell_name(&self, cell: usize) -> String {
+        let named = self.named_cells().into_iter().find(|&(_, at)| at == cell);
+        named.map_or_else(|| format!("cell {cell}"), |(name, _)| name)
     }
 
     /// What an operation does.

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::{BUFFERS, Plan, RECEIVING_ROWS, Topology, program};
-use crate::collective::core::{Cut, Path};
-use crate::rule::{Absent, Fire, Grace, Schedule};
+use super::{BUFFERS, Plan, RECEIVING_ROWS, program};
+use crate::collective::core::Path;
+use crate::rule::{Fire, Grace, Schedule};
 
 /// Numbers hosts from 0 without a gap.
 fn dense(hosts: Vec<u32>) -> Vec<u32> {
@@ -63,25 +63,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let schedule = if scatter { Schedule::Scatter } else { Schedule::Doubling };
             let program =
                 (path == Path::Program).then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
-            Plan {
-                ranks,
-                me: 0,
-                topology: Topology::new(hosts),
-                fire,
-                grace,
-                absent: Absent::Carry,
-                weighted: false,
-                depth,
-                path,
-                bytes,
-                wide_bytes: elements * wide,
-                segment,
-                run: 1,
-                helpers: 1,
-                pull_after: 1,
-                program,
-                fault: None,
-            }
+            let sample = Plan::sample(0, hosts, fire, path);
+            Plan { grace, depth, bytes, wide_bytes: elements * wide, segment, program, ..sample }
         },
     )
 }
@@ -97,39 +80,6 @@ impl Plan {
 
     fn on_host(&self, host: u32) -> impl Iterator<Item = Plan> {
         self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
-    }
-
-    /// Every control cell that has a meaning, with its name.
-    fn named_cells(&self) -> Vec<(String, usize)> {
-        let mut cells = Vec::new();
-        let rounds = 1..=self.slots();
-        for rank in self.every_rank() {
-            cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of {rank}"), self.tag(rank, number))));
-            cells.push((format!("released of {rank}"), self.released(rank)));
-            if self.elects_reducers() {
-                cells
-                    .extend(rounds.clone().map(|round| (format!("told by {rank} of {round}"), self.told(rank, round))));
-            }
-            if self.path == Path::Segmented {
-                cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of {rank}"), self.unfilled(rank, it))));
-            }
-        }
-        for round in rounds {
-            if let Some(program) = &self.program {
-                let cell = |cell| (format!("cell {cell} of the program of {round}"), self.program_cell(round, cell));
-                cells.extend((0..program.cells()).map(cell));
-                continue;
-            }
-            cells.extend((0..self.words()).map(|word| (format!("word {word} of {round}"), self.word(round, word))));
-            cells.push((format!("ticket of {round}"), self.ticket(round)));
-            cells.extend((0..self.shares()).map(|it| (format!("claim {it} of {round}"), self.claim(round, it))));
-            cells.push((format!("done of {round}"), self.done(round)));
-            let record = 0..Cut::cells(self.ranks);
-            cells.extend(
-                record.map(|cell| (format!("cell {cell} of the record of {round}"), self.record(round) + cell)),
-            );
-        }
-        cells
     }
 
     /// What lies in the data region of a host at once, where a round has so many homes.
