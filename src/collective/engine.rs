@@ -79,7 +79,7 @@ impl Engine {
     /// Whether the outcome of the arrival is there.
     #[inline]
     pub(crate) fn is_complete(&self) -> bool {
-        !self.machine().ready().is_empty()
+        self.machine().is_ready()
     }
 
     #[inline]

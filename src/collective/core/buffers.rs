@@ -4,8 +4,8 @@
 //! write takes the buffer that it used last, if no rank reads that any more. A rank that writes earlier, while the round
 //! before is under way, takes the one that has rested longest.
 
-use super::context::View;
-use super::plan::{BUFFERS, MovementBy, Plan, Reducing, Who};
+use super::context::Context;
+use super::plan::{BUFFERS, MovementBy, Plan};
 use crate::fault::Fault;
 
 /// The buffers of a rank.
@@ -22,7 +22,7 @@ pub(super) struct Buffers {
 impl Buffers {
     pub(super) fn new(plan: &Plan) -> Self {
         let alone = !plan.topology.is_shared(plan.host());
-        let private = alone && matches!(plan.movement(), MovementBy::Reducers(Reducing { who: Who::Everyone, .. }));
+        let private = alone && plan.movement() == MovementBy::Everyone;
         Buffers { next: 0, used: [0; BUFFERS as usize], private }
     }
 
@@ -39,18 +39,18 @@ impl Buffers {
     }
 
     /// Nothing was written into the next one yet: another one may be better.
-    pub(super) fn choose(&mut self, view: View<'_>) {
-        if !view.plan.by_tags() {
+    pub(super) fn choose(&mut self, cx: &Context) {
+        if !cx.plan.by_tags() {
             // A contribution may be carried, and stays where it is for long.
             return;
         }
-        let free = (0..BUFFERS).filter(|&buffer| self.is_free(buffer, view));
+        let free = (0..BUFFERS).filter(|&buffer| self.is_free(buffer, cx));
         self.next = free.max_by_key(|&buffer| self.used[buffer as usize]).unwrap_or(self.next);
     }
 
     /// Whether no rank reads a buffer any more: others show that they are done with a round by arriving for the
     /// next one.
-    fn is_free(&self, buffer: u32, View { plan, ledger, outbox }: View<'_>) -> bool {
+    fn is_free(&self, buffer: u32, Context { plan, ledger, outbox, .. }: &Context) -> bool {
         let round = self.used[buffer as usize];
         let read = ledger.fired() <= round && !plan.fault(Fault::WriteWhatIsRead);
         let sent = !outbox.has_tag(buffer) || plan.fault(Fault::WriteWhatIsSent);

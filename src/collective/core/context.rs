@@ -1,6 +1,5 @@
-//! What the machine lends a part for one step.
+//! What the parts of a machine share.
 
-use super::cut::Cut;
 use super::input::{Cells, Time};
 use super::ledger::Ledger;
 use super::outbox::Outbox;
@@ -8,35 +7,25 @@ use super::plan::Plan;
 use super::stats::Stats;
 use crate::fault::Fault;
 
-/// What all parts share.
-pub(super) struct Context<'a> {
-    pub plan: &'a Plan,
-    pub ledger: &'a mut Ledger,
-    pub outbox: &'a mut Outbox,
-    pub stats: &'a mut Stats,
+/// What each part of a machine reads and changes besides its own state.
+#[derive(Clone, Debug)]
+pub(super) struct Context {
+    pub plan: Plan,
+    pub ledger: Ledger,
+    pub outbox: Outbox,
+    pub stats: Stats,
+    /// The time that the caller gave with its last call.
     pub now: Time,
+    /// What the endpoint says of itself: [`waits_fence_peer`](crate::fabric::Endpoint::waits_fence_peer).
+    pub waits_fence_peer: bool,
 }
 
-/// The same for those that only look.
-#[derive(Clone, Copy)]
-pub(super) struct View<'a> {
-    pub plan: &'a Plan,
-    pub ledger: &'a Ledger,
-    pub outbox: &'a Outbox,
-}
-
-impl Context<'_> {
-    #[inline]
-    pub(super) fn view(&self) -> View<'_> {
-        View { plan: self.plan, ledger: self.ledger, outbox: self.outbox }
-    }
-
+impl Context {
     /// The next round has fired, with the cut that was filled in.
     #[inline]
-    pub(super) fn fire(&mut self, round: u64) -> &Cut {
-        self.ledger.fire(round, self.plan);
+    pub(super) fn fire(&mut self, round: u64) {
+        self.ledger.fire(round, &self.plan);
         self.outbox.note();
-        self.ledger.cut(round)
     }
 
     /// The outcome of the next round is complete.
@@ -50,10 +39,10 @@ impl Context<'_> {
     }
 
     pub(super) fn release(&mut self, round: u64) {
-        self.ledger.release(round, self.plan, self.outbox);
+        self.ledger.release(round, &self.plan, &mut self.outbox);
     }
 
     pub(super) fn read_record(&mut self, round: u64, cells: &impl Cells) -> bool {
-        self.ledger.read_record(round, self.plan, cells)
+        self.ledger.read_record(round, &self.plan, cells)
     }
 }

@@ -25,7 +25,7 @@ pub struct Entry {
     pub age: u64,
     /// What it was given with [`Allreduce::weigh`](crate::Allreduce::weigh); else 1.
     pub weight: u16,
-    /// Which of the rank's buffers holds it, for who is to read it there; no part of what was agreed.
+    /// Which of the rank's buffers holds it, for a rank that reads it there; no part of what was agreed.
     pub(crate) buffer: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What a machine is given: the time, a view of its host's cells, and how much it may do.
+//! What a machine is given: the time, a cx of its host's cells, and how much it may do.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +10,12 @@ pub(crate) const FOREVER: u64 = u64::MAX;
 /// The control cells of the own host, as they are now. Loads have acquire order.
 pub(crate) trait Cells {
     fn load(&self, cell: usize) -> u64;
+}
+
+impl<F: Fn(usize) -> u64> Cells for F {
+    fn load(&self, cell: usize) -> u64 {
+        self(cell)
+    }
 }
 
 /// How much a call does for others.

@@ -77,13 +77,11 @@ impl Ledger {
         }
     }
 
-    /// Newest round returned to the caller.
     #[inline]
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Newest round whose cut is known here.
     #[inline]
     pub(super) fn fired(&self) -> u64 {
         self.fired
@@ -95,18 +93,15 @@ impl Ledger {
         self.fired + 1
     }
 
-    /// Newest round whose outcome is complete on this host.
     #[inline]
     pub(super) fn landed(&self) -> u64 {
         self.landed
     }
 
-    /// Newest round that this rank released.
     pub(super) fn released(&self) -> u64 {
         self.released
     }
 
-    /// Whether this rank's last arrival is in a cut.
     #[inline]
     pub(super) fn has_left(&self) -> bool {
         self.left
@@ -118,7 +113,6 @@ impl Ledger {
         &self.active
     }
 
-    /// Ranks that left with the newest round that fired.
     #[inline]
     pub(super) fn leavers(&self) -> &RankSet {
         &self.leavers
@@ -134,7 +128,7 @@ impl Ledger {
         round - self.taken <= plan.depth
     }
 
-    /// Whether this rank has a use for the next round, and the ring has room for it.
+    /// Whether this rank has a use for the next round, and the ring a slot for it.
     #[inline]
     pub(super) fn wants_next(&self, plan: &Plan) -> bool {
         !self.left && self.is_within_depth(self.open(), plan)

@@ -1,4 +1,4 @@
-//! Operations out, and what is known of those under way.
+//! Operations out, and what is in flight.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -86,19 +86,17 @@ impl Outbox {
         }
     }
 
-    /// Reads so many bytes, from an offset on, of the contributions that lie on other hosts; says of how many.
-    pub(super) fn read_from_elsewhere(&mut self, plan: &Plan, cut: &Cut, (from, len): (usize, usize)) -> u32 {
-        let mut missing = 0;
+    /// Reads so many bytes, from an offset on, of the contributions that lie on other hosts; whether there are any.
+    pub(super) fn read_from_elsewhere(&mut self, plan: &Plan, cut: &Cut, (from, len): (usize, usize)) -> bool {
         for (row, entry) in cut.contributions().enumerate() {
             let host = plan.host_of(entry.rank);
             if host != plan.host() {
                 let from = plan.contribution(entry.rank, entry.buffer) + from;
                 let token = self.count(Counted::Read, host);
                 self.push(Op::Read { host, from, len, row, token });
-                missing += 1;
             }
         }
-        missing
+        self.has(Counted::Read)
     }
 
     /// Counts an operation towards a host until it completes, which the token says.

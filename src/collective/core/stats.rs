@@ -15,7 +15,7 @@ pub struct Stats {
     pub dropped: u64,
     /// Late arrivals for a full round too far ahead, which entered with the next one.
     pub deferred: u64,
-    /// Arrivals that had to wait for room in the ring.
+    /// Arrivals that had to wait for a free slot.
     pub full_ring: u64,
     /// Graces that ended by time rather than by the last arrival.
     pub graces_expired: u64,

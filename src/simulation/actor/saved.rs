@@ -99,6 +99,6 @@ impl Actor {
 
     /// Cells of claims that have no meaning any more: everything that was claimed has happened.
     pub(in crate::simulation) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
-        self.engine.machine().spent_claims(cells)
+        self.engine.machine().spent_claims(&cells)
     }
 }

@@ -13,7 +13,6 @@
 use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::input::{Cells, FOREVER};
-use super::super::ledger::Ledger;
 use super::super::op::{Op, Token};
 use super::super::plan::Plan;
 use super::gates::{refused, starts_alone};
@@ -44,7 +43,7 @@ fn start_rule(plan: &Plan) -> Start {
     Start::of(plan.fire, plan.grace, plan.ranks)
 }
 
-fn has_everyone_left(ledger: &Ledger) -> bool {
+fn has_everyone_left(Context { ledger, .. }: &Context) -> bool {
     ledger.has_left() && ledger.active().is_empty()
 }
 
@@ -58,21 +57,21 @@ impl Slots {
     }
 
     /// The next round whose outcome may be there, and whether its data is wanted.
-    pub(crate) fn expected(&self, plan: &Plan, ledger: &Ledger) -> Option<(u64, bool)> {
-        let (round, left) = (ledger.open(), ledger.has_left());
-        let wanted = round <= self.ready && !has_everyone_left(ledger);
-        let fits = left || ledger.is_within_depth(round, plan);
+    pub(crate) fn expected(&self, cx: &Context) -> Option<(u64, bool)> {
+        let (round, left) = (cx.ledger.open(), cx.ledger.has_left());
+        let wanted = round <= self.ready && !has_everyone_left(cx);
+        let fits = left || cx.ledger.is_within_depth(round, &cx.plan);
         (wanted && fits).then_some((round, !left))
     }
 
     /// The next round of which everything may have run.
-    pub(crate) fn nearly_over(&self, ledger: &Ledger) -> Option<u64> {
+    pub(crate) fn nearly_over(&self, Context { ledger, .. }: &Context) -> Option<u64> {
         Some(self.over + 1).filter(|&round| round <= ledger.fired())
     }
 
     /// The outcome of the next round, as its record says.
-    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
-        let Some((round, wanted)) = self.expected(cx.plan, cx.ledger) else { return false };
+    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+        let Some((round, wanted)) = self.expected(cx) else { return false };
         if !cx.read_record(round, cells) {
             return false;
         }
@@ -85,7 +84,7 @@ impl Slots {
         true
     }
 
-    fn signal_arrival(&mut self, round: u64, cx: &mut Context<'_>) {
+    fn signal_arrival(&mut self, round: u64, cx: &mut Context) {
         if self.signalled < round {
             debug_assert_eq!(self.signalled + 1, round);
             self.signalled = round;
@@ -94,14 +93,14 @@ impl Slots {
     }
 
     /// Arms what can be armed.
-    pub(super) fn work(&mut self, cx: &mut Context<'_>, cells: &impl Cells) {
-        let plan = cx.plan;
+    pub(super) fn work(&mut self, cx: &mut Context, cells: &impl Cells) {
+        let plan = &cx.plan;
         let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
-        while let Some(round) = self.nearly_over(cx.ledger).filter(is_over) {
+        while let Some(round) = self.nearly_over(cx).filter(is_over) {
             self.over = round;
             cx.outbox.note();
         }
-        if has_everyone_left(cx.ledger) || cx.ledger.released() == FOREVER {
+        if has_everyone_left(cx) || cx.ledger.released() == FOREVER {
             return;
         }
         // A rank that has left reads nothing any more.
@@ -122,33 +121,33 @@ impl Slots {
             cx.outbox.push(Op::Ready { round: self.ready });
         }
         let next = cx.ledger.open();
-        if cx.ledger.has_left() && next <= self.ready && is_needed(plan, cx.ledger) {
+        if cx.ledger.has_left() && next <= self.ready && is_needed(cx) {
             self.signal_arrival(next, cx);
         }
     }
 
     /// Whether no rank needs this rank's provider any more.
-    pub(crate) fn has_served(&self, ledger: &Ledger) -> bool {
-        has_everyone_left(ledger) && self.over >= ledger.fired()
+    pub(crate) fn has_served(&self, cx: &Context) -> bool {
+        has_everyone_left(cx) && self.over >= cx.ledger.fired()
     }
 
     /// Asks for the token of the own gate of `round`, once that is armed.
-    pub(super) fn revoke_token(&self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    pub(super) fn revoke_token(&self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
         if self.is_armed(round) {
             cx.outbox.push(Op::RevokeGateToken { round, token: Token::Deposit });
-            arrival.enter(ArrivalStage::Depositing { round, found: 0 }, cx.outbox);
+            arrival.enter(ArrivalStage::Depositing { round, found: 0 }, &mut cx.outbox);
         }
     }
 
     /// The token is out, or the gate was sealed.
-    pub(super) fn answered(&mut self, taken: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    pub(super) fn answered(&mut self, taken: u64, arrival: &mut Arrival, cx: &mut Context) {
         let ArrivalStage::Depositing { round, .. } = arrival.stage else { return };
         let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
         if taken == 0 {
             return refused(round, arrival, cx);
         }
-        let start = start_rule(cx.plan);
-        let starts = round == target && starts_alone(start, cx.view());
+        let start = start_rule(&cx.plan);
+        let starts = round == target && starts_alone(start, cx);
         let slot = cx.plan.slot(round);
         let mut row = None;
         let gate = Gate(self.gates[slot]).with(|deposit| {
@@ -170,12 +169,12 @@ impl Slots {
         if starts || matches!(start, Start::Everybody | Start::Count(_)) {
             self.signal_arrival(round, cx);
         }
-        arrival.enter(ArrivalStage::Published, cx.outbox);
+        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
     }
 }
 
 /// Whether the next round cannot fire without this rank, which has left.
-fn is_needed(plan: &Plan, ledger: &Ledger) -> bool {
+fn is_needed(Context { plan, ledger, .. }: &Context) -> bool {
     let needed = match start_rule(plan) {
         Start::Everybody => plan.ranks,
         Start::Count(count) => count,

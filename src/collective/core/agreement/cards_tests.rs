@@ -6,21 +6,13 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Cells, Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
+use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
 use crate::rule::{Fire, Grace};
 use crate::trigger::{Cards, Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
-struct Memory(Vec<u64>);
-
-impl Cells for Memory {
-    fn load(&self, cell: usize) -> u64 {
-        self.0[cell]
-    }
-}
-
 struct Rank {
     machine: Machine,
-    cells: Memory,
+    cells: Vec<u64>,
     /// Arrivals it still makes.
     steps: u64,
     made: Vec<u64>,
@@ -35,7 +27,7 @@ struct World {
     cards: Cards,
     ranks: Vec<Rank>,
     slots: u64,
-    /// Cuts by round, as whoever saw its outcome first has them.
+    /// Cuts by round, from the rank that saw its outcome first.
     cuts: BTreeMap<u64, Cut>,
     /// The table's counters, by rank.
     counters: Vec<Vec<Role>>,
@@ -55,7 +47,7 @@ impl World {
         let cards = Cards::new(tables, slots as usize, seed);
         let rank = |me| Rank {
             machine: Machine::new(plan(me)),
-            cells: Memory(vec![0; plan(me).control_cells()]),
+            cells: vec![0; plan(me).control_cells()],
             steps: rng.random_range(1..20),
             made: Vec::new(),
             taken: 0,
@@ -78,7 +70,7 @@ impl World {
         }
         self.look(me);
         let Rank { machine, cells, .. } = &mut self.ranks[me as usize];
-        machine.poll(0, Effort::Search, cells)
+        machine.poll(0, Effort::Search, &|cell: usize| cells[cell])
     }
 
     /// What a driver writes down of what the cards have done.
@@ -89,7 +81,7 @@ impl World {
             let full = |role: &Role| self.cards.is_full(slot, me, *role);
             if self.counters[me as usize].iter().all(full) {
                 let cell = machine.plan().over(round);
-                self.ranks[me as usize].cells.0[cell] = round;
+                self.ranks[me as usize].cells[cell] = round;
             }
         }
         let machine = &self.ranks[me as usize].machine;
@@ -111,7 +103,7 @@ impl World {
         let known = self.cuts.entry(round).or_insert_with(|| cut.clone());
         assert_eq!(*known, cut, "rank {me} has another cut");
         let record = machine.plan().record(round);
-        let cells = &mut self.ranks[me as usize].cells.0;
+        let cells = &mut self.ranks[me as usize].cells;
         cut.encode().zip(record + 1..).for_each(|(value, cell)| cells[cell] = value);
         cells[record] = round;
     }
@@ -257,7 +249,7 @@ fn contributions_are_conserved_on_cards() {
         carried += more_carried;
     }
     println!("{late} late, {carried} carried");
-    assert!(late > 1000 && carried > 1000, "nobody is late: {late}, {carried}");
+    assert!(late > 1000 && carried > 1000, "no rank is late: {late}, {carried}");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use super::super::context::{Context, View};
+use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::input::{Cells, Effort};
 use super::super::op::{Interest, Op, Token};
@@ -67,20 +67,20 @@ fn op(plan: &Plan, want: Want) -> Op {
 }
 
 /// Whether the next round starts with this rank's arrival, whichever others have arrived.
-pub(super) fn starts_alone(start: Start, view: View<'_>) -> bool {
+pub(super) fn starts_alone(start: Start, cx: &Context) -> bool {
     match start {
         Start::First => true,
-        Start::Designated => condition(view) == Condition::Rank(view.plan.me),
+        Start::Designated => condition(cx) == Condition::Rank(cx.plan.me),
         Start::Everybody | Start::Count(_) => false,
     }
 }
 
 /// The gate of a round takes no deposit any more.
-pub(super) fn refused(round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+pub(super) fn refused(round: u64, arrival: &mut Arrival, cx: &mut Context) {
     if round == arrival.target {
         arrival.is_late(cx);
     } else {
-        arrival.enter(ArrivalStage::Late { tried: round }, cx.outbox);
+        arrival.enter(ArrivalStage::Late { tried: round }, &mut cx.outbox);
     }
 }
 
@@ -90,12 +90,9 @@ impl Gates {
     }
 
     /// The next outcome, if it is complete.
-    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
-        let (plan, round) = (cx.plan, cx.ledger.open());
-        if !cx.ledger.wants_next(plan) {
-            return false;
-        }
-        if !self.layout.is_complete(round, &Slot { plan, cells }) {
+    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+        let (plan, round) = (&cx.plan, cx.ledger.open());
+        if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &Slot { plan, cells }) {
             return false;
         }
         let record = plan.program_cell(round, self.layout.record());
@@ -106,10 +103,10 @@ impl Gates {
     }
 
     /// Runs what is there to be run.
-    pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
-        let is_served = arrival.is_served(cx.view());
+    pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
+        let is_served = arrival.is_served(cx);
         let Gates { layout, worker, passed_on } = self;
-        let (plan, ledger, round) = (cx.plan, &*cx.ledger, cx.ledger.open());
+        let (plan, ledger, round) = (&cx.plan, &cx.ledger, cx.ledger.open());
         let slot = Slot { plan, cells };
         if is_served && worker.owes_nothing() {
             // On its way out: a rank that is still here goes on with what was set off.
@@ -139,8 +136,8 @@ impl Gates {
     }
 
     /// The answer to what the worker wanted swapped.
-    pub(super) fn swapped(&mut self, value: u64, cx: &mut Context<'_>) {
-        self.worker.answer(&self.layout, value, &mut |want| cx.outbox.push(op(cx.plan, want)));
+    pub(super) fn swapped(&mut self, value: u64, cx: &mut Context) {
+        self.worker.answer(&self.layout, value, &mut |want| cx.outbox.push(op(&cx.plan, want)));
     }
 
     fn gate(&self, rank: u32, round: u64, plan: &Plan) -> usize {
@@ -155,28 +152,28 @@ impl Gates {
     }
 
     /// Hands the contribution in.
-    pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+    pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
         if cx.plan.weighted && arrival.part == Part::Fresh {
-            let (cell, value) = arrival.tag(cx.plan);
+            let (cell, value) = arrival.tag(&cx.plan);
             cx.outbox.push(Op::Store { cell, value });
         }
         self.deposit_into(arrival.target, arrival, cx, cells);
     }
 
     /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
-    pub(super) fn deposit_into(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
-        let found = cells.load(self.gate(cx.plan.me, round, cx.plan));
+    pub(super) fn deposit_into(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+        let found = cells.load(self.gate(cx.plan.me, round, &cx.plan));
         self.deposit(round, found, arrival, cx);
     }
 
-    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival, cx: &mut Context) {
         let Arrival { target, made_for, part, buffer, .. } = *arrival;
         let gate = Gate(found).at(round);
         debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
         if gate.is_closed() {
             return refused(round, arrival, cx);
         }
-        let starts = round == target && starts_alone(self.layout.start, cx.view());
+        let starts = round == target && starts_alone(self.layout.start, cx);
         let deferred = arrival.deferred.filter(|_| round == target);
         let new = gate.with(|deposit| {
             match part {
@@ -190,16 +187,16 @@ impl Gates {
             deposit.initiator |= starts;
         });
         self.swap_gate(round, found, new, cx);
-        arrival.enter(ArrivalStage::Depositing { round, found }, cx.outbox);
+        arrival.enter(ArrivalStage::Depositing { round, found }, &mut cx.outbox);
     }
 
-    fn swap_gate(&self, round: u64, found: u64, new: Gate, cx: &mut Context<'_>) {
-        let cell = self.gate(cx.plan.me, round, cx.plan);
+    fn swap_gate(&self, round: u64, found: u64, new: Gate, cx: &mut Context) {
+        let cell = self.gate(cx.plan.me, round, &cx.plan);
         cx.outbox.atomic(cx.plan.host(), cell, Atomic::CompareSwap { expect: found, new: new.0 }, Token::Deposit);
     }
 
     /// The gate's answer to a deposit, or to the initiator's mark.
-    pub(super) fn answered(&mut self, value: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    pub(super) fn answered(&mut self, value: u64, arrival: &mut Arrival, cx: &mut Context) {
         let (target, part) = (arrival.target, arrival.part);
         match arrival.stage {
             ArrivalStage::Depositing { round, found } if value == found => {
@@ -214,11 +211,11 @@ impl Gates {
                         }
                         look_after(ArrivalStage::Counting, arrival, cx);
                     }
-                    start @ (Start::First | Start::Designated) if starts_alone(start, cx.view()) => {
+                    start @ (Start::First | Start::Designated) if starts_alone(start, cx) => {
                         self.start_round(round, arrival, cx);
                     }
                     // Another rank starts it.
-                    Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, cx.outbox),
+                    Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, &mut cx.outbox),
                     Start::Everybody => self.let_in(round, arrival, cx),
                 }
             }
@@ -235,7 +232,7 @@ impl Gates {
     }
 
     /// This rank is an initiator and its mark is in its gate: sets the flood off.
-    fn start_round(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    fn start_round(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(round);
         raise(round, self.layout.activation(cx.plan.me).1, cx);
@@ -243,7 +240,7 @@ impl Gates {
     }
 
     /// Synchronous: the own arrival closes the own gate, and the gates of those that left.
-    fn let_in(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    fn let_in(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
         for rank in 0..cx.plan.ranks {
             if rank == cx.plan.me || !cx.ledger.active().contains(rank) {
                 raise(round, self.layout.activation(rank).1, cx);
@@ -253,7 +250,7 @@ impl Gates {
     }
 
     /// Takes the arrival further.
-    pub(super) fn step(&mut self, arrival: &mut Arrival, effort: Effort, cx: &mut Context<'_>, cells: &impl Cells) {
+    pub(super) fn step(&mut self, arrival: &mut Arrival, effort: Effort, cx: &mut Context, cells: &impl Cells) {
         match arrival.stage {
             ArrivalStage::Counting => self.count_arrivals(None, arrival, cx, cells),
             ArrivalStage::Starting => self.started(effort, arrival, cx, cells),
@@ -265,9 +262,9 @@ impl Gates {
     }
 
     /// What was raised is visible: notes what it set off, to be run when there is time for it.
-    fn started(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
+    fn started(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
         let Gates { layout, worker, .. } = self;
-        let plan = cx.plan;
+        let plan = &cx.plan;
         let slot = Slot { plan, cells };
         worker.moved(layout, layout.activation(plan.me).0, arrival.target, &slot);
         if layout.start == Start::Everybody {
@@ -280,17 +277,17 @@ impl Gates {
             // A rank that has the time must learn of it.
             cx.outbox.wake(1, Interest::Outcome);
         }
-        arrival.enter(ArrivalStage::Published, cx.outbox);
+        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
     }
 
     /// Whether enough have arrived, and if so, whether to wait for more.
-    fn count_arrivals(&mut self, again: Option<u64>, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
-        let (plan, layout, target) = (cx.plan, &self.layout, arrival.target);
+    fn count_arrivals(&mut self, again: Option<u64>, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+        let (plan, layout, target) = (&cx.plan, &self.layout, arrival.target);
         debug_assert_eq!(target, cx.ledger.open());
         let slot = Slot { plan, cells };
         let arrived = layout.arrival(plan.me).map_or(0, |(counter, _)| layout.value(counter, target, &slot));
         let active = cx.ledger.active().len();
-        let fires = match condition(cx.view()) {
+        let fires = match condition(cx) {
             Condition::Count(least) => arrived >= least,
             Condition::Rank(rank) => layout.arrival(rank).is_some_and(|(_, cell)| slot.load(target, cell) >= target),
             Condition::Full => arrived >= active,
@@ -306,20 +303,20 @@ impl Gates {
     }
 
     /// Starts the round, also if the grace is over.
-    pub(super) fn initiate_now(&mut self, arrival: &mut Arrival, cx: &mut Context<'_>, cells: &impl Cells) {
-        let found = cells.load(self.gate(cx.plan.me, arrival.target, cx.plan));
+    pub(super) fn initiate_now(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+        let found = cells.load(self.gate(cx.plan.me, arrival.target, &cx.plan));
         self.initiate(found, arrival, cx);
     }
 
     /// Marks the own gate, and starts the round unless it has been started.
-    fn initiate(&mut self, found: u64, arrival: &mut Arrival, cx: &mut Context<'_>) {
+    fn initiate(&mut self, found: u64, arrival: &mut Arrival, cx: &mut Context) {
         let target = arrival.target;
         let gate = Gate(found).at(target);
         if gate.is_closed() {
-            return arrival.enter(ArrivalStage::Published, cx.outbox);
+            return arrival.enter(ArrivalStage::Published, &mut cx.outbox);
         }
         self.swap_gate(target, found, gate.with(|deposit| deposit.initiator = true), cx);
-        arrival.enter(ArrivalStage::Initiating { found }, cx.outbox);
+        arrival.enter(ArrivalStage::Initiating { found }, &mut cx.outbox);
     }
 
     /// Whether no rank waits for an operation that this one has claimed.
@@ -328,12 +325,12 @@ impl Gates {
     }
 
     /// Whether an operation of the next round is under way, or an own one of any round.
-    pub(crate) fn is_pending(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells) -> bool {
+    pub(crate) fn is_pending(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
         !self.owes_nothing() || self.layout.is_pending(ledger.open(), &Slot { plan, cells })
     }
 
     /// Whether a task has given any of its signals.
-    pub(crate) fn is_announced(&self, task: Task, View { plan, .. }: View<'_>, cells: &impl Cells) -> bool {
+    pub(crate) fn is_announced(&self, task: Task, Context { plan, .. }: &Context, cells: &impl Cells) -> bool {
         let slot = Slot { plan, cells };
         let given = |&(_, cell): &(u32, usize)| slot.load(task.round, cell) >= task.round;
         self.layout.rows[task.row as usize].then.iter().any(given)
@@ -347,14 +344,7 @@ impl Gates {
     }
 
     /// Cells that say which ranks claimed operations, all of whose effects have happened.
-    pub(crate) fn spent_claims(&self, plan: &Plan, load: impl Fn(usize) -> u64) -> Vec<usize> {
-        struct Direct<F>(F);
-        impl<F: Fn(usize) -> u64> Cells for Direct<F> {
-            fn load(&self, cell: usize) -> u64 {
-                self.0(cell)
-            }
-        }
-        let cells = &Direct(load);
+    pub(crate) fn spent_claims(&self, plan: &Plan, cells: &impl Cells) -> Vec<usize> {
         let slot = Slot { plan, cells };
         let mut spent = Vec::new();
         for first in 1..=plan.slots() {
@@ -371,12 +361,12 @@ impl Gates {
     }
 
     /// The ranks that hold an operation of the next round.
-    pub(super) fn holders(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells) -> Vec<u32> {
+    pub(super) fn holders(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> Vec<u32> {
         self.layout.held(ledger.open(), &Slot { plan, cells }).collect()
     }
 
     /// Whether the next round has fired: any rank that is alive can complete it.
-    pub(crate) fn has_fired(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells) -> bool {
+    pub(crate) fn has_fired(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
         self.layout.has_fired(ledger.open(), &Slot { plan, cells })
     }
 
@@ -387,12 +377,12 @@ impl Gates {
     }
 }
 
-fn raise(round: u64, cell: usize, cx: &mut Context<'_>) {
-    cx.outbox.push(op(cx.plan, Want::Raise { round, cell }));
+fn raise(round: u64, cell: usize, cx: &mut Context) {
+    cx.outbox.push(op(&cx.plan, Want::Raise { round, cell }));
 }
 
 /// What was raised is looked at in the next stage, when it is visible to all.
-fn look_after(stage: ArrivalStage, arrival: &mut Arrival, cx: &mut Context<'_>) {
+fn look_after(stage: ArrivalStage, arrival: &mut Arrival, cx: &mut Context) {
     cx.outbox.push(Op::Fence);
-    arrival.enter(stage, cx.outbox);
+    arrival.enter(stage, &mut cx.outbox);
 }

@@ -4,7 +4,7 @@ use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::op::Token;
 use super::super::plan::Plan;
-use super::words::{home_host, place_of};
+use super::words::place_of;
 use super::{Arrival, ArrivalStage, Deferred, bits};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
@@ -12,9 +12,9 @@ use crate::rule::Absent;
 
 impl Arrival {
     /// The target fired without it.
-    pub(super) fn is_late(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn is_late(&mut self, cx: &mut Context) {
         cx.stats.late += u64::from(self.part != Part::Leaving);
-        self.enter(ArrivalStage::Late { tried: self.target }, cx.outbox);
+        self.enter(ArrivalStage::Late { tried: self.target }, &mut cx.outbox);
     }
 
     /// Whether a late contribution goes into the gate of `round` without waiting for anything.
@@ -23,8 +23,8 @@ impl Arrival {
     }
 
     /// Late, and every round up to the last attempt has fired: tries the one that is open now.
-    pub(super) fn find_a_place(&mut self, owes_nothing: bool, cx: &mut Context<'_>) {
-        let (plan, buffer) = (cx.plan, self.buffer);
+    pub(super) fn find_a_place(&mut self, owes_nothing: bool, cx: &mut Context) {
+        let (plan, buffer) = (&cx.plan, self.buffer);
         let (open, passed) = (cx.ledger.open(), ArrivalStage::Over { needs: cx.ledger.fired() });
         if self.part == Part::Leaving {
             // What was missed is not wanted any more, but must be complete before this rank goes;
@@ -35,30 +35,29 @@ impl Arrival {
                 cx.ledger.take();
                 cx.release(cx.ledger.fired());
                 self.target = open;
-                self.enter(ArrivalStage::Blocked, cx.outbox);
+                self.enter(ArrivalStage::Blocked, &mut cx.outbox);
             }
         } else if plan.absent == Absent::Drop {
             cx.stats.dropped += u64::from(!plan.fault(Fault::DropUncounted));
-            self.enter(passed, cx.outbox);
+            self.enter(passed, &mut cx.outbox);
         } else if plan.fault(Fault::ForgetCarriedBit) {
-            self.enter(passed, cx.outbox);
+            self.enter(passed, &mut cx.outbox);
         } else if cx.outbox.has_tag(buffer) && !plan.fault(Fault::PlaceBeforeTag) {
             // Once the bit is in, the initiator must find the tag; so that has to land first.
         } else if !plan.fire.is_full(open) {
             let (index, bit) = place_of(plan.me);
-            let (home, cell) = (home_host(cx.view()), plan.word(open, index));
-            self.ask_atomic(home, cell, Atomic::FetchAdd(bits::carried_bit(bit)), Token::Place, cx.outbox);
-            self.enter(ArrivalStage::Placing { round: open }, cx.outbox);
+            let question = (plan.word(open, index), Atomic::FetchAdd(bits::carried_bit(bit)));
+            self.ask_home(question, Token::Place, ArrivalStage::Placing { round: open }, cx);
         } else if cx.ledger.is_within_depth(open, plan) {
             (self.target, self.part) = (open, Part::Carried);
-            self.enter(ArrivalStage::Blocked, cx.outbox);
+            self.enter(ArrivalStage::Blocked, &mut cx.outbox);
         } else {
             // It cannot be waited for before the caller has released what it missed; and it
             // does not fire without this rank's next arrival.
             cx.stats.deferred += 1;
             let forgotten = plan.fault(Fault::ForgetDeferred);
             self.deferred = Some(Deferred { made_for: self.made_for, buffer }).filter(|_| !forgotten);
-            self.enter(passed, cx.outbox);
+            self.enter(passed, &mut cx.outbox);
         }
     }
 }

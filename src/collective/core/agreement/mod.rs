@@ -7,7 +7,7 @@ mod bits;
 mod cards;
 #[cfg(all(test, not(loom)))]
 mod cards_tests;
-pub(super) mod dispatch;
+mod dispatch;
 mod gates;
 mod late;
 mod tags;
@@ -15,11 +15,11 @@ mod words;
 
 use std::hash::{Hash, Hasher};
 
-use super::context::{Context, View};
+use super::context::Context;
 use super::entry::Part;
 use super::input::Time;
 use super::movement::Movement;
-use super::op::{Op, Token};
+use super::op::{Counted, Op, Token};
 use super::outbox::Outbox;
 use super::pace::Pace;
 use super::plan::{BUFFERS, MovementBy, Plan};
@@ -27,6 +27,7 @@ use super::tag::Tag;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::rule::{Condition, When, drawn};
+pub(super) use dispatch::Agreement;
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
 const FIRST_PROBE: Time = 1_000_000;
@@ -34,7 +35,7 @@ const LAST_PROBE: Time = 64_000_000;
 
 /// This rank's arrivals: the outstanding one, and what earlier ones left behind.
 #[derive(Clone, Debug)]
-struct Arrival {
+pub(crate) struct Arrival {
     stage: ArrivalStage,
     /// The round that it enters, or tried to.
     target: u64,
@@ -119,7 +120,7 @@ impl Hash for Arrival {
 }
 
 impl Arrival {
-    fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         Arrival {
             stage: ArrivalStage::Away,
             target: 0,
@@ -134,6 +135,41 @@ impl Arrival {
             pace: Pace::new(plan.grace),
             unmeasured: None,
         }
+    }
+
+    /// Begins with an arrival. There must be no outstanding one.
+    pub(super) fn start(&mut self, (part, buffer, weight): (Part, u32, u16), cx: &mut Context) {
+        debug_assert!(!self.is_outstanding() && !cx.ledger.has_left());
+        let target = cx.ledger.taken() + 1;
+        (self.target, self.made_for) = (target, target);
+        (self.part, self.buffer, self.weight) = (part, buffer, weight);
+        (self.close_by, self.waited_for_room, self.asked) = (Time::MAX, false, None);
+        if part == Part::Fresh {
+            // The caller comes back from its own work.
+            self.pace.arrived(cx.now);
+        }
+        self.enter(ArrivalStage::Blocked, &mut cx.outbox);
+    }
+
+    /// The arrival is over, and the caller has what it waited for.
+    pub(super) fn end(&mut self) {
+        self.stage = ArrivalStage::Away;
+    }
+
+    #[inline]
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.stage != ArrivalStage::Away
+    }
+
+    /// Whether there is nothing left to do for it.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.stage, ArrivalStage::Away | ArrivalStage::Over { .. })
+    }
+
+    /// Whether the arrival waits for a slot of the ring.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.stage == ArrivalStage::Blocked
     }
 
     #[inline]
@@ -155,9 +191,11 @@ impl Arrival {
         outbox.push(op);
     }
 
-    /// An atomic of the arrival.
-    fn ask_atomic(&mut self, host: u32, cell: usize, atomic: Atomic, token: Token, outbox: &mut Outbox) {
-        self.ask(host, Op::Atomic { host, cell, atomic, token }, outbox);
+    /// An atomic on the home of the next round, whose answer takes the arrival out of `stage`.
+    fn ask_home(&mut self, (cell, atomic): (usize, Atomic), token: Token, stage: ArrivalStage, cx: &mut Context) {
+        let host = words::home_host(cx);
+        self.ask(host, Op::Atomic { host, cell, atomic, token }, &mut cx.outbox);
+        self.enter(stage, &mut cx.outbox);
     }
 
     /// The tag of the arrival's contribution: its cell and its value.
@@ -170,21 +208,21 @@ impl Arrival {
     }
 
     /// Shows what its buffer holds.
-    fn show(&self, movement: &Movement, cx: &mut Context<'_>) {
+    fn show(&self, movement: &mut Movement, cx: &mut Context) {
         let has_data = self.part != Part::Leaving && cx.plan.bytes > 0;
-        movement.show(self.target, self.tag(cx.plan), (self.buffer, has_data), cx);
+        movement.show(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
     }
 
     /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own
     /// time is over; and with an eye on an initiator that left the library before it closed.
-    fn stay_open(&mut self, fires: bool, probe: bool, pause: Time, cx: &mut Context<'_>) {
+    fn stay_open(&mut self, fires: bool, probe: bool, pause: Time, cx: &mut Context) {
         let close_at = if fires { cx.now + self.pace.grace().unwrap_or(0) } else { Time::MAX }.min(self.close_by);
         let probe_at = if probe && !fires { cx.now + pause } else { Time::MAX };
-        self.enter(ArrivalStage::Open { close_at, probe_at, pause }, cx.outbox);
+        self.enter(ArrivalStage::Open { close_at, probe_at, pause }, &mut cx.outbox);
     }
 
     /// The cut of the next round is known.
-    fn fire(&mut self, round: u64, cx: &mut Context<'_>) {
+    fn fire(&mut self, round: u64, cx: &mut Context) {
         if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.fire.is_full(round) {
             let cut = cx.ledger.cut(round);
             let arrived = cut.entries.iter().filter(|entry| entry.part != Part::Carried).count();
@@ -194,7 +232,7 @@ impl Arrival {
     }
 
     /// The target has fired with this arrival in it.
-    fn entered(&mut self, cx: &mut Context<'_>) {
+    fn entered(&mut self, cx: &mut Context) {
         let Arrival { target, made_for, part, .. } = *self;
         let me = cx.plan.me;
         debug_assert!(cx.ledger.cut(target).holds(me, part), "round {target} lacks {part:?} of rank {me}");
@@ -203,20 +241,20 @@ impl Arrival {
             Part::Fresh => cx.stats.fresh += 1,
             Part::Carried => cx.stats.jumps += u64::from(target - made_for >= 2),
         }
-        self.enter(ArrivalStage::Over { needs: target }, cx.outbox);
+        self.enter(ArrivalStage::Over { needs: target }, &mut cx.outbox);
     }
 
     /// A late contribution has its place in a round.
-    fn placed(&mut self, round: u64, cx: &mut Context<'_>) {
+    fn placed(&mut self, round: u64, cx: &mut Context) {
         cx.stats.jumps += u64::from(round - self.target >= 2);
-        self.enter(ArrivalStage::Over { needs: round - 1 }, cx.outbox);
+        self.enter(ArrivalStage::Over { needs: round - 1 }, &mut cx.outbox);
     }
 
     /// Whether there is all that it waits for.
     #[inline]
-    fn is_served(&self, View { plan, ledger, outbox }: View<'_>) -> bool {
+    pub(super) fn is_served(&self, Context { plan, ledger, outbox, .. }: &Context) -> bool {
         let ArrivalStage::Over { needs } = self.stage else { return false };
-        let sent = |buffer| self.writes_soon(buffer, plan) && outbox.has_tag(buffer);
+        let sent = |buffer| outbox.has_tag(buffer) && self.writes_soon(buffer, plan);
         ledger.landed() >= needs && !(0..BUFFERS).any(sent)
     }
 
@@ -227,10 +265,63 @@ impl Arrival {
         let sends_tags_alone = plan.movement() == MovementBy::Segments && !plan.by_tags();
         buffer != self.buffer && !sends_tags_alone
     }
+
+    /// When the arrival has something to do although nothing happened.
+    pub(super) fn next_timer(&self) -> Option<Time> {
+        let ArrivalStage::Open { close_at, probe_at, .. } = self.stage else { return None };
+        Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)
+    }
+
+    /// A round that this rank closed, for which it was not yet said how long it took to land.
+    #[inline]
+    pub(super) fn unmeasured(&self) -> Option<u64> {
+        self.unmeasured
+    }
+
+    /// Says how long it took from closing the round to its landing; nothing if that is not known.
+    #[inline]
+    pub(super) fn measured(&mut self, latency: Option<Time>) {
+        self.unmeasured = None;
+        if let Some(latency) = latency {
+            self.pace.handed_out(latency);
+        }
+    }
+
+    /// The host that the arrival waits for an answer of.
+    pub(super) fn asked(&self) -> Option<u32> {
+        self.asked.filter(|_| self.is_outstanding())
+    }
+
+    /// Whether this rank does not go on before what was counted has completed, although every rank is here.
+    pub(super) fn awaits(&self, what: Counted, Context { plan, ledger, .. }: &Context) -> bool {
+        let by_tags = plan.by_tags();
+        match (what, &self.stage) {
+            (_, ArrivalStage::Away) => false,
+            _ if ledger.has_left() => true,
+            (Counted::Read, _) => true,
+            (Counted::Outcome, ArrivalStage::Tagged | ArrivalStage::Over { .. }) => true,
+            (Counted::Tag { buffer }, &ArrivalStage::Over { needs }) => {
+                ledger.landed() >= needs && self.writes_soon(buffer, plan)
+            }
+            (Counted::Tag { buffer }, ArrivalStage::Blocked) => buffer == self.buffer && !by_tags,
+            (Counted::Tag { buffer }, &ArrivalStage::Late { tried }) => {
+                buffer == self.buffer && ledger.fired() >= tried
+            }
+            (Counted::Push, ArrivalStage::Blocked) => by_tags || ledger.releases_later(),
+            (Counted::Outcome, ArrivalStage::Blocked) => by_tags,
+            _ => false,
+        }
+    }
+
+    /// Where it stands, for a line about a machine.
+    pub(super) fn summary(&self) -> String {
+        let Arrival { stage, target, made_for, part, buffer, deferred, .. } = self;
+        format!("{stage:?} {part:?} for {target} made for {made_for} in {buffer} deferred {deferred:?}")
+    }
 }
 
 /// What the next round waits for.
-fn condition(View { plan, ledger, .. }: View<'_>) -> Condition {
+fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
     let round = ledger.open();
     let condition = plan.fire.condition(round, ledger.active(), plan.ranks);
     match (condition, plan.fire.when()) {

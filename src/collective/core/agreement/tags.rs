@@ -1,6 +1,6 @@
 //! Agreement by tags, where all take part: the round has fired when every active rank has shown its tag.
 
-use super::super::context::{Context, View};
+use super::super::context::Context;
 use super::super::input::{Cells, FOREVER};
 use super::super::movement::Movement;
 use super::super::op::{Interest, Op};
@@ -11,14 +11,12 @@ use crate::fault::Fault;
 
 /// How far this rank is with looking at tags.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tags {
+pub(crate) struct Tags {
     /// The first rank whose tag for the next round was not seen.
     unseen: u32,
     /// The tag was shown, and the poll after that has not ended: a rank that sees the round complete in this state wakes
     /// the others.
     must_wake: bool,
-    /// Of two ranks, the one that goes to sleep fences for both.
-    waits_fence_peer: bool,
 }
 
 impl std::hash::Hash for Tags {
@@ -30,69 +28,62 @@ impl std::hash::Hash for Tags {
 
 /// Whether this rank may arrive for a round. All others show by their own arrival that they are done with the round
 /// before; those that left with it will not arrive again.
-pub(super) fn has_room(round: u64, movement: &Movement, view: View<'_>, cells: &impl Cells) -> bool {
-    let View { plan, ledger, .. } = view;
+pub(super) fn has_room(round: u64, movement: &Movement, cx: &Context, cells: &impl Cells) -> bool {
+    let Context { plan, ledger, .. } = cx;
     let is_done = |rank| cells.load(plan.released(rank)) == FOREVER;
-    movement.has_settled(round, view) && (plan.fault(Fault::OvertakeLeavers) || ledger.leavers().iter().all(is_done))
+    movement.has_settled(round, cx) && (plan.fault(Fault::OvertakeLeavers) || ledger.leavers().iter().all(is_done))
 }
 
 impl Tags {
-    pub(super) fn set_waits_fence_peer(&mut self, waits_fence_peer: bool) {
-        self.waits_fence_peer = waits_fence_peer;
-    }
-
     /// Shows that this rank has arrived.
-    pub(super) fn show(&mut self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context<'_>) {
+    pub(super) fn show(&mut self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
         movement.enter(arrival.target, cx);
         arrival.show(movement, cx);
-        if cx.plan.ranks > 2 || !self.waits_fence_peer {
+        if cx.plan.ranks > 2 || !cx.waits_fence_peer {
             // Of several last arrivals at least one must see all the others, and wake those that
             // sleep. Of two, the one that goes to sleep can fence for both before it looks again.
             cx.outbox.push(Op::Fence);
         }
         self.must_wake = true;
-        if movement.reducers().is_some_and(|reducers| reducers.has_reducer_beside(cx.plan)) {
+        if movement.reducers().is_some_and(|reducers| reducers.has_reducer_beside(&cx.plan)) {
             cx.outbox.wake(u32::MAX, Interest::Outcome);
         }
-        arrival.enter(ArrivalStage::Tagged, cx.outbox);
+        arrival.enter(ArrivalStage::Tagged, &mut cx.outbox);
     }
 
-    pub(super) fn learn(
-        &mut self,
-        arrival: &Arrival,
-        movement: &mut Movement,
-        cx: &mut Context<'_>,
-        cells: &impl Cells,
-    ) {
-        let round = cx.ledger.open();
+    #[inline]
+    pub(super) fn learn(&mut self, arrival: &Arrival, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
-        if cx.ledger.has_left() || !arrival.is_tagged(round) {
-            return;
+        if arrival.is_tagged(cx.ledger.open()) {
+            self.look(movement, cx, cells);
         }
-        let reducers = movement.reducers_mut();
-        if let Some(reducers) = reducers.as_ref().filter(|reducers| reducers.tells_cuts()) {
+    }
+
+    /// Looks at the tags of the next round, or at what its reducer tells of it.
+    fn look(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        let round = cx.ledger.open();
+        if let Some(reducers) = movement.reducers().filter(|reducers| reducers.tells_cuts()) {
             if !reducers.reduces(cx.plan.me) {
                 if reducers.learn(round, cx, cells) {
                     cx.fire(round);
                 }
                 return;
             }
-            if !reducers.may_hand_out(cx.view()) {
+            if !reducers.may_hand_out(cx) {
                 return;
             }
         }
         if self.has_all(round, cx, cells) {
             cx.fire(round);
-            let wakes = reducers.is_some_and(|reducers| reducers.fired(round, cx));
             // Only the last arrivals wake: a rank that parked earlier was seen by one of them.
-            if self.must_wake && !wakes {
+            if !movement.fired(round, cx) && self.must_wake {
                 cx.outbox.wake(cx.plan.callees(), Interest::Outcome);
             }
         }
     }
 
     /// Whether every active rank has shown its tag for a round; if so, they are its cut.
-    fn has_all(&mut self, round: u64, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
+    fn has_all(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let number = Plan::tag_of(round);
         let tag = |rank| Tag::from_cell(cells.load(cx.plan.tag(rank, number)));
         while let Some(rank) = cx.ledger.active().next(self.unseen) {

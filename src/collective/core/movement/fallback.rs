@@ -6,7 +6,7 @@
 //! contributions, a part at a time, and reduces them in the same order, so to the same bits. The result goes into memory
 //! of its own, because the reducers may write to the other at any time.
 
-use super::super::context::{Context, View};
+use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::Entry;
 use super::super::input::Time;
@@ -44,17 +44,16 @@ enum FallbackStage {
         round: u64,
         rank: u32,
     },
-    /// Of a part of the data, so many contributions are not here yet.
+    /// Of a part of the data, some contributions are not here yet.
     Reading {
         round: u64,
         part: usize,
-        missing: u32,
     },
 }
 
 impl Fallback {
-    pub(super) fn new(plan: &Plan, is_of_use: bool) -> Self {
-        let cut = if is_of_use { Cut::with_room_for(plan.ranks) } else { Cut::default() };
+    pub(super) fn new(plan: &Plan) -> Self {
+        let cut = Cut::with_room_for(plan.ranks);
         let stage = FallbackStage::Idle;
         Fallback { stage, awaited: 0, next_at: Time::MAX, pause: 0, cut, lacking: None, read: 0 }
     }
@@ -78,17 +77,17 @@ impl Fallback {
     }
 
     /// Whether it waits for a rank; nothing while it waits for the reducers.
-    pub(super) fn waits_for(&self, rank: u32, view: View<'_>) -> Option<bool> {
+    pub(super) fn waits_for(&self, rank: u32, cx: &Context) -> Option<bool> {
         match self.stage {
             FallbackStage::Asking { rank: asked, .. } => Some(rank == asked),
-            FallbackStage::Reading { .. } => Some(view.outbox.has_towards(Counted::Read, view.plan.host_of(rank))),
+            FallbackStage::Reading { .. } => Some(cx.outbox.has_towards(Counted::Read, cx.plan.host_of(rank))),
             FallbackStage::Idle => self.lacking.map(|lacking| rank == lacking),
         }
     }
 
     /// Begins, once the reducers of the round that this rank needs have had their time. `own`: its entry in the next round,
     /// if it has arrived for it.
-    pub(super) fn step(&mut self, needed: Option<u64>, own: Option<Entry>, cx: &mut Context<'_>) {
+    pub(super) fn step(&mut self, needed: Option<u64>, own: Option<Entry>, cx: &mut Context) {
         let Some(round) = needed.filter(|_| self.is_idle()) else { return };
         if self.awaited != round {
             let pause = cx.plan.pull_after;
@@ -109,12 +108,12 @@ impl Fallback {
         }
     }
 
-    fn ask_all(&mut self, own: Option<Entry>, cx: &mut Context<'_>) {
+    fn ask_all(&mut self, own: Option<Entry>, cx: &mut Context) {
         self.cut.entries.clear();
         self.ask_from(0, own, cx);
     }
 
-    fn ask(&mut self, rank: u32, cx: &mut Context<'_>) {
+    fn ask(&mut self, rank: u32, cx: &mut Context) {
         let round = cx.ledger.open();
         self.stage = FallbackStage::Asking { round, rank };
         let cell = cx.plan.tag(rank, Plan::tag_of(round));
@@ -122,7 +121,7 @@ impl Fallback {
     }
 
     /// Asks for the tag of the next rank; behind the last one reads what they all contributed.
-    fn ask_from(&mut self, first: u32, own: Option<Entry>, cx: &mut Context<'_>) {
+    fn ask_from(&mut self, first: u32, own: Option<Entry>, cx: &mut Context) {
         let Some(own) = own else { return };
         let mut next = cx.ledger.active().next(first);
         if next == Some(own.rank) {
@@ -136,11 +135,10 @@ impl Fallback {
     }
 
     /// Reads a part of all contributions; behind the last one the round is complete.
-    fn read_parts(&mut self, round: u64, first: usize, cx: &mut Context<'_>) {
+    fn read_parts(&mut self, round: u64, first: usize, cx: &mut Context) {
         for part in first..cx.plan.parts() {
-            let missing = cx.outbox.read_from_elsewhere(cx.plan, &self.cut, cx.plan.part_span(part));
-            if missing > 0 {
-                self.stage = FallbackStage::Reading { round, part, missing };
+            if cx.outbox.read_from_elsewhere(&cx.plan, &self.cut, cx.plan.part_span(part)) {
+                self.stage = FallbackStage::Reading { round, part };
                 return;
             }
             combine(part, cx);
@@ -149,7 +147,7 @@ impl Fallback {
     }
 
     /// A tag that was asked for, or a contribution that was read.
-    pub(super) fn answered(&mut self, value: u64, needed: Option<u64>, own: Option<Entry>, cx: &mut Context<'_>) {
+    pub(super) fn answered(&mut self, value: u64, needed: Option<u64>, own: Option<Entry>, cx: &mut Context) {
         match self.stage {
             // The reducer has told of it meanwhile.
             FallbackStage::Asking { round, .. } if round != cx.ledger.open() => self.stage = FallbackStage::Idle,
@@ -167,10 +165,8 @@ impl Fallback {
                     self.ask_from(rank + 1, own, cx);
                 }
             }
-            FallbackStage::Reading { round, part, missing } if missing > 1 => {
-                self.stage = FallbackStage::Reading { round, part, missing: missing - 1 };
-            }
-            FallbackStage::Reading { round, part, .. } => {
+            FallbackStage::Reading { .. } if cx.outbox.has(Counted::Read) => {}
+            FallbackStage::Reading { round, part } => {
                 self.stage = FallbackStage::Idle;
                 // Meanwhile the reducers may have told of the round.
                 if needed == Some(round) {
@@ -182,7 +178,7 @@ impl Fallback {
         }
     }
 
-    fn complete(&mut self, round: u64, cx: &mut Context<'_>) {
+    fn complete(&mut self, round: u64, cx: &mut Context) {
         self.stage = FallbackStage::Idle;
         self.read = round;
         cx.stats.pulled += 1;
@@ -197,7 +193,7 @@ impl Fallback {
 }
 
 /// Reduces a part of what was read.
-fn combine(part: usize, cx: &mut Context<'_>) {
+fn combine(part: usize, cx: &mut Context) {
     let (from, len) = cx.plan.part_span(part);
     cx.outbox.push(Op::CombineRead { from, len });
 }

@@ -5,24 +5,23 @@ mod fallback;
 mod reducers;
 mod segments;
 
-use super::context::{Context, View};
+use super::context::Context;
 use super::cut::Cut;
 use super::entry::Entry;
 use super::input::{Cells, Effort};
 use super::op::{Counted, Op, Token};
 use super::plan::{MovementBy, Plan};
 use crate::fabric::Change;
-pub(super) use reducers::Reducers;
+pub(super) use reducers::{Reducers, reduce_first};
 pub(super) use segments::{Segments, fill, lack};
 
 /// This rank's part in moving.
 #[derive(Clone, Debug, Hash)]
-pub(super) struct Movement {
-    form: Form,
-}
-
-#[derive(Clone, Debug, Hash)]
-enum Form {
+pub(super) enum Movement {
+    /// Every rank reduces for itself.
+    Everyone,
+    /// See [`reduce_first`].
+    Initiator,
     Reducers(Reducers),
     Segments(Segments),
     Program,
@@ -47,51 +46,46 @@ impl Inputs<'_> {
         if host == plan.host() {
             return Some(plan.contribution(entry.rank, entry.buffer) + from);
         }
-        match (&self.movement.form, self.round) {
-            (Form::Reducers(reducers), Some(round)) => Some(reducers.pushed(plan, entry, round, from)),
-            _ => None,
+        match self.movement {
+            Movement::Reducers(reducers) => self.round.map(|round| reducers.pushed(plan, entry, round, from)),
+            Movement::Everyone | Movement::Initiator => {
+                Some(plan.pushed(entry.rank, entry.buffer, self.cut.round) + from)
+            }
+            Movement::Segments(_) | Movement::Program => None,
         }
     }
 }
 
 impl Movement {
     pub(super) fn new(plan: &Plan) -> Self {
-        let form = match plan.movement() {
-            MovementBy::Reducers(reducing) => Form::Reducers(Reducers::new(plan, reducing)),
-            MovementBy::Segments => Form::Segments(Segments::default()),
-            MovementBy::Program => Form::Program,
-        };
-        Movement { form }
+        match plan.movement() {
+            MovementBy::Everyone => Movement::Everyone,
+            MovementBy::Initiator => Movement::Initiator,
+            MovementBy::Lowest(share) => Movement::Reducers(Reducers::new(plan, share)),
+            MovementBy::Segments => Movement::Segments(Segments::default()),
+            MovementBy::Program => Movement::Program,
+        }
     }
 
     #[inline]
     pub(super) fn reducers(&self) -> Option<&Reducers> {
-        if let Form::Reducers(reducers) = &self.form { Some(reducers) } else { None }
-    }
-
-    #[inline]
-    pub(super) fn reducers_mut(&mut self) -> Option<&mut Reducers> {
-        if let Form::Reducers(reducers) = &mut self.form { Some(reducers) } else { None }
+        if let Movement::Reducers(reducers) = self { Some(reducers) } else { None }
     }
 
     #[inline]
     pub(super) fn segments(&self) -> Option<&Segments> {
-        if let Form::Segments(segments) = &self.form { Some(segments) } else { None }
-    }
-
-    pub(super) fn segments_mut(&mut self) -> Option<&mut Segments> {
-        if let Form::Segments(segments) = &mut self.form { Some(segments) } else { None }
+        if let Movement::Segments(segments) = self { Some(segments) } else { None }
     }
 
     /// Where the contributions to a round lie, or without a round those that a fallback read has brought.
     #[inline]
-    pub(super) fn inputs<'a>(&'a self, view: View<'a>, round: Option<u64>) -> Inputs<'a> {
-        let (plan, movement) = (view.plan, self);
-        let (cut, outcome) = match (&self.form, round) {
-            (Form::Reducers(reducers), None) => (reducers.read_cut(), plan.fallback_outcome()),
+    pub(super) fn inputs<'a>(&'a self, cx: &'a Context, round: Option<u64>) -> Inputs<'a> {
+        let (plan, movement) = (&cx.plan, self);
+        let (cut, outcome) = match (self, round) {
+            (Movement::Reducers(reducers), None) => (reducers.read_cut(), plan.fallback_outcome()),
             (_, round) => {
-                let round = round.unwrap_or(view.ledger.open());
-                (view.ledger.cut(round), plan.outcome(round))
+                let round = round.unwrap_or(cx.ledger.open());
+                (cx.ledger.cut(round), plan.outcome(round))
             }
         };
         Inputs { plan, movement, round, cut, outcome }
@@ -100,39 +94,40 @@ impl Movement {
     /// Where the outcome of the newest round lies in the data region of this rank's host.
     #[inline]
     pub(super) fn outcome_at(&self, round: u64, plan: &Plan) -> usize {
-        match &self.form {
-            Form::Reducers(reducers) if reducers.has_read(round) => plan.fallback_outcome(),
+        match self {
+            Movement::Reducers(reducers) if reducers.has_read(round) => plan.fallback_outcome(),
             _ => plan.outcome(round),
         }
     }
 
     /// Whether this rank may arrive for `round`, as far as what it has moved itself goes: that has landed for the last
     /// time, or is where no other rank writes. Only of synchronous rounds.
-    pub(super) fn has_settled(&self, round: u64, view: View<'_>) -> bool {
-        let landed = !view.outbox.has(Counted::Push) || view.plan.topology.hosts() == 1;
-        landed && if let Form::Reducers(reducers) = &self.form { reducers.has_settled(round, view) } else { true }
+    pub(super) fn has_settled(&self, round: u64, cx: &Context) -> bool {
+        let landed = !cx.outbox.has(Counted::Push) || cx.plan.topology.hosts() == 1;
+        landed && if let Movement::Reducers(reducers) = self { reducers.has_settled(round, cx) } else { true }
     }
 
     /// Synchronous: makes ready for a round, before this rank shows that it has arrived for it.
-    pub(super) fn enter(&mut self, round: u64, cx: &mut Context<'_>) {
-        match &mut self.form {
-            Form::Reducers(reducers) => reducers.enter(round, cx),
-            Form::Segments(_) => segments::clear_claims(round, cx),
-            Form::Program => {}
+    pub(super) fn enter(&mut self, round: u64, cx: &mut Context) {
+        match self {
+            Movement::Reducers(reducers) => reducers.enter(round, cx),
+            Movement::Segments(_) => segments::clear_claims(round, cx),
+            Movement::Everyone | Movement::Initiator | Movement::Program => {}
         }
     }
 
     /// Shows what a buffer holds to every rank that has to see it: the data, if it is pushed, lands before its tag, a cell
     /// and its value.
-    pub(super) fn show(&self, round: u64, tag: (usize, u64), (buffer, has_data): (u32, bool), cx: &mut Context<'_>) {
+    pub(super) fn show(&mut self, round: u64, tag: (usize, u64), (buffer, has_data): (u32, bool), cx: &mut Context) {
         let (cell, value) = tag;
         cx.outbox.push(Op::Store { cell, value });
-        if let Form::Reducers(reducers) = &self.form
-            && cx.plan.elects_reducers()
-        {
+        if let Movement::Reducers(reducers) = self {
             return reducers.show(round, tag, (buffer, has_data), cx);
         }
-        let (plan, me) = (cx.plan, cx.plan.me);
+        let (plan, me) = (&cx.plan, cx.plan.me);
+        if plan.topology.hosts() == 1 {
+            return;
+        }
         let data = (plan.pushes() && has_data)
             .then(|| (plan.contribution(me, buffer), plan.pushed(me, buffer, round), plan.bytes));
         for host in plan.hosts_elsewhere(cx.ledger.active()) {
@@ -140,40 +135,55 @@ impl Movement {
         }
     }
 
+    /// A synchronous round has fired. Whether this rank, the one reducer, wakes those that wait for it.
+    pub(super) fn fired(&mut self, round: u64, cx: &mut Context) -> bool {
+        match self {
+            Movement::Everyone => cx.outbox.push(Op::Combine { round, from: 0, len: cx.plan.bytes }),
+            Movement::Reducers(reducers) if reducers.tells_cuts() => {
+                reducers.hand_out(round, cx);
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
     /// Whether the outcome of the oldest round that fired and has not landed is complete on this host.
     #[inline]
-    pub(super) fn has_landed(&self, round: u64, view: View<'_>, cells: &impl Cells) -> bool {
-        match &self.form {
-            Form::Reducers(reducers) => reducers.has_landed(round, view, cells),
-            Form::Segments(_) => view.plan.is_done(round, cells),
-            Form::Program => true,
+    pub(super) fn has_landed(&self, round: u64, cx: &Context, cells: &impl Cells) -> bool {
+        match self {
+            // What this rank reduces for itself was done by the operation before this poll.
+            Movement::Everyone => cx.outbox.is_empty(),
+            Movement::Reducers(reducers) => cx.outbox.is_empty() && reducers.has_landed(round, &cx.plan, cells),
+            Movement::Initiator | Movement::Segments(_) => cx.plan.is_done(round, cells),
+            Movement::Program => true,
         }
     }
 
-    /// Does what can be done now. `own`: this rank's entry in the next round, if it has arrived for it.
+    /// Does what can be done now.
     #[inline]
-    pub(super) fn step(&mut self, effort: Effort, own: Option<Entry>, cx: &mut Context<'_>, cells: &impl Cells) {
-        match &mut self.form {
-            Form::Reducers(reducers) => reducers.step(effort, own, cx),
-            Form::Segments(segments) if effort > Effort::Nothing && cx.outbox.is_empty() => {
+    pub(super) fn step(&mut self, effort: Effort, cx: &mut Context, cells: &impl Cells) {
+        match self {
+            Movement::Reducers(reducers) => reducers.step(effort, cx),
+            Movement::Segments(segments) if effort > Effort::Nothing && cx.outbox.is_empty() => {
                 segments.step(cx, cells);
             }
-            Form::Segments(_) | Form::Program => {}
+            _ => {}
         }
     }
 
     /// Takes the result of an operation.
-    pub(super) fn complete(&mut self, token: Token, value: u64, own: Option<Entry>, cx: &mut Context<'_>) {
-        match &mut self.form {
-            Form::Reducers(reducers) => reducers.answered(value, own, cx),
-            Form::Segments(segments) => segments.complete(token, value, cx),
-            Form::Program => debug_assert!(false, "{token:?} completed without a mover"),
+    pub(super) fn complete(&mut self, token: Token, value: u64, cx: &mut Context) {
+        match self {
+            Movement::Reducers(reducers) => reducers.answered(value, cx),
+            Movement::Segments(segments) => segments.complete(token, value, cx),
+            _ => debug_assert!(false, "{token:?} completed without a mover"),
         }
     }
 
     /// Whether no rank waits for something that this rank has claimed.
     #[inline]
     pub(super) fn owes_nothing(&self) -> bool {
-        if let Form::Segments(segments) = &self.form { segments.owes_nothing() } else { true }
+        if let Movement::Segments(segments) = self { segments.owes_nothing() } else { true }
     }
 }

@@ -1,26 +1,17 @@
-//! Reducers: some ranks reduce, and hand the outcome out.
+//! Elected reducers: the lowest active rank of all sums a round, or that of each host its host's share. Each hands what
+//! it has summed to every host with an active rank (`docs/how-a-round-runs.md` compares the ways).
 //!
-//! | path | who | share | contributions go | receivers |
-//! |---|---|---|---|---|
-//! | replicated | every rank | all | to every host | itself |
-//! | eager | the initiator | all | to every host | every host with an active rank |
-//! | gathered | the lowest active rank | all | to its host | the same |
-//! | scattered | the lowest active rank of each host | its host's | to each host its share | the same |
-//!
-//! Gathering takes 2 (P - 1) messages, where each rank telling each other takes P (P - 1): right for small data. With
-//! shares nothing is sent or reduced twice: right for larger data.
-//!
-//! A rank that is elected by being the lowest has arrived like all others, and may be computing now: see
-//! [`super::fallback`].
+//! Such a rank has arrived like all others, and may be computing now: see [`super::fallback`].
 
 use std::hash::{Hash, Hasher};
 
-use super::super::context::{Context, View};
+use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort, Time};
 use super::super::op::{Counted, Interest, Op, Token};
-use super::super::plan::{Plan, RECEIVING_ROWS, Reducing, Share, Who};
+use super::super::plan::{MovementBy, Plan, RECEIVING_ROWS, Share};
+use super::super::tag::Tag;
 use super::fallback::Fallback;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
@@ -29,9 +20,8 @@ use crate::rank_set::RankSet;
 /// The ranks that reduce the round that this rank arrived for last.
 #[derive(Clone, Debug)]
 pub(crate) struct Reducers {
-    who: Who,
     share: Share,
-    /// The lowest active rank of each host that has one, by host; nothing where the lowest do not reduce.
+    /// The lowest active rank of each host that has one, by host.
     leads: Vec<u32>,
     /// The index of this rank's host among them.
     own: usize,
@@ -43,11 +33,14 @@ pub(crate) struct Reducers {
     rows: [u64; 2],
     /// The newest round that this rank, elected, has reduced.
     handed: u64,
+    /// The tag that this rank showed last: that of its arrival.
+    shown: Tag,
     fallback: Fallback,
 }
 
 impl Hash for Reducers {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        // Whether a round is open and with which tag, the arrival says too.
         (self.since, self.rows, self.handed, &self.fallback).hash(state);
     }
 }
@@ -59,24 +52,18 @@ fn told(round: u64, plain: bool) -> u64 {
 }
 
 impl Reducers {
-    pub(super) fn new(plan: &Plan, Reducing { who, share }: Reducing) -> Self {
-        // Where they are of no use they take no memory: explorers clone machines by the million.
-        let hosts = if who == Who::Lowest { plan.topology.hosts() as usize } else { 0 };
+    pub(super) fn new(plan: &Plan, share: Share) -> Self {
         Reducers {
-            who,
             share,
-            leads: Vec::with_capacity(hosts),
+            leads: Vec::with_capacity(plan.topology.hosts() as usize),
             own: 0,
             only: None,
             since: 1,
             rows: [0, 1],
             handed: 0,
-            fallback: Fallback::new(plan, who == Who::Lowest),
+            shown: Tag::from_cell(0),
+            fallback: Fallback::new(plan),
         }
-    }
-
-    fn is_elected(&self) -> bool {
-        self.who == Who::Lowest
     }
 
     fn has_shares(&self) -> bool {
@@ -85,18 +72,15 @@ impl Reducers {
 
     /// Whether only the reducer sees which ranks have arrived, and tells the others of the cut.
     pub(crate) fn tells_cuts(&self) -> bool {
-        self.is_elected() && !self.has_shares()
+        !self.has_shares()
     }
 
     /// Finds out which ranks reduce the round that is being entered: all find the same, since all know which
     /// ranks are active.
-    pub(super) fn enter(&mut self, round: u64, cx: &mut Context<'_>) {
-        if !self.is_elected() {
-            return;
-        }
+    pub(super) fn enter(&mut self, round: u64, cx: &mut Context) {
         if self.leads.is_empty() || !cx.ledger.leavers().is_empty() {
             let before = self.since;
-            self.elect(cx.plan, cx.ledger.active(), round);
+            self.elect(&cx.plan, cx.ledger.active(), round);
             let moved = self.has_shares() && self.since > before;
             cx.stats.moved_shares += u64::from(moved && cx.outbox.has_tags());
         }
@@ -164,15 +148,15 @@ impl Reducers {
 
     /// Whether this rank may arrive for `round`: nothing that it handed out may still be written where another
     /// reducer would write then. Shares stay where they are until a host has no active rank left.
-    pub(super) fn has_settled(&self, round: u64, view: View<'_>) -> bool {
-        let steady = view.ledger.leavers().is_empty() && round > self.since;
-        !self.is_elected() || steady || self.may_hand_out(view)
+    pub(super) fn has_settled(&self, round: u64, cx: &Context) -> bool {
+        let steady = cx.ledger.leavers().is_empty() && round > self.since;
+        steady || self.may_hand_out(cx)
     }
 
     /// Whether what this rank has handed out has landed for the last time: the next goes to the same memory. Ranks
     /// that arrive for the next round say that it has, unless a fallback read brought it to them.
-    pub(crate) fn may_hand_out(&self, view: View<'_>) -> bool {
-        !view.outbox.has(Counted::Outcome) || view.plan.fault(Fault::HandOutEarly)
+    pub(crate) fn may_hand_out(&self, cx: &Context) -> bool {
+        !cx.outbox.has(Counted::Outcome) || cx.plan.fault(Fault::HandOutEarly)
     }
 
     /// Where on this rank's host the part of a contribution from another host lies that begins at byte `from`. With
@@ -187,13 +171,14 @@ impl Reducers {
 
     /// Hands a contribution to the elected, each its part, and its tag after it.
     pub(super) fn show(
-        &self,
+        &mut self,
         round: u64,
         (cell, value): (usize, u64),
         (buffer, has_data): (u32, bool),
-        cx: &mut Context<'_>,
+        cx: &mut Context,
     ) {
-        let (plan, me) = (cx.plan, cx.plan.me);
+        self.shown = Tag::from_cell(value);
+        let (plan, me) = (&cx.plan, cx.plan.me);
         for (index, reducer) in self.iter().filter(|&(index, _)| index != self.own) {
             let (from, len) = self.span(plan, index);
             let at = plan.contribution(me, buffer) + from;
@@ -207,7 +192,7 @@ impl Reducers {
     }
 
     /// Learns the cut of a round from its reducer; whether that has told of it.
-    pub(crate) fn learn(&self, round: u64, cx: &mut Context<'_>, cells: &impl Cells) -> bool {
+    pub(crate) fn learn(&self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some((_, reducer)) = self.iter().next() else { return false };
         let found = cells.load(cx.plan.told(reducer, round));
         if found != told(round, true) {
@@ -219,46 +204,9 @@ impl Reducers {
         true
     }
 
-    /// A synchronous round has fired. Whether this rank, the one reducer, wakes those that wait for it.
-    pub(crate) fn fired(&mut self, round: u64, cx: &mut Context<'_>) -> bool {
-        if self.who == Who::Everyone {
-            cx.outbox.push(Op::Combine { round, from: 0, len: cx.plan.bytes });
-        } else if self.tells_cuts() {
-            self.hand_out(round, cx);
-            return true;
-        }
-        false
-    }
-
-    /// The initiator has closed a round. Where it reduces, it does so now: small data is in place before the record
-    /// that wakes those that wait for it.
-    pub(crate) fn closed(&self, round: u64, cx: &mut Context<'_>) -> bool {
-        if self.who != Who::Initiator {
-            return false;
-        }
-        let (plan, early) = (cx.plan, cx.plan.fault(Fault::LandBeforeData));
-        let combine = Op::Combine { round, from: 0, len: plan.bytes };
-        if !early {
-            cx.outbox.push(combine);
-        }
-        cx.outbox.atomic(plan.host(), plan.done(round), Atomic::FetchAdd(1), Token::Land);
-        cx.outbox.land_elsewhere(plan, round, 0, cx.ledger.active());
-        if early {
-            cx.outbox.push(combine);
-        }
-        true
-    }
-
-    /// Whether a round that fired is complete here.
-    pub(super) fn has_landed(&self, round: u64, view: View<'_>, cells: &impl Cells) -> bool {
-        match (self.who, self.share) {
-            (Who::Initiator, _) => view.plan.is_done(round, cells),
-            // What this rank reduces for itself was done by the operation before this poll.
-            (_, Share::Whole) => view.outbox.is_empty(),
-            (_, Share::ByHost) => {
-                view.outbox.is_empty() && (self.has_read(round) || self.has_every_share(round, view.plan, cells))
-            }
-        }
+    /// Whether a round that fired is complete here, all operations having been carried out.
+    pub(super) fn has_landed(&self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
+        !self.has_shares() || self.has_read(round) || self.has_every_share(round, plan, cells)
     }
 
     /// Reducers whose share of a round that has fired is not here.
@@ -278,26 +226,22 @@ impl Reducers {
 
     /// Reduces this rank's share, when it is due: with any effort, as no other rank does it before long. With some, reads
     /// what the reducers take too long for.
-    pub(super) fn step(&mut self, effort: Effort, own: Option<Entry>, cx: &mut Context<'_>) {
-        if !self.is_elected() {
-            return;
-        }
+    pub(super) fn step(&mut self, effort: Effort, cx: &mut Context) {
         // Also of a round that this rank has read meanwhile: others may not have.
         let fired = cx.ledger.fired();
         let is_due = self.has_shares() && cx.ledger.taken() < fired && self.handed < fired;
-        if is_due && self.reduces(cx.plan.me) && self.may_hand_out(cx.view()) {
+        if is_due && self.reduces(cx.plan.me) && self.may_hand_out(cx) {
             self.hand_out(fired, cx);
         }
         if effort > Effort::Nothing && cx.outbox.is_empty() {
-            let needed = self.needed(own.is_some(), cx.view());
-            self.fallback.step(needed, own, cx);
+            self.fallback.step(self.needed(cx), self.own_entry(cx), cx);
         }
     }
 
     /// Reduces, and tells all that take part.
-    fn hand_out(&mut self, round: u64, cx: &mut Context<'_>) {
+    pub(super) fn hand_out(&mut self, round: u64, cx: &mut Context) {
         self.handed = round;
-        let (plan, host) = (cx.plan, cx.plan.host());
+        let (plan, host) = (&cx.plan, cx.plan.host());
         let (from, len) = self.span(plan, self.own);
         if len == 0 && self.has_shares() {
             return;
@@ -325,36 +269,37 @@ impl Reducers {
     }
 
     /// The round for which this rank depends on reducers that were elected.
-    fn needed(&self, is_open: bool, View { plan, ledger, .. }: View<'_>) -> Option<u64> {
-        match (self.who, self.share) {
-            (Who::Lowest, Share::Whole) => (is_open && !self.reduces(plan.me)).then_some(ledger.open()),
-            (Who::Lowest, Share::ByHost) => {
-                let fired = ledger.fired();
-                (ledger.landed() < fired && !self.has_read(fired)).then_some(fired)
-            }
-            _ => None,
+    fn needed(&self, cx: &Context) -> Option<u64> {
+        let fired = cx.ledger.fired();
+        if self.has_shares() {
+            return (cx.ledger.landed() < fired && !self.has_read(fired)).then_some(fired);
         }
+        (self.own_entry(cx).is_some() && !self.reduces(cx.plan.me)).then_some(cx.ledger.open())
     }
 
     /// A tag that was asked for, or a contribution that was read.
-    pub(super) fn answered(&mut self, value: u64, own: Option<Entry>, cx: &mut Context<'_>) {
-        let needed = self.needed(own.is_some(), cx.view());
-        self.fallback.answered(value, needed, own, cx);
+    pub(super) fn answered(&mut self, value: u64, cx: &mut Context) {
+        self.fallback.answered(value, self.needed(cx), self.own_entry(cx), cx);
+    }
+
+    /// This rank's entry in the next round, if it has arrived for that.
+    fn own_entry(&self, Context { plan, ledger, .. }: &Context) -> Option<Entry> {
+        (self.shown.target == ledger.open()).then(|| self.shown.entry(plan.me))
     }
 
     /// When a fallback read goes on.
-    pub(crate) fn next_timer(&self, is_open: bool, view: View<'_>) -> Option<Time> {
-        self.fallback.next_timer(self.needed(is_open, view))
+    pub(crate) fn next_timer(&self, cx: &Context) -> Option<Time> {
+        self.fallback.next_timer(self.needed(cx))
     }
 
-    /// Whether no fallback read is under way.
+    /// Whether no fallback read is in progress.
     pub(crate) fn is_idle(&self) -> bool {
         self.fallback.is_idle()
     }
 
     /// Whether a fallback read brought a round.
     pub(super) fn has_read(&self, round: u64) -> bool {
-        self.is_elected() && self.fallback.has_read(round)
+        self.fallback.has_read(round)
     }
 
     /// The cut of the round that is being read.
@@ -362,18 +307,37 @@ impl Reducers {
         self.fallback.cut()
     }
 
-    /// Which ranks one waits for that is not the reducer and is told of the cut, as far as it knows: the rank that owes
-    /// it an answer, or had not arrived when it was last asked, or else the reducer.
-    pub(crate) fn waits_for(&self, rank: u32, view: View<'_>) -> bool {
-        self.fallback.waits_for(rank, view).unwrap_or_else(|| self.iter().any(|(_, reducer)| reducer == rank))
+    /// Whether this rank, to which the reducer tells cuts, waits for a rank: for the one that has to answer a fallback
+    /// read or had not arrived when it was last asked, otherwise for the reducer.
+    pub(crate) fn waits_for(&self, rank: u32, cx: &Context) -> bool {
+        self.fallback.waits_for(rank, cx).unwrap_or_else(|| self.iter().any(|(_, reducer)| reducer == rank))
     }
 
     /// The reducers without whose shares the newest round has not landed.
-    pub(crate) fn missing(&self, View { plan, ledger, .. }: View<'_>, cells: &impl Cells, missing: &mut RankSet) {
+    pub(crate) fn missing(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells, missing: &mut RankSet) {
         let fired = ledger.fired();
         if self.has_shares() && fired > ledger.landed() {
             let silent = self.silent(fired, plan, cells);
             silent.filter(|&reducer| reducer != plan.me).for_each(|rank| missing.insert(rank));
         }
     }
+}
+
+/// The initiator has closed a round. Where it reduces, it does so now, so that small data is in place before the record
+/// that wakes those that wait for it. Whether it does.
+pub(crate) fn reduce_first(round: u64, cx: &mut Context) -> bool {
+    let (plan, early) = (&cx.plan, cx.plan.fault(Fault::LandBeforeData));
+    if plan.movement() != MovementBy::Initiator {
+        return false;
+    }
+    let combine = Op::Combine { round, from: 0, len: plan.bytes };
+    if !early {
+        cx.outbox.push(combine);
+    }
+    cx.outbox.atomic(plan.host(), plan.done(round), Atomic::FetchAdd(1), Token::Land);
+    cx.outbox.land_elsewhere(plan, round, 0, cx.ledger.active());
+    if early {
+        cx.outbox.push(combine);
+    }
+    true
 }

@@ -1,14 +1,12 @@
 //! Segments: ranks that wait claim those of the oldest round that has not landed, reduce them and write them where they
 //! are wanted.
 //!
-//! Contributions of a host may be handed in first and filled then, while others already move what is there. The data of
-//! a caller that keeps it in memory of its own has to be copied. Copied whole and handed in afterwards, large data has
-//! left the caches by the time it is reduced. So the arrival comes first, and the data follows in *pieces* of some
-//! segments each: beside the tag of a buffer stands how many are missing, and a segment is claimed when every rank has
-//! filled its piece. No rank waits for one that is not at work: filling takes place inside one call, and depends on no
-//! other rank.
+//! Where ranks share memory, a contribution may be handed in first and filled then. A caller that keeps its data elsewhere
+//! has to copy it, and large data that is copied whole has left the caches before it is reduced. So the data follows the
+//! arrival in *pieces* of some segments each. A cell beside the buffer's tag says how many are missing, and a segment is
+//! claimed when every rank has filled its piece. A rank that fills is inside a call and depends on no other rank.
 
-use super::super::context::{Context, View};
+use super::super::context::Context;
 use super::super::input::Cells;
 use super::super::op::{Counted, Interest, Op, Token};
 use super::super::outbox::Outbox;
@@ -41,16 +39,15 @@ enum ClaimStage {
         wanted: Option<u64>,
         host: u32,
     },
-    /// So many pieces of the segment are not here yet.
+    /// Some contributions to the segment are not here yet.
     Reading {
         segment: u64,
-        missing: u32,
     },
     Counting,
 }
 
 impl Segments {
-    pub(super) fn step(&mut self, cx: &mut Context<'_>, cells: &impl Cells) {
+    pub(super) fn step(&mut self, cx: &mut Context, cells: &impl Cells) {
         if cx.ledger.landed() >= cx.ledger.fired() || self.stage != ClaimStage::Idle {
             return;
         }
@@ -60,7 +57,7 @@ impl Segments {
             *self = Segments { round, ..Segments::default() };
         }
         if self.exhausted < cx.plan.shares() {
-            self.filled = self.filled || is_filled(round, cx.view(), cells);
+            self.filled = self.filled || is_filled(round, cx, cells);
             if self.filled {
                 self.claim(None, cx);
             } else {
@@ -71,8 +68,8 @@ impl Segments {
         }
     }
 
-    fn claim(&mut self, wanted: Option<u64>, cx: &mut Context<'_>) {
-        let cell = cx.plan.claim(self.round, self.share(cx.view()));
+    fn claim(&mut self, wanted: Option<u64>, cx: &mut Context) {
+        let cell = cx.plan.claim(self.round, self.share(cx));
         let atomic = match wanted {
             None => Atomic::FetchAdd(1),
             Some(ticket) => Atomic::CompareSwap { expect: ticket, new: ticket + 1 },
@@ -85,8 +82,8 @@ impl Segments {
 
     /// Claims the next segment if every rank has filled it. No rank keeps a claim while it waits for
     /// another one: it may have to leave the library.
-    fn claim_filled(&mut self, cx: &mut Context<'_>, cells: &impl Cells) {
-        let share = self.share(cx.view());
+    fn claim_filled(&mut self, cx: &mut Context, cells: &impl Cells) {
+        let share = self.share(cx);
         let ticket = cells.load(cx.plan.claim(self.round, share));
         let (from, to) = cx.plan.share(share);
         if from.saturating_add(ticket) >= to {
@@ -95,7 +92,7 @@ impl Segments {
             return cx.outbox.note();
         }
         let piece = cx.plan.piece_of(share, ticket);
-        if lacking(self.round, piece, cx.view(), cells).next().is_some() {
+        if lacking(self.round, piece, cx, cells).next().is_some() {
             let already = self.awaited.replace(piece) == Some(piece);
             cx.stats.awaited += u64::from(!already);
             self.count(cx);
@@ -105,7 +102,7 @@ impl Segments {
     }
 
     /// Says how many segments it moved since it last did.
-    pub(crate) fn count(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn count(&mut self, cx: &mut Context) {
         if self.batch > 0 && self.stage == ClaimStage::Idle {
             self.stage = ClaimStage::Counting;
             let cell = cx.plan.done(self.round);
@@ -115,25 +112,23 @@ impl Segments {
 
     /// The share to claim from: the own one first, so that the same rank touches the same memory
     /// round after round, then those of others.
-    fn share(&self, View { plan, .. }: View<'_>) -> u64 {
+    fn share(&self, Context { plan, .. }: &Context) -> u64 {
         let own = u64::from(plan.me) * plan.shares() / u64::from(plan.ranks);
         (own + self.exhausted) % plan.shares()
     }
 
     /// The ranks that were active in the round decide where its claims lie, and its cut names them.
-    fn claim_host(&self, cx: &mut Context<'_>) -> u32 {
+    fn claim_host(&self, cx: &mut Context) -> u32 {
         if cx.plan.topology.hosts() == 1 {
             return cx.plan.host();
         }
         cx.plan.host_of(cx.plan.home(self.round, cx.ledger.active_in(self.round)))
     }
 
-    pub(super) fn complete(&mut self, token: Token, value: u64, cx: &mut Context<'_>) {
+    pub(super) fn complete(&mut self, token: Token, value: u64, cx: &mut Context) {
         match (token, &self.stage) {
-            (Token::Counted { .. }, &ClaimStage::Reading { segment, missing: 1 }) => self.combine(segment, cx),
-            (Token::Counted { .. }, &ClaimStage::Reading { segment, missing }) => {
-                self.stage = ClaimStage::Reading { segment, missing: missing - 1 };
-            }
+            (Token::Counted { .. }, ClaimStage::Reading { .. }) if cx.outbox.has(Counted::Read) => {}
+            (Token::Counted { .. }, &ClaimStage::Reading { segment }) => self.combine(segment, cx),
             // Another rank was faster.
             (Token::Claim, &ClaimStage::Claiming { wanted: Some(ticket), .. }) if ticket != value => {
                 self.stage = ClaimStage::Idle;
@@ -144,8 +139,8 @@ impl Segments {
         }
     }
 
-    fn claimed(&mut self, ticket: u64, cx: &mut Context<'_>) {
-        let (from, to) = cx.plan.share(self.share(cx.view()));
+    fn claimed(&mut self, ticket: u64, cx: &mut Context) {
+        let (from, to) = cx.plan.share(self.share(cx));
         let segment = from.saturating_add(ticket);
         if segment >= to {
             self.exhausted += 1;
@@ -154,30 +149,28 @@ impl Segments {
         }
         let span = cx.plan.segment_span(segment);
         let elsewhere = cx.plan.topology.hosts() > 1 && span.1 > 0;
-        let cut = cx.ledger.cut(self.round);
-        let missing = if elsewhere { cx.outbox.read_from_elsewhere(cx.plan, cut, span) } else { 0 };
-        if missing > 0 {
-            self.stage = ClaimStage::Reading { segment, missing };
+        if elsewhere && cx.outbox.read_from_elsewhere(&cx.plan, cx.ledger.cut(self.round), span) {
+            self.stage = ClaimStage::Reading { segment };
         } else {
             self.combine(segment, cx);
         }
     }
 
-    fn combine(&mut self, segment: u64, cx: &mut Context<'_>) {
+    fn combine(&mut self, segment: u64, cx: &mut Context) {
         let round = self.round;
         if !(cx.plan.fault(Fault::SkipSegment) && segment + 1 == cx.plan.segments()) {
             let (from, len) = cx.plan.segment_span(segment);
             cx.outbox.push(Op::Combine { round, from, len });
         }
         if cx.plan.topology.hosts() > 1 {
-            cx.outbox.land_elsewhere(cx.plan, round, segment, cx.ledger.active_in(round));
+            cx.outbox.land_elsewhere(&cx.plan, round, segment, cx.ledger.active_in(round));
         }
         cx.stats.segments += 1;
         self.batch += 1;
         self.stage = ClaimStage::Idle;
     }
 
-    fn counted(&mut self, before: u64, cx: &mut Context<'_>) {
+    fn counted(&mut self, before: u64, cx: &mut Context) {
         let after = before + self.batch;
         self.batch = 0;
         self.stage = ClaimStage::Idle;
@@ -200,21 +193,21 @@ impl Segments {
     }
 
     /// The piece of the round that some rank has to fill before there is more to move.
-    pub(crate) fn awaited(&self, view: View<'_>) -> Option<u64> {
-        self.awaited.filter(|_| self.round > view.ledger.landed())
+    pub(crate) fn awaited(&self, cx: &Context) -> Option<u64> {
+        self.awaited.filter(|_| self.round > cx.ledger.landed())
     }
 
     /// The ranks that have to fill it.
-    pub(crate) fn unfilled(&self, view: View<'_>, cells: &impl Cells, missing: &mut RankSet) {
-        if let Some(piece) = self.awaited(view) {
-            lacking(self.round, piece, view, cells).for_each(|rank| missing.insert(rank));
+    pub(crate) fn unfilled(&self, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        if let Some(piece) = self.awaited(cx) {
+            lacking(self.round, piece, cx, cells).for_each(|rank| missing.insert(rank));
         }
     }
 }
 
 /// Synchronous: clears the claims of a round, if they lie in this rank's memory. All took round `round - 1`, so no rank
 /// looks at what this slot held before; and none claims before it sees the tag that follows.
-pub(super) fn clear_claims(round: u64, cx: &mut Context<'_>) {
+pub(super) fn clear_claims(round: u64, cx: &mut Context) {
     if cx.plan.home(round, cx.ledger.active()) == cx.plan.me {
         let host = cx.plan.host();
         let token = cx.outbox.count(Counted::Push, host);
@@ -238,8 +231,8 @@ pub(crate) fn fill(buffer: u32, missing: u64, plan: &Plan, outbox: &mut Outbox) 
 }
 
 /// The ranks whose contributions to a round lack a piece.
-fn lacking<'a>(round: u64, piece: u64, view: View<'a>, cells: &'a impl Cells) -> impl Iterator<Item = u32> + 'a {
-    let View { plan, ledger, .. } = view;
+fn lacking<'a>(round: u64, piece: u64, cx: &'a Context, cells: &'a impl Cells) -> impl Iterator<Item = u32> + 'a {
+    let Context { plan, ledger, .. } = cx;
     let there = plan.pieces() - piece;
     let waits = !plan.fault(Fault::ReadUnfilled);
     let missing = move |rank, buffer| cells.load(plan.unfilled(rank, buffer));
@@ -248,7 +241,7 @@ fn lacking<'a>(round: u64, piece: u64, view: View<'a>, cells: &'a impl Cells) ->
 }
 
 /// Whether every contribution to a round is there.
-fn is_filled(round: u64, view: View<'_>, cells: &impl Cells) -> bool {
-    let pieces = view.plan.pieces();
-    pieces == 1 || lacking(round, pieces - 1, view, cells).next().is_none()
+fn is_filled(round: u64, cx: &Context, cells: &impl Cells) -> bool {
+    let pieces = cx.plan.pieces();
+    pieces == 1 || lacking(round, pieces - 1, cx, cells).next().is_none()
 }

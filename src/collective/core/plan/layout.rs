@@ -5,7 +5,7 @@
 //! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
 
 use super::super::cut::Cut;
-use super::{BUFFERS, MovementBy, Plan, RANKS_PER_WORD, RECEIVING_ROWS, Reducing, Share, Who};
+use super::{BUFFERS, MovementBy, Plan, RANKS_PER_WORD, RECEIVING_ROWS, Share};
 
 /// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
 /// which a rank pushes that is done with it.
@@ -20,7 +20,6 @@ fn lines(bytes: usize) -> Option<usize> {
     Some(bytes.checked_next_multiple_of(line)?.max(line))
 }
 
-/// Slots.
 /// Which of so many slots a round has. Rounds count from 1.
 #[inline]
 pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
@@ -162,9 +161,9 @@ impl Plan {
 
     fn outcome_slots(&self) -> u64 {
         match self.movement() {
-            MovementBy::Reducers(Reducing { who: Who::Everyone, .. }) => u64::from(self.topology.widest()),
+            MovementBy::Everyone => u64::from(self.topology.widest()),
             // The reducers', and one for each rank's fallback reads.
-            MovementBy::Reducers(Reducing { who: Who::Lowest, .. }) => 1 + u64::from(self.topology.widest()),
+            MovementBy::Lowest(_) => 1 + u64::from(self.topology.widest()),
             _ => self.depth,
         }
     }
@@ -184,11 +183,9 @@ impl Plan {
     /// Where the outcome of a round lies in the data region of this rank's host.
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.movement() {
-            MovementBy::Reducers(Reducing { who: Who::Everyone, .. }) => {
-                u64::from(self.topology.index_on_host(self.me))
-            }
+            MovementBy::Everyone => u64::from(self.topology.index_on_host(self.me)),
             // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
-            MovementBy::Reducers(Reducing { who: Who::Lowest, .. }) => 0,
+            MovementBy::Lowest(_) => 0,
             _ => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
@@ -203,7 +200,7 @@ impl Plan {
     /// Bytes for the shares of a round that a reducer receives, however many reducers there are; nothing if they
     /// cannot be addressed.
     fn receiving(&self) -> Option<usize> {
-        if !matches!(self.movement(), MovementBy::Reducers(Reducing { share: Share::ByHost, .. })) {
+        if self.movement() != MovementBy::Lowest(Share::ByHost) {
             return Some(0);
         }
         let rounding = self.topology.hosts() as usize * LINE * size_of::<u64>();

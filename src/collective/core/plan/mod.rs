@@ -43,31 +43,16 @@ pub(crate) enum AgreementBy {
 /// How contributions become an outcome where it is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MovementBy {
-    /// Some ranks reduce, and hand the outcome out.
-    Reducers(Reducing),
+    /// Every rank reduces for itself.
+    Everyone,
+    /// The rank that closed the round reduces, and hands the outcome to all hosts on which a rank wants it.
+    Initiator,
+    /// The lowest active rank does so: of all, or of each host that has a share.
+    Lowest(Share),
     /// Waiting ranks claim segments.
     Segments,
     /// The program that agrees also moves.
     Program,
-}
-
-/// Which ranks reduce, and what. Each hands its result to all hosts on which a rank wants it; where every rank reduces,
-/// none has to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reducing {
-    pub(crate) who: Who,
-    pub(crate) share: Share,
-}
-
-/// The ranks that reduce a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Who {
-    /// Every rank, for itself.
-    Everyone,
-    /// The rank that closed the round.
-    Initiator,
-    /// The lowest active rank: of all, or of each host that has a share.
-    Lowest,
 }
 
 /// What a reducer reduces.
@@ -163,12 +148,11 @@ impl Plan {
 
     #[inline]
     pub(crate) fn movement(&self) -> MovementBy {
-        let reducers = |who, share| MovementBy::Reducers(Reducing { who, share });
         match self.path {
-            Path::Replicated => reducers(Who::Everyone, Share::Whole),
-            Path::Eager => reducers(Who::Initiator, Share::Whole),
-            Path::Gathered => reducers(Who::Lowest, Share::Whole),
-            Path::Scattered => reducers(Who::Lowest, Share::ByHost),
+            Path::Replicated => MovementBy::Everyone,
+            Path::Eager => MovementBy::Initiator,
+            Path::Gathered => MovementBy::Lowest(Share::Whole),
+            Path::Scattered => MovementBy::Lowest(Share::ByHost),
             Path::Segmented => MovementBy::Segments,
             Path::Program | Path::Offloaded => MovementBy::Program,
         }
@@ -183,13 +167,13 @@ impl Plan {
     /// Whether arrivals push all of their data into slot tables.
     #[inline]
     pub(super) fn pushes(&self) -> bool {
-        matches!(self.movement(), MovementBy::Reducers(Reducing { share: Share::Whole, .. }))
+        matches!(self.movement(), MovementBy::Everyone | MovementBy::Initiator | MovementBy::Lowest(Share::Whole))
     }
 
     /// Whether all know which ranks reduce before a round begins.
     #[inline]
     pub(super) fn elects_reducers(&self) -> bool {
-        matches!(self.movement(), MovementBy::Reducers(Reducing { who: Who::Lowest, .. }))
+        matches!(self.movement(), MovementBy::Lowest(_))
     }
 
     /// Whether contributions are read into memory of the reader.
@@ -241,11 +225,11 @@ impl Plan {
     pub(super) fn usual_ops(&self) -> usize {
         let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
         20 + match self.movement() {
-            MovementBy::Reducers(Reducing { who: Who::Everyone, .. }) => hosts,
+            MovementBy::Everyone => hosts,
             // An initiator tells every other host the outcome, and then the cut.
-            MovementBy::Reducers(Reducing { who: Who::Initiator, .. }) => 2 * hosts,
+            MovementBy::Initiator => 2 * hosts,
             // A reducer does so too, and another rank may read all contributions.
-            MovementBy::Reducers(Reducing { who: Who::Lowest, .. }) => 2 * hosts + ranks,
+            MovementBy::Lowest(_) => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
             MovementBy::Segments => 0,
             // What a worker does at once may go over all ranks.

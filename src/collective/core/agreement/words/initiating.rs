@@ -1,9 +1,9 @@
 //! What the initiator does between closing a cut and all ranks knowing it.
 
-use super::super::super::context::{Context, View};
+use super::super::super::context::Context;
 use super::super::super::entry::{Entry, Part};
 use super::super::super::input::Cells;
-use super::super::super::movement::Movement;
+use super::super::super::movement::reduce_first;
 use super::super::super::op::{Counted, Interest, Op, Token};
 use super::super::super::plan::{BUFFERS, Plan};
 use super::super::super::tag::Tag;
@@ -14,14 +14,8 @@ use crate::fault::Fault;
 impl Words {
     /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
     /// some may be missing yet.
-    pub(super) fn gather(
-        &mut self,
-        arrival: &mut Arrival,
-        movement: &Movement,
-        cx: &mut Context<'_>,
-        cells: &impl Cells,
-    ) {
-        let (plan, round) = (cx.plan, cx.ledger.open());
+    pub(super) fn gather(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+        let round = cx.ledger.open();
         let unseen = self.fill(round, cx, cells);
         self.unseen = unseen.unwrap_or(0);
         if unseen.is_some() {
@@ -29,14 +23,15 @@ impl Words {
         }
         // Before any rank can learn that this round is over, the next one's words are zero. All
         // have released the round that used them last: this rank checked when it arrived.
-        let (next, host) = (round + 1, plan.host_of(plan.home(round + 1, cx.ledger.active_after(round))));
-        arrival.enter(ArrivalStage::Clearing, cx.outbox);
-        if plan.fault(Fault::SkipRearm) || plan.fault(Fault::LateRearm) {
-            self.cleared(arrival, movement, cx);
+        let (next, home) = (round + 1, cx.plan.home(round + 1, cx.ledger.active_after(round)));
+        let host = cx.plan.host_of(home);
+        arrival.enter(ArrivalStage::Clearing, &mut cx.outbox);
+        if cx.plan.fault(Fault::SkipRearm) || cx.plan.fault(Fault::LateRearm) {
+            self.cleared(arrival, cx);
         } else {
-            arrival.ask(host, Op::Clear { host, round: next, token: Token::Clear }, cx.outbox);
+            arrival.ask(host, Op::Clear { host, round: next, token: Token::Clear }, &mut cx.outbox);
         }
-        if plan.fault(Fault::LateRearm) {
+        if cx.plan.fault(Fault::LateRearm) {
             let token = cx.outbox.count(Counted::Push, host);
             cx.outbox.push(Op::Clear { host, round: next, token });
         }
@@ -51,8 +46,8 @@ impl Words {
     }
 
     /// Members of the cut that this rank has closed whose tags are not here.
-    pub(in super::super) fn untagged(&self, view: View<'_>, cells: &impl Cells) -> impl Iterator<Item = u32> {
-        let View { plan, ledger, .. } = view;
+    pub(in super::super) fn untagged(&self, cx: &Context, cells: &impl Cells) -> impl Iterator<Item = u32> {
+        let Context { plan, ledger, .. } = cx;
         let round = ledger.open();
         (0..plan.ranks).filter(move |&rank| {
             let (carried, fresh) = self.parts_of(rank);
@@ -63,8 +58,8 @@ impl Words {
 
     /// Goes on with the cut from the first member on whose tag was not seen; that one's rank now, if there is one. A tag that
     /// was seen stays as it is until the round has fired.
-    fn fill(&self, round: u64, cx: &mut Context<'_>, cells: &impl Cells) -> Option<u32> {
-        let plan = cx.plan;
+    fn fill(&self, round: u64, cx: &mut Context, cells: &impl Cells) -> Option<u32> {
+        let plan = &cx.plan;
         let cut = cx.ledger.cut_mut(round);
         if self.unseen == 0 {
             cut.begin(round, Some(plan.me));
@@ -90,17 +85,17 @@ impl Words {
     }
 
     /// The next round is ready. What the initiator reduces by itself is in place before the record.
-    pub(super) fn cleared(&self, arrival: &mut Arrival, movement: &Movement, cx: &mut Context<'_>) {
-        if movement.reducers().is_some_and(|reducers| reducers.closed(cx.ledger.open(), cx)) {
-            arrival.enter(ArrivalStage::Landing, cx.outbox);
+    pub(super) fn cleared(&self, arrival: &mut Arrival, cx: &mut Context) {
+        if reduce_first(cx.ledger.open(), cx) {
+            arrival.enter(ArrivalStage::Landing, &mut cx.outbox);
         } else {
             self.publish(arrival, cx);
         }
     }
 
     /// Hands out the record.
-    pub(super) fn publish(&self, arrival: &mut Arrival, cx: &mut Context<'_>) {
-        let (plan, round) = (cx.plan, cx.ledger.open());
+    pub(super) fn publish(&self, arrival: &mut Arrival, cx: &mut Context) {
+        let (plan, round) = (&cx.plan, cx.ledger.open());
         cx.outbox.publish(Counted::Push, plan.host(), round);
         for host in plan.hosts_elsewhere(cx.ledger.active()) {
             cx.stats.activations += 1;
@@ -109,7 +104,7 @@ impl Words {
         if !plan.fault(Fault::ForgetWake) {
             cx.outbox.wake(plan.callees(), Interest::Outcome);
         }
-        arrival.enter(ArrivalStage::Published, cx.outbox);
+        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
     }
 }
 
