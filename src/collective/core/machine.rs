@@ -153,6 +153,9 @@ impl Machine {
 
     /// Does everything that can be done now; says whether that was anything. `effort` says how much
     /// of the work of all it takes on.
+    ///
+    /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations would be
+    /// made in every poll.
     pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
         let Machine { cx, arrival, agreement, movement, .. } = self;
         cx.now = now;

@@ -70,6 +70,7 @@ impl Slots {
     }
 
     /// The outcome of the next round, as its record says.
+    #[inline(never)]
     pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some((round, wanted)) = self.expected(cx) else { return false };
         if !cx.read_record(round, cells) {
@@ -93,6 +94,7 @@ impl Slots {
     }
 
     /// Arms what can be armed.
+    #[inline(never)]
     pub(super) fn work(&mut self, cx: &mut Context, cells: &impl Cells) {
         let plan = &cx.plan;
         let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;

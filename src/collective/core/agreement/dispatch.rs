@@ -51,6 +51,7 @@ impl Agreement {
     }
 
     /// Takes the arrival further, which is not over.
+    #[inline(never)]
     pub(crate) fn step(
         &mut self,
         effort: Effort,

@@ -90,6 +90,7 @@ impl Gates {
     }
 
     /// The next outcome, if it is complete.
+    #[inline(never)]
     pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
         let (plan, round) = (&cx.plan, cx.ledger.open());
         if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &Slot { plan, cells }) {
@@ -103,6 +104,7 @@ impl Gates {
     }
 
     /// Runs what is there to be run.
+    #[inline(never)]
     pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
         let is_served = arrival.is_served(cx);
         let Gates { layout, worker, passed_on } = self;

@@ -60,6 +60,7 @@ impl Tags {
     }
 
     /// Looks at the tags of the next round, or at what its reducer tells of it.
+    #[inline(never)]
     fn look(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         let round = cx.ledger.open();
         if let Some(reducers) = movement.reducers().filter(|reducers| reducers.tells_cuts()) {

@@ -38,6 +38,7 @@ pub(super) fn place_of(rank: u32) -> (u32, u32) {
 }
 
 /// The next round, if its record is here.
+#[inline(never)]
 pub(super) fn learn(arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
     let round = cx.ledger.open();
     let known = cx.ledger.wants_next(&cx.plan) && cx.read_record(round, cells);

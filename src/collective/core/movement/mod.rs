@@ -149,7 +149,7 @@ impl Movement {
     }
 
     /// Whether the outcome of the oldest round that fired and has not landed is complete on this host.
-    #[inline]
+    #[inline(never)]
     pub(super) fn has_landed(&self, round: u64, cx: &Context, cells: &impl Cells) -> bool {
         match self {
             // What this rank reduces for itself was done by the operation before this poll.

@@ -226,6 +226,7 @@ impl Reducers {
 
     /// Reduces this rank's share, when it is due: with any effort, as no other rank does it before long. With some, reads
     /// what the reducers take too long for.
+    #[inline(never)]
     pub(super) fn step(&mut self, effort: Effort, cx: &mut Context) {
         // Also of a round that this rank has read meanwhile: others may not have.
         let fired = cx.ledger.fired();

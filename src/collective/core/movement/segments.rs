@@ -47,6 +47,7 @@ enum ClaimStage {
 }
 
 impl Segments {
+    #[inline(never)]
     pub(super) fn step(&mut self, cx: &mut Context, cells: &impl Cells) {
         if cx.ledger.landed() >= cx.ledger.fired() || self.stage != ClaimStage::Idle {
             return;
