@@ -154,8 +154,8 @@ impl Machine {
     /// Does everything that can be done now; says whether that was anything. `effort` says how much
     /// of the work of all it takes on.
     ///
-    /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations would be
-    /// made in every poll.
+    /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations
+    /// would be made in every poll.
     pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
         let Machine { cx, arrival, agreement, movement, .. } = self;
         cx.now = now;
@@ -220,8 +220,8 @@ impl Machine {
         self.movement.owes_nothing() && self.agreement.owes_nothing()
     }
 
-    /// Takes what is ready, oldest first: the arrival is over, and the rounds are the caller's until released. `begun`: the
-    /// caller may have begun to write into [`Machine::buffer`]; if not, that may be another one from now on.
+    /// Takes what is ready, oldest first: the arrival is over, and the rounds are the caller's until released. `begun`:
+    /// the caller may have begun to write into [`Machine::buffer`]; if not, that may be another one from now on.
     pub(crate) fn take(&mut self, begun: bool) -> RangeInclusive<u64> {
         let first = self.cx.ledger.taken() + 1;
         if self.is_ready() {

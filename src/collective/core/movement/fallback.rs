@@ -85,8 +85,8 @@ impl Fallback {
         }
     }
 
-    /// Begins, once the reducers of the round that this rank needs have had their time. `own`: its entry in the next round,
-    /// if it has arrived for it.
+    /// Begins, once the reducers of the round that this rank needs have had their time. `own`: its entry in the next
+    /// round, if it has arrived for it.
     pub(super) fn step(&mut self, needed: Option<u64>, own: Option<Entry>, cx: &mut Context) {
         let Some(round) = needed.filter(|_| self.is_idle()) else { return };
         if self.awaited != round {

@@ -40,7 +40,7 @@ pub(crate) struct Reducers {
 
 impl Hash for Reducers {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // Whether a round is open and with which tag, the arrival says too.
+        // What was shown matters while its round is open, and the arrival's own state says it then.
         (self.since, self.rows, self.handed, &self.fallback).hash(state);
     }
 }

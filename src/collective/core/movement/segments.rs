@@ -1,10 +1,10 @@
 //! Segments: ranks that wait claim those of the oldest round that has not landed, reduce them and write them where they
 //! are wanted.
 //!
-//! Where ranks share memory, a contribution may be handed in first and filled then. A caller that keeps its data elsewhere
-//! has to copy it, and large data that is copied whole has left the caches before it is reduced. So the data follows the
-//! arrival in *pieces* of some segments each. A cell beside the buffer's tag says how many are missing, and a segment is
-//! claimed when every rank has filled its piece. A rank that fills is inside a call and depends on no other rank.
+//! Where ranks share memory, a contribution may be handed in first and filled then. A caller that keeps its data
+//! elsewhere has to copy it, and large data that is copied whole has left the caches before it is reduced. So the data
+//! follows the arrival in *pieces* of some segments each. A cell beside the buffer's tag says how many are missing, and a
+//! segment is claimed when every rank has filled its piece. A rank that fills is inside a call and depends on no other.
 
 use super::super::context::Context;
 use super::super::input::Cells;
