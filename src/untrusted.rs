@@ -12,7 +12,7 @@ use crate::collective::build::{compare, decode_keys};
 use crate::config::Config;
 use crate::error::Result;
 use crate::executor::deferred_work::Introduction;
-use crate::fabric::ofi::{Message, PeerInfo};
+use crate::fabric::net::{Message, PeerInfo};
 use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};

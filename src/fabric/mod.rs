@@ -40,6 +40,7 @@ mod lender;
 pub(crate) mod memory;
 #[cfg(all(test, loom))]
 pub(crate) mod modelled;
+pub(crate) mod net;
 pub mod ofi;
 pub mod shm;
 #[cfg(feature = "internals")]

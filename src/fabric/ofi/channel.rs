@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::message::Location;
 use super::registration::Registered;
+use crate::fabric::net::Registered as _;
 use crate::fabric::{Access, At, Atomic, Change, Completion, Region, Window};
 use crate::sync;
 

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::registration::Purpose;
 use super::shared::Shared;
 use crate::error::Result;
 use crate::fabric::memory::check_memory;
+use crate::fabric::net::{Purpose, Registered, Wire};
 use crate::fabric::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Endpoint for OfiEndpoint {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         check_memory(self.shared.rank(), "register", bytes as u64)?;
         // Without the lock: a large registration takes long, and this rank has to answer meanwhile.
-        let registrar = self.shared.lock().wire.registrar().clone();
+        let registrar = self.shared.lock().link.wire.registrar().clone();
         let made = registrar.allocate(bytes, Purpose::Operations(access));
         self.shared.lock().registered(self.channel, bytes, made)
     }

@@ -14,16 +14,18 @@ use parking_lot::Mutex;
 use super::endpoint::OfiEndpoint;
 use super::engine::Engine;
 use super::environment;
+use super::link::Link;
 use super::message::MOST_RANKS;
 use super::peer_info::{self, PeerInfo};
 use super::probe;
 use super::registration::Failed;
 use super::secret::JobSecret;
 use super::shared::Shared;
-use super::wire::Wire;
+use super::wire::OfiWire;
 use crate::config::OfiSettings;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
+use crate::fabric::net::{Limits, Wire};
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
@@ -52,7 +54,7 @@ pub struct OfiFabric {
 
 /// An open endpoint whose peers are not known yet.
 struct Opened {
-    wire: Wire,
+    link: Link<OfiWire>,
     own_info: PeerInfo,
 }
 
@@ -96,7 +98,9 @@ fn open(library: &Library, settings: &OfiSettings, rank: u32, ranks: u32) -> Res
     };
     let endpoint = [Sign::Several, Sign::One].into_iter().find_map(settled).map_or_else(|| endpoint(Sign::None), Ok)?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
-    let wire = Wire::new(endpoint, info, (rank, ranks), settings.cq_data).map_err(|failed| match failed {
+    let limits = Limits::of_provider(info, ranks, settings.cq_data);
+    let wire = OfiWire::new(rank, endpoint, limits.operations(ranks));
+    let link = Link::new(wire, limits, (rank, ranks)).map_err(|failed| match failed {
         Failed::System(error) => error,
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;
@@ -104,12 +108,12 @@ fn open(library: &Library, settings: &OfiSettings, rank: u32, ranks: u32) -> Res
         provider: info.provider().to_owned(),
         host: peer_info::host(),
         pid: std::process::id(),
-        header_slots: wire.header_slots(),
-        cq_data: wire.cq_data() as u32,
+        header_slots: link.header_slots(),
+        cq_data: link.immediate() as u32,
         secret: JobSecret::draw(rank)?,
         address,
     };
-    Ok(Opened { wire, own_info })
+    Ok(Opened { link, own_info })
 }
 
 impl OfiFabric {
@@ -129,7 +133,7 @@ impl OfiFabric {
         if ranks > MOST_RANKS {
             return Err(Error::join(rank, format!("{ranks} ranks; the most over libfabric is {MOST_RANKS}")));
         }
-        let Opened { mut wire, own_info } = open(library, settings, rank, ranks)?;
+        let Opened { mut link, own_info } = open(library, settings, rank, ranks)?;
         let infos = gather(&own_info.encode())?;
         let infos = infos.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
@@ -141,26 +145,26 @@ impl OfiFabric {
         if infos.len() != ranks as usize {
             return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", infos.len())));
         }
-        let mut addresses = Vec::new();
+        let mut header_slots = Vec::new();
         for (peer, theirs) in infos.iter().enumerate() {
             let (what, peer) = ("the provider", peer as u32);
             if theirs.provider != own_info.provider {
                 let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
                 return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
             }
-            let address = wire.endpoint().insert(&theirs.address).map_err(|code| {
-                Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, wire.text(code)))
+            link.wire.insert(&theirs.address).map_err(|code| {
+                Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
             })?;
             // Both sides must be able to: the writer has a limit of its own.
-            addresses.push((address, theirs.header_slots.filter(|_| own_info.header_slots.is_some())));
+            header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
         }
-        wire.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
+        link.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
         let near =
             |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
         let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
         let failed = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(rank, infos[0].secret, wire, addresses, failed.clone());
+        let engine = Engine::new(rank, infos[0].secret, link, header_slots, failed.clone());
         let shared = Shared::new(engine, failed, watch, settings.silence)?;
         let attendant = shared.clone();
         let thread = thread::Builder::new().name(format!("earlybird ofi {rank}")).spawn(move || attendant.run_helper());

@@ -3,45 +3,27 @@
 
 use earlybird_ffi::ofi::Info;
 
-use super::header_slots::SLOT_BYTES;
-use super::message::MOST_DATA;
-use super::shares::peers;
-
-/// Longest part of a transfer, whatever the provider supports: messages to the same peer, signs of
-/// life among them, wait behind it.
-const MOST_PART: usize = 1 << 20;
-
-/// One-sided operations in flight, unless the world has more peers.
-const MOVING: usize = 64;
+use crate::fabric::net::Limits;
 
 /// InfiniBand, RoCE.
 const VERBS: &str = "verbs;ofi_rxm";
 
-/// Limits of one endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Most bytes of data that travel in a message.
-    pub(super) put: usize,
-    /// Longest part of a transfer.
-    pub(super) part: usize,
-    /// Longest transfer that carries a header along.
-    pub(super) with_header: usize,
-    /// One-sided operations in flight.
-    pub(super) moving: usize,
-    /// Whether writes may carry immediate data.
-    pub(super) cq_data: bool,
-}
-
 impl Limits {
-    pub(super) fn of(info: Info<'_>, ranks: u32) -> Self {
+    /// Those of a provider, in a world of `ranks`. Writes carry immediate data if `cq_data` says
+    /// so, or else if that works over this provider.
+    pub(super) fn of_provider(info: Info<'_>, ranks: u32, cq_data: Option<bool>) -> Self {
         let longest = info.endpoint().map_or(usize::MAX, |attributes| attributes.max_msg_size);
-        let (part, with_header) = (longest.clamp(1, MOST_PART), longest.saturating_sub(SLOT_BYTES).min(MOST_PART));
-        let moving = MOVING.max(peers(ranks));
-        let limits = Limits { put: MOST_DATA, part, with_header, moving, cq_data: true };
-        match info.provider() {
+        let brings = info.domain().map_or(0, |domain| domain.cq_data_size);
+        let places = info.transmit().map_or(1, |transmit| transmit.iov_limit.min(transmit.rma_iov_limit));
+        let limits = Limits { immediate: brings, places, ..Limits::of(longest, ranks) };
+        let limits = match info.provider() {
             name if name.ends_with("ofi_rxd") => limits.for_rxd(),
             VERBS => limits.for_verbs(),
             _ => limits,
+        };
+        match cq_data {
+            None => limits,
+            Some(carried) => Limits { immediate: if carried { brings } else { 0 }, ..limits },
         }
     }
 
@@ -50,7 +32,7 @@ impl Limits {
     /// shared receives it gets stuck after a hundred writes with immediate data. So writes over
     /// this provider carry none.
     fn for_verbs(self) -> Self {
-        Limits { cq_data: false, ..self }
+        Limits { immediate: 0, ..self }
     }
 
     /// `ofi_rxd` (1.17 to 2.5) lets later packets overtake packets of a write that it has not sent

@@ -51,22 +51,15 @@ mod endpoint;
 mod engine;
 mod environment;
 mod fabric;
-mod header_slots;
 mod keys;
 mod limits;
-mod message;
-mod peer_info;
 mod probe;
 mod registration;
-mod secret;
-mod sequence;
 mod shared;
-mod shares;
 #[cfg(test)]
 mod stepping_tests;
 #[cfg(test)]
 mod stranger_tests;
-mod suspects;
 mod wire;
 mod work_queue;
 
@@ -75,13 +68,11 @@ pub use earlybird_ffi::ofi::{Library, LoadError};
 pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables, variables_not_set};
 pub use fabric::OfiFabric;
 pub(crate) use limits::{largest_count, most_queued};
-#[cfg(test)]
-pub(crate) use message::Message;
-#[cfg(test)]
-pub(crate) use peer_info::PeerInfo;
 pub use probe::{Device, Progress, devices};
 pub(crate) use registration::Registered;
 pub(crate) use work_queue::WorkQueue;
+
+use super::net::{header_slots, link, message, peer_info, secret, sequence, shares, suspects};
 
 /// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's. The first call sets the
 /// [`PROVIDER_VARIABLES`] that the user has not set, if this process has one thread.

@@ -1,5 +1,4 @@
-//! Memory of this process that libfabric uses: its allocation, and the access that a registration
-//! allows.
+//! Memory that libfabric uses: the access that a registration allows, and its key.
 //!
 //! Peers reach only the memory that they need, with only the access that they need, by keys that
 //! strangers have to guess. Other memory is not registered at all, unless the provider insists
@@ -7,34 +6,17 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Arc;
 
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Local, Memory, sys};
-use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::keys::{DrawnKey, Keys};
-use crate::error::Error;
+use crate::fabric::net::{self, Purpose, allocate};
 use crate::fabric::{Access, Window};
 use crate::random::draw;
 
-/// The purpose of memory, which decides what operations may do with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Messages are received into it and sent from it; headers of writes are sent from it.
-    Messages,
-    /// One-sided operations of this rank, and those of peers that the access allows.
-    Operations(Access),
-}
-
 impl Purpose {
-    fn access(self) -> Access {
-        match self {
-            Purpose::Messages => Access::Local,
-            Purpose::Operations(access) => access,
-        }
-    }
-
     /// The access flags of libfabric. `FI_SEND` is for messages alone: `ofi_rxm` lets peers read
     /// any memory that may be sent.
     fn flags(self) -> u64 {
@@ -69,7 +51,7 @@ impl Registrar {
 
     /// Allocates zeroed memory of whole pages, for a purpose.
     pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
-        let window = allocate(self.rank, bytes)?;
+        let window = allocate(self.rank, bytes).map_err(Failed::System)?;
         let all = 0..window.len();
         self.register(&window, all, purpose, None)
     }
@@ -116,15 +98,6 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    pub(super) fn window(&self) -> &Window {
-        &self.window
-    }
-
-    /// What peers may do with the memory.
-    pub(super) fn access(&self) -> Access {
-        self.access
-    }
-
     /// What peers need to name the memory: the key of the registration and the base of remote
     /// addresses. `None` if peers may not use it.
     pub(crate) fn key(&self) -> Option<(u64, u64)> {
@@ -138,34 +111,22 @@ impl Registered {
     }
 }
 
-/// Why memory could not be registered.
-#[derive(Debug)]
-pub(super) enum Failed {
-    /// The system refused.
-    System(Error),
-    /// The provider refused.
-    Code(Code),
+impl net::Registered for Registered {
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn key(&self) -> Option<(u64, u64)> {
+        self.key()
+    }
 }
 
-/// Allocates zeroed memory of whole pages and populates them, as some devices require.
-pub(super) fn allocate(rank: u32, bytes: usize) -> Result<Window, Failed> {
-    const PAGE: usize = 4096;
-    const LARGE_PAGE: usize = 2 << 20;
-    let refused = |cause: std::io::Error| Failed::System(Error::os(rank, "allocate memory", cause));
-    let len = bytes.max(1).next_multiple_of(PAGE);
-    let mut options = MmapOptions::new();
-    options.len(len);
-    // Copies and devices touch every byte; with large pages they look up fewer of them.
-    let large = (len >= LARGE_PAGE).then(|| options.map_anon().map(MmapRaw::from)).transpose().map_err(refused)?;
-    let large = large.filter(|map| map.advise(Advice::HugePage).is_ok() && map.advise(Advice::PopulateWrite).is_ok());
-    let map = match large {
-        Some(map) => map,
-        None => MmapRaw::from(options.populate().map_anon().map_err(refused)?),
-    };
-    let base = NonNull::new(map.as_mut_ptr()).ok_or(Failed::Code(Code::NO_MEMORY))?;
-    // SAFETY: a private mapping of that length, page-aligned and zeroed, which the window keeps.
-    Ok(unsafe { Window::new(base, len, Arc::new(map)) })
-}
+/// Why memory could not be registered.
+pub(super) type Failed = net::Failed<Code>;
 
 #[cfg(test)]
 mod tests {

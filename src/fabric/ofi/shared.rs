@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use earlybird_ffi::ofi::Watched;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -19,6 +18,7 @@ use super::channel::{clear_bell, ring};
 use super::engine::Engine;
 use super::suspects::{Evidence, STEP};
 use crate::error::{Error, Result};
+use crate::fabric::net::{Watched, Wire};
 use crate::fabric::watch::Watch;
 
 /// Shortest and longest sleep of the helper thread while callers are active: each check takes a
@@ -144,7 +144,7 @@ impl Shared {
                 engine.channel(channel).announce(false);
                 break;
             }
-            let may_sleep = engine.wire.may_sleep();
+            let may_sleep = engine.link.wire.may_sleep();
             engine.channel(channel).sleeps_on(Some(bell.clone()));
             drop(engine);
             if let Some(network) = may_sleep {
@@ -215,7 +215,7 @@ impl Shared {
             let may_sleep = (0..4).find_map(|_| {
                 while engine.progress() {}
                 engine.ack_all();
-                engine.wire.may_sleep()
+                engine.link.wire.may_sleep()
             });
             let at_most = beat.saturating_duration_since(Instant::now());
             let at_most = if engine.has_suspects() { at_most.min(STEP) } else { at_most };

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::ofi::Library;
 
 use super::engine::Engine;
+use super::link::Event;
 use super::sequence::WINDOW;
 use super::stranger_tests::{self, World, library};
 use super::suspects::Evidence;
-use super::wire::Event;
 use crate::error::Error;
 use crate::fabric::{Access, At, Change, Fabric, Posted, Region, Signal};
 use crate::fault::Fault;
@@ -33,7 +33,7 @@ fn at(region: Region, offset: usize) -> At {
 
 /// Bytes of a transfer of that many parts.
 fn several_parts(world: &World) -> usize {
-    PARTS * world.ranks[0].shared().lock().wire.limits.part
+    PARTS * world.ranks[0].shared().lock().link.limits.part
 }
 
 /// Memory of rank 0, and how rank 1 names it.
@@ -54,13 +54,13 @@ fn a_write_is_acknowledged_when_its_last_part_has_landed(library: &Library) {
     let signal = Signal { at: at(far, len), change: Change::Set(7), awaited: true };
 
     let mut engine = world.ranks[0].shared().lock();
-    assert!(engine.wire.uses_immediate, "this provider carries immediate data");
+    assert!(engine.link.uses_immediate, "this provider carries immediate data");
     let put = world.ends[1].put(at(near, 0), at(far, 0), len, Some(signal), 1);
     assert_eq!(put.unwrap(), Posted::Pending);
     let (until, mut landed) = (Instant::now() + patience(), Vec::new());
     while landed.len() < PARTS {
-        engine.wire.poll().unwrap();
-        while let Some(event) = engine.wire.next() {
+        engine.link.poll().unwrap();
+        while let Some(event) = engine.link.next() {
             match event {
                 Event::Landed(_) => landed.push(event),
                 other => engine.process(other),
@@ -99,8 +99,8 @@ fn a_read_completes_with_its_last_part(library: &Library) {
     assert_eq!(engine.read(CHANNEL, at(far, 0), at(near, 0), len, 1).unwrap(), Posted::Pending);
     let (until, mut moved) = (Instant::now() + patience(), Vec::new());
     while moved.len() < PARTS {
-        engine.wire.poll().unwrap();
-        while let Some(event) = engine.wire.next() {
+        engine.link.poll().unwrap();
+        while let Some(event) = engine.link.next() {
             match event {
                 Event::Moved(..) => moved.push(event),
                 other => engine.process(other),
@@ -176,7 +176,7 @@ fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
         target.read(0, &mut bytes);
         bytes.iter().filter(|&&byte| byte == 0x42).count()
     };
-    world.ranks[1].shared().lock().wire.limits.part = PART;
+    world.ranks[1].shared().lock().link.limits.part = PART;
 
     let until = Instant::now() + patience();
     let mut engine = world.ranks[0].shared().lock();
@@ -185,8 +185,8 @@ fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
     std::thread::scope(|scope| {
         scope.spawn(|| world.ranks[1].leave());
         while !engine.has_left(1) {
-            engine.wire.poll().unwrap();
-            while let Some(event) = engine.wire.next() {
+            engine.link.poll().unwrap();
+            while let Some(event) = engine.link.next() {
                 engine.process(event);
                 let told = engine.channel(CHANNEL).closed > 0 || engine.has_left(1);
                 assert!(!told || landed() == LEN, "closed or left with {} of {LEN} bytes", landed());
@@ -218,8 +218,8 @@ fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
     let mut quiet = 0;
     while landed.len() < PARTS || quiet < 1000 {
         quiet += 1;
-        engine.wire.poll().unwrap();
-        while let Some(event) = engine.wire.next() {
+        engine.link.poll().unwrap();
+        while let Some(event) = engine.link.next() {
             quiet = 0;
             match event {
                 Event::Landed(_) => landed.push(event),
@@ -296,9 +296,9 @@ fn a_read_from_a_rank_that_left_ends(library: &Library) {
 fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: impl Fn(&Event) -> bool) -> Event {
     loop {
         peer.progress();
-        engine.wire.poll().unwrap();
+        engine.link.poll().unwrap();
         let mut found = None;
-        while let Some(event) = engine.wire.next() {
+        while let Some(event) = engine.link.next() {
             match found.is_none() && is_it(&event) {
                 true => found = Some(event),
                 false => engine.process(event),
@@ -383,8 +383,8 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library
     let mut quiet = 0;
     while messages.len() < 2 || quiet < 1000 {
         quiet += 1;
-        engine.wire.poll().unwrap();
-        while let Some(event) = engine.wire.next() {
+        engine.link.poll().unwrap();
+        while let Some(event) = engine.link.next() {
             quiet = 0;
             messages.push(event);
         }

@@ -16,10 +16,10 @@ use parking_lot::Mutex;
 use super::engine::MOST_GUESSES;
 use super::fabric::OfiFabric;
 use super::header_slots::{IN_SLOT, ImmediateData};
+use super::link::Event;
 use super::message::{Content, Location, Message};
 use super::peer_info::PeerInfo;
 use super::probe;
-use super::wire::Event;
 use crate::config::OfiSettings;
 use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Signal};
 use crate::skipped::{Need, skipped};
@@ -126,7 +126,7 @@ impl Stranger {
         let list = library.info(&wanted).unwrap();
         let info = list.iter().next().unwrap();
         let domain = Domain::open(ofi::Fabric::open(library, info).unwrap(), info).unwrap();
-        let address = world.ranks[0].shared().lock().wire.endpoint().name().unwrap();
+        let address = world.ranks[0].shared().lock().link.wire.endpoint.name().unwrap();
         Stranger { domain, address, list }
     }
 
@@ -246,7 +246,7 @@ fn the_provider_keeps_to_the_role_of_memory() {
     let slots = world.ranks[0]
         .shared()
         .lock()
-        .wire
+        .link
         .header_slots()
         .map(|header_slots| (header_slots.key, header_slots.base))
         .unwrap();
@@ -337,7 +337,7 @@ fn ranks_with_different_devices_write_what_all_can_take() {
         for rank in &world.ranks {
             let engine = rank.shared().lock();
             assert_eq!(
-                (engine.wire.uses_immediate, engine.wire.tags_immediate),
+                (engine.link.uses_immediate, engine.link.tags_immediate),
                 (uses_immediate, tags_immediate),
                 "{cq_data} bytes, rank {}",
                 rank.rank()

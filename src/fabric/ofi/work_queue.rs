@@ -11,9 +11,10 @@ use earlybird_ffi::ofi::{
     Code, Counter, Domain, Endpoint, Fabric, Library, NO_COMPLETION, Queue, Remote, Sign, Wanted, Work,
 };
 
-use super::registration::{Failed, Purpose, Registered, Registrar, allocate};
+use super::registration::{Failed, Registered, Registrar};
 use super::{environment, probe};
 use crate::error::{Error, Result};
+use crate::fabric::net::{Purpose, allocate};
 use crate::fabric::{Access, RawAccess, Window};
 
 /// Capacity for completions, which are read and ignored.
@@ -111,7 +112,7 @@ impl WorkQueue {
     /// # Errors
     /// The system's error.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Window> {
-        allocate(self.rank, bytes).map_err(|failed| self.failed(failed))
+        allocate(self.rank, bytes)
     }
 
     /// Registers a part of a window, with a counter of remote writes, if one is given.

@@ -7,6 +7,7 @@ use super::{
     Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, PendingAtomic, RegionEntry, Suspects,
     Transfer, TransferPart, Way,
 };
+use crate::fabric::net::{Registered as _, Wire as _};
 
 impl Engine {
     /// Gives this rank's bytes to the next exchange.
@@ -41,7 +42,7 @@ impl Engine {
 
     /// An operation did not reach a peer.
     pub(super) fn suspect_unreachable(&mut self, peer: u32, how: &str) {
-        self.suspect(peer, Evidence::Unreachable(how.to_owned()));
+        self.suspect(peer, Evidence::Unreachable(format!("libfabric: {how}")));
     }
 
     /// Suspects that a peer has ended. What it sent before, and what others say of it, may still be
@@ -270,7 +271,7 @@ impl Engine {
     pub(in crate::fabric::ofi) fn is_acked_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
-            true => self.wire.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
+            true => self.link.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
             false => sent.is_empty() && outbox.is_empty(),
         };
         self.peers.iter().all(heard)
@@ -296,18 +297,18 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // The regions end first, because the endpoint cannot be closed while they are registered.
-        // What libfabric still does with their memory ends with the endpoint.
+        // What the provider still does with their memory ends with the wire.
         let own = self.channels.iter().flat_map(|channel| &channel.entries);
         self.kept.extend(own.filter_map(|entry| match entry {
             RegionEntry::Own(registered, _) => Some(registered.window().clone()),
             RegionEntry::Peer(_) => None,
         }));
-        self.kept.extend(self.wire.windows().cloned());
-        if !self.ended || !self.wire.is_idle() {
+        self.kept.extend(self.link.windows().cloned());
+        if !self.ended || !self.link.is_idle() {
             // This rank ends with operations in flight: `ofi_rxm` (1.17) sometimes crashes when an
             // endpoint is closed while an operation of its own or of a peer is in flight. The
             // endpoint stays open until the process ends.
-            self.wire.leak();
+            self.link.wire.leak();
             std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }
     }

@@ -15,15 +15,17 @@ use std::time::{Duration, Instant};
 
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
+use super::link::{Event, Link, Way};
 use super::message::{Content, Location, MOST_DATA, MOST_HEADER, Message};
 use super::registration::{Failed, Registered};
 use super::secret::JobSecret;
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
-use super::wire::{Event, Way, Wire};
+use super::wire::OfiWire;
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
+use crate::fabric::net::{Registered as _, Wire as _};
 use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
 
@@ -46,8 +48,6 @@ const ACCESS: u32 = 48;
 /// The state of one peer.
 #[derive(Debug, Default)]
 struct Peer {
-    /// The number by which libfabric names it.
-    address: u64,
     /// Where this rank writes headers to it.
     header_slots: Option<HeaderSlots>,
     sent: Sent<Option<(u16, u64)>>,
@@ -166,11 +166,10 @@ pub(super) struct Engine {
     pub(super) secret: JobSecret,
     /// The part of the secret that immediate data carries.
     tag: u32,
-    // Before the wire: memory that libfabric uses must not be freed before its endpoint, which the
-    // regions keep alive.
+    // Before the link: registrations end before the wire.
     pub(super) channels: Vec<Channel>,
-    pub(super) wire: Wire,
-    /// Memory that must outlive the wire's endpoint.
+    pub(super) link: Link<OfiWire>,
+    /// Memory that must outlive the wire.
     kept: Vec<Window>,
     peers: Vec<Peer>,
     backlogged: VecDeque<u32>,
@@ -211,18 +210,18 @@ impl Engine {
     pub(super) fn new(
         rank: u32,
         secret: JobSecret,
-        wire: Wire,
-        addresses: Vec<(u64, Option<HeaderSlots>)>,
+        link: Link<OfiWire>,
+        header_slots: Vec<Option<HeaderSlots>>,
         failed: Arc<AtomicBool>,
     ) -> Self {
-        let peer = |(address, header_slots)| Peer { address, header_slots, ..Peer::default() };
-        let peers: Vec<Peer> = addresses.into_iter().map(peer).collect();
+        let peer = |header_slots| Peer { header_slots, ..Peer::default() };
+        let peers: Vec<Peer> = header_slots.into_iter().map(peer).collect();
         Engine {
             rank,
             secret,
-            tag: if wire.tags_immediate { secret.tag } else { 0 },
+            tag: if link.tags_immediate { secret.tag } else { 0 },
             channels: Vec::new(),
-            wire,
+            link,
             kept: Vec::new(),
             parts: Queues::new(peers.len() as u32),
             peers,
@@ -298,7 +297,7 @@ impl Engine {
         let registered = made.map_err(|failed| match failed {
             Failed::System(error) => error,
             Failed::Code(code) => {
-                let cause = format!("memory cannot be registered: {}", self.wire.text(code));
+                let cause = format!("memory cannot be registered: {}", self.link.wire.text(code));
                 Error::transport(rank, None, "register", cause)
             }
         })?;

@@ -2,9 +2,10 @@
 
 use super::{
     Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, PendingAtomic, RegionEntry,
-    Registered, Transfer, Way, Window,
+    Transfer, Way, Window,
 };
 use crate::error::{Error, Result};
+use crate::fabric::net::Registered as _;
 use crate::fabric::ofi::message::MOST_INLINE;
 use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted, Signal};
 
@@ -49,7 +50,7 @@ impl Engine {
     }
 
     fn own_window(&self, operation: &'static str, channel: u16, at: At) -> Result<&Window> {
-        let own = self.channels[usize::from(channel)].own(at.region).map(Registered::window);
+        let own = self.channels[usize::from(channel)].own(at.region).map(|registered| registered.window());
         own.ok_or_else(|| self.usage(operation, "the near side must be a region of this endpoint"))
     }
 
@@ -85,7 +86,7 @@ impl Engine {
         if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_header(operation, range, signal)) {
             return Ok(Posted::Pending);
         }
-        if len > self.wire.limits.put {
+        if len > self.link.limits.put {
             self.put_by_writing(operation, range, signal);
             return Ok(Posted::Pending);
         }
@@ -114,9 +115,9 @@ impl Engine {
     ) {
         let (mut way, mut then) = (Way::Out, OnComplete::Complete);
         if let Some((cell, change, ack_now)) = signal {
-            if self.wire.uses_immediate {
+            if self.link.uses_immediate {
                 self.last_write_id = (self.last_write_id + 1) % IN_SLOT;
-                let parts = len.div_ceil(self.wire.limits.part) as u32;
+                let parts = len.div_ceil(self.link.limits.part) as u32;
                 let content = Content::Landing { write_id: self.last_write_id, parts, signal: (cell, change), ack_now };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 let immediate = ImmediateData { from: self.rank, which: self.last_write_id };

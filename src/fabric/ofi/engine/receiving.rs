@@ -7,17 +7,18 @@ use super::{
     Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, PendingAtomic, Receipt,
     Received, WINDOW,
 };
+use crate::fabric::net::Wire as _;
 
 impl Engine {
     /// Processes events and sends what waits; returns whether there was an event.
     pub(in crate::fabric::ofi) fn progress(&mut self) -> bool {
         let mut any = false;
         // One look, so that a caller can soon continue with what it has seen.
-        if let Err(code) = self.wire.poll() {
-            let cause = format!("libfabric cannot read completions: {}", self.wire.text(code));
+        if let Err(code) = self.link.poll() {
+            let cause = format!("libfabric cannot read completions: {}", self.link.wire.text(code));
             self.fail(Failure::Transport { by: self.rank, peer: None, cause });
         }
-        while let Some(event) = self.wire.next() {
+        while let Some(event) = self.link.next() {
             self.process(event);
             any = true;
         }
@@ -126,8 +127,8 @@ impl Engine {
         match event {
             Event::Message(buffer, len) => {
                 self.process_message(Source::Buffer(buffer, len));
-                if let Err(code) = self.wire.post_receive(buffer) {
-                    let cause = format!("libfabric takes no message buffer: {}", self.wire.text(code));
+                if let Err(code) = self.link.post_receive(buffer) {
+                    let cause = format!("libfabric takes no message buffer: {}", self.link.wire.text(code));
                     self.fail(Failure::Transport { by: self.rank, peer: None, cause });
                 }
             }
@@ -145,7 +146,7 @@ impl Engine {
                 let immediate = ImmediateData::decode(data, self.tag).filter(|data| data.from < self.ranks());
                 let Some(ImmediateData { from, which }) = immediate else { return self.drop_untagged_write() };
                 if which & IN_SLOT != 0 {
-                    let Some(header) = self.wire.header(from, u32::from(which & !IN_SLOT)) else { return };
+                    let Some(header) = self.link.header(from, u32::from(which & !IN_SLOT)) else { return };
                     return self.process_message(Source::HeaderSlot(from, header));
                 }
                 self.peers[from as usize].heard = true;
@@ -164,7 +165,7 @@ impl Engine {
 
     fn process_message(&mut self, source: Source) {
         let bytes = match &source {
-            Source::Buffer(buffer, len) => self.wire.message(*buffer, *len),
+            Source::Buffer(buffer, len) => self.link.message(*buffer, *len),
             Source::HeaderSlot(_, header) => header,
         };
         // No state changes before the secret is checked, whichever sender the message names.

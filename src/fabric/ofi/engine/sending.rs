@@ -1,20 +1,21 @@
 //! The outgoing side: messages, as far as credit and buffers allow, and transfers in parts.
 
-use earlybird_ffi::ofi::{self, Code};
+use earlybird_ffi::ofi::Code;
 
 use super::{
     Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Transfer, TransferPart, Way, Window,
 };
+use crate::fabric::net::{Local, Registered as _, Remote, Wire};
 use crate::fabric::{At, Change};
 
-/// The two ends of a transfer, without the number of the peer. Regions outlive the transfers that
-/// were checked against them.
-fn between(entries: &[RegionEntry], own: At, remote: At) -> Option<(&Registered, ofi::Remote)> {
+/// The two ends of a transfer. Regions outlive the transfers that were checked against them.
+fn between(entries: &[RegionEntry], own: At, remote: At, len: usize) -> Option<(Local<'_, Registered>, Remote)> {
     match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
-        (RegionEntry::Own(near, _), RegionEntry::Peer(far)) => {
-            Some((near, ofi::Remote { peer: 0, address: far.base.wrapping_add(remote.offset as u64), key: far.key }))
-        }
+        (RegionEntry::Own(memory, _), RegionEntry::Peer(far)) => Some((
+            Local { memory, offset: own.offset, len },
+            Remote { address: far.base.wrapping_add(remote.offset as u64), key: far.key },
+        )),
         _ => None,
     }
 }
@@ -28,9 +29,9 @@ impl Peer {
 
     /// The slot of the next message if a write carries its header, and the immediate data that
     /// names it.
-    fn next_header_slot(&self, from: u32, fault: Option<Fault>) -> Option<(ImmediateData, ofi::Remote)> {
+    fn next_header_slot(&self, from: u32, fault: Option<Fault>) -> Option<(ImmediateData, Remote)> {
         let number = if Fault::ReuseHeaderSlot.is(fault) { 0 } else { self.sent.next() };
-        self.header_slots.map(|slots| slots.target(self.address, from, number))
+        self.header_slots.map(|slots| slots.target(from, number))
     }
 
     /// Whether another counted message may be sent.
@@ -75,7 +76,7 @@ impl Engine {
 
     /// Sends what waits for a peer, as far as possible; returns whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
-        let Engine { rank, secret, peers, channels, wire, fault, .. } = self;
+        let Engine { rank, secret, peers, channels, link, fault, .. } = self;
         let to = &mut peers[peer as usize];
         while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
             if content.is_counted() && !to.has_credit(*fault) {
@@ -99,12 +100,12 @@ impl Engine {
                 }
                 Data::Bytes(bytes) => buffer.write(at, bytes),
             };
-            match wire.send((peer, to.address), (&header, content.is_counted()), len, fill) {
+            match link.send(peer, (&header, content.is_counted()), len, fill) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {
                     // Waiting messages complete when the peer has left in good order.
-                    let text = wire.text(code);
+                    let text = link.wire.text(code);
                     self.suspect_unreachable(peer, &text);
                     return true;
                 }
@@ -127,22 +128,19 @@ impl Engine {
         let to = &self.peers[peer as usize];
         // Waiting messages and parts go first.
         let first = to.outbox.is_empty() && self.parts.is_empty(peer);
-        let may = first && to.has_credit(self.fault) && len <= self.wire.limits.with_header;
+        let may = first && to.has_credit(self.fault) && len <= self.link.limits.with_header;
         let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
         let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
         let operation = (channel, token, peer);
         let transfer =
             self.add_transfer(Transfer { parts: 1, ..Transfer::new(operation, "put", OnComplete::AwaitAck) });
-        let Engine { channels, wire, peers, tag, .. } = self;
+        let Engine { channels, link, peers, tag, .. } = self;
         let immediate = immediate.encode(*tag);
         let to = &mut peers[peer as usize];
-        let moved = match between(&channels[usize::from(channel)].entries, own, remote) {
+        let moved = match between(&channels[usize::from(channel)].entries, own, remote, len) {
             None => Ok(false),
-            Some((near, far)) => {
-                let far = ofi::Remote { peer: to.address, ..far };
-                wire.transfer_with_header(transfer, peer, (near, own.offset, len), far, (immediate, &header, slot))
-            }
+            Some((near, far)) => link.transfer_with_header(transfer, peer, near, far, (immediate, &header, slot)),
         };
         if moved != Ok(false) {
             // A failed one, too, ends when the peer has ended.
@@ -173,7 +171,7 @@ impl Engine {
     }
 
     pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
-        let (most, peer) = (self.wire.limits.part, transfer.peer);
+        let (most, peer) = (self.link.limits.part, transfer.peer);
         let index = self.add_transfer(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for skip in (0..len).step_by(most) {
@@ -186,13 +184,13 @@ impl Engine {
     /// Posts parts of transfers, as far as contexts are free. A part that a peer refuses waits and
     /// holds up only that peer.
     pub(super) fn move_parts(&mut self) {
-        let Engine { parts, transfers, channels, peers, wire, .. } = self;
+        let Engine { parts, transfers, channels, link, .. } = self;
         let mut failed = Vec::new();
         parts.post(|&TransferPart { transfer, own, remote, len, way }| {
             let Transfer { channel, peer, .. } = transfers[transfer as usize];
-            let Some((near, far)) = between(&channels[usize::from(channel)].entries, own, remote) else { return true };
-            let far = ofi::Remote { peer: peers[peer as usize].address, ..far };
-            wire.transfer(transfer, peer, (near, own.offset, len), far, way).unwrap_or_else(|code| {
+            let entries = &channels[usize::from(channel)].entries;
+            let Some((near, far)) = between(entries, own, remote, len) else { return true };
+            link.transfer(transfer, peer, near, far, way).unwrap_or_else(|code| {
                 failed.push((transfer, code));
                 true
             })
@@ -204,7 +202,7 @@ impl Engine {
 
     /// A part of a transfer could not be posted.
     fn fail_part(&mut self, transfer: u32, code: Code) {
-        let (peer, text) = (self.transfers[transfer as usize].peer, self.wire.text(code));
+        let (peer, text) = (self.transfers[transfer as usize].peer, self.link.wire.text(code));
         self.suspect_unreachable(peer, &text);
         self.end_part(transfer, false);
     }

@@ -11,15 +11,15 @@ use crate::random::draw;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobSecret {
     /// Travels in the header of each message.
-    pub(super) word: u64,
+    pub(in crate::fabric) word: u64,
     /// Travels in immediate data, where that has bytes for it. It is drawn apart from the word, so
     /// that a stranger that finds these few bits by trying learns nothing of the word.
-    pub(super) tag: u32,
+    pub(in crate::fabric) tag: u32,
 }
 
 impl JobSecret {
     /// Draws a new secret.
-    pub(super) fn draw(rank: u32) -> Result<Self> {
+    pub(in crate::fabric) fn draw(rank: u32) -> Result<Self> {
         Ok(JobSecret { word: u64::from_le_bytes(draw(rank)?), tag: u32::from_le_bytes(draw(rank)?) })
     }
 }

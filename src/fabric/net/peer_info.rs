@@ -1,4 +1,4 @@
-//! What the other ranks must know of a rank before libfabric can carry anything.
+//! What the other ranks must know of a rank before the network can carry anything.
 
 use super::header_slots::HeaderSlots;
 use super::secret::JobSecret;
@@ -22,7 +22,7 @@ pub(crate) struct PeerInfo {
     pub(crate) cq_data: u32,
     /// Drawn at random. The secret of rank 0 is the job's.
     pub(crate) secret: JobSecret,
-    /// Its address, as libfabric encodes it.
+    /// Its address, as the provider encodes it.
     pub(crate) address: Vec<u8>,
 }
 
@@ -74,7 +74,7 @@ impl PeerInfo {
 
 /// Tells machines apart, and parts of one machine that cannot reach each other: the boot id of the
 /// kernel, and the namespaces of processes and of the network.
-pub(super) fn host() -> String {
+pub(in crate::fabric) fn host() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = |kind: &str| {
         let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));

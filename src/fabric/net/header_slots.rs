@@ -3,47 +3,42 @@
 //!
 //! Immediate data names the slot. A slot is written again once its message is acknowledged, so a
 //! write must not be repeated after its data was seen to complete; a reliable endpoint does not
-//! repeat it.
-//!
-//! Messages without data are sent. `fi_inject_writedata` would take as long, and if such a message
-//! cannot be delivered because the peer is dead, `ofi_rxm` (1.17 to 2.5) follows a null pointer:
-//! `tcp` reports the failure of an operation that has no context.
+//! repeat it. Messages without data are sent: as writes they would take as long.
 #![forbid(unsafe_code)]
-
-use earlybird_ffi::ofi::Remote;
 
 use super::message::MOST_HEADER;
 use super::sequence::WINDOW;
+use super::wire::Remote;
 
 /// Bytes of a slot.
-pub(super) const SLOT_BYTES: usize = MOST_HEADER;
+pub(in crate::fabric) const SLOT_BYTES: usize = MOST_HEADER;
 
 /// Set in the immediate data of a write that carries a header; the lower bits are the slot's
 /// number. Other writes leave it clear.
-pub(super) const IN_SLOT: u16 = 1 << 15;
+pub(in crate::fabric) const IN_SLOT: u16 = 1 << 15;
 
 /// Immediate data: what a write brings to the completion queue of its target. It holds the sender,
 /// the write's id, and the job's tag where there are bytes for it. Without the tag any process
 /// could claim that a write has landed: over `tcp` and `shm` (1.17) a write of no bytes needs no
 /// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ImmediateData {
-    pub(super) from: u32,
+pub(in crate::fabric) struct ImmediateData {
+    pub(in crate::fabric) from: u32,
     /// The id of the write, or [`IN_SLOT`] with the number of the slot.
-    pub(super) which: u16,
+    pub(in crate::fabric) which: u16,
 }
 
 impl ImmediateData {
     /// Bytes that it takes without a tag, and with one.
-    pub(super) const BYTES: usize = 4;
-    pub(super) const TAGGED_BYTES: usize = 8;
+    pub(in crate::fabric) const BYTES: usize = 4;
+    pub(in crate::fabric) const TAGGED_BYTES: usize = 8;
 
-    pub(super) fn encode(self, tag: u32) -> u64 {
+    pub(in crate::fabric) fn encode(self, tag: u32) -> u64 {
         u64::from(tag) << 32 | u64::from(self.from) << 16 | u64::from(self.which)
     }
 
     /// `None` for data with another tag.
-    pub(super) fn decode(data: u64, tag: u32) -> Option<Self> {
+    pub(in crate::fabric) fn decode(data: u64, tag: u32) -> Option<Self> {
         let immediate = ImmediateData { from: (data >> 16) as u32 & 0xFFFF, which: data as u16 };
         (data >> 32 == u64::from(tag)).then_some(immediate)
     }
@@ -58,21 +53,20 @@ pub(crate) struct HeaderSlots {
 }
 
 impl HeaderSlots {
-    /// The slot of the message `number` from rank `from` at a peer of this address, and the
-    /// immediate data that names it.
-    pub(super) fn target(self, peer: u64, from: u32, number: u32) -> (ImmediateData, Remote) {
+    /// The slot of the message `number` from rank `from`, and the immediate data that names it.
+    pub(in crate::fabric) fn target(self, from: u32, number: u32) -> (ImmediateData, Remote) {
         let immediate = ImmediateData { from, which: IN_SLOT | (number % WINDOW) as u16 };
-        (immediate, Remote { peer, address: self.base.wrapping_add(offset(from, number) as u64), key: self.key })
+        (immediate, Remote { address: self.base.wrapping_add(offset(from, number) as u64), key: self.key })
     }
 }
 
 /// Bytes of the slots for so many ranks: one for each message in flight.
-pub(super) fn size(ranks: u32) -> usize {
+pub(in crate::fabric) fn size(ranks: u32) -> usize {
     offset(ranks, 0)
 }
 
 /// The offset of the slot of a rank's message.
-pub(super) fn offset(from: u32, number: u32) -> usize {
+pub(in crate::fabric) fn offset(from: u32, number: u32) -> usize {
     (from as usize * WINDOW as usize + (number % WINDOW) as usize) * SLOT_BYTES
 }
 

@@ -1,0 +1,59 @@
+//! Limits of what is posted to a provider at once.
+#![forbid(unsafe_code)]
+
+use super::header_slots::SLOT_BYTES;
+use super::message::MOST_DATA;
+use super::shares::peers;
+
+/// Longest part of a transfer, whatever the provider supports: messages to the same peer, signs of
+/// life among them, wait behind it.
+const MOST_PART: usize = 1 << 20;
+
+/// One-sided operations in flight, unless the world has more peers.
+const MOVING: usize = 64;
+
+/// Message buffers for incoming messages.
+pub(in crate::fabric) const RECEIVE_BUFFERS: usize = 128;
+
+/// Message buffers for outgoing messages, unless the world has more peers.
+const SEND_BUFFERS: usize = 64;
+
+/// Buffers of each peer's share that are reserved for uncounted messages, which wait for no other.
+pub(in crate::fabric) const RESERVED: usize = 1;
+
+/// Limits of one endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fabric) struct Limits {
+    /// Most bytes of data that travel in a message.
+    pub(in crate::fabric) put: usize,
+    /// Longest part of a transfer.
+    pub(in crate::fabric) part: usize,
+    /// Longest transfer that carries a header along.
+    pub(in crate::fabric) with_header: usize,
+    /// One-sided operations in flight.
+    pub(in crate::fabric) moving: usize,
+    /// Bytes of immediate data that a peer's write can bring; 0 if writes are to carry none.
+    pub(in crate::fabric) immediate: usize,
+    /// Locations of a peer that one write can reach.
+    pub(in crate::fabric) places: usize,
+}
+
+impl Limits {
+    /// Those of an endpoint whose operations have at most `longest` bytes, in a world of `ranks`.
+    /// Its writes carry neither immediate data nor headers.
+    pub(in crate::fabric) fn of(longest: usize, ranks: u32) -> Self {
+        let (part, with_header) = (longest.clamp(1, MOST_PART), longest.saturating_sub(SLOT_BYTES).min(MOST_PART));
+        Limits { put: MOST_DATA, part, with_header, moving: MOVING.max(peers(ranks)), immediate: 0, places: 1 }
+    }
+
+    /// Operations that can be in flight in a world of `ranks`. Receives have the first numbers, then
+    /// come sends and then transfers.
+    pub(in crate::fabric) fn operations(&self, ranks: u32) -> usize {
+        first_transfer(ranks) + self.moving
+    }
+}
+
+/// The number of the first transfer.
+pub(in crate::fabric) fn first_transfer(ranks: u32) -> usize {
+    RECEIVE_BUFFERS + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
+}

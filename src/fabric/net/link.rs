@@ -1,0 +1,312 @@
+//! A wire with what its operations need: message buffers, header slots, and a number for each
+//! operation in flight.
+#![allow(unsafe_code)]
+
+use super::header_slots::{self, HeaderSlots, ImmediateData, SLOT_BYTES};
+use super::limits::{Limits, RECEIVE_BUFFERS, RESERVED, first_transfer};
+use super::message::{Header, MOST_DATA, MOST_HEADER};
+use super::registration::{Failed, Purpose, Registered};
+use super::shares::Pool;
+use super::wire::{Entry, Local, Posted, Remote, Wire};
+use crate::fabric::memory::check_memory;
+use crate::fabric::{Access, Window};
+
+/// Bytes of a message buffer: a message, rounded up to a cache line.
+const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
+
+/// The offset of the header that write `number` carries. Headers lie behind the buffer of injected
+/// messages, which has the number of the first transfer.
+fn header_at(first_transfer: usize, number: usize) -> usize {
+    (first_transfer + 1) * BUFFER_BYTES + number * SLOT_BYTES
+}
+
+/// What has happened to an operation, or at a peer.
+#[derive(Clone, Debug)]
+pub(in crate::fabric) enum Event {
+    /// A message arrived: its buffer and length.
+    Message(usize, usize),
+    /// A message was sent, and its buffer is free again.
+    Sent,
+    /// A part of this transfer, to or from this peer, has completed.
+    Moved(u32, u32),
+    /// A peer's write with this immediate data landed here.
+    Landed(u64),
+    /// An operation to this peer failed; the transfer, if it was part of one; and the reason.
+    Failed(u32, Option<u32>, String),
+    /// An event of no interest.
+    Nothing,
+}
+
+/// The purpose of an operation in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Operation {
+    peer: u32,
+    transfer: u32,
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric) enum Way {
+    /// To the peer.
+    Out,
+    /// To the peer, with this immediate data.
+    OutWithImmediate(u64),
+    /// From the peer.
+    In,
+}
+
+/// A wire at work.
+#[derive(Debug)]
+pub(in crate::fabric) struct Link<W: Wire> {
+    /// Where peers write headers; `None` if writes carry none. Peers may write it, unlike the
+    /// message buffers, so it is memory of its own.
+    header_slots: Option<W::Memory>,
+    buffers: W::Memory,
+    // After the registrations, which end first.
+    pub(in crate::fabric) wire: W,
+    /// The memory of both, which the provider may use until the wire has ended.
+    windows: Vec<Window>,
+    operations: Vec<Operation>,
+    sending: Pool,
+    moving: Pool,
+    /// The number of the first transfer, and of the buffer for injected messages behind the others.
+    first_transfer: usize,
+    pub(in crate::fabric) limits: Limits,
+    /// Whether writes carry immediate data, and whether it has a tag: for this rank alone until
+    /// [`Link::agree`].
+    pub(in crate::fabric) uses_immediate: bool,
+    pub(in crate::fabric) tags_immediate: bool,
+    /// The provider has not taken a message buffer back.
+    refused: Option<W::Error>,
+}
+
+impl<W: Wire> Link<W> {
+    pub(in crate::fabric) fn new(wire: W, limits: Limits, (rank, ranks): (u32, u32)) -> Result<Self, Failed<W::Error>> {
+        let first_transfer = first_transfer(ranks);
+        let uses_immediate = limits.immediate >= ImmediateData::BYTES;
+        // Outgoing headers lie behind the message buffers; header slots for incoming ones are
+        // memory of their own.
+        let buffers = header_at(first_transfer, limits.moving);
+        let header_slots = (uses_immediate && limits.places >= 2).then(|| header_slots::size(ranks));
+        // Both grow with the number of ranks.
+        let need = (buffers + header_slots.unwrap_or(0)) as u64;
+        check_memory(rank, "make message buffers", need).map_err(Failed::System)?;
+        let buffers = W::allocate(wire.registrar(), buffers, Purpose::Messages)?;
+        let slots = |bytes| W::allocate(wire.registrar(), bytes, Purpose::Operations(Access::Write));
+        let header_slots = header_slots.map(slots).transpose()?;
+        let operations = limits.operations(ranks);
+        let mut link = Link {
+            windows: [&buffers].into_iter().chain(&header_slots).map(|memory| memory.window().clone()).collect(),
+            header_slots,
+            buffers,
+            wire,
+            operations: vec![Operation::default(); operations],
+            sending: Pool::new(RECEIVE_BUFFERS..first_transfer, ranks),
+            moving: Pool::new(first_transfer..operations, ranks),
+            first_transfer,
+            limits,
+            uses_immediate,
+            tags_immediate: limits.immediate >= ImmediateData::TAGGED_BYTES,
+            refused: None,
+        };
+        for buffer in 0..RECEIVE_BUFFERS {
+            link.post_receive(buffer).map_err(Failed::Code)?;
+        }
+        Ok(link)
+    }
+
+    /// Memory that the provider may use until the wire ends.
+    pub(in crate::fabric) fn windows(&self) -> impl Iterator<Item = &Window> {
+        self.windows.iter()
+    }
+
+    /// Where peers write headers to this rank; `None` if writes carry none.
+    pub(in crate::fabric) fn header_slots(&self) -> Option<HeaderSlots> {
+        let (key, base) = self.header_slots.as_ref()?.key()?;
+        Some(HeaderSlots { key, base })
+    }
+
+    /// Bytes of immediate data that a peer's write may bring to this rank: 0 if it is not used.
+    pub(in crate::fabric) fn immediate(&self) -> usize {
+        if self.uses_immediate { self.limits.immediate } else { 0 }
+    }
+
+    /// Every rank takes at least so many bytes of immediate data, and one of them no more. Devices
+    /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
+    /// writes had a tag and others not, peers would look like strangers.
+    pub(in crate::fabric) fn agree(&mut self, immediate: usize) {
+        self.uses_immediate &= immediate >= ImmediateData::BYTES;
+        self.tags_immediate = immediate >= ImmediateData::TAGGED_BYTES;
+    }
+
+    /// Copies the header in a rank's slot, which the rank may overwrite afterwards.
+    pub(in crate::fabric) fn header(&self, from: u32, number: u32) -> Option<[u8; SLOT_BYTES]> {
+        let mut header = [0; SLOT_BYTES];
+        self.header_slots.as_ref()?.window().read(header_slots::offset(from, number), &mut header);
+        Some(header)
+    }
+
+    /// Posts a buffer for the next message.
+    pub(in crate::fabric) fn post_receive(&mut self, buffer: usize) -> Result<(), W::Error> {
+        let to = Local { memory: &self.buffers, offset: buffer * BUFFER_BYTES, len: BUFFER_BYTES };
+        // SAFETY: the buffers and their number belong to this value, and no code reads the buffer
+        // before its entry.
+        unsafe { self.wire.receive(to, buffer) }
+    }
+
+    /// The message in a buffer that was not posted again.
+    pub(in crate::fabric) fn message(&self, buffer: usize, len: usize) -> &[u8] {
+        let bytes = self.buffers.window().bytes(buffer * BUFFER_BYTES, len.min(BUFFER_BYTES));
+        // SAFETY: the provider has completed the receive, and writes there only after
+        // `post_receive`, which needs this value exclusively.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(BUFFER_BYTES)) }
+    }
+
+    /// Sends a header, and data that `fill` copies behind it to an offset in a window. An uncounted
+    /// message may use the reserved buffers.
+    pub(in crate::fabric) fn send(
+        &mut self,
+        peer: u32,
+        (header, counted): (&Header, bool),
+        len: usize,
+        fill: impl FnOnce(&Window, usize),
+    ) -> Posted<W::Error> {
+        let len = header.len() + len;
+        debug_assert!(len <= BUFFER_BYTES);
+        let injects = len <= self.wire.most_injected();
+        let buffer = match injects {
+            // The message is copied before the call returns, so the buffer is always free.
+            true => Some(self.first_transfer),
+            false => self.sending.next(peer, if counted { RESERVED } else { 0 }),
+        };
+        let Some(buffer) = buffer else { return Ok(false) };
+        let (at, window) = (buffer * BUFFER_BYTES, self.buffers.window());
+        window.write(at, header);
+        fill(window, at + header.len());
+        if injects {
+            // SAFETY: the buffer belongs to this value, and no other reference to it exists.
+            let message = unsafe { std::slice::from_raw_parts(window.bytes(at, len).as_ptr(), len) };
+            return self.wire.inject(peer, message);
+        }
+        let from = Local { memory: &self.buffers, offset: at, len };
+        // SAFETY: the buffer and its number are taken until the entry was read.
+        let sent = unsafe { self.wire.send(peer, from, buffer) };
+        if sent == Ok(true) {
+            self.operations[buffer] = Operation { peer, transfer: 0 };
+            self.sending.take(peer);
+        }
+        sent
+    }
+
+    /// Moves a part of a transfer between own memory and a peer's. The completion of a part without
+    /// immediate data means that it lies in the peer's memory; with immediate data, only that the
+    /// source was read.
+    pub(in crate::fabric) fn transfer(
+        &mut self,
+        transfer: u32,
+        peer: u32,
+        own: Local<'_, W::Memory>,
+        remote: Remote,
+        way: Way,
+    ) -> Posted<W::Error> {
+        // SAFETY: registered memory of a wire that is kept until its channel is closed on all
+        // ranks. By the contract of `put` and `read` the source does not change, and no other
+        // access touches the target, until completion.
+        self.start(transfer, peer, |wire, _, number| unsafe {
+            match way {
+                Way::Out => wire.write(peer, own, remote, None, number),
+                Way::OutWithImmediate(immediate) => wire.write(peer, own, remote, Some(immediate), number),
+                Way::In => wire.read(peer, own, remote, number),
+            }
+        })
+    }
+
+    /// Moves all of a transfer to a peer in one operation, with immediate data and with a header
+    /// for a slot there.
+    pub(in crate::fabric) fn transfer_with_header(
+        &mut self,
+        transfer: u32,
+        peer: u32,
+        own: Local<'_, W::Memory>,
+        remote: Remote,
+        (immediate, header, slot): (u64, &Header, Remote),
+    ) -> Posted<W::Error> {
+        let first_transfer = self.first_transfer;
+        self.start(transfer, peer, |wire, buffers, number| {
+            let offset = header_at(first_transfer, number - first_transfer);
+            buffers.window().write(offset, header);
+            let places = [(own, remote), (Local { memory: buffers, offset, len: header.len() }, slot)];
+            // SAFETY: as in `transfer`; the header belongs to the number, which is taken until its
+            // entry was read.
+            unsafe { wire.write_both(peer, places, immediate, number) }
+        })
+    }
+
+    /// Starts a one-sided operation: `post` gets its number.
+    fn start(
+        &mut self,
+        transfer: u32,
+        peer: u32,
+        post: impl FnOnce(&mut W, &W::Memory, usize) -> Posted<W::Error>,
+    ) -> Posted<W::Error> {
+        let Some(number) = self.moving.next(peer, 0) else { return Ok(false) };
+        let moved = post(&mut self.wire, &self.buffers, number);
+        if moved == Ok(true) {
+            self.operations[number] = Operation { peer, transfer };
+            self.moving.take(peer);
+        }
+        moved
+    }
+
+    /// Makes progress and reads what has completed, which [`Link::next`] returns.
+    pub(in crate::fabric) fn poll(&mut self) -> Result<(), W::Error> {
+        match self.refused.take() {
+            Some(error) => Err(error),
+            None => self.wire.poll(),
+        }
+    }
+
+    /// The next event that [`Link::poll`] has read.
+    pub(in crate::fabric) fn next(&mut self) -> Option<Event> {
+        loop {
+            return Some(match self.wire.next()? {
+                Entry::Landed(data) => Event::Landed(data),
+                Entry::Done { number, len } if number < RECEIVE_BUFFERS => Event::Message(number, len),
+                Entry::Done { number, .. } => self.release(number),
+                // A stranger's message may have been too long; its buffer can be posted again.
+                Entry::Failed { number, .. } if number < RECEIVE_BUFFERS => {
+                    self.refused = self.post_receive(number).err().or(self.refused);
+                    continue;
+                }
+                Entry::Failed { number, reason } => {
+                    let Operation { peer, transfer } = self.operations[number];
+                    let moved = matches!(self.release(number), Event::Moved(..));
+                    Event::Failed(peer, moved.then_some(transfer), reason)
+                }
+                Entry::Nothing => Event::Nothing,
+            });
+        }
+    }
+
+    /// An operation is over: its number is free again.
+    fn release(&mut self, number: usize) -> Event {
+        let Operation { transfer, peer } = self.operations[number];
+        if number < self.first_transfer {
+            self.sending.give_back(number, peer);
+            Event::Sent
+        } else {
+            self.moving.give_back(number, peer);
+            Event::Moved(transfer, peer)
+        }
+    }
+
+    /// Whether every message that the provider has accepted is sent.
+    pub(in crate::fabric) fn has_sent_all(&self) -> bool {
+        self.sending.is_whole()
+    }
+
+    /// Whether nothing is in flight.
+    pub(in crate::fabric) fn is_idle(&self) -> bool {
+        self.has_sent_all() && self.moving.is_whole()
+    }
+}

@@ -1,0 +1,158 @@
+//! What the provider of a network does: it posts operations, reports what has completed, registers
+//! memory, and says what to sleep on.
+#![allow(unsafe_code)]
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::registration::{Failed, Purpose, Registered};
+
+/// Bytes of this rank's registered memory.
+#[derive(Debug)]
+pub(in crate::fabric) struct Local<'a, M> {
+    pub(in crate::fabric) memory: &'a M,
+    pub(in crate::fabric) offset: usize,
+    pub(in crate::fabric) len: usize,
+}
+
+/// A location in a peer's memory.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fabric) struct Remote {
+    /// The address or offset, whichever the provider counts by.
+    pub(in crate::fabric) address: u64,
+    /// The key of the registration.
+    pub(in crate::fabric) key: u64,
+}
+
+/// An entry of the completion queue.
+#[derive(Clone, Debug)]
+pub(in crate::fabric) enum Entry {
+    /// The operation of this number has completed; a receive, with a message of so many bytes.
+    Done { number: usize, len: usize },
+    /// The operation of this number has failed, for this reason.
+    Failed { number: usize, reason: String },
+    /// A peer's write with this immediate data landed here.
+    Landed(u64),
+    /// An entry of no interest.
+    Nothing,
+}
+
+/// A descriptor to sleep on, and the events to wait for, as for poll(2).
+#[derive(Debug)]
+pub(in crate::fabric) struct Watched {
+    pub(in crate::fabric) descriptor: OwnedFd,
+    pub(in crate::fabric) events: i16,
+}
+
+/// Whether an operation was posted; `false` if the provider or this rank has no free resource now.
+pub(in crate::fabric) type Posted<E> = Result<bool, E>;
+
+/// A provider's endpoint. It knows nothing of messages, credit or collectives.
+///
+/// Peers are named by their ranks. Each operation has a number, below [`Limits::operations`], which
+/// its [`Entry`] repeats. A number is not used for two operations at a time.
+///
+/// # Safety of operations
+/// Those that use memory after the call returns are unsafe. Until their entry was read or the wire
+/// has ended, the memory must live. Nothing else may change what they read, or use what they write.
+///
+/// [`Limits::operations`]: super::limits::Limits::operations
+pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
+    /// The provider's error.
+    type Error: Copy + Debug + PartialEq;
+
+    /// Registered memory of this rank.
+    type Memory: Registered;
+
+    /// What registers memory, also while another thread uses the wire.
+    type Registrar: Clone;
+
+    /// The registrar of this wire.
+    fn registrar(&self) -> &Self::Registrar;
+
+    /// Allocates zeroed memory of whole pages, and registers it where the purpose needs that.
+    fn allocate(
+        registrar: &Self::Registrar,
+        bytes: usize,
+        purpose: Purpose,
+    ) -> Result<Self::Memory, Failed<Self::Error>>;
+
+    /// Adds the next rank, by its address. All ranks are added, this one too, before any operation
+    /// names one.
+    fn insert(&mut self, address: &[u8]) -> Result<(), Self::Error>;
+
+    /// Takes the next message of any peer into a buffer.
+    ///
+    /// # Safety
+    /// As [above](Wire#safety-of-operations).
+    unsafe fn receive(&mut self, to: Local<'_, Self::Memory>, number: usize) -> Result<(), Self::Error>;
+
+    /// Sends a message.
+    ///
+    /// # Safety
+    /// As [above](Wire#safety-of-operations).
+    unsafe fn send(&mut self, peer: u32, from: Local<'_, Self::Memory>, number: usize) -> Posted<Self::Error>;
+
+    /// Most bytes of a message that can be injected.
+    fn most_injected(&self) -> usize;
+
+    /// Sends a message that may change as soon as this returns. There is no entry.
+    fn inject(&mut self, peer: u32, message: &[u8]) -> Posted<Self::Error>;
+
+    /// Writes to a peer. Without immediate data, completion means that the bytes lie in the peer's
+    /// memory; with immediate data, only that the source was read.
+    ///
+    /// # Safety
+    /// As [above](Wire#safety-of-operations).
+    unsafe fn write(
+        &mut self,
+        peer: u32,
+        from: Local<'_, Self::Memory>,
+        to: Remote,
+        immediate: Option<u64>,
+        number: usize,
+    ) -> Posted<Self::Error>;
+
+    /// Writes to two locations of a peer in one operation, with immediate data. Called only where
+    /// the limits say that it can be done.
+    ///
+    /// # Safety
+    /// As [above](Wire#safety-of-operations).
+    unsafe fn write_both(
+        &mut self,
+        peer: u32,
+        places: [(Local<'_, Self::Memory>, Remote); 2],
+        immediate: u64,
+        number: usize,
+    ) -> Posted<Self::Error>;
+
+    /// Reads from a peer.
+    ///
+    /// # Safety
+    /// As [above](Wire#safety-of-operations).
+    unsafe fn read(
+        &mut self,
+        peer: u32,
+        to: Local<'_, Self::Memory>,
+        from: Remote,
+        number: usize,
+    ) -> Posted<Self::Error>;
+
+    /// Makes progress and reads the completion queue. [`Wire::next`] returns the entries; all are
+    /// taken before the next call.
+    fn poll(&mut self) -> Result<(), Self::Error>;
+
+    /// The next entry that [`Wire::poll`] has read.
+    fn next(&mut self) -> Option<Entry>;
+
+    /// The descriptors to sleep on until there is something to read, for threads that do not hold
+    /// this value; empty where the provider has none. `None` if it is not safe to sleep now.
+    fn may_sleep(&mut self) -> Option<Arc<[Watched]>>;
+
+    /// Leaves the endpoint, and all that the provider knows of it, open until the process ends.
+    fn leak(&mut self);
+
+    /// An error in words.
+    fn text(&self, error: Self::Error) -> String;
+}
