@@ -185,13 +185,13 @@ faults! {
         /// Frees memory when its owner has closed its endpoint and others have not.
         FreeEarly,
     }
-    "fabric/ofi" in Conformance {
+    "fabric/net" in Conformance {
         /// Changes a cell twice, as if a repeated message were processed again.
         DealTwice,
         /// Processes a put and wakes no rank that waits for it.
         ForgetBell,
     }
-    "fabric/ofi" in Stepping {
+    "fabric/net" in Stepping {
         /// Acknowledges writes with immediate data when they are announced, before they have landed.
         AcknowledgeEarly,
         /// Gives the signal of several writes when the first has landed.
@@ -236,7 +236,7 @@ pub enum Suite {
     Simulator,
     /// What every fabric must do: `tests/conformance.rs`.
     Conformance,
-    /// Events of libfabric in an order that the test chooses: `fabric/ofi/stepping_tests.rs`.
+    /// Events of a network in an order that the test chooses: `fabric/net/stepping_tests.rs`.
     Stepping,
     /// Meetings in one process: `bootstrap/store/meeting_tests.rs`.
     Meetings,
@@ -411,7 +411,7 @@ mod tests {
             "collective/driver",
             "collective/engine",
             "collective/session",
-            "fabric/ofi",
+            "fabric/net",
             "fabric/shm",
             "trigger",
             "world",

@@ -121,6 +121,6 @@ mod faults {
         // Failed worlds do not linger.
         let (provider, linger) = (Some(common::PROVIDERS[0].to_owned()), Duration::from_millis(200));
         let settings = OfiSettings { provider, linger, ..OfiSettings::default() };
-        every_fault_is_found("fabric/ofi", || conformance::all(&|ranks| over_ofi(&library, &settings, ranks)));
+        every_fault_is_found("fabric/net", || conformance::all(&|ranks| over_ofi(&library, &settings, ranks)));
     }
 }

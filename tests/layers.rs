@@ -153,6 +153,18 @@ fn siblings_form_no_circle() {
     assert!(reads("fabric", "shm", "window"), "a name that the parent has taken");
 }
 
+/// What networks share is apart from each provider.
+#[test]
+fn the_shared_part_of_network_fabrics_names_no_provider() {
+    let shared = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fabric/net"), "");
+    assert!(!shared.is_empty());
+    for Source { path, text } in shared {
+        for provider in ["earlybird_ffi", "fabric::ofi", "ofi::"] {
+            assert!(!text.contains(provider), "fabric/net/{path} names {provider}");
+        }
+    }
+}
+
 const BOOK: &str = "
 | layer | may import | what it is |
 |---|---|---|

@@ -11,7 +11,7 @@ use super::sequence::WINDOW;
 use super::wire::Remote;
 
 /// Bytes of a slot.
-pub(in crate::fabric) const SLOT_BYTES: usize = MOST_HEADER;
+pub(super) const SLOT_BYTES: usize = MOST_HEADER;
 
 /// Set in the immediate data of a write that carries a header; the lower bits are the slot's
 /// number. Other writes leave it clear.
@@ -31,14 +31,14 @@ pub(in crate::fabric) struct ImmediateData {
 impl ImmediateData {
     /// Bytes that it takes without a tag, and with one.
     pub(in crate::fabric) const BYTES: usize = 4;
-    pub(in crate::fabric) const TAGGED_BYTES: usize = 8;
+    pub(super) const TAGGED_BYTES: usize = 8;
 
     pub(in crate::fabric) fn encode(self, tag: u32) -> u64 {
         u64::from(tag) << 32 | u64::from(self.from) << 16 | u64::from(self.which)
     }
 
     /// `None` for data with another tag.
-    pub(in crate::fabric) fn decode(data: u64, tag: u32) -> Option<Self> {
+    pub(super) fn decode(data: u64, tag: u32) -> Option<Self> {
         let immediate = ImmediateData { from: (data >> 16) as u32 & 0xFFFF, which: data as u16 };
         (data >> 32 == u64::from(tag)).then_some(immediate)
     }
@@ -54,19 +54,19 @@ pub(crate) struct HeaderSlots {
 
 impl HeaderSlots {
     /// The slot of the message `number` from rank `from`, and the immediate data that names it.
-    pub(in crate::fabric) fn target(self, from: u32, number: u32) -> (ImmediateData, Remote) {
+    pub(super) fn target(self, from: u32, number: u32) -> (ImmediateData, Remote) {
         let immediate = ImmediateData { from, which: IN_SLOT | (number % WINDOW) as u16 };
         (immediate, Remote { address: self.base.wrapping_add(offset(from, number) as u64), key: self.key })
     }
 }
 
 /// Bytes of the slots for so many ranks: one for each message in flight.
-pub(in crate::fabric) fn size(ranks: u32) -> usize {
+pub(super) fn size(ranks: u32) -> usize {
     offset(ranks, 0)
 }
 
 /// The offset of the slot of a rank's message.
-pub(in crate::fabric) fn offset(from: u32, number: u32) -> usize {
+pub(super) fn offset(from: u32, number: u32) -> usize {
     (from as usize * WINDOW as usize + (number % WINDOW) as usize) * SLOT_BYTES
 }
 

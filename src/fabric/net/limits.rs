@@ -13,13 +13,13 @@ const MOST_PART: usize = 1 << 20;
 const MOVING: usize = 64;
 
 /// Message buffers for incoming messages.
-pub(in crate::fabric) const RECEIVE_BUFFERS: usize = 128;
+pub(super) const RECEIVE_BUFFERS: usize = 128;
 
 /// Message buffers for outgoing messages, unless the world has more peers.
 const SEND_BUFFERS: usize = 64;
 
 /// Buffers of each peer's share that are reserved for uncounted messages, which wait for no other.
-pub(in crate::fabric) const RESERVED: usize = 1;
+pub(super) const RESERVED: usize = 1;
 
 /// Limits of one endpoint.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +54,6 @@ impl Limits {
 }
 
 /// The number of the first transfer.
-pub(in crate::fabric) fn first_transfer(ranks: u32) -> usize {
+pub(super) fn first_transfer(ranks: u32) -> usize {
     RECEIVE_BUFFERS + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
 }

@@ -46,7 +46,7 @@ struct Operation {
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum Way {
+pub(super) enum Way {
     /// To the peer.
     Out,
     /// To the peer, with this immediate data.
@@ -71,7 +71,7 @@ pub(in crate::fabric) struct Link<W: Wire> {
     moving: Pool,
     /// The number of the first transfer, and of the buffer for injected messages behind the others.
     first_transfer: usize,
-    pub(in crate::fabric) limits: Limits,
+    pub(super) limits: Limits,
     /// Whether writes carry immediate data, and whether it has a tag: for this rank alone until
     /// [`Link::agree`].
     pub(in crate::fabric) uses_immediate: bool,
@@ -116,7 +116,7 @@ impl<W: Wire> Link<W> {
     }
 
     /// Memory that the provider may use until the wire ends.
-    pub(in crate::fabric) fn windows(&self) -> impl Iterator<Item = &Window> {
+    pub(super) fn windows(&self) -> impl Iterator<Item = &Window> {
         self.windows.iter()
     }
 
@@ -127,27 +127,27 @@ impl<W: Wire> Link<W> {
     }
 
     /// Bytes of immediate data that a peer's write may bring to this rank: 0 if it is not used.
-    pub(in crate::fabric) fn immediate(&self) -> usize {
+    pub(super) fn immediate(&self) -> usize {
         if self.uses_immediate { self.limits.immediate } else { 0 }
     }
 
     /// Every rank takes at least so many bytes of immediate data, and one of them no more. Devices
     /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
     /// writes had a tag and others not, peers would look like strangers.
-    pub(in crate::fabric) fn agree(&mut self, immediate: usize) {
+    pub(super) fn agree(&mut self, immediate: usize) {
         self.uses_immediate &= immediate >= ImmediateData::BYTES;
         self.tags_immediate = immediate >= ImmediateData::TAGGED_BYTES;
     }
 
     /// Copies the header in a rank's slot, which the rank may overwrite afterwards.
-    pub(in crate::fabric) fn header(&self, from: u32, number: u32) -> Option<[u8; SLOT_BYTES]> {
+    pub(super) fn header(&self, from: u32, number: u32) -> Option<[u8; SLOT_BYTES]> {
         let mut header = [0; SLOT_BYTES];
         self.header_slots.as_ref()?.window().read(header_slots::offset(from, number), &mut header);
         Some(header)
     }
 
     /// Posts a buffer for the next message.
-    pub(in crate::fabric) fn post_receive(&mut self, buffer: usize) -> Result<(), W::Error> {
+    pub(super) fn post_receive(&mut self, buffer: usize) -> Result<(), W::Error> {
         let to = Local { memory: &self.buffers, offset: buffer * BUFFER_BYTES, len: BUFFER_BYTES };
         // SAFETY: the buffers and their number belong to this value, and no code reads the buffer
         // before its entry.
@@ -155,7 +155,7 @@ impl<W: Wire> Link<W> {
     }
 
     /// The message in a buffer that was not posted again.
-    pub(in crate::fabric) fn message(&self, buffer: usize, len: usize) -> &[u8] {
+    pub(super) fn message(&self, buffer: usize, len: usize) -> &[u8] {
         let bytes = self.buffers.window().bytes(buffer * BUFFER_BYTES, len.min(BUFFER_BYTES));
         // SAFETY: the provider has completed the receive, and writes there only after
         // `post_receive`, which needs this value exclusively.
@@ -164,7 +164,7 @@ impl<W: Wire> Link<W> {
 
     /// Sends a header, and data that `fill` copies behind it to an offset in a window. An uncounted
     /// message may use the reserved buffers.
-    pub(in crate::fabric) fn send(
+    pub(super) fn send(
         &mut self,
         peer: u32,
         (header, counted): (&Header, bool),
@@ -201,7 +201,7 @@ impl<W: Wire> Link<W> {
     /// Moves a part of a transfer between own memory and a peer's. The completion of a part without
     /// immediate data means that it lies in the peer's memory; with immediate data, only that the
     /// source was read.
-    pub(in crate::fabric) fn transfer(
+    pub(super) fn transfer(
         &mut self,
         transfer: u32,
         peer: u32,
@@ -223,7 +223,7 @@ impl<W: Wire> Link<W> {
 
     /// Moves all of a transfer to a peer in one operation, with immediate data and with a header
     /// for a slot there.
-    pub(in crate::fabric) fn transfer_with_header(
+    pub(super) fn transfer_with_header(
         &mut self,
         transfer: u32,
         peer: u32,
@@ -259,7 +259,7 @@ impl<W: Wire> Link<W> {
     }
 
     /// Makes progress and reads what has completed, which [`Link::next`] returns.
-    pub(in crate::fabric) fn poll(&mut self) -> Result<(), W::Error> {
+    pub(super) fn poll(&mut self) -> Result<(), W::Error> {
         match self.refused.take() {
             Some(error) => Err(error),
             None => self.wire.poll(),
@@ -267,7 +267,7 @@ impl<W: Wire> Link<W> {
     }
 
     /// The next event that [`Link::poll`] has read.
-    pub(in crate::fabric) fn next(&mut self) -> Option<Event> {
+    pub(super) fn next(&mut self) -> Option<Event> {
         loop {
             return Some(match self.wire.next()? {
                 Entry::Landed(data) => Event::Landed(data),
@@ -301,12 +301,12 @@ impl<W: Wire> Link<W> {
     }
 
     /// Whether every message that the provider has accepted is sent.
-    pub(in crate::fabric) fn has_sent_all(&self) -> bool {
+    pub(super) fn has_sent_all(&self) -> bool {
         self.sending.is_whole()
     }
 
     /// Whether nothing is in flight.
-    pub(in crate::fabric) fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.has_sent_all() && self.moving.is_whole()
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const MOST_INLINE: usize = MOST_HEADER - SHORT;
 pub(crate) const MOST_DATA: usize = 8 * 1024;
 
 /// Most ranks of a world: a header has 16 bits for the sender.
-pub(in crate::fabric) const MOST_RANKS: u32 = 1 << 16;
+pub(super) const MOST_RANKS: u32 = 1 << 16;
 
 /// A location in a region of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

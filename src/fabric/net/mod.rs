@@ -1,21 +1,88 @@
-//! What the fabrics over a network share: messages, their numbers and credit, the memory and numbers
-//! of what is in flight, and what a provider has to do for that ([`Wire`]).
+//! What the fabrics over a network share.
+//!
+//! Bulk data moves by one-sided writes and reads of registered memory. Everything small goes by
+//! messages that the receiving rank processes in software: in a call of its own into the library,
+//! or on its helper thread.
+//!
+//! # Layers
+//! A provider implements [`Wire`]: it posts operations, reports what has completed, registers
+//! memory, and says what to sleep on. [`Link`] adds message buffers, header slots and a number for
+//! each operation in flight. The [engine] sends and processes messages over it. All threads of a
+//! rank share the engine behind one lock ([`shared`]). [`NetFabric`] is the world. All of these are
+//! generic over the wire, so each provider has code of its own and no operation is a virtual call.
+//!
+//! # Putting
+//! Data of one or two words travels in the message that also names the signal. More data is written
+//! to its address by an operation that also writes the message into a header slot. Where a provider
+//! cannot do that, small data is received with its message and copied to its address; large data,
+//! and data that does not fit one operation, is written in parts. Either immediate data announces
+//! the parts that have landed, or the parts complete before the message is sent.
+//!
+//! # Atomics
+//! The home's processor makes all changes of a cell, the home's own included, under one lock. So
+//! there is one domain of atomicity, and plain loads through a window see it.
+//!
+//! # Completion
+//! Messages are numbered and processed exactly once. Each message acknowledges the receiver's
+//! messages that were processed. Where a rank has no message to send, it sends an ack of its own
+//! when it is idle or goes to sleep. At most a window of messages to a peer is in flight.
+//!
+//! # Closing
+//! The memory of a collective stays until all ranks have said that they have closed it. A rank says
+//! so when no operation that it began there is in flight, and leaves after that.
+//!
+//! # Strangers
+//! Any process that knows a rank's address can connect to it. A message that does not carry the
+//! job's secret is counted and changes nothing. Immediate data carries a part of the secret, since
+//! some providers deliver it without a key. Keys of memory are random, and memory that no peer
+//! needs has none. SECURITY.md says what that protects against.
+//!
+//! # Peers that are stalled
+//! Each peer has its share of the message buffers and contexts, and operations that wait are posted
+//! in turns, so a peer that takes nothing holds up no other. Acks wait for no data: they go first,
+//! by injection, or else in a message buffer that is reserved for them.
+//!
+//! # Death
+//! The kernel reports the end of processes on the same machine. Ranks elsewhere are asked for a
+//! sign of life, each by a few ranks: a message, a write that landed here, or the answer to a read
+//! or a write. A write with immediate data that has gone out is no such sign. A rank treats a peer
+//! as ended only after it has processed what the peer had sent by then. A peer that had left before
+//! is not missed; any other is dead, and the rank that finds it dead tells all others. Every rank
+//! of a failed world does the same when it ends: it sends no message that it leaves, because that
+//! message might overtake the failure.
 
-pub(super) mod header_slots;
-pub(super) mod limits;
-pub(super) mod link;
-pub(super) mod message;
-pub(super) mod peer_info;
+mod channel;
+mod endpoint;
+mod engine;
+mod fabric;
+mod header_slots;
+mod limits;
+mod link;
+mod message;
+mod peer_info;
 mod registration;
-pub(super) mod secret;
-pub(super) mod sequence;
-pub(super) mod shares;
-pub(super) mod suspects;
+mod secret;
+mod sequence;
+mod shared;
+mod shares;
+#[cfg(test)]
+pub(super) mod stepping_tests;
+mod suspects;
 mod wire;
 
+#[cfg(test)]
+pub(super) use engine::MOST_GUESSES;
+pub(super) use fabric::{NetFabric, Opened, OverWire, Patience, in_this_process};
+#[cfg(test)]
+pub(super) use header_slots::{IN_SLOT, ImmediateData};
 pub(super) use limits::Limits;
 #[cfg(test)]
+pub(super) use link::Event;
+pub(super) use link::Link;
+#[cfg(test)]
 pub(crate) use message::Message;
+#[cfg(test)]
+pub(super) use message::{Content, Location};
 #[cfg(test)]
 pub(crate) use peer_info::PeerInfo;
 pub(super) use registration::{Failed, Purpose, Registered, allocate};

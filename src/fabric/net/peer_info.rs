@@ -74,7 +74,7 @@ impl PeerInfo {
 
 /// Tells machines apart, and parts of one machine that cannot reach each other: the boot id of the
 /// kernel, and the namespaces of processes and of the network.
-pub(in crate::fabric) fn host() -> String {
+pub(super) fn host() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = |kind: &str| {
         let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));

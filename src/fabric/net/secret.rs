@@ -19,7 +19,7 @@ pub(crate) struct JobSecret {
 
 impl JobSecret {
     /// Draws a new secret.
-    pub(in crate::fabric) fn draw(rank: u32) -> Result<Self> {
+    pub(super) fn draw(rank: u32) -> Result<Self> {
         Ok(JobSecret { word: u64::from_le_bytes(draw(rank)?), tag: u32::from_le_bytes(draw(rank)?) })
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// A pool of message buffers or contexts, which operations hold until they complete. Each peer has
 /// a share of its own, so that the others keep theirs whatever one does not return.
 #[derive(Debug)]
-pub(in crate::fabric) struct Pool {
+pub(super) struct Pool {
     free: Vec<usize>,
     /// Number of indices that each rank holds.
     held: Vec<usize>,
@@ -20,7 +20,7 @@ pub(in crate::fabric) struct Pool {
 impl Pool {
     /// A pool of these indices for the peers of a rank. All shares can be full at once if there is
     /// one index for each peer.
-    pub(in crate::fabric) fn new(indices: Range<usize>, ranks: u32) -> Self {
+    pub(super) fn new(indices: Range<usize>, ranks: u32) -> Self {
         let share = (indices.len() / peers(ranks)).max(1);
         Pool { size: indices.len(), free: indices.collect(), held: vec![0; ranks as usize], share }
     }
@@ -28,14 +28,14 @@ impl Pool {
     /// The index that [`Pool::take`] takes next for a peer; `None` if the peer holds its share, but
     /// for the last `reserved` of it.
     #[inline]
-    pub(in crate::fabric) fn next(&self, peer: u32, reserved: usize) -> Option<usize> {
+    pub(super) fn next(&self, peer: u32, reserved: usize) -> Option<usize> {
         let may = self.held[peer as usize] + reserved < self.share;
         self.free.last().copied().filter(|_| may)
     }
 
     /// Takes the index that [`Pool::next`] returned.
     #[inline]
-    pub(in crate::fabric) fn take(&mut self, peer: u32) {
+    pub(super) fn take(&mut self, peer: u32) {
         let taken = self.free.pop();
         debug_assert!(taken.is_some(), "nothing is free");
         self.held[peer as usize] += usize::from(taken.is_some());
@@ -43,25 +43,25 @@ impl Pool {
 
     /// A peer's operation is over; its index is free again.
     #[inline]
-    pub(in crate::fabric) fn give_back(&mut self, index: usize, peer: u32) {
+    pub(super) fn give_back(&mut self, index: usize, peer: u32) {
         self.free.push(index);
         self.held[peer as usize] -= 1;
     }
 
     /// Whether no index is taken.
-    pub(in crate::fabric) fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         self.free.len() == self.size
     }
 }
 
 /// The number of peers in a world of `ranks`, at least 1.
-pub(in crate::fabric) fn peers(ranks: u32) -> usize {
+pub(super) fn peers(ranks: u32) -> usize {
     ranks.saturating_sub(1).max(1) as usize
 }
 
 /// Operations that wait until they can be posted, in order for each peer. Peers take turns.
 #[derive(Debug)]
-pub(in crate::fabric) struct Queues<T> {
+pub(super) struct Queues<T> {
     waiting: Vec<VecDeque<T>>,
     /// Peers for which an operation waits.
     turns: VecDeque<u32>,
@@ -71,7 +71,7 @@ pub(in crate::fabric) struct Queues<T> {
 }
 
 impl<T> Queues<T> {
-    pub(in crate::fabric) fn new(ranks: u32) -> Self {
+    pub(super) fn new(ranks: u32) -> Self {
         Queues {
             waiting: (0..ranks).map(|_| VecDeque::new()).collect(),
             turns: VecDeque::with_capacity(ranks as usize),
@@ -80,11 +80,11 @@ impl<T> Queues<T> {
         }
     }
 
-    pub(in crate::fabric) fn is_empty(&self, peer: u32) -> bool {
+    pub(super) fn is_empty(&self, peer: u32) -> bool {
         self.waiting[peer as usize].is_empty()
     }
 
-    pub(in crate::fabric) fn push(&mut self, peer: u32, item: T) {
+    pub(super) fn push(&mut self, peer: u32, item: T) {
         let queue = &mut self.waiting[peer as usize];
         if queue.is_empty() {
             self.turns.push_back(peer);
@@ -93,7 +93,7 @@ impl<T> Queues<T> {
     }
 
     /// Removes what waits for a peer that will never take it.
-    pub(in crate::fabric) fn drain(&mut self, peer: u32) -> VecDeque<T> {
+    pub(super) fn drain(&mut self, peer: u32) -> VecDeque<T> {
         self.turns.retain(|&turn| turn != peer);
         std::mem::take(&mut self.waiting[peer as usize])
     }
@@ -101,7 +101,7 @@ impl<T> Queues<T> {
     /// Offers waiting operations to `post`, one of each peer at a time, until each peer has refused
     /// (`false`) or has nothing left.
     #[inline]
-    pub(in crate::fabric) fn post(&mut self, mut post: impl FnMut(&T) -> bool) {
+    pub(super) fn post(&mut self, mut post: impl FnMut(&T) -> bool) {
         self.calls += 1;
         // Consecutive peers for which nothing was posted.
         let mut idle = 0;

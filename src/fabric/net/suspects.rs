@@ -19,11 +19,11 @@ const LOOKS: u32 = 8;
 
 /// The most that counts of the time between two looks: a process that was stopped in between has
 /// run for less.
-pub(in crate::fabric) const STEP: Duration = Duration::from_millis(20);
+pub(super) const STEP: Duration = Duration::from_millis(20);
 
 /// The evidence against a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum Evidence {
+pub(super) enum Evidence {
     /// The kernel reports that its process has ended.
     Ended,
     /// An operation did not reach it, for this reason.
@@ -46,7 +46,7 @@ impl fmt::Display for Evidence {
 
 /// The suspected peers, oldest suspicion first.
 #[derive(Debug)]
-pub(in crate::fabric) struct Suspects {
+pub(super) struct Suspects {
     suspects: Vec<Suspect>,
     /// When this rank last looked at the network.
     looked: Instant,
@@ -62,21 +62,21 @@ struct Suspect {
 }
 
 impl Suspects {
-    pub(in crate::fabric) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Suspects { suspects: Vec::new(), looked: now }
     }
 
-    pub(in crate::fabric) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.suspects.is_empty()
     }
 
     /// Whether a peer's process is known to have ended.
-    pub(in crate::fabric) fn has_ended(&self, peer: u32) -> bool {
+    pub(super) fn has_ended(&self, peer: u32) -> bool {
         self.suspects.iter().any(|suspect| suspect.peer == peer && suspect.evidence == Evidence::Ended)
     }
 
     /// Begins to suspect a peer.
-    pub(in crate::fabric) fn add(&mut self, peer: u32, evidence: Evidence, now: Instant) {
+    pub(super) fn add(&mut self, peer: u32, evidence: Evidence, now: Instant) {
         if self.suspects.is_empty() {
             self.looked = now;
         }
@@ -90,13 +90,13 @@ impl Suspects {
     }
 
     /// Drops the suspicions that `is_cleared` finds unfounded.
-    pub(in crate::fabric) fn clear(&mut self, is_cleared: impl Fn(u32, &Evidence) -> bool) {
+    pub(super) fn clear(&mut self, is_cleared: impl Fn(u32, &Evidence) -> bool) {
         self.suspects.retain(|suspect| !is_cleared(suspect.peer, &suspect.evidence));
     }
 
     /// Counts a look at the network after which all events are processed; `quiet` if there were
     /// none. Returns a peer whose end is confirmed now.
-    pub(in crate::fabric) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
+    pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
         let step = now.saturating_duration_since(self.looked).min(STEP);
         self.looked = now;
         for suspect in &mut self.suspects {

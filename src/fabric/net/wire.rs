@@ -59,8 +59,14 @@ pub(in crate::fabric) type Posted<E> = Result<bool, E>;
 ///
 /// [`Limits::operations`]: super::limits::Limits::operations
 pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
+    /// The name of the fabric.
+    const FABRIC: &'static str;
+
+    /// What the provider is part of, as errors name it.
+    const LIBRARY: &'static str;
+
     /// The provider's error.
-    type Error: Copy + Debug + PartialEq;
+    type Error: Copy + Debug + PartialEq + Send;
 
     /// Registered memory of this rank.
     type Memory: Registered;
@@ -150,7 +156,8 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// this value; empty where the provider has none. `None` if it is not safe to sleep now.
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>>;
 
-    /// Leaves the endpoint, and all that the provider knows of it, open until the process ends.
+    /// Leaves the endpoint, and all that the provider knows of it, open until the process ends,
+    /// because operations are in flight.
     fn leak(&mut self);
 
     /// An error in words.

@@ -1,63 +1,21 @@
 //! libfabric: one interface to every HPC network.
 //!
-//! Bulk data moves by one-sided writes and reads of registered memory. Everything small goes by
-//! messages that the receiving rank processes in software: in a call of its own into the library,
-//! or on its helper thread. So nothing depends on what a provider can do beyond messages and remote
+//! `fabric::net` has what all networks share. Here are a wire over libfabric's
+//! endpoints, the choice of a provider, and what each provider needs: limits, registration and
+//! environment variables. Nothing depends on what a provider can do beyond messages and remote
 //! writes and reads: not on its atomics, on the order of its operations, on remote completion data
 //! or on progress of its own.
 //!
-//! # Putting
-//! Data of one or two words travels in the message that also names the signal. More data is written
-//! to its address by an operation that also writes the message into a header slot. Where a provider
-//! cannot do that, small data is received with its message and copied to its address; large data,
-//! and data that does not fit one operation, is written in parts. Either immediate data announces
-//! the parts that have landed, or the parts complete before the message is sent.
-//!
-//! # Atomics
-//! The home's processor makes all changes of a cell, the home's own included, under one lock. So
-//! there is one domain of atomicity, and plain loads through a window see it.
-//!
-//! # Completion
-//! Messages are numbered and processed exactly once. Each message acknowledges the receiver's
-//! messages that were processed. Where a rank has no message to send, it sends an ack of its own
-//! when it is idle or goes to sleep. At most a window of messages to a peer is in flight.
-//!
-//! # Closing
-//! The memory of a collective stays until all ranks have said that they have closed it. A rank says
-//! so when no operation that it began there is in flight, and leaves after that.
-//!
-//! # Strangers
-//! Any process that knows a rank's address can connect to it. A message that does not carry the
-//! job's secret is counted and changes nothing. Immediate data carries a part of the secret, since
-//! some providers deliver it without a key. Keys of memory are random, and memory that no peer
-//! needs has none. SECURITY.md says what that protects against.
-//!
-//! # Peers that are stalled
-//! Each peer has its share of the message buffers and contexts, and operations that wait are posted
-//! in turns, so a peer that takes nothing holds up no other. Acks wait for no data: they go first,
-//! by injection, or else in a message buffer that is reserved for them.
-//!
-//! # Death
-//! The kernel reports the end of processes on the same machine. Ranks elsewhere are asked for a
-//! sign of life, each by a few ranks: a message, a write that landed here, or the answer to a read
-//! or a write. A write with immediate data that has gone out is no such sign. A rank treats a peer
-//! as ended only after it has processed what the peer had sent by then. A peer that had left before
-//! is not missed; any other is dead, and the rank that finds it dead tells all others. Every rank
-//! of a failed world does the same when it ends: it sends no message that it leaves, because that
-//! message might overtake the failure.
+//! Programs that a provider runs by itself have their own endpoint (`work_queue.rs`).
 
-mod channel;
-mod endpoint;
-mod engine;
+#[cfg(test)]
+mod engine_tests;
 mod environment;
 mod fabric;
 mod keys;
 mod limits;
 mod probe;
 mod registration;
-mod shared;
-#[cfg(test)]
-mod stepping_tests;
 #[cfg(test)]
 mod stranger_tests;
 mod wire;
@@ -71,8 +29,6 @@ pub(crate) use limits::{largest_count, most_queued};
 pub use probe::{Device, Progress, devices};
 pub(crate) use registration::Registered;
 pub(crate) use work_queue::WorkQueue;
-
-use super::net::{header_slots, link, message, peer_info, secret, sequence, shares, suspects};
 
 /// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's. The first call sets the
 /// [`PROVIDER_VARIABLES`] that the user has not set, if this process has one thread.

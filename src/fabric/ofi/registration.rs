@@ -34,7 +34,7 @@ impl Purpose {
 
 /// Registers the memory of an endpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Registrar {
+pub(in crate::fabric) struct Registrar {
     rank: u32,
     endpoint: Arc<Endpoint>,
     /// `None` where the provider chooses the keys.

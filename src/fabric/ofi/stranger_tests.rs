@@ -6,26 +6,23 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use earlybird_ffi::ofi::{
     self, Code, Domain, InfoList, Library, Local, NO_COMPLETION, Queue, Remote, Sign, Wanted, sys,
 };
 use parking_lot::Mutex;
 
-use super::engine::MOST_GUESSES;
 use super::fabric::OfiFabric;
-use super::header_slots::{IN_SLOT, ImmediateData};
-use super::link::Event;
-use super::message::{Content, Location, Message};
-use super::peer_info::PeerInfo;
 use super::probe;
+use super::wire::OfiWire;
 use crate::config::OfiSettings;
-use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Key, Posted, RawAccess, Signal};
+use crate::fabric::net::stepping_tests::{self, PATIENCE};
+use crate::fabric::net::{Content, Event, IN_SLOT, ImmediateData, Location, MOST_GUESSES, Message, PeerInfo};
+use crate::fabric::{Access, At, Atomic, Change, Fabric, Key, Posted, Signal};
 use crate::skipped::{Need, skipped};
 
 const PROVIDER: &str = "tcp;ofi_rxm";
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes that a stranger tries to read or write.
 const LEN: usize = 64;
@@ -34,20 +31,13 @@ pub(super) fn library() -> Option<Library> {
     Library::load(None).inspect_err(|problem| skipped(Need::Libfabric, problem)).ok()
 }
 
-/// A world of two ranks, with an endpoint each.
-pub(super) struct World {
-    pub(super) ends: Vec<Box<dyn Endpoint>>,
-    pub(super) ranks: Vec<OfiFabric>,
-}
+pub(super) type World = stepping_tests::World<OfiWire>;
 
 impl World {
     pub(super) fn new(library: &Library) -> Self {
         let settings = OfiSettings { provider: Some(PROVIDER.to_owned()), ..OfiSettings::default() };
-        World::of(OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap())
-    }
-
-    fn of(ranks: Vec<OfiFabric>) -> Self {
-        World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
+        let ranks = OfiFabric::in_this_process(library, &settings, 2, Instant::now() + PATIENCE).unwrap();
+        World::of(ranks.into_iter().map(|rank| rank.0).collect())
     }
 
     /// A world whose rank 1 has a device with at most `cq_data` bytes of immediate data.
@@ -68,7 +58,7 @@ impl World {
         };
         let ranks = std::thread::scope(|scope| {
             let joining = [0, 1].map(|rank| scope.spawn(move || join(rank)));
-            joining.map(|thread| thread.join().unwrap().unwrap())
+            joining.map(|thread| thread.join().unwrap().unwrap().0)
         });
         World::of(ranks.into())
     }
@@ -103,12 +93,6 @@ impl World {
             assert_eq!(self.ends[0].window(region).unwrap().cell(0).load(Ordering::Acquire), round);
         }
         assert_eq!(self.ranks[0].strangers(), before);
-    }
-
-    pub(super) fn end(self) {
-        let World { ends, ranks } = self;
-        drop(ends);
-        std::thread::scope(|scope| ranks.iter().for_each(|rank| _ = scope.spawn(|| rank.leave())));
     }
 }
 

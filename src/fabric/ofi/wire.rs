@@ -19,7 +19,7 @@ use crate::fabric::net::{Entry, Local, Posted, Purpose, Remote, Watched, Wire};
 struct Context(sys::fi_context2);
 
 /// The endpoint at work.
-pub(super) struct OfiWire {
+pub(in crate::fabric) struct OfiWire {
     pub(super) endpoint: Arc<Endpoint>,
     registrar: Registrar,
     /// libfabric's number of each rank.
@@ -99,6 +99,9 @@ impl OfiWire {
 }
 
 impl Wire for OfiWire {
+    const FABRIC: &'static str = "ofi";
+    const LIBRARY: &'static str = "libfabric";
+
     type Error = Code;
     type Memory = Registered;
     type Registrar = Registrar;
@@ -215,6 +218,8 @@ impl Wire for OfiWire {
     }
 
     fn leak(&mut self) {
+        // `ofi_rxm` (1.17) sometimes crashes when an endpoint is closed while an operation of its
+        // own or of a peer is in flight.
         std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
     }
 

@@ -2,18 +2,17 @@
 
 use super::{
     Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, PendingAtomic, RegionEntry,
-    Transfer, Way, Window,
+    Registered, Transfer, Way, Window, Wire,
 };
 use crate::error::{Error, Result};
-use crate::fabric::net::Registered as _;
-use crate::fabric::ofi::message::MOST_INLINE;
+use crate::fabric::net::message::MOST_INLINE;
 use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted, Signal};
 
 /// From this many bytes on, a writer that waits gets its ack at once: an ack costs little beside
 /// the data.
 const LARGE: usize = 256 << 10;
 
-impl Engine {
+impl<W: Wire> Engine<W> {
     /// The owner of a location, if it is a peer, and the owner's name for it. The owner must allow
     /// the operation.
     fn locate(
@@ -50,11 +49,11 @@ impl Engine {
     }
 
     fn own_window(&self, operation: &'static str, channel: u16, at: At) -> Result<&Window> {
-        let own = self.channels[usize::from(channel)].own(at.region).map(|registered| registered.window());
+        let own = self.channels[usize::from(channel)].own(at.region).map(Registered::window);
         own.ok_or_else(|| self.usage(operation, "the near side must be a region of this endpoint"))
     }
 
-    pub(in crate::fabric::ofi) fn put(
+    pub(in crate::fabric::net) fn put(
         &mut self,
         channel: u16,
         (from, to, len): (At, At, usize),
@@ -149,7 +148,7 @@ impl Engine {
         }
     }
 
-    pub(in crate::fabric::ofi) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
+    pub(in crate::fabric::net) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
         self.check("signal", channel)?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
         let signal = Some((cell, signal.change));
@@ -161,7 +160,7 @@ impl Engine {
         Ok(Posted::Pending)
     }
 
-    pub(in crate::fabric::ofi) fn read(
+    pub(in crate::fabric::net) fn read(
         &mut self,
         channel: u16,
         from: At,
@@ -187,7 +186,7 @@ impl Engine {
         }
     }
 
-    pub(in crate::fabric::ofi) fn atomic(
+    pub(in crate::fabric::net) fn atomic(
         &mut self,
         channel: u16,
         at: At,
@@ -209,7 +208,7 @@ impl Engine {
         Ok(Posted::Pending)
     }
 
-    pub(in crate::fabric::ofi) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
+    pub(in crate::fabric::net) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
         let completion = self.channels[usize::from(channel)].completions.pop_front();
         if completion.is_none() {
             self.check("poll", channel)?;

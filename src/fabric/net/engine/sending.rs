@@ -1,16 +1,14 @@
 //! The outgoing side: messages, as far as credit and buffers allow, and transfers in parts.
 
-use earlybird_ffi::ofi::Code;
-
 use super::{
     Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
-    Registered, Transfer, TransferPart, Way, Window,
+    Registered, Transfer, TransferPart, Way, Window, Wire,
 };
-use crate::fabric::net::{Local, Registered as _, Remote, Wire};
+use crate::fabric::net::wire::{Local, Remote};
 use crate::fabric::{At, Change};
 
 /// The two ends of a transfer. Regions outlive the transfers that were checked against them.
-fn between(entries: &[RegionEntry], own: At, remote: At, len: usize) -> Option<(Local<'_, Registered>, Remote)> {
+fn between<M>(entries: &[RegionEntry<M>], own: At, remote: At, len: usize) -> Option<(Local<'_, M>, Remote)> {
     match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
         (RegionEntry::Own(memory, _), RegionEntry::Peer(far)) => Some((
             Local { memory, offset: own.offset, len },
@@ -48,7 +46,7 @@ impl Peer {
     }
 }
 
-impl Engine {
+impl<W: Wire> Engine<W> {
     /// Sends a message now, or when credit and a buffer are free.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
@@ -201,8 +199,8 @@ impl Engine {
     }
 
     /// A part of a transfer could not be posted.
-    fn fail_part(&mut self, transfer: u32, code: Code) {
-        let (peer, text) = (self.transfers[transfer as usize].peer, self.link.wire.text(code));
+    fn fail_part(&mut self, transfer: u32, error: W::Error) {
+        let (peer, text) = (self.transfers[transfer as usize].peer, self.link.wire.text(error));
         self.suspect_unreachable(peer, &text);
         self.end_part(transfer, false);
     }

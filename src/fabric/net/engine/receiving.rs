@@ -5,17 +5,16 @@ use std::time::Instant;
 use super::{
     Announced, Content, Data, Engine, Event, Failure, Fault, IDLE_LOOKS, IN_SLOT, ImmediateData, LOOKS_PER_CLOCK,
     Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, PendingAtomic, Receipt,
-    Received, WINDOW,
+    Received, WINDOW, Wire,
 };
-use crate::fabric::net::Wire as _;
 
-impl Engine {
+impl<W: Wire> Engine<W> {
     /// Processes events and sends what waits; returns whether there was an event.
-    pub(in crate::fabric::ofi) fn progress(&mut self) -> bool {
+    pub(in crate::fabric::net) fn progress(&mut self) -> bool {
         let mut any = false;
         // One look, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.link.poll() {
-            let cause = format!("libfabric cannot read completions: {}", self.link.wire.text(code));
+            let cause = format!("{} cannot read completions: {}", W::LIBRARY, self.link.wire.text(code));
             self.fail(Failure::Transport { by: self.rank, peer: None, cause });
         }
         while let Some(event) = self.link.next() {
@@ -54,14 +53,14 @@ impl Engine {
     }
 
     /// Looks at the network if that may clear or confirm a suspicion.
-    pub(in crate::fabric::ofi) fn check_suspects(&mut self) {
+    pub(in crate::fabric::net) fn check_suspects(&mut self) {
         if self.has_suspects() {
             self.progress();
         }
     }
 
     /// Processes what has come while this rank did not look, or much of it.
-    pub(in crate::fabric::ofi) fn catch_up(&mut self) {
+    pub(in crate::fabric::net) fn catch_up(&mut self) {
         const LOOKS: u32 = 64;
         for _ in 0..LOOKS {
             if !self.progress() {
@@ -71,7 +70,7 @@ impl Engine {
     }
 
     /// Sends pending acks if one has waited long enough for a message to carry it.
-    pub(in crate::fabric::ofi) fn ack_if_due(&mut self) {
+    pub(in crate::fabric::net) fn ack_if_due(&mut self) {
         // An ack that is pending at one such check is overdue at the next.
         if self.acks_pending_since.is_some_and(|since| since.elapsed() > MAX_ACK_DELAY / 2) {
             self.send_due_acks(Received::is_overdue);
@@ -79,7 +78,7 @@ impl Engine {
     }
 
     /// Sends all acks that no other message has carried.
-    pub(in crate::fabric::ofi) fn ack_all(&mut self) {
+    pub(in crate::fabric::net) fn ack_all(&mut self) {
         self.send_due_acks(|received| received.unacked() > 0);
     }
 
@@ -102,7 +101,7 @@ impl Engine {
 
     /// Gives a sign of life to remote peers that send much data to this rank, by their writes or by
     /// its reads. Over a slow line their pings arrive behind that data, perhaps too late.
-    pub(in crate::fabric::ofi) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
+    pub(in crate::fabric::net) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
         let writers = self.landings.iter().map(|landing| landing.from);
         let read = self.transfers.iter().filter(|transfer| transfer.parts > 0).map(|transfer| transfer.peer);
         let senders: Vec<u32> = writers.chain(read).filter(|&peer| is_elsewhere(peer)).collect();
@@ -110,7 +109,7 @@ impl Engine {
     }
 
     /// Whether an ack is pending.
-    pub(in crate::fabric::ofi) fn has_acks_pending(&self) -> bool {
+    pub(in crate::fabric::net) fn has_acks_pending(&self) -> bool {
         self.acks_pending.iter().any(|&peer| self.peers[peer as usize].received.unacked() > 0)
     }
 
@@ -123,12 +122,12 @@ impl Engine {
         self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
     }
 
-    pub(in crate::fabric::ofi) fn process(&mut self, event: Event) {
+    pub(in crate::fabric) fn process(&mut self, event: Event) {
         match event {
             Event::Message(buffer, len) => {
                 self.process_message(Source::Buffer(buffer, len));
                 if let Err(code) = self.link.post_receive(buffer) {
-                    let cause = format!("libfabric takes no message buffer: {}", self.link.wire.text(code));
+                    let cause = format!("{} takes no message buffer: {}", W::LIBRARY, self.link.wire.text(code));
                     self.fail(Failure::Transport { by: self.rank, peer: None, cause });
                 }
             }
@@ -276,7 +275,7 @@ impl Engine {
 
     /// The state that messages and writes of peers change.
     #[cfg(test)]
-    pub(in crate::fabric::ofi) fn peer_state(&self) -> String {
+    pub(in crate::fabric) fn peer_state(&self) -> String {
         format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.acks_pending, self.gathered)
     }
 

@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use super::message::Location;
 use super::registration::Registered;
-use crate::fabric::net::Registered as _;
 use crate::fabric::{Access, At, Atomic, Change, Completion, Region, Window};
 use crate::sync;
 
 /// A region that an endpoint can name.
 #[derive(Debug)]
-pub(super) enum RegionEntry {
+pub(super) enum RegionEntry<M> {
     /// Memory of this rank.
-    Own(Registered, usize),
+    Own(M, usize),
     /// Memory of a peer.
     Peer(PeerRegion),
 }
@@ -34,7 +33,7 @@ pub(super) struct PeerRegion {
     pub(super) base: u64,
 }
 
-impl RegionEntry {
+impl<M> RegionEntry<M> {
     pub(super) fn bytes(&self) -> usize {
         match self {
             RegionEntry::Own(_, bytes) => *bytes,
@@ -44,9 +43,9 @@ impl RegionEntry {
 }
 
 /// One collective on this rank.
-#[derive(Debug, Default)]
-pub(super) struct Channel {
-    pub(super) entries: Vec<RegionEntry>,
+#[derive(Debug)]
+pub(super) struct Channel<M> {
+    pub(super) entries: Vec<RegionEntry<M>>,
     pub(super) completions: VecDeque<Completion>,
     /// This rank has an open endpoint.
     pub(super) is_open: bool,
@@ -66,15 +65,28 @@ struct Wait {
     asleep: Option<Arc<OwnedFd>>,
 }
 
-impl Channel {
+impl<M> Default for Channel<M> {
+    fn default() -> Self {
+        Channel {
+            entries: Vec::new(),
+            completions: VecDeque::new(),
+            is_open: false,
+            closed: 0,
+            broken: None,
+            wait: Wait::default(),
+        }
+    }
+}
+
+impl<M: Registered> Channel<M> {
     /// The region at `at`, if `len` bytes from there lie in it.
-    pub(super) fn entry(&self, at: At, len: usize) -> Option<&RegionEntry> {
+    pub(super) fn entry(&self, at: At, len: usize) -> Option<&RegionEntry<M>> {
         let entry = self.entries.get(at.region.0 as usize)?;
         (at.offset <= entry.bytes() && len <= entry.bytes() - at.offset).then_some(entry)
     }
 
     /// Memory of this rank.
-    pub(super) fn own(&self, region: Region) -> Option<&Registered> {
+    pub(super) fn own(&self, region: Region) -> Option<&M> {
         match self.entries.get(region.0 as usize)? {
             RegionEntry::Own(registered, _) => Some(registered),
             RegionEntry::Peer(_) => None,

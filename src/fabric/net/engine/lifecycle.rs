@@ -4,14 +4,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, PendingAtomic, RegionEntry, Suspects,
-    Transfer, TransferPart, Way,
+    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, PendingAtomic, RegionEntry,
+    Registered, Suspects, Transfer, TransferPart, Way, Wire,
 };
-use crate::fabric::net::{Registered as _, Wire as _};
 
-impl Engine {
+impl<W: Wire> Engine<W> {
     /// Gives this rank's bytes to the next exchange.
-    pub(in crate::fabric::ofi) fn give(&mut self, turn: u64, mine: &[u8]) {
+    pub(in crate::fabric::net) fn give(&mut self, turn: u64, mine: &[u8]) {
         self.turn = turn;
         let content = Content::Exchange { turn };
         self.gather(turn, self.rank, mine.to_vec());
@@ -29,46 +28,46 @@ impl Engine {
     }
 
     /// Ranks whose bytes for an exchange have not come.
-    pub(in crate::fabric::ofi) fn not_gathered(&self, turn: u64) -> Vec<u32> {
+    pub(in crate::fabric::net) fn not_gathered(&self, turn: u64) -> Vec<u32> {
         let given = self.gathered.get(&turn);
         let lacks = |rank: &u32| given.is_none_or(|given| given[*rank as usize].is_none());
         (0..self.ranks()).filter(lacks).collect()
     }
 
     /// Takes what all ranks gave to an exchange.
-    pub(in crate::fabric::ofi) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
+    pub(in crate::fabric::net) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
     }
 
     /// An operation did not reach a peer.
     pub(super) fn suspect_unreachable(&mut self, peer: u32, how: &str) {
-        self.suspect(peer, Evidence::Unreachable(format!("libfabric: {how}")));
+        self.suspect(peer, Evidence::Unreachable(format!("{}: {how}", W::LIBRARY)));
     }
 
     /// Suspects that a peer has ended. What it sent before, and what others say of it, may still be
     /// unread.
-    pub(in crate::fabric::ofi) fn suspect(&mut self, peer: u32, evidence: Evidence) {
+    pub(in crate::fabric::net) fn suspect(&mut self, peer: u32, evidence: Evidence) {
         if !self.is_done_with(peer) {
             self.suspects.add(peer, evidence, Instant::now());
         }
     }
 
-    pub(in crate::fabric::ofi) fn has_suspects(&self) -> bool {
+    pub(in crate::fabric::net) fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
 
     /// Whether the end of a peer's process is known already.
-    pub(in crate::fabric::ofi) fn knows_end_of(&self, peer: u32) -> bool {
+    pub(in crate::fabric::net) fn knows_end_of(&self, peer: u32) -> bool {
         self.suspects.has_ended(peer) || self.is_done_with(peer)
     }
 
     /// Whether a peer has ended and no transfer waits for the provider's report on it.
-    pub(in crate::fabric::ofi) fn is_done_with(&self, peer: u32) -> bool {
+    pub(in crate::fabric::net) fn is_done_with(&self, peer: u32) -> bool {
         self.peers[peer as usize].ended && !self.has_transfers(peer)
     }
 
     /// Whether this rank waits for a peer that has left.
-    pub(in crate::fabric::ofi) fn needs(&self, peer: u32) -> bool {
+    pub(in crate::fabric::net) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
         let asks = self.atomics.iter().any(|atomic| atomic.peer == peer);
         asks || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
@@ -101,7 +100,7 @@ impl Engine {
     }
 
     /// Fails the world and tells the other ranks.
-    pub(in crate::fabric::ofi) fn fail(&mut self, failure: Failure) {
+    pub(in crate::fabric::net) fn fail(&mut self, failure: Failure) {
         if self.failure.is_none() {
             self.record_failure(failure);
             self.announce_failure(false);
@@ -136,7 +135,7 @@ impl Engine {
 
     /// Closes a channel on this rank. The others are told when no operation of this rank is in
     /// flight there.
-    pub(in crate::fabric::ofi) fn close(&mut self, channel: u16) {
+    pub(in crate::fabric::net) fn close(&mut self, channel: u16) {
         let own = self.channel(channel);
         own.is_open = false;
         own.completions.clear();
@@ -185,7 +184,7 @@ impl Engine {
 
     /// Whether no operation that this rank began in any channel may still arrive at a peer, or the
     /// world has failed.
-    pub(in crate::fabric::ofi) fn has_settled(&self) -> bool {
+    pub(in crate::fabric::net) fn has_settled(&self) -> bool {
         self.failure.is_some() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
     }
 
@@ -209,7 +208,7 @@ impl Engine {
     }
 
     /// Tells all ranks that this one leaves in good order, unless the world has failed.
-    pub(in crate::fabric::ofi) fn announce_leave(&mut self) {
+    pub(in crate::fabric::net) fn announce_leave(&mut self) {
         if self.failure.is_some() {
             return;
         }
@@ -221,7 +220,7 @@ impl Engine {
     /// Tells the remaining ranks that this one ends now. In a failed world it repeats the reason:
     /// messages may overtake each other or be lost, and a peer that has not heard of the failure
     /// must neither believe that this rank has left in good order nor that it has died.
-    pub(in crate::fabric::ofi) fn announce_end(&mut self) {
+    pub(in crate::fabric::net) fn announce_end(&mut self) {
         self.ended = true;
         if self.failure.is_some() {
             return self.announce_failure(true);
@@ -233,7 +232,7 @@ impl Engine {
 
     /// Whether every other rank has said that it ends, so that no rank sends to this one any more;
     /// or the world has failed.
-    pub(in crate::fabric::ofi) fn have_all_ended(&self) -> bool {
+    pub(in crate::fabric::net) fn have_all_ended(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].ended)
     }
 
@@ -262,13 +261,13 @@ impl Engine {
     }
 
     /// Whether all ranks have left, so that none needs this one any more.
-    pub(in crate::fabric::ofi) fn have_all_left(&self) -> bool {
+    pub(in crate::fabric::net) fn have_all_left(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
     }
 
     /// Whether all ranks have acknowledged all that this rank sent; in a failed world, whether the
     /// provider has sent the failure.
-    pub(in crate::fabric::ofi) fn is_acked_by_all(&self) -> bool {
+    pub(in crate::fabric::net) fn is_acked_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
             true => self.link.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
@@ -277,16 +276,16 @@ impl Engine {
         self.peers.iter().all(heard)
     }
 
-    pub(in crate::fabric::ofi) fn has_left(&self, peer: u32) -> bool {
+    pub(in crate::fabric) fn has_left(&self, peer: u32) -> bool {
         self.peers[peer as usize].left
     }
 
     /// Whether a peer gave a sign of life since the last call.
-    pub(in crate::fabric::ofi) fn was_heard(&mut self, peer: u32) -> bool {
+    pub(in crate::fabric::net) fn was_heard(&mut self, peer: u32) -> bool {
         std::mem::take(&mut self.peers[peer as usize].heard)
     }
 
-    pub(in crate::fabric::ofi) fn ping(&mut self, peer: u32) {
+    pub(in crate::fabric::net) fn ping(&mut self, peer: u32) {
         // A ping that cannot be sent is equivalent to one without an answer.
         if self.peers[peer as usize].outbox.is_empty() {
             self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });
@@ -294,7 +293,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl<W: Wire> Drop for Engine<W> {
     fn drop(&mut self) {
         // The regions end first, because the endpoint cannot be closed while they are registered.
         // What the provider still does with their memory ends with the wire.
@@ -305,9 +304,8 @@ impl Drop for Engine {
         }));
         self.kept.extend(self.link.windows().cloned());
         if !self.ended || !self.link.is_idle() {
-            // This rank ends with operations in flight: `ofi_rxm` (1.17) sometimes crashes when an
-            // endpoint is closed while an operation of its own or of a peer is in flight. The
-            // endpoint stays open until the process ends.
+            // This rank ends with operations in flight: not every provider can close its endpoint
+            // then. The endpoint stays open until the process ends.
             self.link.wire.leak();
             std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }

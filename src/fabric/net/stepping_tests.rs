@@ -1,4 +1,5 @@
-//! Ranks whose events the test processes in an order of its own, over `tcp;ofi_rxm`.
+//! Ranks whose events the test processes in an order of its own, over any wire that carries immediate
+//! data.
 //!
 //! The test holds the lock of an engine, so that no other thread processes its events. An event
 //! that the test holds back has not happened for that rank.
@@ -6,15 +7,14 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use earlybird_ffi::ofi::Library;
-
 use super::engine::Engine;
+use super::fabric::NetFabric;
 use super::link::Event;
 use super::sequence::WINDOW;
-use super::stranger_tests::{self, World, library};
 use super::suspects::Evidence;
+use super::wire::Wire;
 use crate::error::Error;
-use crate::fabric::{Access, At, Change, Fabric, Posted, Region, Signal};
+use crate::fabric::{Access, At, Change, Endpoint, Fabric, Posted, RawAccess, Region, Signal};
 use crate::fault::Fault;
 
 /// Parts of a transfer.
@@ -23,29 +23,52 @@ const PARTS: usize = 3;
 /// The first endpoint of a rank.
 const CHANNEL: u16 = 1;
 
+pub(in crate::fabric) const PATIENCE: Duration = Duration::from_secs(60);
+
 fn patience() -> Duration {
-    Fault::patience(stranger_tests::PATIENCE)
+    Fault::patience(PATIENCE)
 }
+
+/// A world of two ranks, with an endpoint each.
+pub(in crate::fabric) struct World<W: Wire> {
+    pub(in crate::fabric) ends: Vec<Box<dyn Endpoint>>,
+    pub(in crate::fabric) ranks: Vec<NetFabric<W>>,
+}
+
+impl<W: Wire> World<W> {
+    pub(in crate::fabric) fn of(ranks: Vec<NetFabric<W>>) -> Self {
+        World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
+    }
+
+    pub(in crate::fabric) fn end(self) {
+        let World { ends, ranks } = self;
+        drop(ends);
+        std::thread::scope(|scope| ranks.iter().for_each(|rank| _ = scope.spawn(|| rank.leave())));
+    }
+}
+
+/// Makes a world.
+type Make<'a, W> = &'a dyn Fn() -> World<W>;
 
 fn at(region: Region, offset: usize) -> At {
     At { region, offset }
 }
 
 /// Bytes of a transfer of that many parts.
-fn several_parts(world: &World) -> usize {
+fn several_parts<W: Wire>(world: &World<W>) -> usize {
     PARTS * world.ranks[0].shared().lock().link.limits.part
 }
 
 /// Memory of rank 0, and how rank 1 names it.
-fn share(world: &mut World, bytes: usize, access: Access) -> (Region, Region) {
+fn share<W: Wire>(world: &mut World<W>, bytes: usize, access: Access) -> (Region, Region) {
     let own = world.ends[0].register(bytes, access).unwrap();
     let key = world.ends[0].key(own);
     (own, world.ends[1].import(0, key).unwrap())
 }
 
 /// Neither the signal of a large write nor its ack comes before the last part.
-fn a_write_is_acknowledged_when_its_last_part_has_landed(library: &Library) {
-    let mut world = World::new(library);
+fn a_write_is_acknowledged_when_its_last_part_has_landed<W: Wire>(make: Make<W>) {
+    let mut world = make();
     let len = several_parts(&world);
     let (own, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
     let near = world.ends[1].register(len, Access::Local).unwrap();
@@ -89,8 +112,8 @@ fn a_write_is_acknowledged_when_its_last_part_has_landed(library: &Library) {
     world.end();
 }
 
-fn a_read_completes_with_its_last_part(library: &Library) {
-    let mut world = World::new(library);
+fn a_read_completes_with_its_last_part<W: Wire>(make: Make<W>) {
+    let mut world = make();
     let len = several_parts(&world);
     let (_, far) = share(&mut world, len, Access::Read);
     let near = world.ends[1].register(len, Access::Local).unwrap();
@@ -121,11 +144,11 @@ fn a_read_completes_with_its_last_part(library: &Library) {
 }
 
 /// More writes with headers than there are slots: writes without credit wait, and all arrive.
-fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
+fn a_rank_that_does_not_look_loses_nothing<W: Wire>(make: Make<W>) {
     // Bytes of each write: a cell and its data.
     const SLOT: usize = 64;
     const DATA: usize = SLOT - size_of::<u64>();
-    let mut world = World::new(library);
+    let mut world = make();
     let count = 3 * WINDOW as usize;
     let (own, far) = share(&mut world, count * SLOT, Access::Write);
     let near = world.ends[1].register(count * SLOT, Access::Local).unwrap();
@@ -163,10 +186,10 @@ fn a_rank_that_does_not_look_loses_nothing(library: &Library) {
 }
 
 /// More parts than a provider takes at once: `Close` and `Leave` come behind all of them.
-fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
+fn a_channel_is_closed_behind_the_parts_that_wait<W: Wire>(make: Make<W>) {
     const PART: usize = 4 << 10;
     const LEN: usize = 300 * PART;
-    let mut world = World::new(library);
+    let mut world = make();
     let (own, far) = share(&mut world, LEN, Access::Write);
     let near = world.ends[1].register(LEN, Access::Local).unwrap();
     world.ends[1].window(near).unwrap().write(0, &vec![0x42; LEN]);
@@ -203,8 +226,8 @@ fn a_channel_is_closed_behind_the_parts_that_wait(library: &Library) {
 
 /// A rank that has sent writes with immediate data, and closed its endpoint, neither says so before
 /// the target has processed them nor leaves.
-fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
-    let mut world = World::new(library);
+fn a_channel_is_closed_behind_writes_that_have_not_landed<W: Wire>(make: Make<W>) {
+    let mut world = make();
     let len = several_parts(&world);
     let (_, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
     let near = world.ends[1].register(len, Access::Local).unwrap();
@@ -243,8 +266,8 @@ fn a_channel_is_closed_behind_writes_that_have_not_landed(library: &Library) {
 }
 
 /// A failed world does not wait for operations in flight.
-fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
-    let mut world = World::new(library);
+fn a_world_that_has_failed_waits_for_no_close<W: Wire>(make: Make<W>) {
+    let mut world = make();
     let len = several_parts(&world);
     let (_, far) = share(&mut world, len, Access::Write);
     let near = world.ends[1].register(len, Access::Local).unwrap();
@@ -261,8 +284,8 @@ fn a_world_that_has_failed_waits_for_no_close(library: &Library) {
 
 /// The peer has left, answers nothing more, and is found to have ended: the read ends with an error
 /// that names the peer.
-fn a_read_from_a_rank_that_left_ends(library: &Library) {
-    let mut world = World::new(library);
+fn a_read_from_a_rank_that_left_ends<W: Wire>(make: Make<W>) {
+    let mut world = make();
     let (_, far) = share(&mut world, size_of::<u64>(), Access::Read);
     let near = world.ends[1].register(size_of::<u64>(), Access::Local).unwrap();
     let until = Instant::now() + patience();
@@ -293,7 +316,12 @@ fn a_read_from_a_rank_that_left_ends(library: &Library) {
 }
 
 /// The next event of this kind at a rank. All other events, and those of its peer, are processed.
-fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: impl Fn(&Event) -> bool) -> Event {
+fn next_event<W: Wire>(
+    engine: &mut Engine<W>,
+    peer: &mut Engine<W>,
+    until: Instant,
+    is_it: impl Fn(&Event) -> bool,
+) -> Event {
     loop {
         peer.progress();
         engine.link.poll().unwrap();
@@ -313,9 +341,9 @@ fn next_event(engine: &mut Engine, peer: &mut Engine, until: Instant, is_it: imp
 
 /// A write with a header that has gone out says nothing about the peer, which may be stopped or
 /// dead; the answer to a read does.
-fn only_what_a_peer_answers_is_a_sign_of_life(library: &Library) {
+fn only_what_a_peer_answers_is_a_sign_of_life<W: Wire>(make: Make<W>) {
     const LEN: usize = 64;
-    let mut world = World::new(library);
+    let mut world = make();
     let (_, far) = share(&mut world, 2 * LEN, Access::ReadWrite);
     let near = world.ends[1].register(LEN, Access::Local).unwrap();
     let signal = Signal { at: at(far, LEN), change: Change::Set(7), awaited: false };
@@ -339,9 +367,9 @@ fn only_what_a_peer_answers_is_a_sign_of_life(library: &Library) {
 }
 
 /// The writer gets a sign of life although there is nothing to acknowledge yet.
-fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
+fn a_writer_is_reassured_while_its_write_lands<W: Wire>(make: Make<W>) {
     const LOOKS: u32 = 1000;
-    let mut world = World::new(library);
+    let mut world = make();
     let len = several_parts(&world);
     let (_, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
     let near = world.ends[1].register(len, Access::Local).unwrap();
@@ -374,8 +402,8 @@ fn a_writer_is_reassured_while_its_write_lands(library: &Library) {
 }
 
 /// In either order of its messages.
-fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library) {
-    let world = World::new(library);
+fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order<W: Wire>(make: Make<W>) {
+    let world = make();
     let mut engine = world.ranks[0].shared().lock();
     world.ranks[1].abort("a test");
     world.ranks[1].leave();
@@ -400,31 +428,16 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library: &Library
     world.end();
 }
 
-fn all(library: &Library) {
-    a_write_is_acknowledged_when_its_last_part_has_landed(library);
-    a_read_completes_with_its_last_part(library);
-    a_rank_that_does_not_look_loses_nothing(library);
-    a_channel_is_closed_behind_the_parts_that_wait(library);
-    a_channel_is_closed_behind_writes_that_have_not_landed(library);
-    a_world_that_has_failed_waits_for_no_close(library);
-    a_read_from_a_rank_that_left_ends(library);
-    only_what_a_peer_answers_is_a_sign_of_life(library);
-    a_writer_is_reassured_while_its_write_lands(library);
-    a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(library);
-}
-
-#[test]
-fn nothing_completes_before_its_data_is_processed() {
-    if let Some(library) = library() {
-        all(&library);
-    }
-}
-
-#[cfg(feature = "faults")]
-#[test]
-fn every_fault_is_found() {
-    let Some(library) = library() else { return };
-    let faults = crate::fault::Suite::Stepping.faults();
-    let unseen = Fault::unseen(faults, crate::fabric::RawAccess::CRATE, || all(&library));
-    assert!(unseen.is_empty(), "unseen: {unseen:?}");
+/// All of the suite.
+pub(in crate::fabric) fn all<W: Wire>(make: Make<W>) {
+    a_write_is_acknowledged_when_its_last_part_has_landed(make);
+    a_read_completes_with_its_last_part(make);
+    a_rank_that_does_not_look_loses_nothing(make);
+    a_channel_is_closed_behind_the_parts_that_wait(make);
+    a_channel_is_closed_behind_writes_that_have_not_landed(make);
+    a_world_that_has_failed_waits_for_no_close(make);
+    a_read_from_a_rank_that_left_ends(make);
+    only_what_a_peer_answers_is_a_sign_of_life(make);
+    a_writer_is_reassured_while_its_write_lands(make);
+    a_rank_of_a_failed_world_never_seems_to_leave_in_good_order(make);
 }

@@ -1,37 +1,38 @@
-//! One collective's operations over libfabric.
+//! One collective's operations over a network.
 #![forbid(unsafe_code)]
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::registration::{Purpose, Registered};
 use super::shared::Shared;
+use super::wire::Wire;
 use crate::error::Result;
 use crate::fabric::memory::check_memory;
-use crate::fabric::net::{Purpose, Registered, Wire};
 use crate::fabric::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 
 #[derive(Debug)]
-pub(super) struct OfiEndpoint {
-    shared: Arc<Shared>,
+pub(super) struct NetEndpoint<W: Wire> {
+    shared: Arc<Shared<W>>,
     channel: u16,
     bell: Arc<OwnedFd>,
 }
 
-impl OfiEndpoint {
-    pub(super) fn new(shared: Arc<Shared>, channel: u16) -> Result<Self> {
+impl<W: Wire> NetEndpoint<W> {
+    pub(super) fn new(shared: Arc<Shared<W>>, channel: u16) -> Result<Self> {
         let bell = shared.new_bell()?;
         shared.lock().channel(channel).is_open = true;
-        Ok(OfiEndpoint { shared, channel, bell })
+        Ok(NetEndpoint { shared, channel, bell })
     }
 }
 
-impl Endpoint for OfiEndpoint {
+impl<W: Wire> Endpoint for NetEndpoint<W> {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         check_memory(self.shared.rank(), "register", bytes as u64)?;
         // Without the lock: a large registration takes long, and this rank has to answer meanwhile.
         let registrar = self.shared.lock().link.wire.registrar().clone();
-        let made = registrar.allocate(bytes, Purpose::Operations(access));
+        let made = W::allocate(&registrar, bytes, Purpose::Operations(access));
         self.shared.lock().registered(self.channel, bytes, made)
     }
 
@@ -101,7 +102,7 @@ impl Endpoint for OfiEndpoint {
     }
 }
 
-impl Drop for OfiEndpoint {
+impl<W: Wire> Drop for NetEndpoint<W> {
     fn drop(&mut self) {
         self.shared.lock().close(self.channel);
     }

@@ -17,8 +17,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::channel::{clear_bell, ring};
 use super::engine::Engine;
 use super::suspects::{Evidence, STEP};
+use super::wire::{Watched, Wire};
 use crate::error::{Error, Result};
-use crate::fabric::net::{Watched, Wire};
 use crate::fabric::watch::Watch;
 
 /// Shortest and longest sleep of the helper thread while callers are active: each check takes a
@@ -36,8 +36,8 @@ const ACK_DELAY: Duration = Duration::from_micros(200);
 const BEAT: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    engine: Mutex<Engine>,
+pub(in crate::fabric) struct Shared<W: Wire> {
+    engine: Mutex<Engine<W>>,
     rank: u32,
     failed: Arc<AtomicBool>,
     /// Number of times that a caller made progress.
@@ -55,8 +55,13 @@ fn bell(rank: u32) -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|cause| Error::os(rank, "make a bell", cause))
 }
 
-impl Shared {
-    pub(super) fn new(engine: Engine, failed: Arc<AtomicBool>, watch: Watch, silence: Duration) -> Result<Arc<Self>> {
+impl<W: Wire> Shared<W> {
+    pub(super) fn new(
+        engine: Engine<W>,
+        failed: Arc<AtomicBool>,
+        watch: Watch,
+        silence: Duration,
+    ) -> Result<Arc<Self>> {
         Ok(Arc::new(Shared {
             rank: engine.rank,
             bell: bell(engine.rank)?,
@@ -70,12 +75,12 @@ impl Shared {
         }))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Engine> {
+    pub(in crate::fabric) fn lock(&self) -> MutexGuard<'_, Engine<W>> {
         self.engine.lock()
     }
 
     /// Locks the engine for a caller that makes progress and will come back soon.
-    pub(super) fn visit(&self) -> MutexGuard<'_, Engine> {
+    pub(super) fn visit(&self) -> MutexGuard<'_, Engine<W>> {
         self.visits.fetch_add(1, Ordering::Relaxed);
         self.lock()
     }
@@ -161,7 +166,7 @@ impl Shared {
         channel: u16,
         bell: &Arc<OwnedFd>,
         until: Instant,
-        holds: impl Fn(&Engine) -> bool,
+        holds: impl Fn(&Engine<W>) -> bool,
     ) -> bool {
         loop {
             {

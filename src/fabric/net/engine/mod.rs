@@ -22,10 +22,9 @@ use super::secret::JobSecret;
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
-use super::wire::OfiWire;
+use super::wire::Wire;
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
-use crate::fabric::net::{Registered as _, Wire as _};
 use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
 
@@ -40,7 +39,7 @@ const LOOKS_PER_CLOCK: u32 = 16;
 
 /// Writes without the job's tag after which the job fails: one in 65,536 of the attempts that it
 /// takes to guess 32 bits.
-pub(super) const MOST_GUESSES: u32 = 1 << 16;
+pub(in crate::fabric) const MOST_GUESSES: u32 = 1 << 16;
 
 /// Where a key holds the access that the region's owner allows: above the rank, which has 16 bits.
 const ACCESS: u32 = 48;
@@ -161,14 +160,14 @@ struct TransferPart {
 }
 
 #[derive(Debug)]
-pub(super) struct Engine {
+pub(in crate::fabric) struct Engine<W: Wire> {
     pub(super) rank: u32,
-    pub(super) secret: JobSecret,
+    pub(in crate::fabric) secret: JobSecret,
     /// The part of the secret that immediate data carries.
     tag: u32,
     // Before the link: registrations end before the wire.
-    pub(super) channels: Vec<Channel>,
-    pub(super) link: Link<OfiWire>,
+    pub(super) channels: Vec<Channel<W::Memory>>,
+    pub(in crate::fabric) link: Link<W>,
     /// Memory that must outlive the wire.
     kept: Vec<Window>,
     peers: Vec<Peer>,
@@ -191,7 +190,7 @@ pub(super) struct Engine {
     /// Channels that this rank has closed without having said so.
     closing: Vec<u16>,
     /// Messages and writes without the secret.
-    pub(super) strangers: u64,
+    pub(in crate::fabric) strangers: u64,
     /// Writes with another tag, among them.
     guesses: u32,
     turn: u64,
@@ -206,11 +205,11 @@ pub(super) struct Engine {
     fault: Option<Fault>,
 }
 
-impl Engine {
+impl<W: Wire> Engine<W> {
     pub(super) fn new(
         rank: u32,
         secret: JobSecret,
-        link: Link<OfiWire>,
+        link: Link<W>,
         header_slots: Vec<Option<HeaderSlots>>,
         failed: Arc<AtomicBool>,
     ) -> Self {
@@ -254,12 +253,12 @@ impl Engine {
         self.peers.len() as u32
     }
 
-    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+    fn others(&self) -> impl Iterator<Item = u32> + use<W> {
         let me = self.rank;
         (0..self.ranks()).filter(move |&peer| peer != me)
     }
 
-    pub(super) fn health(&self, operation: &'static str) -> Result<()> {
+    pub(in crate::fabric) fn health(&self, operation: &'static str) -> Result<()> {
         self.failure.clone().map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
     }
 
@@ -277,7 +276,7 @@ impl Engine {
     }
 
     /// The channel, created at its first use.
-    pub(super) fn channel(&mut self, channel: u16) -> &mut Channel {
+    pub(super) fn channel(&mut self, channel: u16) -> &mut Channel<W::Memory> {
         let index = usize::from(channel);
         if index >= self.channels.len() {
             self.channels.resize_with(index + 1, Channel::default);
@@ -291,7 +290,7 @@ impl Engine {
         &mut self,
         channel: u16,
         bytes: usize,
-        made: std::result::Result<Registered, Failed>,
+        made: std::result::Result<W::Memory, Failed<W::Error>>,
     ) -> Result<Region> {
         let rank = self.rank;
         let registered = made.map_err(|failed| match failed {
@@ -304,7 +303,7 @@ impl Engine {
         self.add(channel, RegionEntry::Own(registered, bytes))
     }
 
-    fn add(&mut self, channel: u16, entry: RegionEntry) -> Result<Region> {
+    fn add(&mut self, channel: u16, entry: RegionEntry<W::Memory>) -> Result<Region> {
         let entries = &mut self.channel(channel).entries;
         let region = entries.len();
         if region > usize::from(u16::MAX) {

@@ -1,0 +1,346 @@
+//! A world over a network.
+#![forbid(unsafe_code)]
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::endpoint::NetEndpoint;
+use super::engine::Engine;
+use super::link::Link;
+use super::message::MOST_RANKS;
+use super::peer_info::{self, PeerInfo};
+use super::secret::JobSecret;
+use super::shared::Shared;
+use super::wire::Wire;
+use crate::error::{Error, Ranks, Result};
+use crate::fabric::failure::Failure;
+use crate::fabric::turns::Turns;
+use crate::fabric::watch::{ENDED, Watch};
+use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
+use crate::fault::Fault;
+
+/// How long a rank of a failed world gives its provider to send the last messages.
+const FLUSH_TIME: Duration = Duration::from_millis(50);
+
+/// How long a leaving rank waits for the last acks of peers that leave too.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+
+/// A rank's view of a world over a network. Each rank is a host of its own.
+#[derive(Debug)]
+pub(in crate::fabric) struct NetFabric<W: Wire> {
+    rank: u32,
+    ranks: u32,
+    provider: String,
+    neighbours: u32,
+    linger: Duration,
+    shared: Arc<Shared<W>>,
+    opened: AtomicU32,
+    exchange: Turns,
+    bell: Arc<OwnedFd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// An open endpoint whose peers are not known yet.
+pub(in crate::fabric) struct Opened<W: Wire> {
+    pub(in crate::fabric) link: Link<W>,
+    /// The provider, which must be the same on all ranks.
+    pub(in crate::fabric) provider: String,
+    /// Its address, as the provider encodes it.
+    pub(in crate::fabric) address: Vec<u8>,
+}
+
+/// How long ranks wait for each other.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fabric) struct Patience {
+    /// For a sign of life of a rank elsewhere.
+    pub(in crate::fabric) silence: Duration,
+    /// For ranks that are behind, when this one leaves.
+    pub(in crate::fabric) linger: Duration,
+}
+
+impl<W: Wire> NetFabric<W> {
+    /// Joins a world with the endpoint that `open` opens. `gather` gives every rank's bytes to every
+    /// rank, in rank order, by other means. `join` calls it once, with this rank's address and what
+    /// else the others need to know.
+    ///
+    /// # Errors
+    /// The provider, `open` or `gather` fails; ranks use different providers; a rank cannot be
+    /// reached by the deadline.
+    pub(in crate::fabric) fn join(
+        (rank, ranks): (u32, u32),
+        Patience { silence, linger }: Patience,
+        deadline: Instant,
+        open: impl FnOnce() -> Result<Opened<W>>,
+        gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Self> {
+        if ranks > MOST_RANKS {
+            return Err(Error::join(rank, format!("{ranks} ranks; the most over {} is {MOST_RANKS}", W::LIBRARY)));
+        }
+        let Opened { mut link, provider, address } = open()?;
+        let own_info = PeerInfo {
+            provider,
+            host: peer_info::host(),
+            pid: std::process::id(),
+            header_slots: link.header_slots(),
+            cq_data: link.immediate() as u32,
+            secret: JobSecret::draw(rank)?,
+            address,
+        };
+        let infos = gather(&own_info.encode())?;
+        let infos = infos.iter().enumerate().map(|(peer, bytes)| {
+            let strange = || {
+                Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
+            };
+            PeerInfo::decode(bytes).ok_or_else(strange)
+        });
+        let infos: Vec<PeerInfo> = infos.collect::<Result<_>>()?;
+        if infos.len() != ranks as usize {
+            return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", infos.len())));
+        }
+        let mut header_slots = Vec::new();
+        for (peer, theirs) in infos.iter().enumerate() {
+            let (what, peer) = ("the provider", peer as u32);
+            if theirs.provider != own_info.provider {
+                let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
+                return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
+            }
+            link.wire.insert(&theirs.address).map_err(|code| {
+                Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
+            })?;
+            // Both sides must be able to: the writer has a limit of its own.
+            header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
+        }
+        link.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
+        let near =
+            |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
+        let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
+        let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
+        let failed = Arc::new(AtomicBool::new(false));
+        let engine = Engine::new(rank, infos[0].secret, link, header_slots, failed.clone());
+        let shared = Shared::new(engine, failed, watch, silence)?;
+        let attendant = shared.clone();
+        let thread = thread::Builder::new()
+            .name(format!("earlybird {} {rank}", W::FABRIC))
+            .spawn(move || attendant.run_helper());
+        let thread = thread.map_err(|cause| Error::os(rank, "start the progress thread", cause))?;
+        let bell = shared.new_bell()?;
+        let opened = AtomicU32::new(0);
+        let fabric = NetFabric {
+            rank,
+            ranks,
+            provider: own_info.provider.clone(),
+            neighbours,
+            linger,
+            shared,
+            opened,
+            exchange: Turns::default(),
+            bell,
+            thread: Mutex::new(Some(thread)),
+        };
+        // No rank goes on before all can be reached.
+        let provider = own_info.provider;
+        let unreached = |whom: String, how: String| {
+            let cause = format!(
+                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one \
+                 network (EARLYBIRD_DEVICE), and does no firewall stand between them?"
+            );
+            Error::join(rank, cause)
+        };
+        let all_here = fabric.exchange("join", &[], deadline).map_err(|error| match error {
+            Error::Timeout { missing, waited, .. } => {
+                unreached(missing.to_string(), format!("nothing was heard for {waited:.1?}"))
+            }
+            Error::PeerDied { peer, how, .. } if how != ENDED => unreached(format!("rank {peer}"), how),
+            other => other,
+        });
+        if let Err(error) = all_here {
+            // The abort tells ranks that still wait the reason; without it they would find this
+            // rank dead.
+            fabric.abort(&error.to_string());
+            fabric.leave();
+            return Err(error);
+        }
+        Ok(fabric)
+    }
+
+    #[cfg(test)]
+    pub(in crate::fabric) fn shared(&self) -> &Shared<W> {
+        &self.shared
+    }
+
+    /// Ends the helper thread.
+    fn stop(&self) {
+        self.shared.stop();
+        if let Some(thread) = self.thread.lock().take() {
+            // A panicked thread has printed its message already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Calls `join` for all ranks of a world in this process, in threads of their own, each with a way
+/// to gather what the ranks tell.
+///
+/// # Errors
+/// As `join`.
+pub(in crate::fabric) fn in_this_process<F: Send>(
+    ranks: u32,
+    join: impl Fn(u32, &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<F> + Sync,
+) -> Result<Vec<F>> {
+    let infos = Mutex::new(vec![None; ranks as usize]);
+    let all_told = Barrier::new(ranks as usize);
+    let fault = Fault::chosen();
+    let join = &|rank: u32| {
+        let mut told = false;
+        let joined = join(rank, &mut |own_info| {
+            infos.lock()[rank as usize] = Some(own_info.to_vec());
+            told = true;
+            all_told.wait();
+            let infos = infos.lock();
+            Ok(infos.iter().map(|own_info| own_info.clone().unwrap_or_default()).collect())
+        });
+        if !told {
+            all_told.wait();
+        }
+        joined
+    };
+    thread::scope(|scope| {
+        let joining: Vec<_> =
+            (0..ranks).map(|rank| scope.spawn(move || Fault::passed_on(fault, || join(rank)))).collect();
+        let panicked = |_| Err(Error::join(0, "a thread that joined panicked"));
+        joining.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
+/// A fabric that is a world over a wire.
+pub(in crate::fabric) trait OverWire: Debug + Send + Sync {
+    type Wire: Wire;
+
+    /// The world.
+    fn world(&self) -> &NetFabric<Self::Wire>;
+}
+
+impl<W: Wire> OverWire for NetFabric<W> {
+    type Wire = W;
+
+    fn world(&self) -> &Self {
+        self
+    }
+}
+
+impl<T: OverWire> sealed::Sealed for T {}
+
+impl<T: OverWire> Fabric for T {
+    fn name(&self) -> &'static str {
+        T::Wire::FABRIC
+    }
+
+    fn provider(&self) -> Option<&str> {
+        Some(&self.world().provider)
+    }
+
+    fn rank(&self) -> u32 {
+        self.world().rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.world().ranks
+    }
+
+    fn hosts(&self) -> Vec<u32> {
+        (0..self.ranks()).collect()
+    }
+
+    fn neighbours(&self) -> u32 {
+        self.world().neighbours
+    }
+
+    fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
+        let channel = self.world().opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let Ok(channel) = u16::try_from(channel) else {
+            let problem = "a world can make 65535 collectives and broadcasts in its life; keep and reuse them";
+            return Err(Error::Usage { rank: self.rank(), operation: "open", problem });
+        };
+        Ok(Box::new(NetEndpoint::new(self.world().shared.clone(), channel)?))
+    }
+
+    fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let NetFabric { shared, bell, exchange, .. } = self.world();
+        exchange.take(self, operation, (mine, MOST_EXCHANGED), |turn| {
+            let started = Instant::now();
+            shared.visit().give(turn, mine);
+            let complete = |engine: &Engine<T::Wire>| engine.not_gathered(turn).is_empty();
+            loop {
+                let slice = deadline.min(Instant::now() + crate::fabric::shm::HEARTBEAT);
+                if shared.wait_until(0, bell, slice, complete) {
+                    break;
+                }
+                self.look_for_dead(operation)?;
+                if Instant::now() >= deadline {
+                    let missing = Ranks(shared.lock().not_gathered(turn));
+                    let waited = started.elapsed();
+                    return Err(Error::Timeout { rank: self.rank(), operation, waited, missing, together: true });
+                }
+            }
+            Ok(shared.visit().take_gathered(turn))
+        })
+    }
+
+    fn health(&self, operation: &'static str) -> Result<()> {
+        self.world().shared.health(operation)
+    }
+
+    fn strangers(&self) -> u64 {
+        self.world().shared.lock().strangers
+    }
+
+    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+        self.world().shared.look_for_dead(operation)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world().shared.lock().fail(Failure::Aborted { by: self.rank(), reason: reason.to_owned() });
+    }
+
+    fn leave(&self) {
+        let (world, now) = (self.world(), Instant::now());
+        let NetFabric { shared, bell, linger, .. } = world;
+        // Peers end when all have said that they leave. They are needed until the operations of
+        // this rank that are in flight have landed.
+        shared.wait_until(0, bell, now + *linger, Engine::has_settled);
+        shared.visit().announce_leave();
+        // A slower rank may still ask for data in this rank's memory.
+        shared.wait_until(0, bell, now + *linger, Engine::have_all_left);
+        // Acknowledge the last messages: no later message of this rank will.
+        shared.visit().ack_all();
+        shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, Engine::is_acked_by_all);
+        let mut engine = shared.visit();
+        engine.ack_all();
+        engine.announce_end();
+        engine.progress();
+        let failed = engine.health("leave").is_err();
+        drop(engine);
+        if failed {
+            // A provider may send what it has accepted a little later; without these messages the
+            // others would name this rank.
+            shared.wait_until(0, bell, Instant::now() + FLUSH_TIME, |_| false);
+        } else {
+            // Ranks of one process share the mappings of libfabric's `shm`: a last message to a
+            // closed endpoint would go to unmapped memory.
+            shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, Engine::have_all_ended);
+        }
+        world.stop();
+    }
+}
+
+impl<W: Wire> Drop for NetFabric<W> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
