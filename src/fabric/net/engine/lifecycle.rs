@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, PendingAtomic, RegionEntry,
-    Registered, Suspects, Transfer, TransferPart, Way, Wire,
+    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, RegionEntry, Registered, Suspects,
+    Transfer, TransferPart, Way, Wire,
 };
 
 impl<W: Wire> Engine<W> {
@@ -69,8 +69,7 @@ impl<W: Wire> Engine<W> {
     /// Whether this rank waits for a peer that has left.
     pub(in crate::fabric::net) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
-        let asks = self.atomics.iter().any(|atomic| atomic.peer == peer);
-        asks || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
+        self.atomics.wait_for(peer) || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
     }
 
     /// Whether a transfer to or from a peer can still complete or fail.
@@ -177,9 +176,7 @@ impl<W: Wire> Engine<W> {
             let is_backlogged = outbox.iter().any(|outgoing| outgoing.channel == channel);
             is_backlogged || sent.in_flight().flatten().any(|&(of, _)| of == channel)
         };
-        self.transfers.iter().any(moves)
-            || self.atomics.iter().any(|atomic| atomic.channel == channel)
-            || self.peers.iter().any(is_unheard)
+        self.transfers.iter().any(moves) || self.atomics.are_in(channel) || self.peers.iter().any(is_unheard)
     }
 
     /// Whether no operation that this rank began in any channel may still arrive at a peer, or the
@@ -248,12 +245,7 @@ impl<W: Wire> Engine<W> {
             self.end_part(transfer, way != Way::In);
         }
         self.report_failed(from);
-        let (unanswered, atomics): (Vec<_>, _) =
-            std::mem::take(&mut self.atomics).into_iter().partition(|it| it.peer == from);
-        self.atomics = atomics;
-        for PendingAtomic { channel, .. } in unanswered {
-            self.channel(channel).break_off("atomic", from);
-        }
+        self.break_off_atomics(from);
         for (channel, token) in done {
             self.channel(channel).complete(token, 0);
         }

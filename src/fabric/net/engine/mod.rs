@@ -3,6 +3,7 @@
 //! all.
 #![forbid(unsafe_code)]
 
+mod atomics;
 mod lifecycle;
 mod operations;
 mod receiving;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use self::atomics::SoftwareAtomics;
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
 use super::link::{Event, Link, Way};
@@ -85,15 +87,6 @@ enum Data {
     None,
     Region { region: Region, offset: usize, len: usize },
     Bytes(Box<[u8]>),
-}
-
-/// An atomic whose answer is pending.
-#[derive(Debug)]
-struct PendingAtomic {
-    id: u32,
-    peer: u32,
-    channel: u16,
-    token: u64,
 }
 
 /// A transfer by one-sided operations, in parts.
@@ -180,8 +173,7 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     idle: u32,
     /// All looks at the network.
     looks: u32,
-    atomics: Vec<PendingAtomic>,
-    last_atomic_id: u32,
+    atomics: SoftwareAtomics,
     transfers: Vec<Transfer>,
     free_transfers: Vec<u32>,
     parts: Queues<TransferPart>,
@@ -230,8 +222,7 @@ impl<W: Wire> Engine<W> {
             wanting_ack: Vec::new(),
             idle: 0,
             looks: 0,
-            atomics: Vec::new(),
-            last_atomic_id: 0,
+            atomics: SoftwareAtomics::default(),
             transfers: Vec::new(),
             free_transfers: Vec::new(),
             last_write_id: 0,

@@ -1,8 +1,8 @@
 //! Operations of callers: puts, signals, reads, atomics and their completions.
 
 use super::{
-    Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, PendingAtomic, RegionEntry,
-    Registered, Transfer, Way, Window, Wire,
+    Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, RegionEntry, Registered, Transfer,
+    Way, Window, Wire,
 };
 use crate::error::{Error, Result};
 use crate::fabric::net::message::MOST_INLINE;
@@ -200,11 +200,7 @@ impl<W: Wire> Engine<W> {
             return Ok(Posted::Done(value.unwrap_or(0)));
         };
         self.check_here("atomic", peer)?;
-        self.last_atomic_id = self.last_atomic_id.wrapping_add(1);
-        let id = self.last_atomic_id;
-        self.atomics.push(PendingAtomic { id, peer, channel, token });
-        let content = Content::Atomic { at, atomic, id };
-        self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
+        self.ask_atomic(channel, peer, (at, atomic), token);
         Ok(Posted::Pending)
     }
 

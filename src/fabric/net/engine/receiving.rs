@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::{
     Announced, Content, Data, Engine, Event, Failure, Fault, IDLE_LOOKS, IN_SLOT, ImmediateData, LOOKS_PER_CLOCK,
-    Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, PendingAtomic, Receipt,
-    Received, WINDOW, Wire,
+    Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, Receipt, Received, WINDOW,
+    Wire,
 };
 
 impl<W: Wire> Engine<W> {
@@ -226,18 +226,11 @@ impl<W: Wire> Engine<W> {
                 }
             }
             Content::Atomic { at, atomic, id } => {
-                let own = self.channels.get(usize::from(channel)).and_then(|own| own.writable(at));
-                let value = own.and_then(|own| own.atomic(at, atomic));
-                let Some(value) = value else { return self.reject_message(from) };
-                let content = Content::Value { id, value };
-                self.post(from, Outgoing { channel, content, data: Data::None, token: None });
-            }
-            Content::Value { id, value } => {
-                if let Some(index) = self.atomics.iter().position(|atomic| atomic.id == id) {
-                    let PendingAtomic { channel, token, .. } = self.atomics.swap_remove(index);
-                    self.channel(channel).complete(token, value);
+                if self.answer_atomic(channel, from, (at, atomic), id).is_none() {
+                    return self.reject_message(from);
                 }
             }
+            Content::Value { id, value } => self.complete_atomic(id, value),
             Content::Exchange { turn } => {
                 // A rank is at most one exchange ahead.
                 if turn == 0 || turn > self.turn + 1 {
