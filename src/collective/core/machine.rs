@@ -324,7 +324,7 @@ impl Machine {
 
     /// Whether any rank may read the outcome of a round already.
     pub(crate) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
-        self.plan.is_done(round, cells)
+        self.cx.plan.is_done(round, cells)
     }
 
     /// Whether a cell says which rank claimed an operation.

@@ -35,7 +35,7 @@ mod tests {
     use super::super::ShmFabric;
     use super::super::doorbell::Doorbell;
     use super::*;
-    use crate::fabric::{Endpoint, Fabric, RawAccess};
+    use crate::fabric::{Fabric, RawAccess};
     use crate::skipped::{Need, skipped};
 
     const ROUNDS: u64 = 100_000;
