@@ -222,6 +222,25 @@ fn memory_is_given_back() {
     });
 }
 
+/// A slot is used again when every rank has released what was in it. Here one rank makes no call after it has dropped.
+#[test]
+fn an_outcome_is_released_when_it_is_dropped() {
+    world(2, |world| {
+        let mut sum = world.allreduce::<u64>(&[4]).fire(Fire::SOLO).grace(Grace::NONE).depth(1).build().unwrap();
+        if world.rank() == 1 {
+            sum.arrive().unwrap();
+            drop(sum.wait(DEADLINE).unwrap());
+        }
+        world.barrier(DEADLINE).unwrap();
+        if world.rank() == 0 {
+            sum.arrive().unwrap();
+            drop(sum.wait(DEADLINE).unwrap());
+        }
+        world.barrier(DEADLINE).unwrap();
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
 #[test]
 fn calls_after_a_late_finish_delay_no_rank() {
     world(3, |world| {

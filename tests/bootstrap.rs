@@ -33,6 +33,7 @@ fn rank() {
         Ok(world) => {
             println!("\nJOINED {} of {}", world.rank(), world.size());
             println!("\nFABRIC {}", world.fabric_name());
+            println!("\nLAUNCHER {}", world.launcher());
             let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
             if role == "mute" && world.rank() == 1 {
                 // Leaves without a message.
@@ -255,6 +256,8 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
         for rank in ranks {
             let text = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
             assert_eq!((said(&text, "FABRIC"), said(&text, "TOTAL")), (vec!["ofi"], vec!["3"]), "{launcher}: {text}");
+            let name = if launcher == "MPICH" { "PMI" } else { launcher };
+            assert_eq!(said(&text, "LAUNCHER"), [name], "{text}");
         }
     }
 }

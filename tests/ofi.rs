@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{PROVIDERS, libfabric, until};
 use earlybird::fabric::ofi::{Device, OfiFabric, Progress, devices};
-use earlybird::fabric::{Access, At, Change, Fabric, Key, RawAccess, Signal};
+use earlybird::fabric::{Access, At, Change, Fabric, Key, Posted, RawAccess, Signal};
 use earlybird::{Error, OfiSettings, Result};
 
 #[test]
@@ -32,7 +32,10 @@ fn providers_are_found_with_what_they_can_do() {
     // Of these only sockets runs operations by itself that wait for a counter.
     assert!(of("sockets").iter().all(|device| device.triggers && device.remote_counters));
     assert!(of("tcp;ofi_rxm").iter().all(|device| !device.triggers && !device.remote_counters));
+    assert!(of("sockets").iter().all(|device| device.trigger_budget().is_some_and(|budget| budget > 100)));
+    assert!(of("tcp;ofi_rxm").iter().all(|device| device.trigger_budget().is_none()));
     assert!(of("shm").iter().all(|device| device.progress == Progress::Manual));
+    assert_eq!([Progress::Automatic, Progress::Manual].map(Progress::name), ["automatic", "manual"]);
     let names: std::collections::BTreeSet<_> = devices.iter().map(|it| (&it.provider, &it.device)).collect();
     assert_eq!(names.len(), devices.len(), "each device once");
 }
@@ -83,6 +86,36 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     world.iter().for_each(|fabric| fabric.health("test").unwrap());
     // Together: a rank that leaves alone would wait for the other.
     std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(|| fabric.leave())));
+}
+
+/// A rank that has left serves the others until they leave, for as long as its settings say.
+#[test]
+fn a_rank_that_leaves_serves_the_others() {
+    const RANKS: u32 = 2;
+    let Some(library) = libfabric() else { return };
+    let settings = OfiSettings { provider: Some(PROVIDERS[0].to_owned()), ..OfiSettings::default() };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let world = OfiFabric::in_this_process(&library, &settings, RANKS, deadline).unwrap();
+    // SAFETY: both ranks open the same endpoint; the bytes are read by an operation, while no rank changes them.
+    let access = unsafe { RawAccess::promise() };
+    let gone = &Barrier::new(RANKS as usize);
+    let play = &|fabric: &OfiFabric| {
+        let mut end = fabric.open(access).unwrap();
+        let own = end.register(4096, Access::Read).unwrap();
+        let keys = fabric.exchange("keys", &end.key(own).encode(), deadline).unwrap();
+        let theirs = end.import(1 - fabric.rank(), Key::decode(&keys[1 - fabric.rank() as usize]).unwrap()).unwrap();
+        gone.wait();
+        if fabric.rank() == 1 {
+            // Longer than a rank takes to end that waits for no other.
+            std::thread::sleep(Duration::from_millis(2500));
+            let at = |region| At { region, offset: 0 };
+            let posted = end.read(at(theirs), at(own), 4096, 1).unwrap();
+            until("the peer's memory is read", || posted != Posted::Pending || end.poll().unwrap().is_some());
+            drop(end);
+        }
+        fabric.leave();
+    };
+    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(move || play(fabric))));
 }
 
 /// Rank 2 comes to the meeting and then does nothing. Rank 0 gives up and tells rank 1, which would wait longer.

@@ -174,3 +174,15 @@ fn a_rank_whose_bit_is_there_is_not_missing() {
     memory.run(&mut machine);
     assert_eq!(missing(&machine, &memory), [others[0], others[2]]);
 }
+
+#[test]
+fn a_trace_names_operations_and_where_a_rank_stands() {
+    let mut machine = Machine::new(plan(0, 3, Fire::ALL, Path::Replicated));
+    let memory = Memory::of(machine.plan());
+    machine.arrive(0, 1);
+    machine.poll(0, Effort::Work, &memory);
+    let ops: Vec<Op> = std::iter::from_fn(|| machine.next_op()).collect();
+    let names: Vec<String> = ops.iter().map(|op| machine.plan().op_name(op)).collect();
+    assert!(names.iter().any(|name| name.starts_with("puts ") && name.contains("on host 2")), "{names:?}");
+    assert!(machine.summary().starts_with("taken 0 fired 0 landed 0 active [0, 1, 2]"), "{}", machine.summary());
+}

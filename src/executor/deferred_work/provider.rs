@@ -95,7 +95,7 @@ impl Provider {
         let own = self.program.own();
         let mut weights = self.header_of(round, own).1;
         if let Some(row) = row {
-            weights |= u64::from(weight) << (u16::BITS * row);
+            weights |= weight_in(row, weight);
             let window = self.program.window();
             let to = self.program.offset_of(slot, own) + self.row_at(row);
             Window::copy((window, from), (window, to), self.bytes);
@@ -147,7 +147,7 @@ impl Provider {
             let cause = format!("rank {rank} sent a contribution that makes no sense");
             return Err(Error::transport(self.program.own(), rank, "read a contribution", cause));
         }
-        Ok((deposit, std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)))
+        Ok((deposit, weights_of(weights)))
     }
 
     /// Offset in the window of a row of a rank's contribution to a round.
@@ -161,9 +161,30 @@ impl Provider {
     }
 }
 
+/// The weight of a row, at its place in a header's weights.
+fn weight_in(row: u32, weight: u16) -> u64 {
+    u64::from(weight) << (u16::BITS * row)
+}
+
+/// The weights of the rows, from those of a header.
+fn weights_of(weights: u64) -> [u16; ROWS as usize] {
+    std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)
+}
+
 fn header(gate: u64, weights: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&gate.to_ne_bytes());
     bytes[8..].copy_from_slice(&weights.to_ne_bytes());
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_has_a_weight_of_its_own() {
+        let weights: u64 = (0..ROWS).map(|row| weight_in(row, 7 + row as u16)).sum();
+        assert!(weights_of(weights).into_iter().eq((7..).take(ROWS as usize)), "{weights:#x}");
+    }
 }
