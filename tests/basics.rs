@@ -222,27 +222,6 @@ fn memory_is_given_back() {
     });
 }
 
-/// Rank 1 makes no call after it has dropped its outcome. The third round behind it needs the slot of that.
-#[test]
-fn an_outcome_is_released_when_it_is_dropped() {
-    world(2, |world| {
-        let mut sum = world.allreduce::<u64>(&[4]).fire(Fire::SOLO).grace(Grace::NONE).depth(2).build().unwrap();
-        let step = |sum: &mut earlybird::Allreduce<u64>| {
-            sum.arrive().unwrap();
-            drop(sum.wait(DEADLINE).unwrap());
-        };
-        if world.rank() == 1 {
-            step(&mut sum);
-        }
-        world.barrier(DEADLINE).unwrap();
-        if world.rank() == 0 {
-            (0..3).for_each(|_| step(&mut sum));
-        }
-        world.barrier(DEADLINE).unwrap();
-        sum.finish(DEADLINE).unwrap();
-    });
-}
-
 #[test]
 fn calls_after_a_late_finish_delay_no_rank() {
     world(3, |world| {
