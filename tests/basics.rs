@@ -222,6 +222,28 @@ fn memory_is_given_back() {
     });
 }
 
+/// Rank 1 takes the first round and makes no call after it has dropped the outcome. The third round may not begin before
+/// that. (Over a network rank 1 first has to see that its own operations have completed, for which it needs a call.)
+#[test]
+fn an_outcome_is_released_when_it_is_dropped() {
+    common::worlds::world(common::Way::Shm, 2, DEADLINE, &|world| {
+        let mut sum = world.allreduce::<u64>(&[4]).fire(Fire::SOLO).grace(Grace::NONE).depth(2).build().unwrap();
+        let step = |sum: &mut earlybird::Allreduce<u64>| {
+            sum.arrive().unwrap();
+            sum.wait(DEADLINE).unwrap().newest().round()
+        };
+        if world.rank() == 1 {
+            assert_eq!(step(&mut sum), 1);
+        }
+        world.barrier(DEADLINE).unwrap();
+        if world.rank() == 0 {
+            while step(&mut sum) < 3 {}
+        }
+        world.barrier(DEADLINE).unwrap();
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
 #[test]
 fn calls_after_a_late_finish_delay_no_rank() {
     world(3, |world| {
