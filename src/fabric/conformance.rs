@@ -33,6 +33,7 @@ pub fn all(make: MakeWorld<'_>) {
     memory_stays_until_all_have_closed_it(make);
     threads::a_signal_comes_after_all_of_its_data(make);
     threads::sleepers_are_woken(make);
+    threads::a_sleeper_is_woken(make);
     bad_places_are_refused(make);
     bad_keys_are_refused(make);
     only_what_the_owner_allows(make);
@@ -91,6 +92,12 @@ fn world(make: MakeWorld<'_>, ranks: u32) -> World {
 /// A world in which every rank has a region of `size` bytes.
 fn sized(make: MakeWorld<'_>, ranks: u32, size: usize) -> World {
     let fabrics = Fabrics(make(ranks));
+    let (ends, regions) = open(&fabrics, size);
+    World { ends, regions, fabrics }
+}
+
+/// An endpoint of every rank with a region of `size` bytes, and `regions[i][j]`: rank j's region as rank i names it.
+fn open(fabrics: &Fabrics, size: usize) -> (Vec<Box<dyn Endpoint>>, Vec<Vec<Region>>) {
     let mut ends: Vec<_> = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).expect("open")).collect();
     let own: Vec<_> = ends.iter_mut().map(|end| end.register(size, Access::ReadWrite).expect("register")).collect();
     let keys: Vec<_> = ends.iter().zip(&own).map(|(end, &region)| end.key(region)).collect();
@@ -105,7 +112,7 @@ fn sized(make: MakeWorld<'_>, ranks: u32, size: usize) -> World {
             keys.iter().enumerate().map(name).collect()
         })
         .collect();
-    World { ends, regions, fabrics }
+    (ends, regions)
 }
 
 fn at(region: Region, offset: usize) -> At {

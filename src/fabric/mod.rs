@@ -31,6 +31,9 @@
 //! A put with a signal, and [`wake`](Endpoint::wake), end a wait of the target that
 //! [`prepare_wait`](Endpoint::prepare_wait) announced with the same interest before the target
 //! looked at its memory for the last time. Waits may end without a cause.
+//!
+//! One thread of a rank can wait for several endpoints at once: it
+//! [delegates](Endpoint::delegate_wait) each announced wait to the rank's [`Sleeper`].
 
 mod access;
 #[cfg(feature = "internals")]
@@ -294,6 +297,12 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// Its resources are not available.
     fn open(&self, access: RawAccess) -> Result<Box<dyn Endpoint>>;
 
+    /// Sleeps for several endpoints of this rank. A rank has one at a time. None where time is
+    /// simulated.
+    fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
+        None
+    }
+
     /// Gives every rank's bytes to every rank, in rank order. Collective: all ranks call it in the
     /// same order. For setting up; at most [`MOST_EXCHANGED`] bytes.
     ///
@@ -433,12 +442,36 @@ pub trait Endpoint: Send + Debug {
     /// announcement counts. Ends the announcement.
     fn wait(&mut self, at_most: Duration);
 
+    /// Makes the announced wait one of the rank's [`Sleeper`], whose sleep ends when the wait does.
+    /// Fails if the wait has ended already, and where the rank has no sleeper.
+    fn delegate_wait(&mut self) -> bool {
+        false
+    }
+
+    /// Whether a wait was delegated and goes on: it has not ended, and was neither withdrawn nor
+    /// announced anew.
+    fn is_delegated(&self) -> bool {
+        false
+    }
+
     /// A handle by which other threads end this endpoint's announced wait.
     fn waker(&self) -> Waker;
 
     /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. They see the
     /// caller's earlier stores. Returns how many were woken.
     fn wake(&mut self, most: u32, interest: Interest) -> u32;
+}
+
+/// Sleeps for several endpoints of a rank at once.
+pub trait Sleeper: Send + Debug {
+    /// Begins: a delegated wait that ends from now on, and the waker, end the next sleep.
+    fn prepare(&mut self);
+
+    /// Sleeps until a delegated wait ends, until the waker is used, or for `at_most`.
+    fn sleep(&mut self, at_most: Duration);
+
+    /// A handle by which other threads end the sleep.
+    fn waker(&self) -> Waker;
 }
 
 #[cfg(test)]

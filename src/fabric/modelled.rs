@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Word;
 use std::time::Duration;
 
-use super::shm::doorbell::{self, Doorbell};
+use super::shm::doorbell::{self, Doorbell, Rings};
 use super::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
 use crate::error::Result;
 use crate::sync::AtomicU64;
@@ -20,8 +20,8 @@ const _: () = assert!(size_of::<AtomicU64>() >= size_of::<u64>());
 pub(crate) struct Host {
     control: Window,
     data: Window,
-    /// The doorbells of the ranks; empty if no rank sleeps.
-    bells: Arc<[Doorbell]>,
+    /// The doorbells of the ranks, and the rings of their sleepers; empty if no rank sleeps.
+    bells: Arc<[(Doorbell, Rings)]>,
     /// The rank of this endpoint.
     rank: u32,
 }
@@ -48,7 +48,7 @@ impl Host {
     /// The same host, on which `ranks` ranks may sleep. Each fences for itself: loom has no model
     /// of membarrier(2).
     pub(crate) fn with_sleepers(self, ranks: u32) -> Self {
-        Host { bells: (0..ranks).map(|_| Doorbell::default()).collect(), ..self }
+        Host { bells: (0..ranks).map(|_| Default::default()).collect(), ..self }
     }
 
     /// The endpoint of a rank.
@@ -57,7 +57,7 @@ impl Host {
     }
 
     fn bell(&self) -> &Doorbell {
-        &self.bells[self.rank as usize]
+        &self.bells[self.rank as usize].0
     }
 
     pub(crate) fn cell(&self, index: usize) -> &AtomicU64 {
@@ -138,7 +138,8 @@ impl Endpoint for Host {
         if self.bells.is_empty() {
             return 0;
         }
-        let others = (0..).zip(&*self.bells).filter(|(rank, _)| *rank != self.rank).map(|(_, bell)| bell);
+        let others =
+            (0..).zip(&*self.bells).filter(|(rank, _)| *rank != self.rank).map(|(_, (bell, sleeper))| (bell, sleeper));
         doorbell::ring_all(others, most, interest)
     }
 }

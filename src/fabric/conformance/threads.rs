@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{BEHIND, CELL, Fabrics, LENGTHS, MakeWorld, World, at, patience, sized, word, world};
+use super::{BEHIND, CELL, Fabrics, LENGTHS, MakeWorld, SIZE, World, at, open, patience, sized, word, world};
 use crate::fabric::{Change, MOST_EXCHANGED, Posted, Signal};
 
 /// Each rank gives other bytes in each turn, and a fast rank goes on with the next.
@@ -142,6 +142,82 @@ pub(super) fn sleepers_are_woken(make: MakeWorld<'_>) {
             }
             while !completed || awake.load(Ordering::Acquire) != round {
                 completed |= one.poll().expect("poll").is_some();
+                if sleeping.is_finished() && awake.load(Ordering::Acquire) != round {
+                    return; // it says why
+                }
+                assert!(start.elapsed() < patience, "round {round} does not end");
+            }
+        }
+    });
+}
+
+/// A thread that sleeps for two endpoints of a rank is woken by a signal at either, by a rank of its host, and by its
+/// waker.
+pub(super) fn a_sleeper_is_woken(make: MakeWorld<'_>) {
+    const ROUNDS: u64 = 12;
+    let (mut world, patience) = (world(make, 2), patience());
+    let Some(mut sleeper) = world.fabrics[1].sleeper() else { return };
+    let hosts = world.fabrics[0].hosts();
+    let (mut more, regions) = open(&world.fabrics, SIZE);
+    let far = [world.regions[0][1], regions[0][1]];
+    let targets = [world.own(1), more[1].window(regions[1][1]).expect("the own region is mapped")];
+    let ([one, two], [more_one, more_two]) = (&mut world.ends[..], &mut more[..]) else { panic!("two ends each") };
+    let (mut ones, mut twos) = ([one, more_one], [two, more_two]);
+    for two in &mut twos {
+        two.prepare_wait(1);
+        assert!(two.delegate_wait() && two.is_delegated(), "nothing has ended the wait");
+        two.cancel_wait();
+        assert!(!two.is_delegated() && !two.delegate_wait(), "no wait is announced");
+    }
+    let waker = sleeper.waker();
+    let (news, asleep, awake) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (news, asleep, awake) = (&news, &asleep, &awake);
+        let sleeping = scope.spawn(move || {
+            for round in 1..=ROUNDS {
+                let start = Instant::now();
+                loop {
+                    sleeper.prepare();
+                    twos.iter_mut().for_each(|two| two.prepare_wait(1));
+                    let cells = targets.iter().map(|target| target.cell(0).load(Ordering::Acquire));
+                    if cells.chain([news.load(Ordering::Acquire)]).any(|cell| cell == round) {
+                        break;
+                    }
+                    if twos.iter_mut().all(|two| two.delegate_wait()) {
+                        asleep.store(round, Ordering::Release);
+                        sleeper.sleep(patience);
+                    }
+                    assert!(start.elapsed() < patience / 2, "it slept through round {round}");
+                }
+                twos.iter_mut().for_each(|two| two.cancel_wait());
+                awake.store(round, Ordering::Release);
+            }
+        });
+        for round in 1..=ROUNDS {
+            let start = Instant::now();
+            while asleep.load(Ordering::Acquire) != round && !sleeping.is_finished() {
+                std::thread::yield_now();
+            }
+            // Usually it sleeps by then. If not, it has to notice that it must not sleep.
+            std::thread::sleep(Duration::from_millis(1));
+            let which = (round % 2) as usize;
+            let mut completed = true;
+            match round % 4 {
+                0 => {
+                    news.store(round, Ordering::Release);
+                    waker.wake();
+                }
+                1 if hosts[0] == hosts[1] => {
+                    news.store(round, Ordering::Release);
+                    ones[which].wake(u32::MAX, 1);
+                }
+                _ => {
+                    let signal = Signal { at: at(far[which], 0), change: Change::Set(round), awaited: true };
+                    completed = ones[which].signal(signal, round).expect("signal") != Posted::Pending;
+                }
+            }
+            while !completed || awake.load(Ordering::Acquire) != round {
+                completed |= ones[which].poll().expect("poll").is_some();
                 if sleeping.is_finished() && awake.load(Ordering::Acquire) != round {
                     return; // it says why
                 }

@@ -5,12 +5,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::channel::ring;
 use super::registration::{Purpose, Registered};
 use super::shared::Shared;
 use super::wire::Wire;
 use crate::error::Result;
 use crate::fabric::memory::check_memory;
-use crate::fabric::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
+use crate::fabric::{
+    Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Sleeper, Waker, Window,
+};
 
 #[derive(Debug)]
 pub(super) struct NetEndpoint<W: Wire> {
@@ -92,6 +95,20 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
         self.shared.wait(self.channel, &self.bell, at_most);
     }
 
+    fn delegate_wait(&mut self) -> bool {
+        let mut engine = self.shared.lock();
+        let channel = engine.channel(self.channel);
+        let goes_on = !channel.is_woken();
+        if goes_on {
+            channel.sleeps_on(Some(self.shared.sleeper_bell().clone()));
+        }
+        goes_on
+    }
+
+    fn is_delegated(&self) -> bool {
+        !self.shared.lock().channel(self.channel).is_woken()
+    }
+
     fn waker(&self) -> Waker {
         let (shared, channel) = (self.shared.clone(), self.channel);
         Waker::new(move || shared.lock().channel(channel).wake())
@@ -99,6 +116,24 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
 
     fn wake(&mut self, _most: u32, _interest: Interest) -> u32 {
         0
+    }
+}
+
+/// Sleeps for several channels of a rank.
+#[derive(Debug)]
+pub(super) struct NetSleeper<W: Wire>(pub(super) Arc<Shared<W>>);
+
+impl<W: Wire> Sleeper for NetSleeper<W> {
+    /// What rings the bell before the sleep is still there when it begins.
+    fn prepare(&mut self) {}
+
+    fn sleep(&mut self, at_most: Duration) {
+        self.0.wait_for_bell(at_most);
+    }
+
+    fn waker(&self) -> Waker {
+        let bell = self.0.sleeper_bell().clone();
+        Waker::new(move || ring(&*bell))
     }
 }
 

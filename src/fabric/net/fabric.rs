@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::endpoint::NetEndpoint;
+use super::endpoint::{NetEndpoint, NetSleeper};
 use super::engine::Engine;
 use super::link::Link;
 use super::message::MOST_RANKS;
@@ -22,7 +22,7 @@ use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, Watch};
-use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, sealed};
+use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Sleeper, sealed};
 use crate::fault::Fault;
 
 /// How long a rank of a failed world gives its provider to send the last messages.
@@ -268,6 +268,10 @@ impl<T: OverWire> Fabric for T {
             return Err(Error::Usage { rank: self.rank(), operation: "open", problem });
         };
         Ok(Box::new(NetEndpoint::new(self.world().shared.clone(), channel)?))
+    }
+
+    fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
+        Some(Box::new(NetSleeper(self.world().shared.clone())))
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {

@@ -46,6 +46,8 @@ pub(in crate::fabric) struct Shared<W: Wire> {
     sleepers: AtomicU32,
     stop: AtomicBool,
     bell: OwnedFd,
+    /// The bell of a thread that sleeps for several channels.
+    sleeper_bell: Arc<OwnedFd>,
     watch: Watch,
     /// Beats of silence after which a peer counts as dead.
     silence: u32,
@@ -65,6 +67,7 @@ impl<W: Wire> Shared<W> {
         Ok(Arc::new(Shared {
             rank: engine.rank,
             bell: bell(engine.rank)?,
+            sleeper_bell: Arc::new(bell(engine.rank)?),
             engine: Mutex::new(engine),
             failed,
             visits: AtomicU64::new(0),
@@ -93,6 +96,10 @@ impl<W: Wire> Shared<W> {
         bell(self.rank).map(Arc::new)
     }
 
+    pub(super) fn sleeper_bell(&self) -> &Arc<OwnedFd> {
+        &self.sleeper_bell
+    }
+
     pub(super) fn health(&self, operation: &'static str) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             false => Ok(()),
@@ -112,8 +119,8 @@ impl<W: Wire> Shared<W> {
         self.health(operation)
     }
 
-    /// Sleeps until the network or the bell wakes the thread.
-    fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) {
+    /// Sleeps until the network or the bell wakes the thread. Whether the bell did.
+    fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) -> bool {
         let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(DOZE) } else { at_most };
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         let mut polled = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
@@ -123,9 +130,11 @@ impl<W: Wire> Shared<W> {
         }));
         // An interrupted sleep needs no handling: the sleeper checks its condition again.
         let _ = poll(&mut polled, Some(&timeout));
-        if !polled[0].revents().is_empty() {
+        let rang = !polled[0].revents().is_empty();
+        if rang {
             clear_bell(bell);
         }
+        rang
     }
 
     /// Makes progress until the wait of a channel is over.
@@ -134,18 +143,8 @@ impl<W: Wire> Shared<W> {
         let until = begun + at_most;
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         loop {
-            let mut engine = self.visit();
-            engine.progress();
-            let now = Instant::now();
-            // The next message usually carries the ack. A rank without a message to send for this
-            // long sends the ack alone.
-            let mut sleep = until.saturating_duration_since(now);
-            if now >= begun + ACK_DELAY {
-                engine.ack_all();
-            } else if engine.has_acks_pending() {
-                sleep = sleep.min(ACK_DELAY);
-            }
-            if engine.channel(channel).is_woken() || now >= until {
+            let (mut engine, sleep) = self.progress_in_wait(begun, until);
+            if engine.channel(channel).is_woken() || sleep.is_zero() {
                 engine.channel(channel).announce(false);
                 break;
             }
@@ -158,6 +157,39 @@ impl<W: Wire> Shared<W> {
             self.lock().channel(channel).sleeps_on(None);
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes progress until the sleeper's bell rings.
+    pub(super) fn wait_for_bell(&self, at_most: Duration) {
+        let begun = Instant::now();
+        let mut rang = false;
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let (mut engine, sleep) = self.progress_in_wait(begun, begun + at_most);
+            if rang || sleep.is_zero() {
+                break;
+            }
+            let may_sleep = engine.link.wire.may_sleep();
+            drop(engine);
+            let at_most = if may_sleep.is_some() { sleep } else { Duration::ZERO };
+            rang = self.sleep(self.sleeper_bell.as_fd(), may_sleep.as_deref(), at_most);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes progress in a wait; says how long it may sleep then. Acknowledges what it has received
+    /// if it has waited for some time: the next message of this rank usually carries the ack.
+    fn progress_in_wait(&self, begun: Instant, until: Instant) -> (MutexGuard<'_, Engine<W>>, Duration) {
+        let mut engine = self.visit();
+        engine.progress();
+        let now = Instant::now();
+        let sleep = until.saturating_duration_since(now);
+        if now >= begun + ACK_DELAY {
+            engine.ack_all();
+        } else if engine.has_acks_pending() {
+            return (engine, sleep.min(ACK_DELAY));
+        }
+        (engine, sleep)
     }
 
     /// Waits until `holds`; returns whether it does.

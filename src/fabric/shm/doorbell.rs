@@ -4,15 +4,44 @@ use std::time::Duration;
 
 use crate::sync::{AtomicU32, Ordering, full_fence};
 
+/// The bit of an announcement that the rank's sleeper has taken over. No interest has it.
+const DELEGATED: u32 = 1 << 31;
+
+/// Counts rings, for one thread that sleeps until the next one.
+#[repr(transparent)]
+#[cfg_attr(any(loom, test), derive(Debug, Default))]
+pub(in crate::fabric) struct Rings(AtomicU32);
+
+impl Rings {
+    /// The number of rings so far.
+    pub(super) fn count(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Counts a ring, and wakes the thread.
+    pub(super) fn ring(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+        wake(&self.0);
+    }
+
+    /// Sleeps until there are more than `seen` rings, or for `at_most`.
+    pub(super) fn sleep(&self, seen: u32, at_most: Duration) {
+        wait(&self.0, seen, at_most);
+    }
+}
+
 /// The doorbell of one rank in one channel.
 ///
 /// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
 /// bell rang since. The rank that rings takes the announcement, so a sleeper is woken once.
+///
+/// One thread of a rank can sleep for many channels. It delegates each announcement to the rank's
+/// own count of rings, and sleeps unless that count grew since before it delegated the first.
 #[repr(C, align(64))]
 #[cfg_attr(any(loom, test), derive(Debug, Default))]
 pub(in crate::fabric) struct Doorbell {
     interest: AtomicU32,
-    rung: AtomicU32,
+    rung: Rings,
 }
 
 impl Doorbell {
@@ -30,43 +59,71 @@ impl Doorbell {
 
     /// Sleeps until the bell rings, or for `at_most`. A ring since the announcement counts.
     pub(in crate::fabric) fn sleep(&self, at_most: Duration) {
-        let rung = self.rung.load(Ordering::Acquire);
+        let rung = self.rung.count();
         if self.interest.load(Ordering::Acquire) == 0 {
             return;
         }
-        wait(&self.rung, rung, at_most);
+        self.rung.sleep(rung, at_most);
         self.withdraw();
     }
 
-    /// Wakes the sleeper if it waits for `interest`. The caller has fenced after its changes.
-    pub(super) fn ring(&self, interest: u32) -> bool {
-        if self.interest.load(Ordering::Relaxed) != interest {
-            return false;
-        }
-        let taken = self.interest.compare_exchange(interest, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if taken {
-            self.rung.fetch_add(1, Ordering::Release);
-            wake(&self.rung);
-        }
-        taken
+    /// Lets the next ring count for the rank's sleeper. Fails if the bell rang since the
+    /// announcement.
+    pub(super) fn delegate(&self) -> bool {
+        let interest = self.interest.load(Ordering::Relaxed);
+        let delegated = interest | DELEGATED;
+        interest != 0
+            && self.interest.compare_exchange(interest, delegated, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Wakes the sleeper whatever it waits for. The caller has fenced after its changes.
-    pub(super) fn ring_always(&self) {
-        if self.interest.load(Ordering::Relaxed) != 0 && self.interest.swap(0, Ordering::AcqRel) != 0 {
-            self.rung.fetch_add(1, Ordering::Release);
-            wake(&self.rung);
+    /// Whether an announcement was delegated, and the bell has not rung since.
+    pub(super) fn is_delegated(&self) -> bool {
+        self.interest.load(Ordering::Acquire) & DELEGATED != 0
+    }
+
+    /// Wakes the thread that waits for `interest` here, or the rank's `sleeper`. The caller has
+    /// fenced after its changes.
+    pub(super) fn ring(&self, interest: u32, sleeper: &Rings) -> bool {
+        let mut announced = self.interest.load(Ordering::Relaxed);
+        // The announcement may be delegated in between.
+        while announced & !DELEGATED == interest {
+            match self.interest.compare_exchange(announced, 0, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => {
+                    self.wake(announced, sleeper);
+                    return true;
+                }
+                Err(found) => announced = found,
+            }
         }
+        false
+    }
+
+    /// As [`Doorbell::ring`], whatever the thread waits for.
+    pub(super) fn ring_always(&self, sleeper: &Rings) {
+        if self.interest.load(Ordering::Relaxed) != 0 {
+            match self.interest.swap(0, Ordering::AcqRel) {
+                0 => {}
+                taken => self.wake(taken, sleeper),
+            }
+        }
+    }
+
+    fn wake(&self, taken: u32, sleeper: &Rings) {
+        if taken & DELEGATED == 0 { self.rung.ring() } else { sleeper.ring() }
     }
 }
 
-/// Wakes the sleepers that wait for `interest` at these bells: all, or `most` of them. Returns how
-/// many were woken.
-pub(in crate::fabric) fn ring_all<'a>(bells: impl Iterator<Item = &'a Doorbell>, most: u32, interest: u32) -> u32 {
+/// Wakes the threads that wait for `interest` at these bells, each with its rank's sleeper: all, or
+/// `most` of them. Returns how many were woken.
+pub(in crate::fabric) fn ring_all<'a>(
+    bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
+    most: u32,
+    interest: u32,
+) -> u32 {
     // Pairs with the fence in `announce`: a sleeper whose announcement is not seen here sees what
     // was stored before this.
     full_fence();
-    bells.filter(|bell| bell.ring(interest)).take(most as usize).count() as u32
+    bells.filter(|(bell, sleeper)| bell.ring(interest, sleeper)).take(most as usize).count() as u32
 }
 
 /// Sleeps while the cell holds `expect`, at most for `at_most`.

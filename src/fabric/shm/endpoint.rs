@@ -79,7 +79,7 @@ impl ShmEndpoint {
         signal.change.apply(cell);
         full_fence();
         if !Fault::ForgetRing.is(self.fault) {
-            self.segment.doorbell(self.channel, mapped.owner).ring_always();
+            self.segment.ring_always(self.channel, mapped.owner);
         }
         Ok(())
     }
@@ -186,12 +186,20 @@ impl Endpoint for ShmEndpoint {
         self.bell().sleep(at_most);
     }
 
+    fn delegate_wait(&mut self) -> bool {
+        self.bell().delegate()
+    }
+
+    fn is_delegated(&self) -> bool {
+        self.bell().is_delegated()
+    }
+
     fn waker(&self) -> Waker {
         let (segment, channel, rank, fault) = (self.segment.clone(), self.channel, self.rank, self.fault);
         Waker::new(move || {
             full_fence();
             if !Fault::ForgetWaker.is(fault) {
-                segment.doorbell(channel, rank).ring_always();
+                segment.ring_always(channel, rank);
             }
         })
     }
@@ -199,8 +207,9 @@ impl Endpoint for ShmEndpoint {
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {
         let ranks = self.segment.ranks();
         let most = if Fault::WakeOne.is(self.fault) { most.min(1) } else { most };
-        let others = (1..ranks).map(|next| self.segment.doorbell(self.channel, (self.rank + next) % ranks));
-        doorbell::ring_all(others, most, interest)
+        let others = (1..ranks).map(|next| (self.rank + next) % ranks);
+        let bells = others.map(|rank| (self.segment.doorbell(self.channel, rank), self.segment.sleeper(rank)));
+        doorbell::ring_all(bells, most, interest)
     }
 }
 

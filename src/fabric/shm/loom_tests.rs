@@ -6,11 +6,11 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::doorbell::Doorbell;
+use super::doorbell::{Doorbell, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
 use crate::fabric::failure::Failure;
-use crate::sync::modelled::{Operation, find};
+use crate::sync::modelled::{Operation, check, find};
 use crate::sync::{AtomicU64, announce, full_fence, look};
 
 const LONG: Duration = Duration::from_secs(1);
@@ -44,12 +44,80 @@ fn wakes(ring: fn(&Doorbell)) {
 
 #[test]
 fn no_ring_is_lost() {
-    wakes(|bell| _ = bell.ring(1));
+    wakes(|bell| _ = bell.ring(1, &Rings::default()));
 }
 
 #[test]
 fn no_general_ring_is_lost() {
-    wakes(Doorbell::ring_always);
+    wakes(|bell| bell.ring_always(&Rings::default()));
+}
+
+/// Sleeps for all channels at once, as often as it takes, until `is_there` for each of them.
+fn sleep_until_all(bells: &[Doorbell], sleeper: &Rings, is_there: impl Fn(usize) -> bool) {
+    let mut missing: Vec<usize> = (0..bells.len()).collect();
+    while !missing.is_empty() {
+        let seen = sleeper.count();
+        let mut sleeps = true;
+        missing.retain(|&channel| {
+            let bell = &bells[channel];
+            if bell.is_delegated() {
+                return true;
+            }
+            sleeps = false;
+            bell.announce(1);
+            let is_missing = !is_there(channel);
+            if is_missing {
+                bell.delegate();
+            } else {
+                bell.withdraw();
+            }
+            is_missing
+        });
+        if sleeps {
+            sleeper.sleep(seen, LONG);
+        }
+    }
+}
+
+/// Ranks that change the awaited cells, each in a channel of its own, and ring, end the sleep for all of them.
+fn ends_sleeps(channels: usize, preemptions: Option<usize>, ring: fn(&Doorbell, &Rings)) {
+    check(preemptions, move || {
+        let bells: Vec<_> = (0..channels).map(|_| Doorbell::default()).collect();
+        let cells: Vec<_> = (0..channels).map(|_| AtomicU64::new(0)).collect();
+        let shared = Arc::new((bells, cells, Rings::default()));
+        let sleeper = {
+            let shared = shared.clone();
+            thread::spawn(move || sleep_until_all(&shared.0, &shared.2, |channel| look(&shared.1[channel]) == 1))
+        };
+        let change = move |shared: &(Vec<Doorbell>, Vec<AtomicU64>, Rings), channel: usize| {
+            announce(&shared.1[channel], 1);
+            full_fence();
+            ring(&shared.0[channel], &shared.2);
+        };
+        let spawn = |channel| {
+            let shared = shared.clone();
+            thread::spawn(move || change(&shared, channel))
+        };
+        let others: Vec<_> = (1..channels).map(spawn).collect();
+        change(&shared, 0);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        sleeper.join().unwrap();
+    });
+}
+
+#[test]
+fn no_delegated_ring_is_lost() {
+    ends_sleeps(1, None, |bell, sleeper| _ = bell.ring(1, sleeper));
+}
+
+#[test]
+fn no_general_delegated_ring_is_lost() {
+    ends_sleeps(1, None, Doorbell::ring_always);
+}
+
+#[test]
+fn a_sleep_for_two_channels_ends_with_each_of_them() {
+    ends_sleeps(2, Some(2), |bell, sleeper| _ = bell.ring(1, sleeper));
 }
 
 /// A ring for something else neither wakes the sleeper nor takes its announcement.
@@ -63,11 +131,11 @@ fn a_ring_for_something_else_takes_nothing() {
         };
         let other = {
             let shared = shared.clone();
-            thread::spawn(move || assert!(!shared.0.ring(1)))
+            thread::spawn(move || assert!(!shared.0.ring(1, &Rings::default())))
         };
         announce(&shared.1, 1);
         full_fence();
-        shared.0.ring(2);
+        shared.0.ring(2, &Rings::default());
         other.join().unwrap();
         sleeper.join().unwrap();
     });
@@ -128,6 +196,8 @@ fn the_first_failure_stays_and_is_whole() {
 fn a_sleep_without_a_fence_is_found() {
     find(Operation::Fence, no_ring_is_lost);
     find(Operation::Fence, no_general_ring_is_lost);
+    find(Operation::Fence, no_delegated_ring_is_lost);
+    find(Operation::Fence, no_general_delegated_ring_is_lost);
 }
 
 #[test]

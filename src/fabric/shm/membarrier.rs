@@ -33,7 +33,7 @@ mod tests {
     use std::thread;
 
     use super::super::ShmFabric;
-    use super::super::doorbell::Doorbell;
+    use super::super::doorbell::{Doorbell, Rings};
     use super::*;
     use crate::fabric::{Fabric, RawAccess};
     use crate::skipped::{Need, skipped};
@@ -60,7 +60,7 @@ mod tests {
                     }
                     (0..round % 61).for_each(|_| spin_loop());
                     tag.store(round, Ordering::Release);
-                    let heard = bell.ring(1);
+                    let heard = bell.ring(1, &Rings::default());
                     rang.store(heard, Ordering::SeqCst);
                     meet(2 * round - 1);
                     meet(2 * round);

@@ -15,6 +15,7 @@ mod loom_tests;
 mod mailbox;
 mod membarrier;
 mod segment;
+mod sleeper;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,13 +25,14 @@ use std::time::{Duration, Instant};
 use super::failure::Failure;
 use super::turns::Turns;
 use super::watch::{ENDED, Watch};
-use super::{Endpoint, Fabric, RawAccess, sealed};
+use super::{Endpoint, Fabric, RawAccess, Sleeper, sealed};
 use crate::error::{Error, Ranks, Result};
 use crate::fault::Fault;
 use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
 use mailbox::Mailbox;
 use segment::Segment;
+use sleeper::ShmSleeper;
 
 /// Most endpoints that a world can open in its life.
 pub(crate) const MOST_ENDPOINTS: u32 = segment::CHANNELS - 1;
@@ -85,7 +87,7 @@ impl ShmFabric {
     fn wake_all(&self) {
         crate::sync::full_fence();
         for channel in 0..=self.opened.load(Ordering::Relaxed).min(MOST_ENDPOINTS) {
-            (0..self.segment.ranks()).for_each(|rank| self.segment.doorbell(channel, rank).ring_always());
+            (0..self.segment.ranks()).for_each(|rank| self.segment.ring_always(channel, rank));
         }
     }
 
@@ -138,13 +140,18 @@ impl Fabric for ShmFabric {
         Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1, self.fault)))
     }
 
+    fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
+        Some(Box::new(ShmSleeper::new(self.segment.clone(), self.rank)))
+    }
+
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         self.exchange.take(self, operation, (mine, mailbox::MAILBOX), |turn| {
             let started = Instant::now();
             self.mailbox(self.rank, turn).post(turn, mine);
             // Of the last ranks to post, at least one sees all posts, and wakes the others.
             if self.not_posted(turn).is_empty() {
-                (0..self.ranks()).for_each(|rank| _ = self.segment.doorbell(0, rank).ring(1));
+                let ring = |rank| self.segment.doorbell(0, rank).ring(1, self.segment.sleeper(rank));
+                (0..self.ranks()).for_each(|rank| _ = ring(rank));
             }
             loop {
                 self.bell().announce(1);

@@ -10,7 +10,7 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 
 use super::super::{Window, failure::Failure, memory::check_memory};
-use super::doorbell::Doorbell;
+use super::doorbell::{Doorbell, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// Endpoints of a world; number 0 is the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
 
-const MAGIC: u64 = 0x6561_726C_7962_0002;
+const MAGIC: u64 = 0x6561_726C_7962_0003;
 
 /// Size of the file. It is sparse: only allocated ranges take memory.
 const FILE: u64 = 1 << 44;
@@ -44,6 +44,8 @@ struct RankHead {
     left: AtomicU32,
     /// Whether a memory barrier of another process reaches this rank's process.
     fenced: AtomicU32,
+    /// Rings for the thread that sleeps for several channels.
+    sleeper: Rings,
     mailboxes: [Mailbox; 2],
 }
 
@@ -125,12 +127,23 @@ impl Segment {
         &self.rank_head(rank).mailboxes[(turn % 2) as usize]
     }
 
+    /// The rings for a rank's sleeper.
+    pub(super) fn sleeper(&self, rank: u32) -> &Rings {
+        &self.rank_head(rank).sleeper
+    }
+
     pub(super) fn doorbell(&self, channel: u32, rank: u32) -> &Doorbell {
         assert!(rank < self.ranks && channel < CHANNELS);
         let offset = size_of::<Head>() + self.ranks as usize * size_of::<RankHead>();
         let index = (channel * self.ranks + rank) as usize;
         // SAFETY: within `head_bytes`, behind all rank heads; aligned as above; only atomics.
         unsafe { &*self.map.as_ptr().add(offset).cast::<Doorbell>().add(index) }
+    }
+
+    /// Ends the announced wait of a rank in a channel, whatever it waits for. The caller has fenced
+    /// after its changes.
+    pub(super) fn ring_always(&self, channel: u32, rank: u32) {
+        self.doorbell(channel, rank).ring_always(self.sleeper(rank));
     }
 
     /// Records that memory barriers of other processes reach this rank from now on.

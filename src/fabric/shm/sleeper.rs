@@ -1,0 +1,37 @@
+//! Sleeps for several channels of a rank.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::segment::Segment;
+use crate::fabric::{Sleeper, Waker};
+
+#[derive(Debug)]
+pub(super) struct ShmSleeper {
+    segment: Arc<Segment>,
+    rank: u32,
+    /// Rings that the next sleep does not wait for.
+    seen: u32,
+}
+
+impl ShmSleeper {
+    pub(super) fn new(segment: Arc<Segment>, rank: u32) -> Self {
+        ShmSleeper { segment, rank, seen: 0 }
+    }
+}
+
+impl Sleeper for ShmSleeper {
+    fn prepare(&mut self) {
+        self.seen = self.segment.sleeper(self.rank).count();
+    }
+
+    fn sleep(&mut self, at_most: Duration) {
+        self.segment.sleeper(self.rank).sleep(self.seen, at_most);
+    }
+
+    fn waker(&self) -> Waker {
+        let (segment, rank) = (self.segment.clone(), self.rank);
+        Waker::new(move || segment.sleeper(rank).ring())
+    }
+}
