@@ -7,11 +7,15 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store::{self, Secret};
 use crate::bootstrap::{Joined, StoreAddress, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
+use crate::executor::helper::Helper;
+use crate::executor::spin::Spin;
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{Access, At, Endpoint, Fabric, Key, Posted, RawAccess};
@@ -36,6 +40,8 @@ struct Inner {
     deadline: Duration,
     cores: u32,
     source: &'static str,
+    /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
+    helper: Mutex<Option<Arc<Helper>>>,
 }
 
 impl World {
@@ -83,7 +89,7 @@ impl World {
 
     fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, deadline: Duration, source: &'static str) -> World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        World { inner: Arc::new(Inner { fabric, parameters, deadline, cores, source }) }
+        World { inner: Arc::new(Inner { fabric, parameters, deadline, cores, source, helper: Mutex::new(None) }) }
     }
 
     /// This rank, from 0.
@@ -210,6 +216,26 @@ impl World {
         self.inner.cores
     }
 
+    /// How long to spin before sleeping.
+    pub(crate) fn spin(&self) -> Spin {
+        let crowded = self.is_oversubscribed();
+        Spin::new(self.parameters().spin(crowded), crowded)
+    }
+
+    /// The helper thread.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub(crate) fn helper(&self) -> Result<Arc<Helper>> {
+        let mut helper = self.inner.helper.lock();
+        if let Some(helper) = &*helper {
+            return Ok(helper.clone());
+        }
+        let started = Arc::new(Helper::start(self.fabric().clone(), self.spin())?);
+        *helper = Some(started.clone());
+        Ok(started)
+    }
+
     /// Whether there are more ranks than cores on this machine.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.inner.fabric.neighbours() > machine_cores()
@@ -299,6 +325,7 @@ fn machine_cores() -> u32 {
 impl Drop for Inner {
     fn drop(&mut self) {
         // The last handle is dropped, and no collective holds one: this process leaves in good order.
+        drop(self.helper.get_mut().take());
         if !std::thread::panicking() {
             self.fabric.leave();
         }

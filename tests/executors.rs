@@ -147,6 +147,62 @@ fn rounds_complete_while_all_ranks_compute() {
     }
 }
 
+/// Threads of this process with a name.
+fn threads_named(name: &str) -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).ok());
+    names.filter(|found| found.trim_end() == name).count()
+}
+
+/// One thread completes what was handed in to all collectives of a world while their callers compute, whichever of them
+/// ends before, and ends with the world.
+#[test]
+fn one_thread_serves_all_collectives_of_a_world() {
+    const RANKS: u32 = 5;
+    // No world of another test in this process has that many ranks.
+    const NAME: &str = "earlybird 4";
+    let worlds = World::in_this_process(RANKS, &Config::default()).unwrap();
+    std::thread::scope(|scope| {
+        for world in worlds {
+            scope.spawn(move || {
+                let build = |index: usize| {
+                    let sum = world.allreduce::<u64>(&[[10, 100_000][index % 2]]).fire(Fire::quorum(RANKS));
+                    sum.mover([Mover::Tree, Mover::Cut][index / 2 % 2]).executor(Executor::Thread).build().unwrap()
+                };
+                let mut sums: Vec<_> = (0..6).map(build).collect();
+                for round in 1..=5 {
+                    for sum in &mut sums {
+                        sum.contribution().unwrap().fill(round);
+                        sum.arrive().unwrap();
+                    }
+                    world.barrier(DEADLINE).unwrap();
+                    let until = Instant::now() + DEADLINE;
+                    for (index, sum) in sums.iter().enumerate() {
+                        while !sum.is_complete().unwrap() {
+                            assert!(Instant::now() < until, "collective {index}, round {round} does not complete");
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                    }
+                    assert_eq!(threads_named(NAME), 1, "round {round}");
+                    world.barrier(DEADLINE).unwrap();
+                    for sum in &mut sums {
+                        assert!(sum.wait(DEADLINE).unwrap().newest().iter().all(|&x| x == u64::from(RANKS) * round));
+                    }
+                    if round > 2 {
+                        sums.remove(0).finish(DEADLINE).unwrap();
+                    }
+                }
+                sums.iter_mut().for_each(|sum| sum.finish(DEADLINE).unwrap());
+            });
+        }
+    });
+    let until = Instant::now() + DEADLINE;
+    while threads_named(NAME) > 0 {
+        assert!(Instant::now() < until, "it does not end with its world");
+        std::thread::yield_now();
+    }
+}
+
 #[cfg(feature = "faults")]
 mod crashes {
     use super::*;

@@ -10,7 +10,6 @@ use super::raw::Raw;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
-use crate::executor::spin::Spin;
 use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::reduce::{Element, Reduce};
@@ -181,8 +180,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             driver.crash(self.fuse);
             driver
         };
-        let crowded = world.is_oversubscribed();
-        let waiter = Waiter::new(world.fabric().clone(), Spin::new(parameters.spin(crowded), crowded));
+        let waiter = Waiter::new(world.fabric().clone(), world.spin());
         let raw = Raw::new(world, driver, executor, waiter)
             .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
         Ok(Allreduce::new(raw, self.lengths))

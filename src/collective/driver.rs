@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::core::{Cells, Counted, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
 use crate::error::Result;
 use crate::executor::deferred_work::Provider;
-use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal, Waker};
+use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
 use crate::reduce::{Arena, Dtype, Goal, Place, Reduce, Source};
@@ -178,9 +178,9 @@ impl Driver {
         self.fuse = fuse;
     }
 
-    /// Ends a wait of the endpoint, from any thread.
-    pub(crate) fn waker(&self) -> Waker {
-        self.endpoint.waker()
+    /// Whether a wait of the endpoint was delegated, and goes on.
+    pub(crate) fn is_delegated(&self) -> bool {
+        self.endpoint.is_delegated()
     }
 
     pub(crate) fn lender(&self) -> Lender {

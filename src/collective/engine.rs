@@ -8,7 +8,6 @@ use super::driver::Driver;
 use crate::error::{Ranks, Result};
 use crate::executor::deferred_work::Provider;
 use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
-use crate::fabric::Waker;
 use crate::fault::Fault;
 use crate::time::Time;
 
@@ -174,8 +173,12 @@ impl Shared for Engine {
         needed.then(|| self.towards(Goal::Arrival))
     }
 
-    fn waker(&self) -> Waker {
-        self.driver.waker()
+    fn is_asleep(&self) -> bool {
+        self.driver.is_delegated()
+    }
+
+    fn rouse(&mut self) {
+        self.towards(Goal::Arrival).rouse();
     }
 }
 
@@ -260,6 +263,10 @@ impl Work for Pursuit<'_> {
     fn rouse(&mut self) {
         self.engine.driver.endpoint().cancel_wait();
         self.engine.searches = true;
+    }
+
+    fn delegate(&mut self) -> bool {
+        self.engine.driver.endpoint().delegate_wait()
     }
 
     fn missing(&self) -> Ranks {

@@ -12,7 +12,7 @@ use super::session::Session;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::Provider;
-use crate::executor::thread::{Helper, InUse, Seat};
+use crate::executor::thread::{Helped, InUse, Seat};
 use crate::executor::work::Work;
 use crate::fabric::Lender;
 use crate::rule::Executor;
@@ -45,7 +45,7 @@ impl Raw {
         let engine = Engine::new(driver);
         let session = Session::new(&engine);
         let seat = match executor {
-            Executor::Thread => Seat::Shared(Helper::start(engine, waiter.clone(), world.rank())?),
+            Executor::Thread => Seat::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
                 Seat::Own(Box::new(RefCell::new(engine)))
             }

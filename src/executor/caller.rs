@@ -16,7 +16,7 @@ use crate::time::{Deadline, Time};
 pub(crate) struct Clock(Instant);
 
 impl Clock {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Clock(Instant::now())
     }
 
@@ -24,8 +24,13 @@ impl Clock {
         self.0.elapsed().as_nanos() as Time
     }
 
-    fn time_of(self, at: Instant) -> Time {
+    pub(super) fn time_of(self, at: Instant) -> Time {
         at.saturating_duration_since(self.0).as_nanos() as Time
+    }
+
+    /// When that is; never, if it is too far away.
+    pub(super) fn instant_of(self, time: Time) -> Option<Instant> {
+        self.0.checked_add(Duration::from_nanos(time))
     }
 
     /// The time if it is of use: reading the clock costs as much as a hand-over.
@@ -35,8 +40,8 @@ impl Clock {
     }
 }
 
-/// Waits for work to be done, and does it meanwhile. Each thread has its own.
-#[derive(Clone, Debug)]
+/// Waits for work to be done, and does it meanwhile.
+#[derive(Debug)]
 pub(crate) struct Waiter {
     clock: Clock,
     fabric: Arc<dyn Fabric>,
@@ -46,7 +51,7 @@ pub(crate) struct Waiter {
 }
 
 /// How long the living may take to finish what a round that had fired still needs.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Waiter {
     pub(crate) fn new(fabric: Arc<dyn Fabric>, spin: Spin) -> Self {
@@ -55,11 +60,6 @@ impl Waiter {
 
     pub(crate) fn clock(&self) -> Clock {
         self.clock
-    }
-
-    /// Fails the job.
-    pub(super) fn abort(&self, reason: &str) {
-        self.fabric.abort(reason);
     }
 
     /// Looks whether all peers are alive, if that was not done lately.
@@ -92,33 +92,18 @@ impl Waiter {
     /// [`Error::Timeout`] at the deadline; a dead peer or an aborted job; an operation that failed.
     #[inline]
     pub(crate) fn block(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
-        self.run(work, operation, Some(deadline), || false)
-    }
-
-    /// Carries work on until it is done, or another thread wants it.
-    pub(super) fn help(&mut self, work: &mut impl Work, leave: impl Fn() -> bool) -> Result<()> {
-        self.run(work, "arrive", None, leave)
-    }
-
-    #[inline]
-    fn run(
-        &mut self,
-        work: &mut impl Work,
-        operation: &'static str,
-        deadline: Option<Deadline>,
-        leave: impl Fn() -> bool,
-    ) -> Result<()> {
+        let stay = &|| false;
         let mut now = self.clock.now_if(work.needs_time());
         let looks = work.looks(self.spin.yields());
-        if poll(work, now, looks, &leave)? {
+        if poll(work, now, looks, stay)? {
             return Ok(());
         }
-        let deadline = deadline.map(|deadline| self.clock.time_of(deadline.instant()));
+        let deadline = self.clock.time_of(deadline.instant());
         let started = self.clock.now();
         self.spin.begin(started);
         work.begin();
         loop {
-            let done = poll(work, now, looks, &leave)?;
+            let done = poll(work, now, looks, stay)?;
             if work.wants_time(now) {
                 work.time(self.clock.now());
             }
@@ -126,17 +111,14 @@ impl Waiter {
                 self.spin.paid(now);
                 return Ok(());
             }
-            if leave() {
-                return Ok(());
-            }
             if self.spin.yields() {
                 rustix::thread::sched_yield();
             }
             now = self.clock.now();
             if let Err(error) = self.fabric.health(operation) {
-                return self.outlive(work, error, deadline, leave);
+                return self.outlive(work, error, deadline);
             }
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            if now >= deadline {
                 if work.exhaust(now)? {
                     return Ok(());
                 }
@@ -148,33 +130,21 @@ impl Waiter {
                 continue;
             }
             let Rest::Asleep { until } = work.rest(now)? else { continue };
-            if leave() {
-                work.rouse();
-                continue;
-            }
-            let until = [until, deadline].into_iter().flatten().min();
-            let most = until.map(|until| Duration::from_nanos(until.saturating_sub(now)));
+            let until = until.map_or(deadline, |until| until.min(deadline));
             let asleep = now;
-            work.sleep(most.map_or(HEARTBEAT, |most| most.min(HEARTBEAT)));
+            work.sleep(Duration::from_nanos(until.saturating_sub(now)).min(HEARTBEAT));
             now = self.clock.now();
             self.spin.slept(asleep, now);
             if let Err(error) = self.look(operation, now) {
-                return self.outlive(work, error, deadline, leave);
+                return self.outlive(work, error, deadline);
             }
         }
     }
 
     /// A rank died. A round that had fired can do without: what the dead had in hand is done again.
-    fn outlive(
-        &self,
-        work: &mut impl Work,
-        error: Error,
-        deadline: Option<Time>,
-        leave: impl Fn() -> bool,
-    ) -> Result<()> {
+    fn outlive(&self, work: &mut impl Work, error: Error, deadline: Time) -> Result<()> {
         let Error::PeerDied { peer, .. } = error else { return Err(error) };
-        let last_words = self.clock.now() + LAST_WORDS.as_nanos() as Time;
-        let until = deadline.map_or(last_words, |deadline| deadline.min(last_words));
+        let until = deadline.min(self.clock.now() + LAST_WORDS.as_nanos() as Time);
         loop {
             // Others may have died together with it, or while they did what it had in hand.
             std::iter::once(peer).chain(self.fabric.dead()).for_each(|dead| work.hear_of(dead));
@@ -187,7 +157,7 @@ impl Waiter {
             };
             match stands {
                 Outlived::Ready => return Ok(()),
-                Outlived::Pending if self.clock.now() < until && !leave() => rustix::thread::sched_yield(),
+                Outlived::Pending if self.clock.now() < until => rustix::thread::sched_yield(),
                 _ => return Err(error),
             }
         }
@@ -197,7 +167,7 @@ impl Waiter {
 /// Polls as long as there is something to do, and a few times more; whether the goal is reached. Stops at the next step
 /// when it is to `leave`.
 #[inline]
-fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl Fn() -> bool) -> Result<bool> {
+pub(super) fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl Fn() -> bool) -> Result<bool> {
     for _ in 0..looks.times {
         loop {
             match work.poll(now)? {

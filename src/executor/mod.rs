@@ -2,6 +2,7 @@
 
 pub(crate) mod caller;
 pub mod deferred_work;
+pub(crate) mod helper;
 pub(crate) mod spin;
 pub(crate) mod thread;
 pub(crate) mod work;

@@ -1,23 +1,21 @@
-//! Carries work on in a thread of its own, while its owner does something else.
+//! Work that the helper thread of a world carries on while its owner does something else.
 #![forbid(unsafe_code)]
 
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
-use super::caller::Waiter;
-use super::work::Shared;
-use crate::error::{Error, Result};
-use crate::fabric::Waker;
+use super::caller::{Clock, poll};
+use super::helper::{Helper, Stand, Task};
+use super::work::{Outlived, Rest, Shared, Work};
+use crate::error::Result;
 
-/// How long an owner has to come back before its thread sets to work.
-const HEAD_START: Duration = Duration::from_micros(50);
+/// Things that the thread does for one owner before the next one has its turn.
+const TURN: u32 = 16;
 
 /// Where work lies that has an owner.
 #[derive(Debug)]
@@ -25,13 +23,13 @@ pub(crate) enum Seat<S: Shared> {
     /// With the owner alone: no lock.
     Own(Box<RefCell<S>>),
     /// Shared with a thread, which works while the owner computes.
-    Shared(Helper<S>),
+    Shared(Helped<S>),
 }
 
 /// The work, while it is used.
 pub(crate) enum InUse<'a, S> {
     Own(RefMut<'a, S>),
-    Shared(MutexGuard<'a, S>),
+    Shared(MappedMutexGuard<'a, S>),
 }
 
 impl<S> Deref for InUse<'_, S> {
@@ -62,73 +60,84 @@ impl<S: Shared> Seat<S> {
     pub(crate) fn take(&self) -> InUse<'_, S> {
         match self {
             Seat::Own(work) => InUse::Own(work.borrow_mut()),
-            Seat::Shared(helper) => InUse::Shared(helper.take()),
+            Seat::Shared(helped) => InUse::Shared(helped.take()),
         }
     }
 
     /// The owner has come to do the work itself.
     #[inline]
     pub(crate) fn claim_work(&self) {
-        if let Seat::Shared(helper) = self {
-            helper.common.work.store(false, Ordering::Relaxed);
+        if let Seat::Shared(helped) = self {
+            helped.common.left.store(false, Ordering::Relaxed);
         }
     }
 
     /// The owner goes away with work left.
     #[inline]
     pub(crate) fn leave_work(&self) {
-        if let Seat::Shared(helper) = self {
-            helper.common.work.store(true, Ordering::Release);
-            helper.thread.as_ref().inspect(|thread| thread.thread().unpark());
+        if let Seat::Shared(helped) = self {
+            helped.common.left.store(true, Ordering::SeqCst);
+            helped.helper.notify();
         }
     }
 }
 
-/// A thread that works while the owner does something else.
+/// Work that its owner shares with the helper thread of the world.
 #[derive(Debug)]
-pub(crate) struct Helper<S: Shared> {
+pub(crate) struct Helped<S: Shared> {
     common: Arc<Common<S>>,
-    waker: Waker,
-    thread: Option<JoinHandle<()>>,
+    helper: Arc<Helper>,
 }
 
+/// The thread never sleeps with the lock in its hand.
 #[derive(Debug)]
 struct Common<S> {
-    shared: Mutex<S>,
-    /// The owner wants the work, or has it.
+    /// None when the owner has dropped it.
+    shared: Mutex<Option<S>>,
+    clock: Clock,
+    /// The owner waits for the lock.
     wanted: AtomicBool,
-    /// The owner went away with work left.
-    work: AtomicBool,
-    stop: AtomicBool,
+    /// The owner went away with work left. The thread takes that back when there is none any more.
+    left: AtomicBool,
+    /// The thread sleeps for this work too. Changed under the lock only.
+    asleep: AtomicBool,
 }
 
-impl<S: Shared> Helper<S> {
-    /// # Errors
-    /// When there can be no thread.
-    pub(crate) fn start(shared: S, mut waiter: Waiter, rank: u32) -> Result<Self> {
+impl<S: Shared> Helped<S> {
+    /// Shares work whose time is counted by a clock.
+    pub(crate) fn new(shared: S, clock: Clock, helper: Arc<Helper>) -> Self {
         prepare_to_sleep();
-        let waker = shared.waker();
-        let (wanted, work, stop) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let common = Arc::new(Common { shared: Mutex::new(shared), wanted, work, stop });
-        let its = common.clone();
-        let thread = thread::Builder::new()
-            .name(format!("earlybird {rank}"))
-            .spawn(move || its.run(&mut waiter))
-            .map_err(|cause| Error::os(rank, "start the helper thread", cause))?;
-        Ok(Helper { common, waker, thread: Some(thread) })
+        let (wanted, left, asleep) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+        let common = Arc::new(Common { shared: Mutex::new(Some(shared)), clock, wanted, left, asleep });
+        helper.add(common.clone());
+        Helped { common, helper }
     }
 
-    fn take(&self) -> MutexGuard<'_, S> {
-        let Common { shared, wanted, .. } = &*self.common;
-        // Sequentially consistent with the thread's announcement of a sleep: either it sees this,
-        // or the waker finds it announced.
-        wanted.store(true, Ordering::SeqCst);
+    #[inline]
+    fn take(&self) -> MappedMutexGuard<'_, S> {
+        let Common { shared, wanted, asleep, .. } = &*self.common;
         let guard = shared.try_lock().unwrap_or_else(|| {
-            self.waker.wake();
-            shared.lock()
+            wanted.store(true, Ordering::Relaxed);
+            let guard = shared.lock();
+            wanted.store(false, Ordering::Relaxed);
+            guard
         });
-        wanted.store(false, Ordering::Relaxed);
-        guard
+        let mut work = MutexGuard::map(guard, |shared| shared.as_mut().expect("the owner has not dropped it"));
+        if asleep.load(Ordering::Relaxed) {
+            self.rouse(&mut work);
+        }
+        work
+    }
+
+    /// The thread sleeps for this work, which the owner is about to change.
+    #[cold]
+    fn rouse(&self, work: &mut S) {
+        self.common.asleep.store(false, Ordering::SeqCst);
+        work.rouse();
+        // It has to look again, unless the owner has come to do the work itself.
+        if self.common.left.load(Ordering::Relaxed) {
+            self.helper.notify();
+        }
     }
 }
 
@@ -138,45 +147,125 @@ fn prepare_to_sleep() {
     Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
 }
 
-impl<S: Shared> Common<S> {
-    fn run(&self, waiter: &mut Waiter) {
-        while !self.stop.load(Ordering::Acquire) {
-            if !self.work.load(Ordering::Acquire) {
-                thread::park();
-                continue;
-            }
-            // An owner that means to wait is back by then, and does better without a rival.
-            thread::sleep(HEAD_START);
-            if !self.work.swap(false, Ordering::AcqRel) {
-                continue;
-            }
-            let mut shared = self.shared.lock();
-            let leave = || self.wanted.load(Ordering::SeqCst) || self.stop.load(Ordering::Relaxed);
-            // An error is met again by the owner, who can be told.
-            let worked = catch_unwind(AssertUnwindSafe(|| match shared.left_undone() {
-                Some(mut work) => waiter.help(&mut work, leave),
-                None => Ok(()),
-            }));
-            let Ok(worked) = worked else {
-                // What it had claimed is lost: no rank may go on as if nothing had happened.
-                return waiter.abort("its thread executor panicked");
-            };
-            if worked.is_ok() && shared.left_undone().is_some() {
-                // The owner came in between; go on when it is gone.
-                self.work.store(true, Ordering::Release);
-            }
-        }
+impl<S: Shared> Drop for Helped<S> {
+    fn drop(&mut self) {
+        self.helper.remove(&self.common);
+        let Common { shared, wanted, left, .. } = &*self.common;
+        left.store(false, Ordering::Relaxed);
+        wanted.store(true, Ordering::Relaxed);
+        // The thread may keep the rest for some time. The work itself ends here.
+        let work = shared.lock().take();
+        drop(work);
     }
 }
 
-impl<S: Shared> Drop for Helper<S> {
-    fn drop(&mut self) {
-        self.common.stop.store(true, Ordering::SeqCst);
-        self.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A thread that panicked has said so; there is nothing left to clean up.
-            let _ = thread.join();
+impl<S: Shared> Common<S> {
+    /// What comes of work that is left and that the owner does not want now.
+    fn act(&self, act: impl FnOnce(&mut S) -> Result<Stand>) -> Stand {
+        if !self.left.load(Ordering::Acquire) {
+            return Stand::Over;
         }
+        if self.wanted.load(Ordering::Relaxed) {
+            return Stand::Taken;
+        }
+        let Some(mut shared) = self.shared.try_lock() else { return Stand::Taken };
+        // An error is met again by the owner, who can be told.
+        let stand = shared.as_mut().map_or(Ok(Stand::Over), act).unwrap_or(Stand::Over);
+        if matches!(stand, Stand::Over | Stand::Done) {
+            // Still under the lock: what the owner leaves later stays left.
+            self.left.store(false, Ordering::Relaxed);
+        }
+        stand
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    fn end_sleep(&self, shared: &mut S) {
+        self.asleep.store(false, Ordering::Relaxed);
+        shared.rouse();
+    }
+}
+
+impl<S: Shared> Task for Common<S> {
+    fn is_left(&self) -> bool {
+        self.left.load(Ordering::SeqCst)
+    }
+
+    fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
+    fn work(&self, begins: bool, yields: bool) -> Stand {
+        self.act(|shared| {
+            let Some(mut work) = shared.left_undone() else { return Ok(Stand::Over) };
+            if begins {
+                work.begin();
+            }
+            let (now, steps) = (self.clock.now(), Cell::new(1));
+            let leave = || self.is_wanted() || steps.replace(steps.get() + 1) == TURN;
+            let looks = work.looks(yields);
+            let done = poll(&mut work, now, looks, &leave)?;
+            if work.wants_time(now) {
+                work.time(self.clock.now());
+            }
+            // Where there is more to do, the next turn is due at once.
+            let timer = if steps.get() > TURN { Some(now) } else { work.next_timer() };
+            let timer = timer.and_then(|timer| self.clock.instant_of(timer));
+            Ok(if done { Stand::Done } else { Stand::Awake { timer } })
+        })
+    }
+
+    fn rest(&self) -> Stand {
+        self.act(|shared| {
+            let Some(mut work) = shared.left_undone() else { return Ok(Stand::Over) };
+            let Rest::Asleep { until } = work.rest(self.clock.now())? else {
+                return Ok(Stand::Awake { timer: None });
+            };
+            if !work.delegate() {
+                work.rouse();
+                return Ok(Stand::Awake { timer: None });
+            }
+            self.asleep.store(true, Ordering::Relaxed);
+            Ok(Stand::Asleep { until: until.and_then(|until| self.clock.instant_of(until)) })
+        })
+    }
+
+    fn stir(&self, due: bool) -> Stand {
+        self.act(|shared| {
+            if !self.asleep.load(Ordering::Relaxed) {
+                return Ok(Stand::Taken);
+            }
+            if !due && shared.is_asleep() {
+                return Ok(Stand::Asleep { until: None });
+            }
+            self.end_sleep(shared);
+            Ok(Stand::Awake { timer: None })
+        })
+    }
+
+    fn outlive(&self, dead: &[u32]) -> Stand {
+        self.act(|shared| {
+            if self.asleep.load(Ordering::Relaxed) {
+                self.end_sleep(shared);
+            }
+            let Some(mut work) = shared.left_undone() else { return Ok(Stand::Over) };
+            dead.iter().for_each(|&rank| work.hear_of(rank));
+            let now = self.clock.now();
+            loop {
+                match work.outlive(now)? {
+                    Outlived::Progress if self.is_wanted() => return Ok(Stand::Taken),
+                    Outlived::Progress => {}
+                    Outlived::Ready => return Ok(Stand::Done),
+                    Outlived::Pending => return Ok(Stand::Awake { timer: None }),
+                    Outlived::Lost => return Ok(Stand::Over),
+                }
+            }
+        })
+    }
+
+    fn forget(&self) -> Stand {
+        self.act(|_| Ok(Stand::Over))
     }
 }

@@ -1,10 +1,10 @@
 //! Work that an executor carries on, step by step.
 #![forbid(unsafe_code)]
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::error::{Ranks, Result};
-use crate::fabric::Waker;
 use crate::time::Time;
 
 /// What one poll led to.
@@ -108,6 +108,10 @@ pub(crate) trait Work {
     /// Takes the announcement back.
     fn rouse(&mut self);
 
+    /// Leaves the announced sleep to the helper thread, which sleeps for others too and lets go of this meanwhile.
+    /// Fails if the sleep is over already.
+    fn delegate(&mut self) -> bool;
+
     /// The ranks without which it does not go on.
     fn missing(&self) -> Ranks;
 
@@ -122,13 +126,16 @@ pub(crate) trait Work {
 }
 
 /// What its owner and a thread carry on by turns.
-pub(crate) trait Shared: Send + 'static {
+pub(crate) trait Shared: Send + Debug + 'static {
     /// The thread's part.
     type Work<'a>: Work;
 
     /// What there is for a thread to carry on. Nothing if the owner has what it wants or can take it.
     fn left_undone(&mut self) -> Option<Self::Work<'_>>;
 
-    /// Ends a sleep, from any thread.
-    fn waker(&self) -> Waker;
+    /// Whether a sleep was delegated and is not over.
+    fn is_asleep(&self) -> bool;
+
+    /// Takes the announcement of a delegated sleep back.
+    fn rouse(&mut self);
 }
