@@ -230,11 +230,11 @@ impl Atomic {
     }
 }
 
-/// What a rank waits for; any value but 0. A wake-up names one interest and reaches the ranks that
-/// wait for it.
+/// What a rank waits for: not 0, and less than 2^31. A wake-up names one interest and reaches the
+/// ranks that wait for it.
 pub type Interest = u32;
 
-/// Ends an endpoint's wait, from any thread.
+/// Ends the sleep of a [`Sleeper`], from any thread.
 #[derive(Clone)]
 pub struct Waker(Arc<dyn Fn() + Send + Sync>);
 
@@ -243,7 +243,7 @@ impl Waker {
         Waker(Arc::new(wake))
     }
 
-    /// Ends the announced wait, if there is one.
+    /// Ends the sleep, or the next one if none has begun.
     pub fn wake(&self) {
         (self.0)();
     }
@@ -453,9 +453,6 @@ pub trait Endpoint: Send + Debug {
     fn is_delegated(&self) -> bool {
         false
     }
-
-    /// A handle by which other threads end this endpoint's announced wait.
-    fn waker(&self) -> Waker;
 
     /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. They see the
     /// caller's earlier stores. Returns how many were woken.

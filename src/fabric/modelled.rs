@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64 as Word;
 use std::time::Duration;
 
 use super::shm::doorbell::{self, Doorbell, Rings};
-use super::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Waker, Window};
+use super::{Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Window};
 use crate::error::Result;
 use crate::sync::AtomicU64;
 use crate::sync::modelled::{Operation, is_planted};
@@ -128,10 +128,6 @@ impl Endpoint for Host {
 
     fn wait(&mut self, at_most: Duration) {
         self.bell().sleep(at_most);
-    }
-
-    fn waker(&self) -> Waker {
-        Waker::new(|| ())
     }
 
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {

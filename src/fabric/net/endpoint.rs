@@ -109,11 +109,6 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
         !self.shared.lock().channel(self.channel).is_woken()
     }
 
-    fn waker(&self) -> Waker {
-        let (shared, channel) = (self.shared.clone(), self.channel);
-        Waker::new(move || shared.lock().channel(channel).wake())
-    }
-
     fn wake(&mut self, _most: u32, _interest: Interest) -> u32 {
         0
     }

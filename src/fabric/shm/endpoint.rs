@@ -8,7 +8,7 @@ use super::membarrier;
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::fabric::{
-    Access, At, Atomic, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Waker, Window,
+    Access, At, Atomic, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Window,
 };
 use crate::fault::Fault;
 use crate::sync::{self, full_fence};
@@ -192,16 +192,6 @@ impl Endpoint for ShmEndpoint {
 
     fn is_delegated(&self) -> bool {
         self.bell().is_delegated()
-    }
-
-    fn waker(&self) -> Waker {
-        let (segment, channel, rank, fault) = (self.segment.clone(), self.channel, self.rank, self.fault);
-        Waker::new(move || {
-            full_fence();
-            if !Fault::ForgetWaker.is(fault) {
-                segment.ring_always(channel, rank);
-            }
-        })
     }
 
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {

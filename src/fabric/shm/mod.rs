@@ -141,7 +141,7 @@ impl Fabric for ShmFabric {
     }
 
     fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
-        Some(Box::new(ShmSleeper::new(self.segment.clone(), self.rank)))
+        Some(Box::new(ShmSleeper::new(self.segment.clone(), self.rank, self.fault)))
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {

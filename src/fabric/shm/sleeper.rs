@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::segment::Segment;
 use crate::fabric::{Sleeper, Waker};
+use crate::fault::Fault;
 
 #[derive(Debug)]
 pub(super) struct ShmSleeper {
@@ -13,11 +14,12 @@ pub(super) struct ShmSleeper {
     rank: u32,
     /// Rings that the next sleep does not wait for.
     seen: u32,
+    fault: Option<Fault>,
 }
 
 impl ShmSleeper {
-    pub(super) fn new(segment: Arc<Segment>, rank: u32) -> Self {
-        ShmSleeper { segment, rank, seen: 0 }
+    pub(super) fn new(segment: Arc<Segment>, rank: u32, fault: Option<Fault>) -> Self {
+        ShmSleeper { segment, rank, seen: 0, fault }
     }
 }
 
@@ -31,7 +33,11 @@ impl Sleeper for ShmSleeper {
     }
 
     fn waker(&self) -> Waker {
-        let (segment, rank) = (self.segment.clone(), self.rank);
-        Waker::new(move || segment.sleeper(rank).ring())
+        let (segment, rank, fault) = (self.segment.clone(), self.rank, self.fault);
+        Waker::new(move || {
+            if !Fault::ForgetWaker.is(fault) {
+                segment.sleeper(rank).ring();
+            }
+        })
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use weather::{Kind, Met, Stall, Weather};
 
 use super::{
     Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, NOT_ALLOWED, Posted, RawAccess, Region, Signal,
-    Waker, Window, sealed,
+    Window, sealed,
 };
 use crate::error::{Error, Result};
 
@@ -211,11 +211,6 @@ impl Endpoint for SimEndpoint {
             net.advance();
         }
         net.prepare_wait(self.id, 0);
-    }
-
-    fn waker(&self) -> Waker {
-        let (net, id) = (self.net.clone(), self.id);
-        Waker::new(move || net.lock().interrupt(id))
     }
 
     fn wake(&mut self, most: u32, interest: Interest) -> u32 {

@@ -405,10 +405,6 @@ impl Net {
         });
     }
 
-    pub(super) fn interrupt(&mut self, endpoint: usize) {
-        self.end_wait(endpoint);
-    }
-
     pub(super) fn wake_host(&mut self, endpoint: usize, most: u32, interest: Interest) -> u32 {
         let State { rank, channel, .. } = self.endpoints[endpoint];
         self.wake(self.hosts[rank as usize], channel, most, Some(interest))
