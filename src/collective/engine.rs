@@ -168,8 +168,11 @@ impl Shared for Engine {
     type Work<'a> = Pursuit<'a>;
 
     fn left_undone(&mut self) -> Option<Pursuit<'_>> {
-        // Once the outcome is there, the caller may stay away for long, and so would a claim of its helper thread.
-        let needed = !self.has_reached(Goal::Arrival) || self.machine().plan().fault(Fault::HelpUnasked);
+        // Once the outcome is there, the caller may stay away for long, and so would a claim of its helper thread. What
+        // was decided before is carried out all the same: other ranks may wait for it.
+        let machine = self.machine();
+        let decided = machine.peek_op().is_some() || machine.plan().fault(Fault::HelpUnasked);
+        let needed = decided || !self.has_reached(Goal::Arrival);
         needed.then(|| self.towards(Goal::Arrival))
     }
 

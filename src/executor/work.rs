@@ -130,7 +130,8 @@ pub(crate) trait Shared: Send + Debug + 'static {
     /// The thread's part.
     type Work<'a>: Work;
 
-    /// What there is for a thread to carry on. Nothing if the owner has what it wants or can take it.
+    /// What there is for a thread to carry on. Nothing if the owner has what it wants or can take it, and no other rank
+    /// waits for what was decided here.
     fn left_undone(&mut self) -> Option<Self::Work<'_>>;
 
     /// Whether a sleep was delegated and is not over.
