@@ -26,6 +26,9 @@ const HEAD_START: Duration = Duration::from_micros(50);
 /// The operation that an error of the thread names.
 const OPERATION: &str = "arrive";
 
+/// Why a job fails whose thread does.
+pub(super) const PANICKED: &str = "its thread executor panicked";
+
 /// How a task stands.
 pub(super) enum Stand {
     /// Nothing is left to the thread.
@@ -67,6 +70,7 @@ pub(super) trait Task: Send + Sync + Debug {
 /// The thread, as the owners see it. It ends with the last of them.
 #[derive(Debug)]
 pub(crate) struct Helper {
+    fabric: Arc<dyn Fabric>,
     core: Arc<Core>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
@@ -100,7 +104,7 @@ impl Helper {
         let (core, waker) = (Arc::new(Core::default()), sleeper.waker());
         let mut shift = Shift {
             core: core.clone(),
-            fabric,
+            fabric: fabric.clone(),
             sleeper,
             spin,
             clock: Clock::start(),
@@ -113,13 +117,17 @@ impl Helper {
         };
         let run = move || {
             if catch_unwind(AssertUnwindSafe(|| shift.run())).is_err() {
-                // What it had claimed is lost: no rank may go on as if nothing had happened.
-                shift.fabric.abort("its thread executor panicked");
+                // What was left to it is not done: no rank may wait for that.
+                shift.fabric.abort(PANICKED);
             }
         };
         let thread = thread::Builder::new().name(format!("earlybird {rank}")).spawn(run);
         let thread = thread.map_err(|cause| Error::os(rank, operation, cause))?;
-        Ok(Helper { core, waker, thread: Some(thread) })
+        Ok(Helper { fabric, core, waker, thread: Some(thread) })
+    }
+
+    pub(super) fn fabric(&self) -> &Arc<dyn Fabric> {
+        &self.fabric
     }
 
     pub(super) fn add(&self, task: Arc<dyn Task>) {

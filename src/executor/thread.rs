@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,9 +11,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use super::caller::{Clock, poll};
-use super::helper::{Helper, Stand, Task};
+use super::helper::{Helper, PANICKED, Stand, Task};
 use super::work::{Outlived, Rest, Shared, Work};
 use crate::error::Result;
+use crate::fabric::Fabric;
 
 /// Things that the thread does for one owner before the next one has its turn.
 const TURN: u32 = 16;
@@ -94,6 +96,7 @@ pub(crate) struct Helped<S: Shared> {
 struct Common<S> {
     /// None when the owner has dropped it.
     shared: Mutex<Option<S>>,
+    fabric: Arc<dyn Fabric>,
     clock: Clock,
     /// The owner waits for the lock.
     wanted: AtomicBool,
@@ -108,7 +111,8 @@ impl<S: Shared> Helped<S> {
     pub(crate) fn new(shared: S, clock: Clock, helper: Arc<Helper>) -> Self {
         prepare_to_sleep();
         let (wanted, left, asleep) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let common = Arc::new(Common { shared: Mutex::new(Some(shared)), clock, wanted, left, asleep });
+        let (shared, fabric) = (Mutex::new(Some(shared)), helper.fabric().clone());
+        let common = Arc::new(Common { shared, fabric, clock, wanted, left, asleep });
         helper.add(common.clone());
         Helped { common, helper }
     }
@@ -169,8 +173,15 @@ impl<S: Shared> Common<S> {
             return Stand::Taken;
         }
         let Some(mut shared) = self.shared.try_lock() else { return Stand::Taken };
+        let acted = catch_unwind(AssertUnwindSafe(|| shared.as_mut().map_or(Ok(Stand::Over), act)));
+        let stand = acted.unwrap_or_else(|_| {
+            // What it had claimed is lost: no rank may go on as if nothing had happened. Still under the lock: the
+            // owner is next.
+            self.fabric.abort(PANICKED);
+            Ok(Stand::Over)
+        });
         // An error is met again by the owner, who can be told.
-        let stand = shared.as_mut().map_or(Ok(Stand::Over), act).unwrap_or(Stand::Over);
+        let stand = stand.unwrap_or(Stand::Over);
         if matches!(stand, Stand::Over | Stand::Done) {
             // Still under the lock: what the owner leaves later stays left.
             self.left.store(false, Ordering::Relaxed);
