@@ -54,6 +54,12 @@ fn resident() -> usize {
     kilobytes.trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
+/// Does the same on all ranks at once.
+fn together(world: &[OfiFabric], play: impl Fn(&OfiFabric) + Sync) {
+    let play = &play;
+    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(move || play(fabric))));
+}
+
 /// Both ranks close a collective while one of its writes is in flight: its memory is freed when the write is over.
 #[test]
 fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
@@ -66,7 +72,7 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
     // SAFETY: all ranks open the same endpoints in the same order; no rank looks at the bytes.
     let access = unsafe { RawAccess::promise() };
     let before = resident();
-    let play = &|fabric: &OfiFabric| {
+    let play = |fabric: &OfiFabric| {
         for _ in 0..TURNS {
             let mut end = fabric.open(access).unwrap();
             let own = end.register(BYTES, Access::Write).unwrap();
@@ -81,11 +87,11 @@ fn memory_of_a_write_that_outlasts_its_collective_is_freed() {
             fabric.exchange("turn", &[], deadline).unwrap();
         }
     };
-    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(move || play(fabric))));
+    together(&world, play);
     until("most of the memory is given back", || resident() < before + TURNS * BYTES / 4);
     world.iter().for_each(|fabric| fabric.health("test").unwrap());
-    // Together: a rank that leaves alone would wait for the other.
-    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(|| fabric.leave())));
+    // A rank that leaves alone would wait for the other.
+    together(&world, OfiFabric::leave);
 }
 
 /// A rank that has left serves the others until they leave, for as long as its settings say.
@@ -99,7 +105,7 @@ fn a_rank_that_leaves_serves_the_others() {
     // SAFETY: both ranks open the same endpoint; the bytes are read by an operation, while no rank changes them.
     let access = unsafe { RawAccess::promise() };
     let gone = &Barrier::new(RANKS as usize);
-    let play = &|fabric: &OfiFabric| {
+    let play = |fabric: &OfiFabric| {
         let mut end = fabric.open(access).unwrap();
         let own = end.register(4096, Access::Read).unwrap();
         let keys = fabric.exchange("keys", &end.key(own).encode(), deadline).unwrap();
@@ -115,7 +121,7 @@ fn a_rank_that_leaves_serves_the_others() {
         }
         fabric.leave();
     };
-    std::thread::scope(|scope| world.iter().for_each(|fabric| _ = scope.spawn(move || play(fabric))));
+    together(&world, play);
 }
 
 /// Rank 2 comes to the meeting and then does nothing. Rank 0 gives up and tells rank 1, which would wait longer.

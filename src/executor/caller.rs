@@ -8,7 +8,7 @@ use super::spin::Spin;
 use super::work::{Looks, Outlived, Polled, Rest, Work};
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
-use crate::fabric::shm::HEARTBEAT;
+use crate::fabric::watch::HEARTBEAT;
 use crate::time::{Deadline, Time};
 
 /// The time since a collective was made.
@@ -143,11 +143,13 @@ impl Waiter {
 
     /// A rank died. A round that had fired can do without: what the dead had in hand is done again.
     fn outlive(&self, work: &mut impl Work, error: Error, deadline: Time) -> Result<()> {
-        let Error::PeerDied { peer, .. } = error else { return Err(error) };
+        if !matches!(error, Error::PeerDied { .. }) {
+            return Err(error);
+        }
         let until = deadline.min(self.clock.now() + LAST_WORDS.as_nanos() as Time);
         loop {
             // Others may have died together with it, or while they did what it had in hand.
-            std::iter::once(peer).chain(self.fabric.dead()).for_each(|dead| work.hear_of(dead));
+            dead(&*self.fabric, &error).into_iter().for_each(|rank| work.hear_of(rank));
             let now = self.clock.now();
             let stands = loop {
                 match work.outlive(now)? {
@@ -161,6 +163,15 @@ impl Waiter {
                 _ => return Err(error),
             }
         }
+    }
+}
+
+/// The ranks that have died, if that is what failed: others may have died together with the first one, or while they
+/// did what it had in hand.
+pub(super) fn dead(fabric: &dyn Fabric, failure: &Error) -> Vec<u32> {
+    match failure {
+        Error::PeerDied { peer, .. } => std::iter::once(*peer).chain(fabric.dead()).collect(),
+        _ => Vec::new(),
     }
 }
 

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::caller::{Clock, LAST_WORDS};
+use super::caller::{Clock, LAST_WORDS, dead};
 use super::spin::Spin;
 use crate::error::{Error, Result};
-use crate::fabric::shm::HEARTBEAT;
+use crate::fabric::watch::HEARTBEAT;
 use crate::fabric::{Fabric, Sleeper, Waker};
 
 /// How long an owner has to come back before the thread sets to work.
@@ -253,7 +253,7 @@ impl Shift {
     fn take_turns(&mut self) {
         let (started, all_due) = (Instant::now(), std::mem::take(&mut self.all_due));
         let now = self.clock.time_of(started);
-        let dead = self.dead();
+        let dead = self.failure.as_ref().map_or_else(Vec::new, |(failure, _)| dead(&*self.fabric, failure));
         let Shift { charges, spin, failure, fell_asleep, .. } = self;
         for Charge { task, stage } in charges {
             if let Stage::HeadStart { until } = *stage
@@ -289,15 +289,6 @@ impl Shift {
                 spin.paid(self.clock.now());
             }
             *stage = Stage::after(stand, &**task);
-        }
-    }
-
-    /// Ranks that have died. None while nothing has failed, or where none is to blame.
-    fn dead(&self) -> Vec<u32> {
-        match &self.failure {
-            // Others may have died together with it, or while they did what it had in hand.
-            Some((Error::PeerDied { peer, .. }, _)) => std::iter::once(*peer).chain(self.fabric.dead()).collect(),
-            _ => Vec::new(),
         }
     }
 

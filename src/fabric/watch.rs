@@ -1,11 +1,15 @@
 //! Watches the processes of other ranks on this machine: the kernel reports at once when one ends.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Error, Result};
+
+/// How long a rank sleeps before it checks that all ranks are alive.
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
 
 /// Process descriptors, by rank; `None` for ranks in this process or on other machines.
 #[derive(Debug)]

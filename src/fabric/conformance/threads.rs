@@ -1,10 +1,11 @@
 //! Checks in which ranks act concurrently, each in a thread of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{BEHIND, CELL, Fabrics, LENGTHS, MakeWorld, SIZE, World, at, open, patience, sized, word, world};
-use crate::fabric::{Change, MOST_EXCHANGED, Posted, Signal};
+use crate::fabric::{Change, Endpoint, MOST_EXCHANGED, Posted, Region, Signal};
 
 /// Each rank gives other bytes in each turn, and a fast rank goes on with the next.
 pub(super) fn exchanges_bring_what_each_gave(make: MakeWorld<'_>, ranks: u32) {
@@ -117,33 +118,51 @@ pub(super) fn sleepers_are_woken(make: MakeWorld<'_>) {
                 awake.store(round, Ordering::Release);
             }
         });
-        for round in 1..=ROUNDS {
-            let start = Instant::now();
-            while asleep.load(Ordering::Acquire) != round && !sleeping.is_finished() {
-                std::thread::yield_now();
+        end_sleeps(ROUNDS, &mut [one], (asleep, awake, &sleeping), patience, |round, _, one| match round % 2 {
+            1 if hosts[0] == hosts[1] => {
+                news.store(round, Ordering::Release);
+                one.wake(u32::MAX, 1);
+                true
             }
-            // Usually it sleeps by then. If not, it has to notice that it must not sleep.
-            std::thread::sleep(Duration::from_millis(1));
-            let mut completed = true;
-            match round % 2 {
-                1 if hosts[0] == hosts[1] => {
-                    news.store(round, Ordering::Release);
-                    one.wake(u32::MAX, 1);
-                }
-                _ => {
-                    let signal = Signal { at: at(far, 0), change: Change::Set(round), awaited: true };
-                    completed = one.signal(signal, round).expect("signal") != Posted::Pending;
-                }
-            }
-            while !completed || awake.load(Ordering::Acquire) != round {
-                completed |= one.poll().expect("poll").is_some();
-                if sleeping.is_finished() && awake.load(Ordering::Acquire) != round {
-                    return; // it says why
-                }
-                assert!(start.elapsed() < patience, "round {round} does not end");
-            }
-        }
+            _ => signal(one, far, round),
+        });
     });
+}
+
+/// Ends each sleep of a thread, by one of the `ends` in turn. The thread stores the round in which it sleeps, and then
+/// that in which it is awake again. `act` gets the round, and the number of the end and the end; it returns whether what
+/// it did has completed.
+fn end_sleeps(
+    rounds: u64,
+    ends: &mut [&mut Box<dyn Endpoint>],
+    (asleep, awake, sleeping): (&AtomicU64, &AtomicU64, &ScopedJoinHandle<'_, ()>),
+    patience: Duration,
+    act: impl Fn(u64, usize, &mut dyn Endpoint) -> bool,
+) {
+    for round in 1..=rounds {
+        let start = Instant::now();
+        while asleep.load(Ordering::Acquire) != round && !sleeping.is_finished() {
+            std::thread::yield_now();
+        }
+        // Usually it sleeps by then. If not, it has to notice that it must not sleep.
+        std::thread::sleep(Duration::from_millis(1));
+        let which = round as usize % ends.len();
+        let end = &mut **ends[which];
+        let mut completed = act(round, which, end);
+        while !completed || awake.load(Ordering::Acquire) != round {
+            completed |= end.poll().expect("poll").is_some();
+            if sleeping.is_finished() && awake.load(Ordering::Acquire) != round {
+                return; // it says why
+            }
+            assert!(start.elapsed() < patience, "round {round} does not end");
+        }
+    }
+}
+
+/// Sets the first cell of a region to the round, with a signal; whether that has completed.
+fn signal(end: &mut dyn Endpoint, region: Region, round: u64) -> bool {
+    let signal = Signal { at: at(region, 0), change: Change::Set(round), awaited: true };
+    end.signal(signal, round).expect("signal") != Posted::Pending
 }
 
 /// A thread that sleeps for two endpoints of a rank is woken by a signal at either, by a rank of its host, and by its
@@ -188,36 +207,18 @@ pub(super) fn a_sleeper_is_woken(make: MakeWorld<'_>) {
                 awake.store(round, Ordering::Release);
             }
         });
-        for round in 1..=ROUNDS {
-            let start = Instant::now();
-            while asleep.load(Ordering::Acquire) != round && !sleeping.is_finished() {
-                std::thread::yield_now();
+        end_sleeps(ROUNDS, &mut ones, (asleep, awake, &sleeping), patience, |round, which, one| match round % 4 {
+            0 => {
+                news.store(round, Ordering::Release);
+                waker.wake();
+                true
             }
-            // Usually it sleeps by then. If not, it has to notice that it must not sleep.
-            std::thread::sleep(Duration::from_millis(1));
-            let which = (round % 2) as usize;
-            let mut completed = true;
-            match round % 4 {
-                0 => {
-                    news.store(round, Ordering::Release);
-                    waker.wake();
-                }
-                1 if hosts[0] == hosts[1] => {
-                    news.store(round, Ordering::Release);
-                    ones[which].wake(u32::MAX, 1);
-                }
-                _ => {
-                    let signal = Signal { at: at(far[which], 0), change: Change::Set(round), awaited: true };
-                    completed = ones[which].signal(signal, round).expect("signal") != Posted::Pending;
-                }
+            1 if hosts[0] == hosts[1] => {
+                news.store(round, Ordering::Release);
+                one.wake(u32::MAX, 1);
+                true
             }
-            while !completed || awake.load(Ordering::Acquire) != round {
-                completed |= ones[which].poll().expect("poll").is_some();
-                if sleeping.is_finished() && awake.load(Ordering::Acquire) != round {
-                    return; // it says why
-                }
-                assert!(start.elapsed() < patience, "round {round} does not end");
-            }
-        }
+            _ => signal(one, far[which], round),
+        });
     });
 }

@@ -21,7 +21,7 @@ use super::wire::Wire;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
-use crate::fabric::watch::{ENDED, Watch};
+use crate::fabric::watch::{ENDED, HEARTBEAT, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Sleeper, sealed};
 use crate::fault::Fault;
 
@@ -281,7 +281,7 @@ impl<T: OverWire> Fabric for T {
             shared.visit().give(turn, mine);
             let complete = |engine: &Engine<T::Wire>| engine.not_gathered(turn).is_empty();
             loop {
-                let slice = deadline.min(Instant::now() + crate::fabric::shm::HEARTBEAT);
+                let slice = deadline.min(Instant::now() + HEARTBEAT);
                 if shared.wait_until(0, bell, slice, complete) {
                     break;
                 }

@@ -19,7 +19,7 @@ use super::engine::Engine;
 use super::suspects::{Evidence, STEP};
 use super::wire::{Watched, Wire};
 use crate::error::{Error, Result};
-use crate::fabric::watch::Watch;
+use crate::fabric::watch::{HEARTBEAT, Watch};
 
 /// Shortest and longest sleep of the helper thread while callers are active: each check takes a
 /// core from another thread.
@@ -213,7 +213,7 @@ impl<W: Wire> Shared<W> {
             if left.is_zero() {
                 return false;
             }
-            self.wait(channel, bell, left.min(crate::fabric::shm::HEARTBEAT));
+            self.wait(channel, bell, left.min(HEARTBEAT));
         }
     }
 

@@ -20,11 +20,11 @@ mod sleeper;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::failure::Failure;
 use super::turns::Turns;
-use super::watch::{ENDED, Watch};
+use super::watch::{ENDED, HEARTBEAT, Watch};
 use super::{Endpoint, Fabric, RawAccess, Sleeper, sealed};
 use crate::error::{Error, Ranks, Result};
 use crate::fault::Fault;
@@ -104,9 +104,6 @@ impl ShmFabric {
         (0..self.segment.ranks()).filter(|&rank| self.mailbox(rank, turn).turn() < turn).collect()
     }
 }
-
-/// How long a rank sleeps before it checks that all ranks are alive.
-pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
 
 impl sealed::Sealed for ShmFabric {}
 
