@@ -5,5 +5,6 @@
 //! everywhere and the build takes only the Rust toolchain.
 #![allow(unsafe_code)]
 
+mod loader;
 pub mod ofi;
 pub mod socket;

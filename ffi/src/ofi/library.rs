@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::info::{InfoList, Wanted};
 use super::sys::{fi_fabric_attr, fi_info, fid_fabric};
+use crate::loader::{NoFunction, Shared};
 
 /// The name under which every version since 1.0 is installed.
 const NAME: &str = "libfabric.so.1";
@@ -73,30 +74,6 @@ impl fmt::Debug for Library {
     }
 }
 
-/// Finds a symbol of a version.
-///
-/// # Safety
-/// `handle` must be that of an open library.
-#[cfg(target_env = "gnu")]
-unsafe fn versioned(handle: *mut c_void, symbol: &CStr, version: &CStr) -> *mut c_void {
-    // SAFETY: as the caller says; both are C strings.
-    unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) }
-}
-
-/// Other C libraries cannot tell versions apart: it finds nothing, rather than the wrong symbol.
-///
-/// # Safety
-/// None is needed here.
-#[cfg(not(target_env = "gnu"))]
-unsafe fn versioned(_: *mut c_void, _: &CStr, _: &CStr) -> *mut c_void {
-    std::ptr::null_mut()
-}
-
-/// The system's error, which libloading keeps as the source of its own.
-fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 impl Library {
     /// Loads libfabric from `file`, or from the system's path.
     ///
@@ -105,37 +82,26 @@ impl Library {
     pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
         let file = file.unwrap_or(OsStr::new(NAME));
         let name = file.to_string_lossy().into_owned();
-        // SAFETY: runs the initialisers of the library, which only read the environment and set up
-        // tables; a caller that names another file vouches for it.
-        let library = unsafe { libloading::os::unix::Library::new(file) };
-        let handle =
-            library.map_err(|cause| LoadError::Missing { name: name.clone(), cause: reason(&cause) })?.into_raw();
-        let symbol = |symbol: &'static CStr, version: &'static CStr| {
-            // SAFETY: the handle was just opened and is never closed; both are C strings.
-            let address = unsafe { versioned(handle, symbol, version) };
-            let text = |name: &'static CStr| name.to_str().unwrap_or_default();
-            let missing = || LoadError::TooOld { name: name.clone(), symbol: text(symbol), version: text(version) };
-            std::ptr::NonNull::new(address).map(|address| address.as_ptr()).ok_or_else(missing)
+        let shared = Shared::open(file).map_err(|cause| LoadError::Missing { name: name.clone(), cause })?;
+        let too_old = |NoFunction { symbol, version }| LoadError::TooOld { name: name.clone(), symbol, version };
+        // SAFETY: the C prototypes of these versions are as the types of the fields and of `version`
+        // say (fabric.h of 1.17).
+        let found = unsafe {
+            let version = shared.function::<unsafe extern "C" fn() -> u32>(c"fi_version", c"FABRIC_1.0");
+            version.and_then(|version| {
+                let version = version();
+                let library = Library {
+                    version: (version >> 16, version & 0xffff),
+                    getinfo: shared.function(c"fi_getinfo", c"FABRIC_1.3")?,
+                    fabric: shared.function(c"fi_fabric", c"FABRIC_1.1")?,
+                    freeinfo: shared.function(c"fi_freeinfo", c"FABRIC_1.3")?,
+                    dupinfo: shared.function(c"fi_dupinfo", c"FABRIC_1.3")?,
+                    strerror: shared.function(c"fi_strerror", c"FABRIC_1.0")?,
+                };
+                Ok((library, version))
+            })
         };
-        let (getinfo, freeinfo) = (symbol(c"fi_getinfo", c"FABRIC_1.3")?, symbol(c"fi_freeinfo", c"FABRIC_1.3")?);
-        let fabric = symbol(c"fi_fabric", c"FABRIC_1.1")?;
-        let dupinfo = symbol(c"fi_dupinfo", c"FABRIC_1.3")?;
-        let (strerror, version) = (symbol(c"fi_strerror", c"FABRIC_1.0")?, symbol(c"fi_version", c"FABRIC_1.0")?);
-        // SAFETY: these are the functions of these names and versions, whose C prototypes are as
-        // the types of the fields and of `version` say (fabric.h of 1.17).
-        let (library, version) = unsafe {
-            use std::mem::transmute;
-            let version = transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(version)();
-            let library = Library {
-                version: (version >> 16, version & 0xffff),
-                getinfo: transmute::<*mut c_void, GetInfo>(getinfo),
-                fabric: transmute::<*mut c_void, OpenFabric>(fabric),
-                freeinfo: transmute::<*mut c_void, unsafe extern "C" fn(*mut fi_info)>(freeinfo),
-                dupinfo: transmute::<*mut c_void, unsafe extern "C" fn(*const fi_info) -> *mut fi_info>(dupinfo),
-                strerror: transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> *const c_char>(strerror),
-            };
-            (library, version)
-        };
+        let (library, version) = found.map_err(too_old)?;
         if version < VERSION {
             return Err(LoadError::OtherVersion { name, version: library.version });
         }
