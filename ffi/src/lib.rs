@@ -8,3 +8,4 @@
 mod loader;
 pub mod ofi;
 pub mod socket;
+pub mod verbs;

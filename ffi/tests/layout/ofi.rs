@@ -9,12 +9,12 @@ use super::Layout;
 /// Every structure of the bindings.
 pub(crate) static LAYOUTS: &[Layout] = &[
     Layout {
-        name: "fi_ioc",
+        name: "struct fi_ioc",
         size: size_of::<fi_ioc>(),
         fields: &[("addr", offset_of!(fi_ioc, addr)), ("count", offset_of!(fi_ioc, count))],
     },
     Layout {
-        name: "fi_tx_attr",
+        name: "struct fi_tx_attr",
         size: size_of::<fi_tx_attr>(),
         fields: &[
             ("caps", offset_of!(fi_tx_attr, caps)),
@@ -30,7 +30,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_rx_attr",
+        name: "struct fi_rx_attr",
         size: size_of::<fi_rx_attr>(),
         fields: &[
             ("caps", offset_of!(fi_rx_attr, caps)),
@@ -44,7 +44,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ep_attr",
+        name: "struct fi_ep_attr",
         size: size_of::<fi_ep_attr>(),
         fields: &[
             ("type", offset_of!(fi_ep_attr, type_)),
@@ -63,7 +63,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_domain_attr",
+        name: "struct fi_domain_attr",
         size: size_of::<fi_domain_attr>(),
         fields: &[
             ("domain", offset_of!(fi_domain_attr, domain)),
@@ -96,7 +96,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_fabric_attr",
+        name: "struct fi_fabric_attr",
         size: size_of::<fi_fabric_attr>(),
         fields: &[
             ("fabric", offset_of!(fi_fabric_attr, fabric)),
@@ -107,7 +107,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_info",
+        name: "struct fi_info",
         size: size_of::<fi_info>(),
         fields: &[
             ("next", offset_of!(fi_info, next)),
@@ -128,7 +128,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_device_attr",
+        name: "struct fi_device_attr",
         size: size_of::<fi_device_attr>(),
         fields: &[
             ("name", offset_of!(fi_device_attr, name)),
@@ -140,7 +140,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_pci_attr",
+        name: "struct fi_pci_attr",
         size: size_of::<fi_pci_attr>(),
         fields: &[
             ("domain_id", offset_of!(fi_pci_attr, domain_id)),
@@ -150,12 +150,16 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_bus_attr",
+        name: "struct fi_bus_attr",
         size: size_of::<fi_bus_attr>(),
-        fields: &[("bus_type", offset_of!(fi_bus_attr, bus_type)), ("attr", offset_of!(fi_bus_attr, attr))],
+        fields: &[
+            ("bus_type", offset_of!(fi_bus_attr, bus_type)),
+            ("attr", offset_of!(fi_bus_attr, attr)),
+            ("attr.pci", offset_of!(fi_bus_attr, attr.pci)),
+        ],
     },
     Layout {
-        name: "fi_link_attr",
+        name: "struct fi_link_attr",
         size: size_of::<fi_link_attr>(),
         fields: &[
             ("address", offset_of!(fi_link_attr, address)),
@@ -166,7 +170,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops",
+        name: "struct fi_ops",
         size: size_of::<fi_ops>(),
         fields: &[
             ("size", offset_of!(fi_ops, size)),
@@ -179,7 +183,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid",
+        name: "struct fid",
         size: size_of::<fid>(),
         fields: &[
             ("fclass", offset_of!(fid, fclass)),
@@ -188,7 +192,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_fabric",
+        name: "struct fi_ops_fabric",
         size: size_of::<fi_ops_fabric>(),
         fields: &[
             ("size", offset_of!(fi_ops_fabric, size)),
@@ -201,7 +205,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_fabric",
+        name: "struct fid_fabric",
         size: size_of::<fid_fabric>(),
         fields: &[
             ("fid", offset_of!(fid_fabric, fid)),
@@ -210,7 +214,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_nic",
+        name: "struct fid_nic",
         size: size_of::<fid_nic>(),
         fields: &[
             ("fid", offset_of!(fid_nic, fid)),
@@ -221,32 +225,32 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_context",
+        name: "struct fi_context",
         size: size_of::<fi_context>(),
         fields: &[("internal", offset_of!(fi_context, internal))],
     },
     Layout {
-        name: "fi_context2",
+        name: "struct fi_context2",
         size: size_of::<fi_context2>(),
         fields: &[("internal", offset_of!(fi_context2, internal))],
     },
     Layout {
-        name: "fi_wait_attr",
+        name: "struct fi_wait_attr",
         size: size_of::<fi_wait_attr>(),
         fields: &[("wait_obj", offset_of!(fi_wait_attr, wait_obj)), ("flags", offset_of!(fi_wait_attr, flags))],
     },
     Layout {
-        name: "fi_ops_wait",
+        name: "struct fi_ops_wait",
         size: size_of::<fi_ops_wait>(),
         fields: &[("size", offset_of!(fi_ops_wait, size)), ("wait", offset_of!(fi_ops_wait, wait))],
     },
     Layout {
-        name: "fid_wait",
+        name: "struct fid_wait",
         size: size_of::<fid_wait>(),
         fields: &[("fid", offset_of!(fid_wait, fid)), ("ops", offset_of!(fid_wait, ops))],
     },
     Layout {
-        name: "fi_wait_pollfd",
+        name: "struct fi_wait_pollfd",
         size: size_of::<fi_wait_pollfd>(),
         fields: &[
             ("change_index", offset_of!(fi_wait_pollfd, change_index)),
@@ -255,12 +259,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_poll_attr",
+        name: "struct fi_poll_attr",
         size: size_of::<fi_poll_attr>(),
         fields: &[("flags", offset_of!(fi_poll_attr, flags))],
     },
     Layout {
-        name: "fi_ops_poll",
+        name: "struct fi_ops_poll",
         size: size_of::<fi_ops_poll>(),
         fields: &[
             ("size", offset_of!(fi_ops_poll, size)),
@@ -270,12 +274,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_poll",
+        name: "struct fid_poll",
         size: size_of::<fid_poll>(),
         fields: &[("fid", offset_of!(fid_poll, fid)), ("ops", offset_of!(fid_poll, ops))],
     },
     Layout {
-        name: "fi_eq_attr",
+        name: "struct fi_eq_attr",
         size: size_of::<fi_eq_attr>(),
         fields: &[
             ("size", offset_of!(fi_eq_attr, size)),
@@ -286,7 +290,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_eq_err_entry",
+        name: "struct fi_eq_err_entry",
         size: size_of::<fi_eq_err_entry>(),
         fields: &[
             ("fid", offset_of!(fi_eq_err_entry, fid)),
@@ -299,7 +303,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_eq",
+        name: "struct fi_ops_eq",
         size: size_of::<fi_ops_eq>(),
         fields: &[
             ("size", offset_of!(fi_ops_eq, size)),
@@ -311,17 +315,17 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_eq",
+        name: "struct fid_eq",
         size: size_of::<fid_eq>(),
         fields: &[("fid", offset_of!(fid_eq, fid)), ("ops", offset_of!(fid_eq, ops))],
     },
     Layout {
-        name: "fi_cq_entry",
+        name: "struct fi_cq_entry",
         size: size_of::<fi_cq_entry>(),
         fields: &[("op_context", offset_of!(fi_cq_entry, op_context))],
     },
     Layout {
-        name: "fi_cq_msg_entry",
+        name: "struct fi_cq_msg_entry",
         size: size_of::<fi_cq_msg_entry>(),
         fields: &[
             ("op_context", offset_of!(fi_cq_msg_entry, op_context)),
@@ -330,7 +334,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_cq_data_entry",
+        name: "struct fi_cq_data_entry",
         size: size_of::<fi_cq_data_entry>(),
         fields: &[
             ("op_context", offset_of!(fi_cq_data_entry, op_context)),
@@ -341,7 +345,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_cq_tagged_entry",
+        name: "struct fi_cq_tagged_entry",
         size: size_of::<fi_cq_tagged_entry>(),
         fields: &[
             ("op_context", offset_of!(fi_cq_tagged_entry, op_context)),
@@ -353,7 +357,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_cq_err_entry",
+        name: "struct fi_cq_err_entry",
         size: size_of::<fi_cq_err_entry>(),
         fields: &[
             ("op_context", offset_of!(fi_cq_err_entry, op_context)),
@@ -370,7 +374,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_cq_attr",
+        name: "struct fi_cq_attr",
         size: size_of::<fi_cq_attr>(),
         fields: &[
             ("size", offset_of!(fi_cq_attr, size)),
@@ -383,7 +387,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_cq",
+        name: "struct fi_ops_cq",
         size: size_of::<fi_ops_cq>(),
         fields: &[
             ("size", offset_of!(fi_ops_cq, size)),
@@ -397,12 +401,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_cq",
+        name: "struct fid_cq",
         size: size_of::<fid_cq>(),
         fields: &[("fid", offset_of!(fid_cq, fid)), ("ops", offset_of!(fid_cq, ops))],
     },
     Layout {
-        name: "fi_cntr_attr",
+        name: "struct fi_cntr_attr",
         size: size_of::<fi_cntr_attr>(),
         fields: &[
             ("events", offset_of!(fi_cntr_attr, events)),
@@ -412,7 +416,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_cntr",
+        name: "struct fi_ops_cntr",
         size: size_of::<fi_ops_cntr>(),
         fields: &[
             ("size", offset_of!(fi_ops_cntr, size)),
@@ -426,12 +430,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_cntr",
+        name: "struct fid_cntr",
         size: size_of::<fid_cntr>(),
         fields: &[("fid", offset_of!(fid_cntr, fid)), ("ops", offset_of!(fid_cntr, ops))],
     },
     Layout {
-        name: "fi_av_attr",
+        name: "struct fi_av_attr",
         size: size_of::<fi_av_attr>(),
         fields: &[
             ("type", offset_of!(fi_av_attr, type_)),
@@ -444,7 +448,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_av_set_attr",
+        name: "struct fi_av_set_attr",
         size: size_of::<fi_av_set_attr>(),
         fields: &[
             ("count", offset_of!(fi_av_set_attr, count)),
@@ -457,7 +461,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_av",
+        name: "struct fi_ops_av",
         size: size_of::<fi_ops_av>(),
         fields: &[
             ("size", offset_of!(fi_ops_av, size)),
@@ -471,12 +475,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_av",
+        name: "struct fid_av",
         size: size_of::<fid_av>(),
         fields: &[("fid", offset_of!(fid_av, fid)), ("ops", offset_of!(fid_av, ops))],
     },
     Layout {
-        name: "fid_mr",
+        name: "struct fid_mr",
         size: size_of::<fid_mr>(),
         fields: &[
             ("fid", offset_of!(fid_mr, fid)),
@@ -485,7 +489,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_mr_attr",
+        name: "struct fi_mr_attr",
         size: size_of::<fi_mr_attr>(),
         fields: &[
             ("mr_iov", offset_of!(fi_mr_attr, mr_iov)),
@@ -498,10 +502,15 @@ pub(crate) static LAYOUTS: &[Layout] = &[
             ("auth_key", offset_of!(fi_mr_attr, auth_key)),
             ("iface", offset_of!(fi_mr_attr, iface)),
             ("device", offset_of!(fi_mr_attr, device)),
+            ("device.reserved", offset_of!(fi_mr_attr, device.reserved)),
+            ("device.cuda", offset_of!(fi_mr_attr, device.cuda)),
+            ("device.ze", offset_of!(fi_mr_attr, device.ze)),
+            ("device.neuron", offset_of!(fi_mr_attr, device.neuron)),
+            ("device.synapseai", offset_of!(fi_mr_attr, device.synapseai)),
         ],
     },
     Layout {
-        name: "fi_ops_domain",
+        name: "struct fi_ops_domain",
         size: size_of::<fi_ops_domain>(),
         fields: &[
             ("size", offset_of!(fi_ops_domain, size)),
@@ -519,7 +528,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_mr",
+        name: "struct fi_ops_mr",
         size: size_of::<fi_ops_mr>(),
         fields: &[
             ("size", offset_of!(fi_ops_mr, size)),
@@ -529,7 +538,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_domain",
+        name: "struct fid_domain",
         size: size_of::<fid_domain>(),
         fields: &[
             ("fid", offset_of!(fid_domain, fid)),
@@ -538,7 +547,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_msg",
+        name: "struct fi_msg",
         size: size_of::<fi_msg>(),
         fields: &[
             ("msg_iov", offset_of!(fi_msg, msg_iov)),
@@ -550,7 +559,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_ep",
+        name: "struct fi_ops_ep",
         size: size_of::<fi_ops_ep>(),
         fields: &[
             ("size", offset_of!(fi_ops_ep, size)),
@@ -564,7 +573,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_msg",
+        name: "struct fi_ops_msg",
         size: size_of::<fi_ops_msg>(),
         fields: &[
             ("size", offset_of!(fi_ops_msg, size)),
@@ -580,7 +589,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_ep",
+        name: "struct fid_ep",
         size: size_of::<fid_ep>(),
         fields: &[
             ("fid", offset_of!(fid_ep, fid)),
@@ -594,7 +603,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_pep",
+        name: "struct fid_pep",
         size: size_of::<fid_pep>(),
         fields: &[
             ("fid", offset_of!(fid_pep, fid)),
@@ -603,17 +612,17 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fid_stx",
+        name: "struct fid_stx",
         size: size_of::<fid_stx>(),
         fields: &[("fid", offset_of!(fid_stx, fid)), ("ops", offset_of!(fid_stx, ops))],
     },
     Layout {
-        name: "fid_mc",
+        name: "struct fid_mc",
         size: size_of::<fid_mc>(),
         fields: &[("fid", offset_of!(fid_mc, fid)), ("fi_addr", offset_of!(fid_mc, fi_addr))],
     },
     Layout {
-        name: "fi_ops_cm",
+        name: "struct fi_ops_cm",
         size: size_of::<fi_ops_cm>(),
         fields: &[
             ("size", offset_of!(fi_ops_cm, size)),
@@ -629,7 +638,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_rma_iov",
+        name: "struct fi_rma_iov",
         size: size_of::<fi_rma_iov>(),
         fields: &[
             ("addr", offset_of!(fi_rma_iov, addr)),
@@ -638,7 +647,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_rma_ioc",
+        name: "struct fi_rma_ioc",
         size: size_of::<fi_rma_ioc>(),
         fields: &[
             ("addr", offset_of!(fi_rma_ioc, addr)),
@@ -647,7 +656,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_msg_rma",
+        name: "struct fi_msg_rma",
         size: size_of::<fi_msg_rma>(),
         fields: &[
             ("msg_iov", offset_of!(fi_msg_rma, msg_iov)),
@@ -661,7 +670,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_rma",
+        name: "struct fi_ops_rma",
         size: size_of::<fi_ops_rma>(),
         fields: &[
             ("size", offset_of!(fi_ops_rma, size)),
@@ -677,12 +686,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_atomic_attr",
+        name: "struct fi_atomic_attr",
         size: size_of::<fi_atomic_attr>(),
         fields: &[("count", offset_of!(fi_atomic_attr, count)), ("size", offset_of!(fi_atomic_attr, size))],
     },
     Layout {
-        name: "fi_msg_atomic",
+        name: "struct fi_msg_atomic",
         size: size_of::<fi_msg_atomic>(),
         fields: &[
             ("msg_iov", offset_of!(fi_msg_atomic, msg_iov)),
@@ -698,7 +707,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_msg_fetch",
+        name: "struct fi_msg_fetch",
         size: size_of::<fi_msg_fetch>(),
         fields: &[
             ("msg_iov", offset_of!(fi_msg_fetch, msg_iov)),
@@ -707,7 +716,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_msg_compare",
+        name: "struct fi_msg_compare",
         size: size_of::<fi_msg_compare>(),
         fields: &[
             ("msg_iov", offset_of!(fi_msg_compare, msg_iov)),
@@ -716,7 +725,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_atomic",
+        name: "struct fi_ops_atomic",
         size: size_of::<fi_ops_atomic>(),
         fields: &[
             ("size", offset_of!(fi_ops_atomic, size)),
@@ -736,7 +745,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_msg_tagged",
+        name: "struct fi_msg_tagged",
         size: size_of::<fi_msg_tagged>(),
         fields: &[
             ("msg_iov", offset_of!(fi_msg_tagged, msg_iov)),
@@ -750,7 +759,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_ops_tagged",
+        name: "struct fi_ops_tagged",
         size: size_of::<fi_ops_tagged>(),
         fields: &[
             ("size", offset_of!(fi_ops_tagged, size)),
@@ -766,7 +775,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_msg",
+        name: "struct fi_op_msg",
         size: size_of::<fi_op_msg>(),
         fields: &[
             ("ep", offset_of!(fi_op_msg, ep)),
@@ -775,7 +784,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_tagged",
+        name: "struct fi_op_tagged",
         size: size_of::<fi_op_tagged>(),
         fields: &[
             ("ep", offset_of!(fi_op_tagged, ep)),
@@ -784,7 +793,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_rma",
+        name: "struct fi_op_rma",
         size: size_of::<fi_op_rma>(),
         fields: &[
             ("ep", offset_of!(fi_op_rma, ep)),
@@ -793,7 +802,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_atomic",
+        name: "struct fi_op_atomic",
         size: size_of::<fi_op_atomic>(),
         fields: &[
             ("ep", offset_of!(fi_op_atomic, ep)),
@@ -802,7 +811,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_fetch_atomic",
+        name: "struct fi_op_fetch_atomic",
         size: size_of::<fi_op_fetch_atomic>(),
         fields: &[
             ("ep", offset_of!(fi_op_fetch_atomic, ep)),
@@ -812,7 +821,7 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_compare_atomic",
+        name: "struct fi_op_compare_atomic",
         size: size_of::<fi_op_compare_atomic>(),
         fields: &[
             ("ep", offset_of!(fi_op_compare_atomic, ep)),
@@ -823,12 +832,12 @@ pub(crate) static LAYOUTS: &[Layout] = &[
         ],
     },
     Layout {
-        name: "fi_op_cntr",
+        name: "struct fi_op_cntr",
         size: size_of::<fi_op_cntr>(),
         fields: &[("cntr", offset_of!(fi_op_cntr, cntr)), ("value", offset_of!(fi_op_cntr, value))],
     },
     Layout {
-        name: "fi_deferred_work",
+        name: "struct fi_deferred_work",
         size: size_of::<fi_deferred_work>(),
         fields: &[
             ("context", offset_of!(fi_deferred_work, context)),
@@ -837,6 +846,13 @@ pub(crate) static LAYOUTS: &[Layout] = &[
             ("completion_cntr", offset_of!(fi_deferred_work, completion_cntr)),
             ("op_type", offset_of!(fi_deferred_work, op_type)),
             ("op", offset_of!(fi_deferred_work, op)),
+            ("op.msg", offset_of!(fi_deferred_work, op.msg)),
+            ("op.tagged", offset_of!(fi_deferred_work, op.tagged)),
+            ("op.rma", offset_of!(fi_deferred_work, op.rma)),
+            ("op.atomic", offset_of!(fi_deferred_work, op.atomic)),
+            ("op.fetch_atomic", offset_of!(fi_deferred_work, op.fetch_atomic)),
+            ("op.compare_atomic", offset_of!(fi_deferred_work, op.compare_atomic)),
+            ("op.cntr", offset_of!(fi_deferred_work, op.cntr)),
         ],
     },
 ];
