@@ -7,5 +7,8 @@
 
 mod loader;
 pub mod ofi;
+#[cfg(test)]
+#[path = "../tests/skipped/mod.rs"]
+mod skipped;
 pub mod socket;
 pub mod verbs;

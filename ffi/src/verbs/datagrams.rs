@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::request::{Local, PostError, Request, Verb, receive};
 use super::route::Route;
 use super::sys::{
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_UD,
-    ibv_ah, ibv_qp, ibv_qp_cap, ibv_recv_wr, ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Ud, ibv_sge,
+    ibv_ah, ibv_qp, ibv_qp_cap, ibv_recv_wr, ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Ud,
 };
 
 type PostReceive = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
@@ -164,13 +165,17 @@ impl Datagrams {
             return Err(PostError::invalid());
         }
         let request = Request { id, verb: Verb::Send, local: Some(message), flags };
-        let mut part = ibv_sge { addr: 0, length: 0, lkey: 0 };
-        // SAFETY: the piece is valid for a write.
-        let encoded = unsafe { request.encode(self.pair.most_inline(), &raw mut part, ptr::null_mut()) };
-        let mut encoded = encoded.ok_or_else(PostError::invalid)?;
+        let (mut place, mut part) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: both are valid for writes, and `place` is written.
+        let encoded = unsafe {
+            if !request.encode(self.pair.most_inline(), place.as_mut_ptr(), part.as_mut_ptr(), ptr::null_mut()) {
+                return Err(PostError::invalid());
+            }
+            place.assume_init_mut()
+        };
         encoded.wr.ud = Ud { ah: to.handle.as_ptr(), remote_qpn: number, remote_qkey: key };
         // SAFETY: a chain of one; the rest is as the caller says.
-        unsafe { self.pair.post(&raw mut encoded, 1) }
+        unsafe { self.pair.post(encoded, 1) }
     }
 }
 

@@ -1,12 +1,12 @@
 //! GIDs: the addresses that a port has.
 
 use std::io;
-use std::path::Path;
 
 use super::device::Context;
 use super::library::{errno, invalid};
 use super::sys::{
     IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_gid, ibv_gid_entry,
+    ibv_port_attr,
 };
 
 /// An address of a port.
@@ -42,12 +42,14 @@ impl Context {
     /// # Errors
     /// There is no such port (`EINVAL`), or the kernel's error.
     pub fn gids(&self, port: u8) -> io::Result<Vec<Gid>> {
+        // The table of a port that does not exist would be empty.
+        let attributes = self.port(port)?;
         match self.gid_table() {
             Ok(entries) => {
                 let of_port = entries.iter().filter(|entry| entry.port_num == u32::from(port));
                 Ok(of_port.filter_map(gid).collect())
             }
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.gid_files(port),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.gid_files(port, &attributes),
             Err(error) => Err(error),
         }
     }
@@ -70,8 +72,7 @@ impl Context {
     }
 
     /// The table of a port by its files: the function came in rdma-core 30.
-    fn gid_files(&self, port: u8) -> io::Result<Vec<Gid>> {
-        let attributes = self.port(port)?;
+    fn gid_files(&self, port: u8, attributes: &ibv_port_attr) -> io::Result<Vec<Gid>> {
         let infiniband = u32::from(attributes.link_layer) == IBV_LINK_LAYER_INFINIBAND;
         let len = usize::try_from(attributes.gid_tbl_len).map_err(|_| invalid())?.min(MOST);
         let folder = self.folder().join("ports").join(port.to_string());
@@ -82,7 +83,7 @@ impl Context {
             let kind = kind(&read("gid_attrs/types", index).unwrap_or_default(), infiniband)?;
             Some(Gid { index, bytes, kind })
         };
-        if !Path::new(&folder).is_dir() {
+        if !folder.is_dir() {
             return Err(errno(libc::ENOENT));
         }
         Ok((0..=u8::MAX).take(len).filter_map(gid).collect())
@@ -120,6 +121,22 @@ fn kind(text: &str, infiniband: bool) -> Option<GidKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skipped::{Need, skipped};
+    use crate::verbs::Library;
+
+    #[test]
+    fn files_say_what_the_library_says() {
+        let Ok(library) = Library::load(None).inspect_err(|problem| skipped(Need::Verbs, problem)) else { return };
+        let devices = library.devices().unwrap();
+        if devices.is_empty() {
+            return skipped(Need::Verbs, "no device here");
+        }
+        for device in devices {
+            let context = device.open().unwrap();
+            let files = context.gid_files(1, &context.port(1).unwrap());
+            assert_eq!(files.unwrap(), context.gids(1).unwrap(), "{device:?}");
+        }
+    }
 
     #[test]
     fn files_of_addresses_are_read() {

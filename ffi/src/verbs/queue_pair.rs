@@ -223,8 +223,9 @@ impl QueuePair {
             // SAFETY: there are at most as many requests as the arrays have elements.
             unsafe {
                 let next = if index + 1 < requests.len() { first.add(index + 1) } else { ptr::null_mut() };
-                let encoded = request.encode(self.pair.most_inline(), part.add(index), next);
-                first.add(index).write(encoded.ok_or_else(PostError::invalid)?);
+                if !request.encode(self.pair.most_inline(), first.add(index), part.add(index), next) {
+                    return Err(PostError::invalid());
+                }
             }
         }
         // SAFETY: a chain of so many in one array, as was just written; the rest is as the caller

@@ -122,18 +122,19 @@ impl Local {
 }
 
 impl Request {
-    /// The request as C has it: `part` is where its piece of memory is described, `next` is the one
-    /// to be posted after it. `None` if it makes no sense.
+    /// Writes the request as C has it into `place`: `part` is for the description of its memory,
+    /// `next` is the request to be posted after it. Returns whether it makes sense.
     ///
     /// # Safety
-    /// `part` must be valid for a write.
+    /// `place` and `part` must be valid for writes.
     #[inline]
     pub(super) unsafe fn encode(
         &self,
         most_inline: u32,
+        place: *mut ibv_send_wr,
         part: *mut ibv_sge,
         next: *mut ibv_send_wr,
-    ) -> Option<ibv_send_wr> {
+    ) -> bool {
         let len = self.local.map_or(0, |local| local.len);
         let inline = self.flags & IBV_SEND_INLINE != 0;
         let rdma = |at: Remote| ibv_send_wr__bindgen_ty_2 { rdma: Rdma { remote_addr: at.address, rkey: at.key } };
@@ -154,14 +155,7 @@ impl Request {
             Verb::Read(_) => !inline,
             Verb::FetchAdd { .. } | Verb::CompareSwap { .. } => !inline && len == 8,
         };
-        if !makes_sense {
-            return None;
-        }
-        if let Some(local) = self.local {
-            // SAFETY: as the caller says.
-            unsafe { part.write(local.part()) };
-        }
-        Some(ibv_send_wr {
+        let request = ibv_send_wr {
             wr_id: self.id,
             next,
             sg_list: part,
@@ -172,7 +166,15 @@ impl Request {
             wr,
             qp_type: ibv_send_wr__bindgen_ty_3 { xrc: Xrc { remote_srqn: 0 } },
             __bindgen_anon_2: ibv_send_wr__bindgen_ty_4 { tso: Tso { hdr: ptr::null_mut(), hdr_sz: 0, mss: 0 } },
-        })
+        };
+        // SAFETY: as the caller says.
+        unsafe {
+            place.write(request);
+            if let Some(local) = self.local {
+                part.write(local.part());
+            }
+        }
+        makes_sense
     }
 }
 

@@ -9,7 +9,7 @@ use std::io::Write;
 pub enum Need {
     /// cargo, to compile programs that depend on this project.
     Cargo,
-    /// A C compiler, and the headers of libfabric.
+    /// A C compiler, and the headers of libfabric and libibverbs.
     Headers,
     /// The command `ip`, of iproute2.
     Ip,
