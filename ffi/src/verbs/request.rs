@@ -85,9 +85,9 @@ pub struct Request {
     pub flags: u32,
 }
 
-/// Why requests were not posted.
+/// Why a request, and those after it, were not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} ({posted} of the requests are posted)", io::Error::from_raw_os_error(*code))]
+#[error("the next request after {posted} was not posted: {}", io::Error::from_raw_os_error(*code))]
 pub struct PostError {
     /// How many of the requests, from the first one on, are posted all the same.
     pub posted: usize,
@@ -102,7 +102,7 @@ impl PostError {
         self.code == libc::ENOMEM
     }
 
-    /// The request at this index makes no sense, and none of them was posted.
+    /// One of the requests makes no sense, and none was posted.
     #[cold]
     pub(super) fn invalid() -> Self {
         PostError { posted: 0, code: libc::EINVAL }
