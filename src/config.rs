@@ -21,7 +21,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 14] = [
+pub const VARIABLES: [Variable; 16] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -37,7 +37,7 @@ pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "EARLYBIRD_FABRIC",
         default: "auto",
-        meaning: "the transport: shm (shared memory), ofi (libfabric), or auto: ofi where ranks are on several machines",
+        meaning: "the transport: shm (shared memory), ofi (libfabric), verbs (InfiniBand and RoCE), or auto: ofi where ranks are on several machines",
     },
     Variable {
         name: "EARLYBIRD_PROVIDER",
@@ -46,8 +46,13 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "EARLYBIRD_DEVICE",
-        default: "the provider's first",
-        meaning: "the provider's device, such as eth0",
+        default: "the provider's first, the closest RDMA device",
+        meaning: "the provider's device, such as eth0; for verbs also with a port, such as mlx5_0:1",
+    },
+    Variable {
+        name: "EARLYBIRD_GID_INDEX",
+        default: "the best of the port",
+        meaning: "the index of the GID for verbs (see `earlybird info`)",
     },
     Variable {
         name: "EARLYBIRD_SILENCE",
@@ -58,6 +63,11 @@ pub const VARIABLES: [Variable; 14] = [
         name: "EARLYBIRD_CQ_DATA",
         default: "auto",
         meaning: "whether writes carry immediate data (remote completion data), where the provider can: auto, on, off",
+    },
+    Variable {
+        name: "EARLYBIRD_DEVICE_ATOMICS",
+        default: "auto",
+        meaning: "whether RDMA devices change memory for signals and atomics by themselves: auto (where they can), on, off (by messages to the home's processor)",
     },
     Variable {
         name: "EARLYBIRD_DEADLINE",
@@ -96,9 +106,11 @@ pub enum FabricChoice {
     Shm,
     /// libfabric.
     Ofi,
+    /// RDMA verbs: InfiniBand and RoCE.
+    Verbs,
 }
 
-crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi", "auto" => Auto, "shm" => Shm, "ofi" => Ofi);
+crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi, verbs", "auto" => Auto, "shm" => Shm, "ofi" => Ofi, "verbs" => Verbs);
 
 /// The libfabric provider of a world, and its settings.
 #[derive(Clone, Debug)]
@@ -124,8 +136,53 @@ impl Default for OfiSettings {
     }
 }
 
+/// The RDMA device of a world, and its settings.
+#[derive(Clone, Debug)]
+pub struct VerbsSettings {
+    /// The device, such as `mlx5_0`; `None` for the closest one with an active port.
+    pub device: Option<String>,
+    /// The port, from 1; `None` for the first active one.
+    pub port: Option<u8>,
+    /// The index of the GID; `None` for the best one of the port.
+    pub gid: Option<u8>,
+    /// Whether the device carries out signals and atomics by itself, so that no processor of the
+    /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
+    /// ranks. `None`: yes, where the device has atomics.
+    pub device_atomics: Option<bool>,
+    /// A rank on another machine that is silent for this long counts as dead.
+    pub silence: Duration,
+    /// The longest time that a leaving rank serves ranks that are behind.
+    pub linger: Duration,
+}
+
+impl Default for VerbsSettings {
+    fn default() -> Self {
+        let OfiSettings { silence, linger, .. } = OfiSettings::default();
+        VerbsSettings { device: None, port: None, gid: None, device_atomics: None, silence, linger }
+    }
+}
+
 /// Set by the launcher or the user.
 const SECRET: &str = "EARLYBIRD_SECRET";
+
+/// The values of a switch, for people.
+const SWITCH: &str = "use auto, on or off";
+
+/// The position of a switch; `Some(None)` is automatic.
+fn switch(value: &str) -> Option<Option<bool>> {
+    match value {
+        "auto" => Some(None),
+        "on" => Some(Some(true)),
+        "off" => Some(Some(false)),
+        _ => None,
+    }
+}
+
+/// The device and the port in `mlx5_0:1`; names of devices may have a colon themselves.
+fn device_and_port(value: &str) -> (&str, Option<u8>) {
+    let split = value.rsplit_once(':').and_then(|(device, port)| Some((device, port.parse().ok()?)));
+    split.map_or((value, None), |(device, port)| (device, Some(port)))
+}
 
 /// A shorter secret can be guessed, or comes from a command that failed.
 const LEAST_SECRET: usize = 8;
@@ -152,6 +209,8 @@ pub struct Config {
     pub fabric: FabricChoice,
     /// The settings of libfabric.
     pub ofi: OfiSettings,
+    /// The settings of RDMA verbs.
+    pub verbs: VerbsSettings,
     /// The secret of this job; `None` for the launcher's `EARLYBIRD_SECRET`.
     pub secret: Option<String>,
     /// The time limit of joining, and of later set-up calls that all ranks make together.
@@ -162,12 +221,13 @@ pub struct Config {
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { fabric, ofi, secret, deadline, hw_config } = self;
+        let Config { fabric, ofi, verbs, secret, deadline, hw_config } = self;
         // A secret is never printed.
         let secret = secret.as_ref().map(|_| "set");
         f.debug_struct("Config")
             .field("fabric", fabric)
             .field("ofi", ofi)
+            .field("verbs", verbs)
             .field("secret", &secret)
             .field("deadline", deadline)
             .field("hw_config", hw_config)
@@ -180,6 +240,7 @@ impl Default for Config {
         Config {
             fabric: FabricChoice::Auto,
             ofi: OfiSettings::default(),
+            verbs: VerbsSettings::default(),
             secret: None,
             deadline: Duration::from_secs(60),
             hw_config: None,
@@ -218,21 +279,25 @@ impl Config {
                     config.fabric = value.parse().map_err(|error: crate::named::UnknownName| bad(error.to_string()))?;
                 }
                 "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
-                "EARLYBIRD_DEVICE" => config.ofi.device = Some(value),
+                "EARLYBIRD_DEVICE" => {
+                    let (device, port) = device_and_port(&value);
+                    (config.verbs.device, config.verbs.port) = (Some(device.to_owned()), port);
+                    config.ofi.device = Some(value);
+                }
+                "EARLYBIRD_GID_INDEX" => {
+                    config.verbs.gid = Some(value.parse().map_err(|_| bad("use a number, from 0".to_owned()))?);
+                }
                 SECRET => config.secret = Some(long_enough(value)?),
                 "EARLYBIRD_SILENCE" => {
                     config.ofi.silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
                     if config.ofi.silence < Duration::from_secs(1) {
                         return Err(bad("a busy rank may be silent for a second".to_owned()));
                     }
+                    config.verbs.silence = config.ofi.silence;
                 }
-                "EARLYBIRD_CQ_DATA" => {
-                    config.ofi.cq_data = match value.as_str() {
-                        "auto" => None,
-                        "on" => Some(true),
-                        "off" => Some(false),
-                        _ => return Err(bad("use auto, on or off".to_owned())),
-                    };
+                "EARLYBIRD_CQ_DATA" => config.ofi.cq_data = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?,
+                "EARLYBIRD_DEVICE_ATOMICS" => {
+                    config.verbs.device_atomics = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
                 }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
@@ -275,6 +340,8 @@ mod tests {
             ("EARLYBIRD_FABRIC", "tcp"),
             ("EARLYBIRD_SILENCE", "1ms"),
             ("EARLYBIRD_CQ_DATA", "no"),
+            ("EARLYBIRD_GID_INDEX", "-1"),
+            ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
         ] {
@@ -286,6 +353,11 @@ mod tests {
             assert!(error.contains(named), "{error}");
         }
         config("EARLYBIRD_SECRET", "eight...").unwrap();
+        for (value, device, port) in [("mlx5_0:1", "mlx5_0", Some(1)), ("rxe0", "rxe0", None), ("a:b", "a:b", None)] {
+            let config = config("EARLYBIRD_DEVICE", value).unwrap();
+            assert_eq!((config.verbs.device.as_deref(), config.verbs.port), (Some(device), port));
+            assert_eq!(config.ofi.device.as_deref(), Some(value));
+        }
         let error = config("EARLYBIRD_DEADLIN", "5s").unwrap_err().to_string();
         assert!(error.contains("did you mean EARLYBIRD_DEADLINE?"), "{error}");
     }

@@ -18,6 +18,7 @@ use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::shm::ShmFabric;
+use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{Access, At, Endpoint, Fabric, Key, Posted, RawAccess};
 use crate::fault::Fault;
 use crate::model::{HwConfig, Parameters};
@@ -78,6 +79,11 @@ impl World {
                 let library = ofi::library().map_err(|cause| Error::join(0, cause))?;
                 let until = Deadline::from(config.deadline).instant();
                 shared(OfiFabric::in_this_process(&library, &config.ofi, ranks, until)?)
+            }
+            FabricChoice::Verbs => {
+                let library = verbs::library().map_err(|cause| Error::join(0, cause))?;
+                let until = Deadline::from(config.deadline).instant();
+                shared(VerbsFabric::in_this_process(&library, &config.verbs, ranks, until)?)
             }
         };
         let world = |fabric: Arc<dyn Fabric>| {
@@ -297,18 +303,35 @@ fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
             Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
         }
         FabricChoice::Shm => Err(Error::Config(
-            "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi for others"
+            "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi or verbs for others"
                 .to_owned(),
         )),
         FabricChoice::Auto | FabricChoice::Ofi => {
             let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
-            let place = identity.store_address()?;
-            let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
-            let until = Deadline::from(config.deadline).instant();
-            let gather = |mine: &[u8]| store::gather(&place, (rank, ranks), mine, &secret, config.deadline);
-            Ok(Arc::new(OfiFabric::join(&library, &config.ofi, (rank, ranks), until, gather)?))
+            over_network(identity, config, |until, gather| {
+                Ok(Arc::new(OfiFabric::join(&library, &config.ofi, (rank, ranks), until, gather)?))
+            })
+        }
+        FabricChoice::Verbs => {
+            let library = verbs::library().map_err(|cause| Error::join(rank, cause))?;
+            over_network(identity, config, |until, gather| {
+                Ok(Arc::new(VerbsFabric::join(&library, &config.verbs, (rank, ranks), until, gather)?))
+            })
         }
     }
+}
+
+/// Gives `join` the deadline, and the way to the other ranks by the job's store.
+fn over_network(
+    identity: &Identity,
+    config: &Config,
+    join: impl FnOnce(Instant, &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<Arc<dyn Fabric>>,
+) -> Result<Arc<dyn Fabric>> {
+    let place = identity.store_address()?;
+    let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
+    let until = Deadline::from(config.deadline).instant();
+    let ranks = (identity.rank, identity.ranks);
+    join(until, &mut |mine| store::gather(&place, ranks, mine, &secret, config.deadline))
 }
 
 /// Cores of the machine. A bound rank counts those that it may not use, too.

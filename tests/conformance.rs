@@ -7,11 +7,12 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::tier::by_tier;
-use earlybird::OfiSettings;
 use earlybird::fabric::ofi::{Library, OfiFabric};
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
+use earlybird::fabric::verbs::{self, VerbsFabric};
 use earlybird::fabric::{Fabric, conformance};
+use earlybird::{OfiSettings, VerbsSettings};
 
 fn boxed(world: Vec<impl Fabric + 'static>) -> Vec<Box<dyn Fabric>> {
     world.into_iter().map(|fabric| Box::new(fabric) as Box<dyn Fabric>).collect()
@@ -77,6 +78,18 @@ fn ofi_verbs() {
     if common::verbs() {
         ofi(common::VERBS);
     }
+}
+
+#[test]
+fn verbs() {
+    let Some(library) = common::rdma() else { return };
+    conformance::all(&|ranks| over_verbs(&library, ranks));
+}
+
+fn over_verbs(library: &verbs::Library, ranks: u32) -> Vec<Box<dyn Fabric>> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let world = VerbsFabric::in_this_process(library, &VerbsSettings::default(), ranks, deadline);
+    boxed(world.unwrap_or_else(|error| panic!("verbs: {error}")))
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn a_sleeping_rank_takes_no_part_and_misses_nothing() {
         // Over a network a rank's helper thread answers for it; sockets take a while.
         let (movers, executor, rounds) = match way {
             Way::Shm => (&["tree", "cut"][..], "peer", ROUNDS),
-            Way::Ofi(_) => (&["cut"][..], "caller", ROUNDS / 10),
+            Way::Ofi(_) | Way::Verbs => (&["cut"][..], "caller", ROUNDS / 10),
         };
         for mover in movers {
             sleeps(way, mover, executor, rounds);

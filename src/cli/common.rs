@@ -29,7 +29,7 @@ pub(super) struct Common {
     /// The agent that carries a round out: auto, caller, thread, peer or provider
     #[arg(long, default_value = "auto")]
     pub(super) executor: Executor,
-    /// Transport: shm, ofi (libfabric) or auto [default: $EARLYBIRD_FABRIC, else auto]
+    /// Transport: shm, ofi (libfabric), verbs (RDMA) or auto [default: $EARLYBIRD_FABRIC, else auto]
     #[arg(long)]
     fabric: Option<FabricChoice>,
     /// The libfabric provider, such as tcp;ofi_rxm; implies --fabric ofi
@@ -63,8 +63,8 @@ impl Common {
             config.fabric = FabricChoice::Ofi;
         }
         match self.fabric {
-            Some(FabricChoice::Shm) if self.provider.is_some() => {
-                return Err("--provider is for --fabric ofi, and --fabric shm was given".into());
+            Some(fabric @ (FabricChoice::Shm | FabricChoice::Verbs)) if self.provider.is_some() => {
+                return Err(format!("--provider is for --fabric ofi, and --fabric {fabric} was given").into());
             }
             Some(fabric) => config.fabric = fabric,
             None => {}

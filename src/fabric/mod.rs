@@ -49,6 +49,7 @@ pub mod shm;
 #[cfg(feature = "internals")]
 pub mod sim;
 pub(crate) mod turns;
+pub mod verbs;
 pub(crate) mod watch;
 mod window;
 

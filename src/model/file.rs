@@ -1,5 +1,5 @@
 //! Files of measured parameters: a section for each fabric, and below libfabric's one for each
-//! provider that needs other values of some keys. A file holds only what differs from the built-in
+//! provider that needs other values of some keys. RDMA verbs inherit libfabric's values. A file holds only what differs from the built-in
 //! file, even a single key.
 #![forbid(unsafe_code)]
 
@@ -19,9 +19,10 @@ pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 
 const SHM: &str = "shm";
 const OFI: &str = "ofi";
+const VERBS: &str = "verbs";
 
 /// The sections that can have keys.
-const SECTIONS: &str = "[shm], [ofi] or [ofi.PROVIDER]";
+const SECTIONS: &str = "[shm], [ofi], [ofi.PROVIDER] or [verbs]";
 
 /// Providers of libfabric (1.17 to 2.6), and the layers over them. A full name has one or several,
 /// such as `tcp;ofi_rxm`.
@@ -74,7 +75,7 @@ impl HwConfig {
             let section = section.over(sections.get(&name));
             sections.insert(name, section);
         }
-        // A provider inherits the values of its fabric, except for its own, given or built in.
+        // A provider inherits the values of its fabric, except for its own, given or built in; `verbs` does so, too.
         let network = sections.get(OFI).cloned();
         let read = |(name, section): (String, Section<'_>)| {
             let base = network.as_ref().filter(|_| name != SHM);
@@ -130,8 +131,8 @@ fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, St
         if is_key(&name) {
             return Err(format!("{name} is in no section; write it below {SECTIONS}"));
         }
-        if name != SHM && name != OFI {
-            return Err(unknown("section", &name, &[SHM, OFI]));
+        if ![SHM, OFI, VERBS].contains(&name.as_str()) {
+            return Err(unknown("section", &name, &[SHM, OFI, VERBS]));
         }
         if name == OFI
             && let DeValue::Table(table) = value.get_mut()
@@ -207,7 +208,7 @@ mod tests {
         assert!(change("\"100us\"", "\"1s\"").contains("more than 10ms"));
         assert!(change("[ofi.sockets]", "[shm.sockets]").contains("[shm]: unknown key sockets"));
         assert!(change("\"20us\"", "\"20 years\"").starts_with("[ofi.sockets]: TOML parse error at line"));
-        assert!(change("[shm]", "[network]").contains("unknown section network; use one of shm, ofi"));
+        assert!(change("[shm]", "[network]").contains("unknown section network; use one of shm, ofi, verbs"));
         assert!(HwConfig::parse("ofi = 3").unwrap_err().contains("name of a section"));
         assert!(HwConfig::parse("spin = \"1us\"").unwrap_err().contains("spin is in no section"));
         let provider = |name: &str| HwConfig::parse(&format!("[ofi.\"{name}\"]\nspin = \"1us\"")).unwrap_err();

@@ -18,7 +18,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use earlybird::fabric::ofi::PROVIDER_VARIABLES;
@@ -44,6 +44,8 @@ pub enum Way {
     Shm,
     /// libfabric, by this provider.
     Ofi(&'static str),
+    /// RDMA verbs.
+    Verbs,
 }
 
 /// The providers of libfabric that run on any machine.
@@ -75,6 +77,18 @@ pub fn verbs() -> bool {
     found
 }
 
+/// The libibverbs to test with, if there is a device with an active port; prints a message if not.
+pub fn rdma() -> Option<earlybird::fabric::verbs::Library> {
+    static SAID: Once = Once::new();
+    let found = earlybird::fabric::verbs::library().map_err(|problem| problem.to_string()).and_then(|library| {
+        let ports = earlybird::fabric::verbs::devices(&library).map_err(|problem| problem.to_string())?;
+        let active = ports.iter().any(|port| port.active);
+        active.then_some(library).ok_or_else(|| "no RDMA device has an active port here".to_owned())
+    });
+    let missing = |why: &String| SAID.call_once(|| skipped(Need::Verbs, format_args!("{why}; see tests/soft-roce")));
+    found.inspect_err(missing).ok()
+}
+
 /// The libfabric to test with; prints a message if there is none.
 pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
     let library = earlybird::fabric::ofi::Library::load(None);
@@ -91,6 +105,7 @@ impl Way {
                 let variables = PROVIDER_VARIABLES.map(|variable| (variable.name, variable.value));
                 [("EARLYBIRD_FABRIC", "ofi"), ("EARLYBIRD_PROVIDER", provider)].into_iter().chain(variables).collect()
             }
+            Way::Verbs => vec![("EARLYBIRD_FABRIC", "verbs")],
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use super::faults::{ENOUGH, has_waited_in_vain, have_started};
 use super::marks::Marks;
-use super::{Job, PROVIDERS, Way, left_behind, providers, said, shared_memory_files, wait_at_most};
+use super::{Job, PROVIDERS, Way, left_behind, providers, rdma, said, shared_memory_files, wait_at_most};
 
 /// The time in which all waits of a rank end: joining, building a collective, its patience, and its linger.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -102,7 +102,7 @@ impl Case {
         let movers: &[&str] = match way {
             Way::Shm => &["cut", "tree"],
             Way::Ofi("sockets") if trouble != Trouble::Freeze => &["cut", "cut", "provider"],
-            Way::Ofi(_) => &["cut"],
+            Way::Ofi(_) | Way::Verbs => &["cut"],
         };
         let ranks = [2, 3, 5, 6, 7][rng.random_range(0..5)];
         // Half of the cases certainly, more by chance.
@@ -110,7 +110,7 @@ impl Case {
         let longest = match way {
             _ if after_start => 300,
             Way::Shm => 60,
-            Way::Ofi(_) => 1500,
+            Way::Ofi(_) | Way::Verbs => 1500,
         };
         let mut time = |longest: u64| Duration::from_micros(rng.random_range(0..longest * 1000));
         let (moment, pause) = (time(longest), time(800));
@@ -133,6 +133,7 @@ impl Case {
         match self.way {
             Way::Shm => "shared memory",
             Way::Ofi(provider) => provider,
+            Way::Verbs => "RDMA verbs",
         }
     }
 
@@ -141,6 +142,7 @@ impl Case {
         match self.way {
             Way::Shm => true,
             Way::Ofi(provider) => providers().contains(&provider),
+            Way::Verbs => rdma().is_some(),
         }
     }
 

@@ -6,15 +6,24 @@ use earlybird::config::FabricChoice;
 use earlybird::{Config, OfiSettings, World};
 
 use super::tier::by_tier;
-use super::{Way, providers};
+use super::{Way, providers, rdma};
 
 /// More ranks than this have too many endpoints for one process.
 const MOST_ENDPOINTS: u32 = 5;
 
-/// Shared memory, and the providers of libfabric: all in the deep tier, the first one in the quick tier.
+/// Chooses a single way, by its name, where others were tested before: in a guest with an RDMA device.
+const ONLY: &str = "TEST_WAY";
+
+/// Shared memory, the providers of libfabric (all in the deep tier, the first one in the quick tier), and RDMA verbs
+/// where there is a device.
 pub fn ways() -> Vec<Way> {
+    match std::env::var(ONLY).as_deref() {
+        Err(_) => {}
+        Ok("verbs") => return vec![Way::Verbs],
+        Ok(other) => panic!("{ONLY}={other}: the only choice is verbs"),
+    }
     let providers = providers().iter().copied().take(by_tier(1, usize::MAX));
-    [Way::Shm].into_iter().chain(providers.map(Way::Ofi)).collect()
+    [Way::Shm].into_iter().chain(providers.map(Way::Ofi)).chain(rdma().map(|_| Way::Verbs)).collect()
 }
 
 /// Runs `body` as every rank of a world; returns the result of each.
@@ -22,6 +31,7 @@ pub fn world<R: Send>(way: Way, ranks: u32, deadline: Duration, body: &(impl Fn(
     let (fabric, provider) = match way {
         Way::Shm => (FabricChoice::Shm, None),
         Way::Ofi(provider) => (FabricChoice::Ofi, Some(provider.to_owned())),
+        Way::Verbs => (FabricChoice::Verbs, None),
     };
     let config =
         Config { fabric, ofi: OfiSettings { provider, ..OfiSettings::default() }, deadline, ..Config::default() };

@@ -13,7 +13,7 @@ const MOST_PART: usize = 1 << 20;
 const MOVING: usize = 64;
 
 /// Message buffers for incoming messages.
-pub(super) const RECEIVE_BUFFERS: usize = 128;
+pub(in crate::fabric) const RECEIVE_BUFFERS: usize = 128;
 
 /// Message buffers for outgoing messages, unless the world has more peers.
 const SEND_BUFFERS: usize = 64;

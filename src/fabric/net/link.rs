@@ -7,9 +7,9 @@ use super::limits::{Limits, RECEIVE_BUFFERS, RESERVED, first_transfer};
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
-use super::wire::{Entry, Local, Posted, Remote, Wire};
+use super::wire::{CellChange, Entry, Local, Posted, Remote, Wire};
 use crate::fabric::memory::check_memory;
-use crate::fabric::{Access, Window};
+use crate::fabric::{Access, At, Window};
 
 /// Bytes of a message buffer: a message, rounded up to a cache line.
 const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
@@ -27,8 +27,8 @@ pub(in crate::fabric) enum Event {
     Message(usize, usize),
     /// A message was sent, and its buffer is free again.
     Sent,
-    /// A part of this transfer, to or from this peer, has completed.
-    Moved(u32, u32),
+    /// A part of this transfer, to or from this peer, has completed, and fetched this value.
+    Moved(u32, u32, u64),
     /// A peer's write with this immediate data landed here.
     Landed(u64),
     /// An operation to this peer failed; the transfer, if it was part of one; and the reason.
@@ -42,6 +42,8 @@ pub(in crate::fabric) enum Event {
 struct Operation {
     peer: u32,
     transfer: u32,
+    /// It fetches the value of a cell.
+    fetches: bool,
 }
 
 /// The direction of a transfer.
@@ -53,6 +55,8 @@ pub(super) enum Way {
     OutWithImmediate(u64),
     /// From the peer.
     In,
+    /// To the peer, if there is data, and then a change of the cell `at`; `wake` is immediate data.
+    Change { at: At, change: CellChange, wake: Option<u64> },
 }
 
 /// A wire at work.
@@ -192,7 +196,7 @@ impl<W: Wire> Link<W> {
         // SAFETY: the buffer and its number are taken until the entry was read.
         let sent = unsafe { self.wire.send(peer, from, buffer) };
         if sent == Ok(true) {
-            self.operations[buffer] = Operation { peer, transfer: 0 };
+            self.operations[buffer] = Operation { peer, ..Operation::default() };
             self.sending.take(peer);
         }
         sent
@@ -212,13 +216,40 @@ impl<W: Wire> Link<W> {
         // SAFETY: registered memory of a wire that is kept until its channel is closed on all
         // ranks. By the contract of `put` and `read` the source does not change, and no other
         // access touches the target, until completion.
-        self.start(transfer, peer, |wire, _, number| unsafe {
+        let posted = self.start(transfer, peer, |wire, _, number| unsafe {
             match way {
                 Way::Out => wire.write(peer, own, remote, None, number),
                 Way::OutWithImmediate(immediate) => wire.write(peer, own, remote, Some(immediate), number),
                 Way::In => wire.read(peer, own, remote, number),
+                // Has a method of its own.
+                Way::Change { .. } => Ok(false),
             }
-        })
+        });
+        posted.map(|number| number.is_some())
+    }
+
+    /// Moves data to a peer, if there is some, and changes a cell there.
+    pub(super) fn change(
+        &mut self,
+        (transfer, peer): (u32, u32),
+        data: Option<(Local<'_, W::Memory>, Remote)>,
+        (cell, change): (Remote, CellChange),
+        immediate: Option<u64>,
+    ) -> Posted<W::Error> {
+        let first_transfer = self.first_transfer;
+        let posted = self.start(transfer, peer, |wire, buffers, number| {
+            let offset = header_at(first_transfer, number - first_transfer);
+            if let CellChange::Set(value) = change {
+                buffers.window().write(offset, &value.to_ne_bytes());
+            }
+            let word = Local { memory: buffers, offset, len: size_of::<u64>() };
+            // SAFETY: as in `transfer`; the word belongs to the number, which is taken until its
+            // entry was read.
+            unsafe { wire.change(peer, data, (cell, change), word, immediate, number) }
+        })?;
+        let Some(number) = posted else { return Ok(false) };
+        self.operations[number].fetches = matches!(change, CellChange::Atomic(_));
+        Ok(true)
     }
 
     /// Moves all of a transfer to a peer in one operation, with immediate data and with a header
@@ -232,30 +263,32 @@ impl<W: Wire> Link<W> {
         (immediate, header, slot): (u64, &Header, Remote),
     ) -> Posted<W::Error> {
         let first_transfer = self.first_transfer;
-        self.start(transfer, peer, |wire, buffers, number| {
+        let posted = self.start(transfer, peer, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
             buffers.window().write(offset, header);
             let places = [(own, remote), (Local { memory: buffers, offset, len: header.len() }, slot)];
             // SAFETY: as in `transfer`; the header belongs to the number, which is taken until its
             // entry was read.
             unsafe { wire.write_both(peer, places, immediate, number) }
-        })
+        });
+        posted.map(|number| number.is_some())
     }
 
-    /// Starts a one-sided operation: `post` gets its number.
+    /// Starts a one-sided operation, and returns its number: `post` gets it, too. `None` if it cannot
+    /// be posted now.
     fn start(
         &mut self,
         transfer: u32,
         peer: u32,
         post: impl FnOnce(&mut W, &W::Memory, usize) -> Posted<W::Error>,
-    ) -> Posted<W::Error> {
-        let Some(number) = self.moving.next(peer, 0) else { return Ok(false) };
-        let moved = post(&mut self.wire, &self.buffers, number);
-        if moved == Ok(true) {
-            self.operations[number] = Operation { peer, transfer };
-            self.moving.take(peer);
+    ) -> Result<Option<usize>, W::Error> {
+        let Some(number) = self.moving.next(peer, 0) else { return Ok(None) };
+        if !post(&mut self.wire, &self.buffers, number)? {
+            return Ok(None);
         }
-        moved
+        self.operations[number] = Operation { peer, transfer, fetches: false };
+        self.moving.take(peer);
+        Ok(Some(number))
     }
 
     /// Makes progress and reads what has completed, which [`Link::next`] returns.
@@ -279,7 +312,7 @@ impl<W: Wire> Link<W> {
                     continue;
                 }
                 Entry::Failed { number, reason } => {
-                    let Operation { peer, transfer } = self.operations[number];
+                    let Operation { peer, transfer, .. } = self.operations[number];
                     let moved = matches!(self.release(number), Event::Moved(..));
                     Event::Failed(peer, moved.then_some(transfer), reason)
                 }
@@ -290,14 +323,18 @@ impl<W: Wire> Link<W> {
 
     /// An operation is over: its number is free again.
     fn release(&mut self, number: usize) -> Event {
-        let Operation { transfer, peer } = self.operations[number];
+        let Operation { transfer, peer, fetches } = self.operations[number];
         if number < self.first_transfer {
             self.sending.give_back(number, peer);
-            Event::Sent
-        } else {
-            self.moving.give_back(number, peer);
-            Event::Moved(transfer, peer)
+            return Event::Sent;
         }
+        let mut word = [0; size_of::<u64>()];
+        if fetches {
+            let offset = header_at(self.first_transfer, number - self.first_transfer);
+            self.buffers.window().read(offset, &mut word);
+        }
+        self.moving.give_back(number, peer);
+        Event::Moved(transfer, peer, u64::from_ne_bytes(word))
     }
 
     /// Whether every message that the provider has accepted is sent.

@@ -75,7 +75,7 @@ pub(super) use engine::MOST_GUESSES;
 pub(super) use fabric::{NetFabric, Opened, OverWire, Patience, in_this_process};
 #[cfg(test)]
 pub(super) use header_slots::{IN_SLOT, ImmediateData};
-pub(super) use limits::Limits;
+pub(super) use limits::{Limits, RECEIVE_BUFFERS};
 #[cfg(test)]
 pub(super) use link::Event;
 pub(super) use link::Link;
@@ -86,4 +86,5 @@ pub(super) use message::{Content, Location};
 #[cfg(test)]
 pub(crate) use peer_info::PeerInfo;
 pub(super) use registration::{Failed, Purpose, Registered, allocate};
-pub(super) use wire::{Entry, Local, Posted, Remote, Watched, Wire};
+pub(super) use shares::peers;
+pub(super) use wire::{Atomicity, CellChange, Entry, Local, Posted, Remote, Watched, Wire};

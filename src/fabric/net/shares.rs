@@ -55,7 +55,7 @@ impl Pool {
 }
 
 /// The number of peers in a world of `ranks`, at least 1.
-pub(super) fn peers(ranks: u32) -> usize {
+pub(in crate::fabric) fn peers(ranks: u32) -> usize {
     ranks.saturating_sub(1).max(1) as usize
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::registration::{Failed, Purpose, Registered};
+use crate::fabric::Atomic;
 
 /// Bytes of this rank's registered memory.
 #[derive(Debug)]
@@ -36,6 +37,26 @@ pub(in crate::fabric) enum Entry {
     Landed(u64),
     /// An entry of no interest.
     Nothing,
+}
+
+/// How a device changes a cell of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric) enum CellChange {
+    /// The cell becomes this value.
+    Set(u64),
+    /// As the atomic says; the operation fetches the old value.
+    Atomic(Atomic),
+}
+
+/// The agent that changes cells, so that no change is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric) enum Atomicity {
+    /// The processor of the cell's home, which peers ask by messages.
+    Processor,
+    /// The device of the home: the home's own changes go through it, too.
+    Device,
+    /// The device and the processor: their changes are atomic against each other.
+    Both,
 }
 
 /// A descriptor to sleep on, and the events to wait for, as for poll(2).
@@ -132,6 +153,34 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         immediate: u64,
         number: usize,
     ) -> Posted<Self::Error>;
+
+    /// The agent that changes cells. Unless it is [`Atomicity::Processor`], there is
+    /// [`Wire::change`].
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::Processor
+    }
+
+    /// Writes to a peer, if there is data, and changes a cell of it then; its device needs no
+    /// processor for that. `word` is 8 bytes of own memory: the old value of the cell is there when
+    /// the operation has completed, unless it only sets the cell. `immediate` is delivered after
+    /// both. The peer may be this rank.
+    ///
+    /// Completion means that all of it is visible in the peer's memory.
+    ///
+    /// # Safety
+    /// As [above](Wire#safety-of-operations).
+    unsafe fn change(
+        &mut self,
+        _peer: u32,
+        _data: Option<(Local<'_, Self::Memory>, Remote)>,
+        _cell: (Remote, CellChange),
+        _word: Local<'_, Self::Memory>,
+        _immediate: Option<u64>,
+        _number: usize,
+    ) -> Posted<Self::Error> {
+        debug_assert!(false, "this wire changes no cells");
+        Ok(false)
+    }
 
     /// Reads from a peer.
     ///

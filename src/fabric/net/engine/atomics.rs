@@ -1,8 +1,4 @@
-//! Atomics as messages: the target's processor answers, whatever a device could do by itself.
-//!
-//! A wire whose device has atomics of its own would take them here instead. Then all changes of a
-//! cell have to go through that device, those of signals and of the home itself included: a device
-//! need not be atomic for the processor.
+//! Atomics as messages: the target's processor answers. `cells.rs` has those of devices.
 
 use super::{Content, Data, Engine, Location, Outgoing, Wire};
 use crate::fabric::Atomic;

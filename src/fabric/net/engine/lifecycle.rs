@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, Outgoing, Peer, RegionEntry, Registered, Suspects,
-    Transfer, TransferPart, Way, Wire,
+    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry, Registered,
+    Suspects, Transfer, TransferPart, Way, Wire,
 };
 
 impl<W: Wire> Engine<W> {
@@ -242,7 +242,8 @@ impl<W: Wire> Engine<W> {
         let backlogged = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
         let done: Vec<_> = peer.sent.drain().chain(backlogged).flatten().collect();
         for TransferPart { transfer, way, .. } in self.parts.drain(from) {
-            self.end_part(transfer, way != Way::In);
+            let is_answered = way == Way::In || matches!(self.transfers[transfer as usize].then, OnComplete::Fetch);
+            self.end_part(transfer, !is_answered);
         }
         self.report_failed(from);
         self.break_off_atomics(from);

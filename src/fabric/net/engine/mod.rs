@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod atomics;
+mod cells;
 mod lifecycle;
 mod operations;
 mod receiving;
@@ -102,11 +103,13 @@ struct Transfer {
     operation: &'static str,
     /// A part failed. The consequence depends on whether the peer has left or is dead.
     failed: bool,
+    /// The value that it has fetched.
+    value: u64,
 }
 
 impl Transfer {
     fn new((channel, token, peer): (u16, u64, u32), operation: &'static str, then: OnComplete) -> Self {
-        Transfer { channel, token, peer, parts: 0, then, operation, failed: false }
+        Transfer { channel, token, peer, parts: 0, then, operation, failed: false, value: 0 }
     }
 }
 
@@ -115,6 +118,8 @@ impl Transfer {
 enum OnComplete {
     /// The operation completes.
     Complete,
+    /// The operation completes with the value that it has fetched.
+    Fetch,
     /// A message with the signal is sent.
     SendSignal(Location, Change, bool),
     /// Nothing: the operation completes with the ack of the message that announced the transfer.

@@ -74,11 +74,14 @@ impl<W: Wire> Engine<W> {
         }
         let Some(peer) = owner else {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
-            return self.change_own(channel, then);
+            return self.change_own((channel, token), signal, then);
         };
         if self.peers[peer as usize].ended {
             // The peer cannot see it any more.
             return Ok(Posted::Done(0));
+        }
+        if self.is_by_device() {
+            return Ok(self.put_by_device((channel, token, peer), Some((from, to, len)), signal));
         }
         let (operation, range) = ((channel, token, peer), (from, to, len));
         let signal = then.map(|(cell, change)| (cell, change, ack_now));
@@ -94,9 +97,18 @@ impl<W: Wire> Engine<W> {
         Ok(Posted::Pending)
     }
 
-    fn change_own(&mut self, channel: u16, signal: Option<(Location, Change)>) -> Result<Posted> {
+    fn change_own(
+        &mut self,
+        (channel, token): (u16, u64),
+        signal: Option<Signal>,
+        located: Option<(Location, Change)>,
+    ) -> Result<Posted> {
+        let adds = signal.filter(|signal| matches!(signal.change, Change::Add(_)));
+        if adds.is_some_and(|signal| !self.may_change_own(channel, signal.at)) {
+            return Ok(self.put_by_device((channel, token, self.rank), None, adds));
+        }
         let own = &mut self.channels[usize::from(channel)];
-        if let Some((cell, change)) = signal {
+        if let Some((cell, change)) = located {
             // The location was checked, so the change of an own cell cannot fail.
             let _ = own.change(cell, change);
             own.wake();
@@ -151,12 +163,15 @@ impl<W: Wire> Engine<W> {
     pub(in crate::fabric::net) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
         self.check("signal", channel)?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
-        let signal = Some((cell, signal.change));
-        let Some(peer) = owner else { return self.change_own(channel, signal) };
+        let located = Some((cell, signal.change));
+        let Some(peer) = owner else { return self.change_own((channel, token), Some(signal), located) };
         if self.peers[peer as usize].ended {
             return Ok(Posted::Done(0));
         }
-        self.put_by_message(channel, peer, (Location::default(), Data::None), signal, token);
+        if self.is_by_device() {
+            return Ok(self.put_by_device((channel, token, peer), None, Some(signal)));
+        }
+        self.put_by_message(channel, peer, (Location::default(), Data::None), located, token);
         Ok(Posted::Pending)
     }
 
@@ -194,13 +209,17 @@ impl<W: Wire> Engine<W> {
         token: u64,
     ) -> Result<Posted> {
         self.check("atomic", channel)?;
-        let (owner, at) = self.cell("atomic", channel, at)?;
-        let Some(peer) = owner else {
-            let value = self.channels[usize::from(channel)].atomic(at, atomic);
+        let (owner, cell) = self.cell("atomic", channel, at)?;
+        if owner.is_none() && self.may_change_own(channel, at) {
+            let value = self.channels[usize::from(channel)].atomic(cell, atomic);
             return Ok(Posted::Done(value.unwrap_or(0)));
-        };
+        }
+        let peer = owner.unwrap_or(self.rank);
         self.check_here("atomic", peer)?;
-        self.ask_atomic(channel, peer, (at, atomic), token);
+        match self.is_by_device() {
+            true => self.atomic_by_device((channel, token, peer), at, atomic),
+            false => self.ask_atomic(channel, peer, (cell, atomic), token),
+        }
         Ok(Posted::Pending)
     }
 

@@ -131,7 +131,7 @@ impl<W: Wire> Engine<W> {
                     self.fail(Failure::Transport { by: self.rank, peer: None, cause });
                 }
             }
-            Event::Moved(index, peer) => {
+            Event::Moved(index, peer, value) => {
                 // A write with immediate data completes when it has gone out, which takes no peer.
                 // Reads and other writes are answered: by the peer's process where software
                 // emulates them, as over `tcp;ofi_rxm`; by a device, as long as that process has
@@ -139,11 +139,16 @@ impl<W: Wire> Engine<W> {
                 // posted before.
                 let answered = !matches!(self.transfers[index as usize].then, OnComplete::AwaitAck);
                 self.peers[peer as usize].heard |= answered;
+                self.transfers[index as usize].value = value;
                 self.end_part(index, true);
             }
             Event::Landed(data) => {
                 let immediate = ImmediateData::decode(data, self.tag).filter(|data| data.from < self.ranks());
-                let Some(ImmediateData { from, which }) = immediate else { return self.drop_untagged_write() };
+                let Some(immediate) = immediate else { return self.drop_untagged_write() };
+                if self.is_by_device() {
+                    return self.wake_channel(immediate);
+                }
+                let ImmediateData { from, which } = immediate;
                 if which & IN_SLOT != 0 {
                     let Some(header) = self.link.header(from, u32::from(which & !IN_SLOT)) else { return };
                     return self.process_message(Source::HeaderSlot(from, header));

@@ -8,14 +8,20 @@ use crate::fabric::net::wire::{Local, Remote};
 use crate::fabric::{At, Change};
 
 /// The two ends of a transfer. Regions outlive the transfers that were checked against them.
-fn between<M>(entries: &[RegionEntry<M>], own: At, remote: At, len: usize) -> Option<(Local<'_, M>, Remote)> {
-    match (entries.get(own.region.0 as usize)?, entries.get(remote.region.0 as usize)?) {
-        (RegionEntry::Own(memory, _), RegionEntry::Peer(far)) => Some((
-            Local { memory, offset: own.offset, len },
-            Remote { address: far.base.wrapping_add(remote.offset as u64), key: far.key },
-        )),
-        _ => None,
+fn between<M: Registered>(entries: &[RegionEntry<M>], own: At, far: At, len: usize) -> Option<(Local<'_, M>, Remote)> {
+    match entries.get(own.region.0 as usize)? {
+        RegionEntry::Own(memory, _) => Some((Local { memory, offset: own.offset, len }, remote_of(entries, far)?)),
+        RegionEntry::Peer(_) => None,
     }
+}
+
+/// How operations name a location: a peer's, or one of this rank that peers may use.
+fn remote_of<M: Registered>(entries: &[RegionEntry<M>], at: At) -> Option<Remote> {
+    let (key, base) = match entries.get(at.region.0 as usize)? {
+        RegionEntry::Own(memory, _) => memory.key()?,
+        RegionEntry::Peer(far) => (far.key, far.base),
+    };
+    Some(Remote { address: base.wrapping_add(at.offset as u64), key })
 }
 
 impl Peer {
@@ -170,10 +176,15 @@ impl<W: Wire> Engine<W> {
 
     pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
         let (most, peer) = (self.link.limits.part, transfer.peer);
-        let index = self.add_transfer(Transfer { parts: len.div_ceil(most) as u32, ..transfer });
+        // The last part changes the cell, also if there is no data.
+        let changes = matches!(way, Way::Change { .. });
+        let parts = len.div_ceil(most).max(usize::from(changes));
+        let index = self.add_transfer(Transfer { parts: parts as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
-        for skip in (0..len).step_by(most) {
+        for part in 0..parts {
+            let (skip, is_last) = (part * most, part + 1 == parts);
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
+            let way = if changes && !is_last { Way::Out } else { way };
             self.parts.push(peer, TransferPart { transfer: index, own, remote, len, way });
         }
         self.move_parts();
@@ -187,8 +198,16 @@ impl<W: Wire> Engine<W> {
         parts.post(|&TransferPart { transfer, own, remote, len, way }| {
             let Transfer { channel, peer, .. } = transfers[transfer as usize];
             let entries = &channels[usize::from(channel)].entries;
-            let Some((near, far)) = between(entries, own, remote, len) else { return true };
-            link.transfer(transfer, peer, near, far, way).unwrap_or_else(|code| {
+            let data = between(entries, own, remote, len);
+            let posted = match (way, data) {
+                (Way::Change { at, change, wake }, data) => {
+                    let Some(cell) = remote_of(entries, at) else { return true };
+                    link.change((transfer, peer), data.filter(|_| len > 0), (cell, change), wake)
+                }
+                (_, None) => return true,
+                (_, Some((near, far))) => link.transfer(transfer, peer, near, far, way),
+            };
+            posted.unwrap_or_else(|code| {
                 failed.push((transfer, code));
                 true
             })
@@ -221,7 +240,7 @@ impl<W: Wire> Engine<W> {
         if transfer.parts > 0 {
             return;
         }
-        let Transfer { channel, token, peer, then, failed, .. } = *transfer;
+        let Transfer { channel, token, peer, then, failed, value, .. } = *transfer;
         if failed {
             // If the peer has not ended already, it is suspected.
             if self.peers[peer as usize].ended {
@@ -230,7 +249,7 @@ impl<W: Wire> Engine<W> {
         } else {
             self.free_transfers.push(index);
             match then {
-                OnComplete::Complete => self.channel(channel).complete(token, 0),
+                OnComplete::Complete | OnComplete::Fetch => self.channel(channel).complete(token, value),
                 OnComplete::SendSignal(cell, change, ack_now) => {
                     let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
                     self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });

@@ -1,0 +1,70 @@
+//! Puts, signals and atomics that devices carry out: no processor of the target takes part.
+//!
+//! A change of a cell goes to its home as an operation on memory, behind the data that it announces.
+//! Immediate data follows, which names the channel: it ends a wait there, and changes nothing else.
+//! So a rank that is stopped misses nothing: it finds all changes in its memory.
+
+use super::{Engine, ImmediateData, OnComplete, Registered, Transfer, Way, Wire};
+use crate::fabric::net::wire::{Atomicity, CellChange};
+use crate::fabric::{At, Atomic, Change, Posted, Signal};
+
+impl Change {
+    fn by_device(self) -> CellChange {
+        match self {
+            Change::Set(value) => CellChange::Set(value),
+            Change::Add(value) => CellChange::Atomic(Atomic::FetchAdd(value)),
+        }
+    }
+}
+
+impl<W: Wire> Engine<W> {
+    /// Whether devices change the cells of peers.
+    #[inline]
+    pub(super) fn is_by_device(&self) -> bool {
+        self.link.wire.atomicity() != Atomicity::Processor
+    }
+
+    /// Whether this rank's processor may change a cell of its own with others at the same time. No
+    /// peer can reach a region that is local.
+    pub(super) fn may_change_own(&self, channel: u16, at: At) -> bool {
+        let own = self.channels[usize::from(channel)].own(at.region);
+        let is_shared = own.is_some_and(|own| own.access().is_shared());
+        self.link.wire.atomicity() != Atomicity::Device || !is_shared
+    }
+
+    /// Writes data to a peer, if there is some, and gives a signal.
+    pub(super) fn put_by_device(
+        &mut self,
+        (channel, token, peer): (u16, u64, u32),
+        data: Option<(At, At, usize)>,
+        signal: Option<Signal>,
+    ) -> Posted {
+        let way = signal.map_or(Way::Out, |Signal { at, change, .. }| {
+            let wake = ImmediateData { from: self.rank, which: channel }.encode(self.tag);
+            // A rank wakes itself when the operation has completed.
+            Way::Change { at, change: change.by_device(), wake: (peer != self.rank).then_some(wake) }
+        });
+        let (from, to, len) = match (data, signal) {
+            (Some(data), _) => data,
+            (None, Some(Signal { at, .. })) => (at, at, 0),
+            (None, None) => return Posted::Done(0),
+        };
+        if len == 0 && signal.is_none() {
+            return Posted::Done(0);
+        }
+        self.transfer(Transfer::new((channel, token, peer), "put", OnComplete::Complete), from, to, len, way);
+        Posted::Pending
+    }
+
+    /// Changes a cell and fetches its old value.
+    pub(super) fn atomic_by_device(&mut self, (channel, token, peer): (u16, u64, u32), at: At, atomic: Atomic) {
+        let way = Way::Change { at, change: CellChange::Atomic(atomic), wake: None };
+        self.transfer(Transfer::new((channel, token, peer), "atomic", OnComplete::Fetch), at, at, 0, way);
+    }
+
+    /// A peer has changed a cell in a channel.
+    pub(super) fn wake_channel(&mut self, ImmediateData { from, which: channel }: ImmediateData) {
+        self.peers[from as usize].heard = true;
+        self.channel(channel).wake();
+    }
+}

@@ -1,0 +1,76 @@
+//! What the other ranks must know of a rank to connect to it.
+#![forbid(unsafe_code)]
+
+/// Tells this format from later ones.
+const VERSION: u8 = 1;
+
+/// Where a rank's device is on its network, and how to begin a handshake with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    /// The local identifier of the port: InfiniBand only.
+    pub(super) lid: u16,
+    /// The global identifier of the port; zeros if it has none.
+    pub(super) gid: [u8; 16],
+    /// The largest packet that the port takes, as libibverbs encodes it.
+    pub(super) mtu: u8,
+    /// The number of the rank's datagram queue pair.
+    pub(super) datagrams: u32,
+    /// Its key: the device drops datagrams with another one.
+    pub(super) queue_key: u32,
+    /// Drawn at random: a hello without it is a stranger's.
+    pub(super) secret: u64,
+}
+
+impl Address {
+    const BYTES: usize = 36;
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let Address { lid, gid, mtu, datagrams, queue_key, secret } = self;
+        let mut bytes = vec![VERSION, *mtu];
+        bytes.extend(lid.to_le_bytes());
+        bytes.extend(gid);
+        bytes.extend(datagrams.to_le_bytes());
+        bytes.extend(queue_key.to_le_bytes());
+        bytes.extend(secret.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for bytes that are no address, or of another version.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let (&[version, mtu], rest) = bytes.split_first_chunk()?;
+        let (lid, rest) = rest.split_first_chunk()?;
+        let (gid, rest) = rest.split_first_chunk()?;
+        let (datagrams, rest) = rest.split_first_chunk()?;
+        let (queue_key, rest) = rest.split_first_chunk()?;
+        let address = Address {
+            lid: u16::from_le_bytes(*lid),
+            gid: *gid,
+            mtu,
+            datagrams: u32::from_le_bytes(*datagrams),
+            queue_key: u32::from_le_bytes(*queue_key),
+            secret: u64::from_le_bytes(rest.try_into().ok()?),
+        };
+        // The encodings of 256 to 4096 bytes.
+        (version == VERSION && (1..=5).contains(&mtu)).then_some(address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_encoding() {
+        let address =
+            Address { lid: 7, gid: [9; 16], mtu: 3, datagrams: 0xFF_FFFF, queue_key: 1 << 30, secret: 1 << 63 };
+        let bytes = address.encode();
+        assert_eq!(Address::decode(&bytes), Some(address));
+        (0..bytes.len()).for_each(|len| assert_eq!(Address::decode(&bytes[..len]), None));
+        for (index, value) in [(0, VERSION + 1), (1, 0), (1, 6)] {
+            let mut other = bytes.clone();
+            other[index] = value;
+            assert_eq!(Address::decode(&other), None);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The connection to a peer: its queue pair, and how full its send queue is.
+#![allow(unsafe_code)]
+
+use earlybird_ffi::verbs::sys::{IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED};
+use earlybird_ffi::verbs::{Local, MOST_REQUESTS, PostError, QueuePair, Remote, Request, Verb};
+
+use super::handshake::{End, Handshake, Hello, Reaction};
+use super::work::Work;
+use crate::time::Time;
+
+/// A reliable connection, or what will be one.
+#[derive(Debug)]
+pub(super) struct Connection {
+    peer: u32,
+    pair: QueuePair,
+    handshake: Handshake,
+    /// Requests that the send queue holds.
+    room: u16,
+    /// Requests that were posted, and those of them that are over.
+    posted: u16,
+    completed: u16,
+    /// Requests since the last one that completes with an entry.
+    unsignaled: u16,
+    /// An operation has failed: the queue pair carries out nothing any more.
+    failed: bool,
+}
+
+/// A part of an operation: a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) verb: Verb,
+    /// `None` for no data.
+    pub(super) local: Option<Local>,
+    /// It begins when earlier reads and atomics are over, which it might overtake otherwise.
+    pub(super) fenced: bool,
+}
+
+impl Part {
+    pub(super) fn new(verb: Verb, local: Local) -> Self {
+        Part { verb, local: Some(local), fenced: false }
+    }
+}
+
+/// Why a connection takes no request.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// There is no free entry, or the peer is not connected yet.
+    NotNow,
+    /// An operation failed before.
+    Failed,
+    /// The device's error.
+    Device(PostError),
+}
+
+impl Connection {
+    pub(super) fn new(peer: u32, pair: QueuePair, sequence: u32, room: u32) -> Self {
+        let handshake = Handshake::new(End { pair: pair.number(), sequence });
+        let room = u16::try_from(room).unwrap_or(u16::MAX);
+        Connection { peer, pair, handshake, room, posted: 0, completed: 0, unsignaled: 0, failed: false }
+    }
+
+    pub(super) fn pair(&self) -> &QueuePair {
+        &self.pair
+    }
+
+    pub(super) fn own_end(&self) -> End {
+        self.handshake.own()
+    }
+
+    /// Whether the peer may not know yet that this rank is connected to it.
+    pub(super) fn is_connecting(&self) -> bool {
+        !self.handshake.is_ready() && !self.failed
+    }
+
+    pub(super) fn hello(&self, from: u32, secret: u64) -> Hello {
+        self.handshake.hello(from, secret)
+    }
+
+    /// Whether another hello is due now.
+    pub(super) fn hello_is_due(&mut self, now: Time) -> bool {
+        !self.failed && self.handshake.is_due(now)
+    }
+
+    /// Processes a peer's hello, as [`Handshake::hear`].
+    pub(super) fn hear(&mut self, hello: &Hello) -> Option<Reaction> {
+        self.handshake.hear(hello)
+    }
+
+    /// Posts an operation of some parts, at least one, which completes with the last part's entry.
+    ///
+    /// # Safety
+    /// Memory of the parts must live until the entry was read or the queue pair has ended; until
+    /// then nothing else may change what they read, or use what they write.
+    #[inline]
+    pub(super) unsafe fn post(&mut self, number: usize, parts: &[Part]) -> Result<(), Refusal> {
+        let posted = self.posted.wrapping_add(parts.len() as u16);
+        let id = Work::Operation { number, peer: self.peer, posted }.encode();
+        let mut requests = [Request { id, verb: Verb::Send, local: None, flags: 0 }; MOST_REQUESTS];
+        for (index, (request, part)) in requests.iter_mut().zip(parts).enumerate() {
+            let is_copied = matches!(part.verb, Verb::Send | Verb::Write(_) | Verb::WriteWithImmediate(..))
+                && part.local.is_some_and(|local| local.len <= self.pair.most_inline());
+            let inline = if is_copied { IBV_SEND_INLINE } else { 0 };
+            let signaled = if index + 1 == parts.len() { IBV_SEND_SIGNALED } else { 0 };
+            let fence = if part.fenced { IBV_SEND_FENCE } else { 0 };
+            *request = Request { id, verb: part.verb, local: part.local, flags: inline | signaled | fence };
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.queue(requests.get(..parts.len()).unwrap_or_default()) }?;
+        self.unsignaled = 0;
+        Ok(())
+    }
+
+    /// Posts a message of at most [`QueuePair::most_inline`] bytes, which may change when this
+    /// returns.
+    pub(super) fn inject(&mut self, message: Local) -> Result<(), Refusal> {
+        // Entries of the send queue are free again when a later request completes with an entry.
+        let signaled = self.unsignaled >= self.room / 4;
+        let id = Work::Injected { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
+        let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
+        let request = Request { id, verb: Verb::Send, local: Some(message), flags };
+        // SAFETY: the device copies what is inline before the call returns.
+        unsafe { self.queue(&[request]) }?;
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        Ok(())
+    }
+
+    /// Posts a request that does nothing but complete, if the last messages complete without an
+    /// entry.
+    pub(super) fn flush(&mut self) {
+        if self.unsignaled == 0 {
+            return;
+        }
+        let id = Work::Injected { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
+        // A write of no bytes needs no key.
+        let verb = Verb::Write(Remote { address: 0, key: 0 });
+        let request = Request { id, verb, local: None, flags: IBV_SEND_SIGNALED };
+        // SAFETY: it names no memory. Without a free entry there is nothing to wait for.
+        if unsafe { self.queue(&[request]) }.is_ok() {
+            self.unsignaled = 0;
+        }
+    }
+
+    /// # Safety
+    /// As [`Connection::post`].
+    unsafe fn queue(&mut self, requests: &[Request]) -> Result<(), Refusal> {
+        let free = self.room - self.posted.wrapping_sub(self.completed);
+        if self.failed {
+            return Err(Refusal::Failed);
+        }
+        if !self.handshake.is_ready() || usize::from(free) < requests.len() {
+            return Err(Refusal::NotNow);
+        }
+        // SAFETY: as the caller says.
+        match unsafe { self.pair.post(requests) } {
+            Ok(()) => {
+                self.posted = self.posted.wrapping_add(requests.len() as u16);
+                Ok(())
+            }
+            // The device counts otherwise.
+            Err(error) if error.is_full() && error.posted == 0 => Err(Refusal::NotNow),
+            Err(error) => {
+                // What was posted of the requests has no end.
+                self.failed = true;
+                Err(Refusal::Device(error))
+            }
+        }
+    }
+
+    /// All requests up to this one are over.
+    #[inline]
+    pub(super) fn complete(&mut self, upto: u16) {
+        self.completed = upto;
+    }
+
+    /// An operation has failed; whether that is news.
+    pub(super) fn fail(&mut self) -> bool {
+        !std::mem::replace(&mut self.failed, true)
+    }
+
+    /// Whether every request that was posted is over, as far as that is known: the last injected
+    /// messages complete without an entry.
+    pub(super) fn is_idle(&self) -> bool {
+        self.failed || self.posted == self.completed
+    }
+}

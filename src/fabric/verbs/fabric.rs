@@ -1,0 +1,83 @@
+//! A world over RDMA verbs: how a rank's queues are opened.
+#![forbid(unsafe_code)]
+
+use std::time::Instant;
+
+use earlybird_ffi::verbs::Library;
+
+use super::device::{self, Port};
+use super::registration::Failed;
+use super::wire::VerbsWire;
+use crate::config::VerbsSettings;
+use crate::error::{Error, Result};
+use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire, Patience};
+
+/// A rank's view of a world over RDMA verbs.
+#[derive(Debug)]
+pub struct VerbsFabric(pub(super) NetFabric<VerbsWire>);
+
+impl OverWire for VerbsFabric {
+    type Wire = VerbsWire;
+
+    fn world(&self) -> &NetFabric<VerbsWire> {
+        &self.0
+    }
+}
+
+impl VerbsFabric {
+    /// Joins a world. `gather` gives every rank's bytes to every rank, in rank order, by other
+    /// means. `join` calls it once, with this rank's address and what else the others need to know.
+    ///
+    /// # Errors
+    /// No device fits; libibverbs or `gather` fails; ranks are on different networks; a rank cannot
+    /// be reached by the deadline.
+    pub fn join(
+        library: &Library,
+        settings: &VerbsSettings,
+        (rank, ranks): (u32, u32),
+        deadline: Instant,
+        gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Self> {
+        let patience = Patience { silence: settings.silence, linger: settings.linger };
+        let open = || open(library, settings, (rank, ranks));
+        NetFabric::join((rank, ranks), patience, deadline, open, gather).map(VerbsFabric)
+    }
+
+    /// A world with all ranks in this process, for tests.
+    ///
+    /// # Errors
+    /// As [`VerbsFabric::join`].
+    pub fn in_this_process(
+        library: &Library,
+        settings: &VerbsSettings,
+        ranks: u32,
+        deadline: Instant,
+    ) -> Result<Vec<Self>> {
+        net::in_this_process(ranks, |rank, gather| Self::join(library, settings, (rank, ranks), deadline, gather))
+    }
+}
+
+/// Opens the queues of a rank.
+fn open(library: &Library, settings: &VerbsSettings, (rank, ranks): (u32, u32)) -> Result<Opened<VerbsWire>> {
+    let port = device::choose(library, settings, rank)?;
+    tracing::debug!(rank, device = port.device, port = port.number, gid = ?port.gid, "opens");
+    let (device, provider) = (port.device.clone(), port.network());
+    let failed = |what: &'static str| {
+        let device = device.clone();
+        move |failed: Failed| match failed {
+            Failed::System(error) => error,
+            Failed::Code(code) => Error::join(rank, format!("{device}: {what}: {code}")),
+        }
+    };
+    let limits = limits(&port, ranks);
+    let wire = VerbsWire::open((rank, ranks), port).map_err(failed("its queues cannot be opened"))?;
+    let address = wire.address().encode();
+    let link = Link::new(wire, limits, (rank, ranks)).map_err(failed("memory cannot be registered"))?;
+    Ok(Opened { link, provider, address })
+}
+
+/// Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
+/// operation: they land in order.
+fn limits(port: &Port, ranks: u32) -> Limits {
+    Limits { immediate: 4, places: 2, ..Limits::of(port.longest, ranks) }
+}

@@ -1,0 +1,47 @@
+//! RDMA verbs: InfiniBand and RoCE, by the system's libibverbs.
+//!
+//! `fabric::net` has what all networks share. Here are a wire over queue pairs, the choice of a
+//! device, port and GID, and the handshake that connects two ranks.
+//!
+//! # Connections
+//! Two ranks have one reliable connection (RC), which either makes when it first has something to
+//! send. Each rank has an unreliable datagram queue pair (UD), whose address all ranks learn when
+//! they join. Over it two ranks tell each other the numbers of their queue pairs (`handshake.rs`).
+//!
+//! # Queues
+//! A rank has one completion queue, and one shared receive queue for all its connections: its
+//! memory for messages does not grow with the number of ranks. Both messages and writes with
+//! immediate data take an entry of the receive queue. When it is empty, the device asks the sender
+//! to try again (RNR), for as long as it takes.
+
+mod address;
+mod code;
+mod connection;
+mod connections;
+mod device;
+mod fabric;
+mod handshake;
+mod hellos;
+mod numa;
+mod registration;
+mod settings;
+mod wire;
+mod work;
+
+pub use device::{DevicePort, LinkLayer, devices};
+pub use earlybird_ffi::verbs::{Library, LoadError};
+pub use fabric::VerbsFabric;
+
+/// The system's libibverbs, prepared for processes that fork: a child must not use a world, and the
+/// parent's registered memory stays its own.
+///
+/// # Errors
+/// libibverbs is missing or too old; the error says what to do.
+pub fn library() -> Result<Library, LoadError> {
+    let library = Library::load(None)?;
+    if let Err(cause) = library.fork_init() {
+        // Memory was registered before, by another library: what a fork does then is its decision.
+        tracing::debug!(%cause, "a forked child may damage registered memory");
+    }
+    Ok(library)
+}

@@ -1,0 +1,115 @@
+//! Memory that the device uses: the access that a registration allows, and its keys.
+//!
+//! A device uses no memory that is not registered. Peers reach only what they need, with only the
+//! access that they need; other memory is registered for this rank alone. Nobody else than the ranks
+//! of the world is connected to this one, and a device checks a key against the connection that
+//! names it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::Arc;
+
+use earlybird_ffi::verbs::sys::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+};
+use earlybird_ffi::verbs::{Domain, Local, Memory};
+
+use crate::fabric::net::{self, Purpose, allocate};
+use crate::fabric::{Access, Window};
+
+use super::code::Code;
+
+/// What peers may do over a connection, as far as each registration allows it.
+pub(super) const REMOTE_ACCESS: u32 = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+impl Purpose {
+    /// The access flags of libibverbs.
+    fn access_flags(self) -> u32 {
+        let access = self.access();
+        // Peers that may change cells may look at them: by reads.
+        let read = if access.is_shared() { IBV_ACCESS_REMOTE_READ } else { 0 };
+        let write = if access.allows_writing() { IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
+        IBV_ACCESS_LOCAL_WRITE | read | write
+    }
+}
+
+/// Registers memory with a device.
+#[derive(Clone, Debug)]
+pub(in crate::fabric) struct Registrar {
+    rank: u32,
+    domain: Arc<Domain>,
+}
+
+/// Memory of this process that the device may use. The registration ends before the memory.
+#[derive(Debug)]
+pub(in crate::fabric) struct Registered {
+    memory: Memory,
+    window: Window,
+    access: Access,
+}
+
+/// Why memory could not be registered.
+pub(super) type Failed = net::Failed<Code>;
+
+impl Registrar {
+    pub(super) fn new(rank: u32, domain: Arc<Domain>) -> Self {
+        Registrar { rank, domain }
+    }
+
+    pub(super) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// Allocates zeroed memory of whole pages, for a purpose.
+    pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
+        let window = allocate(self.rank, bytes).map_err(Failed::System)?;
+        let base = window.bytes(0, window.len());
+        // SAFETY: the `Registered` keeps the window, and so the memory, for longer than the
+        // registration. All access goes through windows.
+        let memory = unsafe { Memory::register(self.domain.clone(), (base, window.len()), purpose.access_flags()) };
+        let memory = memory.map_err(|cause: io::Error| Failed::Code(Code::of(&cause)))?;
+        Ok(Registered { memory, window, access: purpose.access() })
+    }
+}
+
+impl Registered {
+    pub(super) fn local(&self, offset: usize, len: usize) -> Local {
+        // A part of a transfer or a message: `Limits::part` is far below the limit of a request.
+        let len32 = u32::try_from(len).unwrap_or(u32::MAX);
+        Local { base: self.window.bytes(offset, len).as_ptr(), len: len32, key: self.memory.local_key() }
+    }
+}
+
+impl net::Registered for Registered {
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn key(&self) -> Option<(u64, u64)> {
+        let base = self.window.bytes(0, self.window.len()).as_ptr() as u64;
+        self.access.is_shared().then(|| (u64::from(self.memory.remote_key()), base))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_may_do_what_the_purpose_needs() {
+        let (read, write) = (IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+        for (purpose, remote) in [
+            (Purpose::Messages, 0),
+            (Purpose::Operations(Access::Local), 0),
+            (Purpose::Operations(Access::Read), read),
+            (Purpose::Operations(Access::Write), read | write),
+            (Purpose::Operations(Access::ReadWrite), read | write),
+        ] {
+            assert_eq!(purpose.access_flags(), IBV_ACCESS_LOCAL_WRITE | remote, "{purpose:?}");
+        }
+    }
+}
