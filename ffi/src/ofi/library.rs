@@ -86,22 +86,21 @@ impl Library {
         let too_old = |NoFunction { symbol, version }| LoadError::TooOld { name: name.clone(), symbol, version };
         // SAFETY: the C prototypes of these versions are as the types of the fields and of `version`
         // say (fabric.h of 1.17).
-        let found = unsafe {
-            let version = shared.function::<unsafe extern "C" fn() -> u32>(c"fi_version", c"FABRIC_1.0");
-            version.and_then(|version| {
-                let version = version();
-                let library = Library {
-                    version: (version >> 16, version & 0xffff),
-                    getinfo: shared.function(c"fi_getinfo", c"FABRIC_1.3")?,
-                    fabric: shared.function(c"fi_fabric", c"FABRIC_1.1")?,
-                    freeinfo: shared.function(c"fi_freeinfo", c"FABRIC_1.3")?,
-                    dupinfo: shared.function(c"fi_dupinfo", c"FABRIC_1.3")?,
-                    strerror: shared.function(c"fi_strerror", c"FABRIC_1.0")?,
-                };
-                Ok((library, version))
-            })
+        let found = || unsafe {
+            // First what only libfabric has, so that another library is named as one.
+            let getinfo = shared.function(c"fi_getinfo", c"FABRIC_1.3")?;
+            let version = shared.function::<unsafe extern "C" fn() -> u32>(c"fi_version", c"FABRIC_1.0")?();
+            let library = Library {
+                version: (version >> 16, version & 0xffff),
+                getinfo,
+                fabric: shared.function(c"fi_fabric", c"FABRIC_1.1")?,
+                freeinfo: shared.function(c"fi_freeinfo", c"FABRIC_1.3")?,
+                dupinfo: shared.function(c"fi_dupinfo", c"FABRIC_1.3")?,
+                strerror: shared.function(c"fi_strerror", c"FABRIC_1.0")?,
+            };
+            Ok((library, version))
         };
-        let (library, version) = found.map_err(too_old)?;
+        let (library, version) = found().map_err(too_old)?;
         if version < VERSION {
             return Err(LoadError::OtherVersion { name, version: library.version });
         }
