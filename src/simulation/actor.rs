@@ -176,6 +176,7 @@ impl Actor {
         self.aborted.get_or_insert(time);
     }
 
+    #[inline]
     pub(super) fn is_parked(&self) -> bool {
         matches!(self.doing, Doing::Parked { .. }) || self.helper_is_parked()
     }
@@ -222,6 +223,12 @@ impl Actor {
         format!("{:?}{helper}, {}", self.doing, self.engine.machine().summary())
     }
 
+    /// Whether its next turn is an operation.
+    #[inline]
+    pub(super) fn has_op(&self) -> bool {
+        self.engine.machine().peek_op().is_some()
+    }
+
     /// What its next turn does, if that is an operation.
     pub(super) fn next_op(&self) -> Option<String> {
         let machine = self.engine.machine();
@@ -255,7 +262,7 @@ impl Actor {
         if self.is_gone() {
             return Ok(Next::Gone);
         }
-        let by_helper = self.helper_is_due(now);
+        let by_helper = self.habits.thread && self.helper_is_due(now);
         if !by_helper && !self.caller_is_due(now) {
             return Ok(self.next_of_both(now));
         }
@@ -362,6 +369,7 @@ impl Actor {
         }
     }
 
+    #[inline]
     fn pause(&self, rng: &mut Xoshiro256PlusPlus) -> Next {
         let descheduled = rng.random_range(0..4096) < self.habits.preempted;
         Next::After(if descheduled { rng.random_range(1_000..100_000) } else { rng.random_range(1..60) })

@@ -3,40 +3,41 @@
 use crate::collective::core::Time;
 use crate::fabric::sim::Timeline;
 
-/// The turns of all ranks. Those that were put off or called off since are still in it, and are told by their number.
+/// The next turns of all ranks.
 #[derive(Debug)]
 pub(super) struct Agenda {
-    turns: Timeline<(u64, usize)>,
-    /// The number of each rank's next turn; 0 for none.
-    next: Vec<u64>,
-    numbered: u64,
+    turns: Timeline<usize>,
+    /// Where each rank's next turn is.
+    slots: Vec<Option<u32>>,
 }
 
 impl Agenda {
     pub(super) fn new(ranks: usize) -> Self {
-        Agenda { turns: Timeline::new(), next: vec![0; ranks], numbered: 0 }
+        Agenda { turns: Timeline::new(), slots: vec![None; ranks] }
     }
 
     /// A rank has its next turn at this time, and not when it would have had it.
     pub(super) fn set(&mut self, rank: usize, time: Time) {
-        self.numbered += 1;
-        self.next[rank] = self.numbered;
-        self.turns.push(time, (self.numbered, rank));
+        self.clear(rank);
+        self.slots[rank] = Some(self.turns.push(time, rank));
     }
 
     /// A rank has no next turn.
     pub(super) fn clear(&mut self, rank: usize) {
-        self.next[rank] = 0;
+        if let Some(slot) = self.slots[rank].take() {
+            self.turns.remove(slot);
+        }
     }
 
-    /// The time of the next turn, also of one that was called off.
+    /// A time that no turn is earlier than: usually that of the next one.
     pub(super) fn next_time(&self) -> Option<Time> {
         self.turns.next_time()
     }
 
-    /// Takes the next turn: its time, and whose it is unless it was called off.
-    pub(super) fn take(&mut self) -> Option<(Time, Option<usize>)> {
-        let (time, (number, rank)) = self.turns.pop()?;
-        Some((time, Some(rank).filter(|&rank| self.next[rank] == number)))
+    /// Takes the next turn, if it is at this time or earlier; says whose it is.
+    pub(super) fn take(&mut self, time: Time) -> Option<usize> {
+        let (_, rank) = self.turns.pop_within(time)?;
+        self.slots[rank] = None;
+        Some(rank)
     }
 }

@@ -146,6 +146,7 @@ const OPERATIONS: [&str; 13] = [
 ];
 
 /// The bit of an operation among [`OPERATIONS`].
+#[inline]
 pub(super) fn operation(op: &Op) -> u32 {
     let index = match op {
         Op::CombineRead { .. } => Some(12),

@@ -31,7 +31,7 @@ pub use fuzz::{Found, fuzz, shrink};
 pub use generator::{GENERATOR, Options};
 pub use recording::{NotAWorld, Recording};
 
-use crate::collective::core::Plan;
+use crate::collective::core::{Plan, Time};
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
 use crate::fabric::{Endpoint, Fabric, RawAccess};
@@ -125,40 +125,48 @@ fn simulate(
     let mut agenda = Agenda::new(actors.len());
     (0..actors.len()).for_each(|index| agenda.set(index, rng.random_range(0..1000)));
     let mut woken = Vec::new();
-    let mut freeze = scenario.freeze;
+    let (mut freeze, mut now) = (scenario.freeze, 0);
     let mut failed = false;
     let mut events = 0;
+    // Before this time the network has nothing to do.
+    let mut quiet = 0;
     loop {
         // Of simultaneous events, those of the network come first.
         let turn = agenda.next_time();
-        let mut network = net.lock();
-        events += network.advance_to(turn, most_events - events);
-        network.take_woken(&mut woken);
-        if !woken.is_empty() {
-            let now = network.now();
-            for index in woken.drain(..) {
-                if actors[index].is_parked() {
-                    agenda.set(index, now + rng.random_range(10..400));
+        if turn.is_none_or(|turn| turn >= quiet) {
+            let mut network = net.lock();
+            events += network.advance_to(turn, most_events - events);
+            if network.take_woken(&mut woken) {
+                let woken_at = network.now();
+                for index in woken.drain(..) {
+                    if actors[index].is_parked() {
+                        agenda.set(index, woken_at + rng.random_range(10..400));
+                    }
                 }
+                continue;
             }
-            continue;
+            quiet = network.next_time().unwrap_or(Time::MAX);
         }
         if events == most_events {
             break;
         }
-        let Some((turn, rank)) = agenda.take() else {
+        let Some(turn) = turn else {
+            let network = net.lock();
             let mut coverage = finish(&actors, &oracle, failed)?;
             coverage.weather(network.met());
             coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
             let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
             let conditions = Conditions::of(scenario, &coverage, performed);
-            return Ok(Ended { coverage, conditions, events, time: network.now() });
+            return Ok(Ended { coverage, conditions, events, time: now.max(network.now()) });
         };
-        events += 1;
-        let Some(index) = rank else { continue };
+        let Some(index) = agenda.take(turn) else { continue };
+        (events, now) = (events + 1, turn);
         let actor = &mut actors[index];
-        network.pass_time(turn);
-        drop(network);
+        if actor.has_op() {
+            // It is posted at this time.
+            net.lock().pass_time(turn);
+            quiet = 0;
+        }
         if let Some((victim, at_turn, length)) = freeze
             && victim == index
             && at_turn <= actor.turns

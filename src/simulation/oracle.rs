@@ -121,6 +121,7 @@ impl Oracle {
         }
     }
 
+    #[inline]
     pub(super) fn released(&self, rank: u32) -> u64 {
         self.released[rank as usize]
     }

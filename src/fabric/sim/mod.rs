@@ -34,6 +34,7 @@ pub struct SimFabric {
 pub(crate) struct Shared(Arc<Mutex<Net>>);
 
 impl Shared {
+    #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, Net> {
         self.0.lock()
     }

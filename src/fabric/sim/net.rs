@@ -203,6 +203,7 @@ impl Net {
         }
     }
 
+    #[inline]
     pub(super) fn drives_itself(&self) -> bool {
         self.drives_itself
     }
@@ -224,6 +225,7 @@ impl Net {
     }
 
     /// Lets virtual time pass without a network event.
+    #[inline]
     pub(crate) fn pass_time(&mut self, to: Time) {
         debug_assert!(self.now <= to && self.next_time().is_none_or(|next| next >= to));
         self.now = to;
@@ -252,15 +254,18 @@ impl Net {
     }
 
     /// Whose a region is, and what others may do with it.
+    #[inline]
     pub(super) fn owner(&self, region: Region) -> Option<(u32, Access)> {
         self.regions.get(region.0 as usize).map(|memory| (memory.owner, memory.access))
     }
 
     /// Whether a rank may do something with a region.
+    #[inline]
     pub(super) fn may(&self, rank: u32, region: Region, allows: fn(Access) -> bool) -> bool {
         self.owner(region).is_some_and(|(owner, access)| owner == rank || allows(access))
     }
 
+    #[inline]
     pub(super) fn holds(&self, at: At, len: usize) -> bool {
         self.regions.get(at.region.0 as usize).is_some_and(|memory| {
             let size = memory.window.len();
@@ -272,11 +277,6 @@ impl Net {
         let memory = self.regions.get(region.0 as usize)?;
         let here = self.hosts[memory.owner as usize] == self.hosts[rank as usize];
         (here && self.may(rank, region, Access::is_shared)).then(|| memory.window.clone())
-    }
-
-    fn is_here(&self, endpoint: usize, region: Region) -> bool {
-        let owner = self.regions[region.0 as usize].owner;
-        self.hosts[owner as usize] == self.hosts[self.endpoints[endpoint].rank as usize]
     }
 
     fn cell(&self, place: Place) -> &AtomicU64 {
@@ -303,7 +303,12 @@ impl Net {
 
     /// Lets the next thing happen.
     pub(crate) fn advance(&mut self) {
-        let Some((at, effect)) = self.timeline.pop() else { return };
+        self.advance_within(Time::MAX);
+    }
+
+    /// Lets the next thing happen that is due up to a time; whether there was one.
+    fn advance_within(&mut self, time: Time) -> bool {
+        let Some((at, effect)) = self.timeline.pop_within(time) else { return false };
         self.now = self.now.max(at);
         match effect {
             Effect::Copy { from, to, len, lands } => {
@@ -334,7 +339,7 @@ impl Net {
             Effect::Fetch(fetch) => {
                 let Fetch { endpoint, cell, expect, value, token } = *fetch;
                 let before = self.fetch(cell, expect, value);
-                let done = self.arrival(endpoint, Region(cell.region), self.now);
+                let done = self.arrival(self.way(endpoint, Region(cell.region)), self.now);
                 self.schedule(done, Effect::Complete { endpoint: endpoint as u32, token, value: before });
             }
             Effect::Complete { endpoint, token, value } => {
@@ -346,8 +351,10 @@ impl Net {
                 self.end_wait(endpoint as usize);
             }
         }
+        true
     }
 
+    #[inline]
     pub(super) fn completion(&mut self, endpoint: usize) -> Result<Option<Completion>> {
         let state = &mut self.endpoints[endpoint];
         if state.broken {
@@ -357,6 +364,7 @@ impl Net {
         Ok(state.completions.pop_front())
     }
 
+    #[inline]
     pub(super) fn has_completion(&self, endpoint: usize) -> bool {
         !self.endpoints[endpoint].completions.is_empty()
     }
@@ -428,19 +436,22 @@ impl Net {
 
     /// Lets things happen until one of them ends a wait, none is left up to a time, or so many have; says how many.
     pub(crate) fn advance_to(&mut self, time: Option<Time>, most: u64) -> u64 {
-        let is_due = |next: Time| time.is_none_or(|time| next <= time);
+        let time = time.unwrap_or(Time::MAX);
         let mut happened = 0;
-        while happened < most && self.woken.is_empty() && self.next_time().is_some_and(is_due) {
-            self.advance();
+        while happened < most && self.woken.is_empty() && self.advance_within(time) {
             happened += 1;
         }
         happened
     }
 
-    /// Endpoints whose wait ended since the last call, in place of nothing.
+    /// Endpoints whose wait ended since the last call, in place of nothing; whether there are any.
     #[inline]
-    pub(crate) fn take_woken(&mut self, into: &mut Vec<usize>) {
+    pub(crate) fn take_woken(&mut self, into: &mut Vec<usize>) -> bool {
         debug_assert!(into.is_empty());
-        std::mem::swap(into, &mut self.woken);
+        let any = !self.woken.is_empty();
+        if any {
+            std::mem::swap(into, &mut self.woken);
+        }
+        any
     }
 }

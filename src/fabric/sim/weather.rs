@@ -63,6 +63,7 @@ impl Weather {
     }
 
     /// When something gets through that would arrive at a time if nothing held it up.
+    #[inline]
     pub(super) fn gets_through(&self, from: u32, to: u32, at: Time) -> Time {
         // Stalls are few, and may follow one another in any order.
         let mut through = at;

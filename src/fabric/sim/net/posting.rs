@@ -7,6 +7,20 @@ use super::{Effect, Fetch, Net, Place};
 use crate::fabric::{At, Atomic, Change, Posted, Region, Signal};
 use crate::time::Time;
 
+/// From which host to which something goes.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    from: u32,
+    to: u32,
+}
+
+impl Way {
+    #[inline]
+    fn is_here(self) -> bool {
+        self.from == self.to
+    }
+}
+
 impl Net {
     /// Usually short, now and then ten or a hundred times as long.
     fn delay(&mut self, here: bool) -> Time {
@@ -18,11 +32,18 @@ impl Net {
         }
     }
 
-    /// When something that sets out at a time takes effect at a region.
-    pub(super) fn arrival(&mut self, endpoint: usize, region: Region, sets_out: Time) -> Time {
-        let here = self.is_here(endpoint, region);
-        let mut at = sets_out + self.delay(here);
-        if here {
+    /// The way from an endpoint to a region.
+    #[inline]
+    pub(super) fn way(&self, endpoint: usize, region: Region) -> Way {
+        let host = |rank: u32| self.hosts[rank as usize];
+        let owner = self.regions[region.0 as usize].owner;
+        Way { from: host(self.endpoints[endpoint].rank), to: host(owner) }
+    }
+
+    /// When something that sets out at a time takes effect at the end of its way.
+    pub(super) fn arrival(&mut self, way: Way, sets_out: Time) -> Time {
+        let mut at = sets_out + self.delay(way.is_here());
+        if way.is_here() {
             return at;
         }
         if self.rng.random_range(0..256) < self.weather.not_ready {
@@ -30,13 +51,11 @@ impl Net {
             self.met.not_ready += 1;
             at += self.rng.random_range(1..=6) * 10_000;
         }
-        let host = |rank: u32| self.hosts[rank as usize];
-        let (from, to) = (host(self.endpoints[endpoint].rank), host(self.regions[region.0 as usize].owner));
-        let through = self.weather.gets_through(from, to, at);
+        let through = self.weather.gets_through(way.from, way.to, at);
         if through > at {
             self.met.stalled += 1;
             let late = through + self.delay(false);
-            return self.weather.gets_through(from, to, late);
+            return self.weather.gets_through(way.from, way.to, late);
         }
         at
     }
@@ -60,14 +79,14 @@ impl Net {
 
     /// The pieces of some data, each at a time of its own, and perhaps once more; says when all
     /// have landed, and when they have for the last time.
-    fn copy(&mut self, endpoint: usize, far: Region, from: At, to: At, len: usize) -> (Time, Time) {
+    fn copy(&mut self, way: Way, from: At, to: At, len: usize) -> (Time, Time) {
         let (mut landed, mut settled) = (self.now, self.now);
         // Two pieces, each read from the source at some time until it lands.
         let split = len / 2 / size_of::<u64>() * size_of::<u64>();
         for (skip, len) in [(0, split), (split, len - split)] {
             let (from, to) = (Place::behind(from, skip), Place::behind(to, skip));
             let piece = |lands: Time| Effect::Copy { from, to, len: len as u32, lands };
-            let at = self.arrival(endpoint, far, self.now);
+            let at = self.arrival(way, self.now);
             let read = self.reading(at);
             self.schedule(read, piece(at));
             landed = landed.max(at);
@@ -76,7 +95,7 @@ impl Net {
                 self.met.repeats += 1;
                 // Sent again by a sender that missed an acknowledgement, after a while of its own.
                 let sent = at + self.rng.random_range(0..self.weather.lag.max(1));
-                let again = self.arrival(endpoint, far, sent);
+                let again = self.arrival(way, sent);
                 self.schedule(again, piece(again));
                 settled = settled.max(again);
             }
@@ -114,13 +133,13 @@ impl Net {
         signal: Option<Signal>,
         token: u64,
     ) -> Posted {
-        let broken = self.breaks();
+        let (broken, way) = (self.breaks(), self.way(endpoint, to.region));
         let (mut landed, mut settled) = (self.now, self.now);
         if broken != Some(false) {
-            (landed, settled) = self.copy(endpoint, to.region, from, to, len);
+            (landed, settled) = self.copy(way, from, to, len);
             if let Some(signal) = signal {
                 // Whatever it fences has landed; what is repeated may come after it.
-                landed = self.arrival(endpoint, to.region, landed);
+                landed = self.arrival(way, landed);
                 let (set, value) = match signal.change {
                     Change::Set(value) => (true, value),
                     Change::Add(value) => (false, value),
@@ -129,30 +148,30 @@ impl Net {
                 self.schedule(landed, Effect::Change { endpoint, cell, set, value });
             }
         }
-        let done = self.arrival(endpoint, to.region, landed.max(settled));
+        let done = self.arrival(way, landed.max(settled));
         self.complete(done, endpoint, token, broken.is_some());
         Posted::Pending
     }
 
     pub(in crate::fabric::sim) fn read(&mut self, endpoint: usize, from: At, to: At, len: usize, token: u64) -> Posted {
-        let broken = self.breaks();
-        let (_, settled) = self.copy(endpoint, from.region, from, to, len);
-        let done = self.arrival(endpoint, from.region, settled);
+        let (broken, way) = (self.breaks(), self.way(endpoint, from.region));
+        let (_, settled) = self.copy(way, from, to, len);
+        let done = self.arrival(way, settled);
         self.complete(done, endpoint, token, broken.is_some());
         Posted::Pending
     }
 
     pub(in crate::fabric::sim) fn atomic(&mut self, endpoint: usize, at: At, atomic: Atomic, token: u64) -> Posted {
-        let (here, cell) = (self.is_here(endpoint, at.region), Place::behind(at, 0));
+        let (way, cell) = (self.way(endpoint, at.region), Place::behind(at, 0));
         let (expect, value) = match atomic {
             Atomic::FetchAdd(value) => (None, value),
             Atomic::CompareSwap { expect, new } => (Some(expect), new),
         };
-        if here && (self.instant || self.rng.random_bool(0.5)) {
+        if way.is_here() && (self.instant || self.rng.random_bool(0.5)) {
             return Posted::Done(self.fetch(cell, expect, value));
         }
         let broken = self.breaks();
-        let effect = self.arrival(endpoint, at.region, self.now);
+        let effect = self.arrival(way, self.now);
         if broken.is_some() {
             // What was there before is lost with the completion.
             if broken == Some(true) {
