@@ -13,7 +13,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// A cut whose entries will never need more memory than now.
+    /// A cut that makes memory for all entries that it can have when it begins for the first time.
     pub(crate) fn with_room_for(ranks: u32) -> Self {
         Cut { round: 0, initiator: None, entries: Entries::with_room_for(2 * ranks as usize) }
     }
@@ -49,23 +49,19 @@ impl Cut {
 
     /// Ranks for which this is the last round.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = u32> {
-        self.ranks(Part::Leaving)
-    }
-
-    fn ranks(&self, part: Part) -> impl Iterator<Item = u32> {
-        self.entries.iter().filter(move |entry| entry.part == part).map(|entry| entry.rank)
+        self.entries.ranks(Part::Leaving)
     }
 
     /// Ranks with a fresh contribution.
     #[must_use]
     pub fn fresh(&self) -> RankSet {
-        self.ranks(Part::Fresh).collect()
+        self.entries.ranks(Part::Fresh).collect()
     }
 
     /// Ranks with a carried contribution.
     #[must_use]
     pub fn carried(&self) -> RankSet {
-        self.ranks(Part::Carried).collect()
+        self.entries.ranks(Part::Carried).collect()
     }
 
     /// Ranks for which this is the last round.

@@ -47,8 +47,21 @@ const RANK_BITS: u32 = 24;
 const BUFFER_BITS: u32 = 2;
 const PART_BITS: u32 = 2;
 const WEIGHT_BITS: u32 = u16::BITS;
+const PART_SHIFT: u32 = RANK_BITS + BUFFER_BITS;
+const WEIGHT_SHIFT: u32 = PART_SHIFT + PART_BITS;
 /// The rest is the age, and more than enough: a contribution is late by little more than the depth.
-const AGE_SHIFT: u32 = RANK_BITS + BUFFER_BITS + PART_BITS + WEIGHT_BITS;
+const AGE_SHIFT: u32 = WEIGHT_SHIFT + WEIGHT_BITS;
+
+impl Part {
+    #[inline]
+    fn code(self) -> u64 {
+        match self {
+            Part::Carried => 0,
+            Part::Fresh => 1,
+            Part::Leaving => 2,
+        }
+    }
+}
 
 impl Entry {
     pub(crate) fn new(rank: u32, part: Part, (age, weight): (u64, u16), buffer: u32) -> Self {
@@ -60,29 +73,25 @@ impl Entry {
     }
 
     fn encode(self) -> u64 {
-        let part = match self.part {
-            Part::Carried => 0,
-            Part::Fresh => 1,
-            Part::Leaving => 2,
-        };
         u64::from(self.rank)
             | u64::from(self.buffer) << RANK_BITS
-            | part << (RANK_BITS + BUFFER_BITS)
-            | u64::from(self.weight) << (RANK_BITS + BUFFER_BITS + PART_BITS)
+            | self.part.code() << PART_SHIFT
+            | u64::from(self.weight) << WEIGHT_SHIFT
             | self.age << AGE_SHIFT
     }
 
+    #[inline]
     fn decode(cell: u64) -> Self {
         let field = |from: u32, bits: u32| cell >> from & ((1 << bits) - 1);
         Entry {
             rank: field(0, RANK_BITS) as u32,
             buffer: field(RANK_BITS, BUFFER_BITS) as u32,
-            part: match field(RANK_BITS + BUFFER_BITS, PART_BITS) {
+            part: match field(PART_SHIFT, PART_BITS) {
                 0 => Part::Carried,
                 1 => Part::Fresh,
                 _ => Part::Leaving,
             },
-            weight: field(RANK_BITS + BUFFER_BITS + PART_BITS, WEIGHT_BITS) as u16,
+            weight: field(WEIGHT_SHIFT, WEIGHT_BITS) as u16,
             age: cell >> AGE_SHIFT,
         }
     }
@@ -90,43 +99,49 @@ impl Entry {
 
 /// Entries in the order of reduction.
 #[derive(Default)]
-pub(crate) struct Entries(Vec<u64>);
+pub(crate) struct Entries {
+    cells: Vec<u64>,
+    /// How many there can be.
+    most: usize,
+}
 
 /// What was agreed of an entry's cell.
 const AGREED: u64 = !(((1 << BUFFER_BITS) - 1) << RANK_BITS);
 
 impl Entries {
-    pub(super) fn with_room_for(entries: usize) -> Self {
-        Entries(Vec::with_capacity(entries))
+    pub(super) fn with_room_for(most: usize) -> Self {
+        Entries { cells: Vec::new(), most }
     }
 
-    /// How many more there is memory for.
+    /// How many more there may be.
     pub(super) fn room(&self) -> usize {
-        self.0.capacity() - self.0.len()
+        self.most.saturating_sub(self.cells.len())
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.cells.len()
     }
 
+    /// Makes memory for all that there can be, if there is none: the first time.
     pub(crate) fn clear(&mut self) {
-        self.0.clear();
+        self.cells.clear();
+        self.cells.reserve_exact(self.most);
     }
 
     pub(super) fn truncate(&mut self, len: usize) {
-        self.0.truncate(len);
+        self.cells.truncate(len);
     }
 
     pub(super) fn push(&mut self, entry: Entry) {
-        self.0.push(entry.encode());
+        self.cells.push(entry.encode());
     }
 
     pub(super) fn extend_from_cells(&mut self, cells: impl Iterator<Item = u64>) {
-        self.0.extend(cells);
+        self.cells.extend(cells);
     }
 
     pub(super) fn cells(&self) -> impl Iterator<Item = u64> {
-        self.0.iter().copied()
+        self.cells.iter().copied()
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Entry> + DoubleEndedIterator + Clone {
@@ -135,12 +150,18 @@ impl Entries {
 
     /// All but the first so many.
     pub(crate) fn from(&self, first: usize) -> impl ExactSizeIterator<Item = Entry> + DoubleEndedIterator + Clone {
-        self.0[first..].iter().map(|&cell| Entry::decode(cell))
+        self.cells[first..].iter().map(|&cell| Entry::decode(cell))
+    }
+
+    /// The ranks that take part in this way. Rounds are looked through for those that leave, and few do.
+    pub(crate) fn ranks(&self, part: Part) -> impl Iterator<Item = u32> {
+        let (code, field) = (part.code() << PART_SHIFT, ((1 << PART_BITS) - 1) << PART_SHIFT);
+        self.cells().filter(move |cell| cell & field == code).map(|cell| Entry::decode(cell).rank)
     }
 
     /// Those of a rank, and of all behind it.
     pub(super) fn at_or_after(&self, rank: u32) -> impl Iterator<Item = Entry> {
-        self.from(self.0.partition_point(|&cell| Entry::decode(cell).rank < rank))
+        self.from(self.cells.partition_point(|&cell| Entry::decode(cell).rank < rank))
     }
 
     fn agreed(&self) -> impl Iterator<Item = u64> {
@@ -149,21 +170,23 @@ impl Entries {
 }
 
 impl Clone for Entries {
-    /// Keeps the room for more.
     fn clone(&self) -> Self {
-        let mut cells = Vec::with_capacity(self.0.capacity());
-        cells.extend_from_slice(&self.0);
-        Entries(cells)
+        Entries { cells: self.cells.clone(), most: self.most }
     }
 
+    /// Keeps the memory for all that there can be.
     fn clone_from(&mut self, source: &Self) {
-        self.0.clone_from(&source.0);
+        self.most = source.most;
+        self.clear();
+        self.cells.extend_from_slice(&source.cells);
     }
 }
 
 impl PartialEq for Entries {
     fn eq(&self, other: &Self) -> bool {
-        self.agreed().eq(other.agreed())
+        // Usually they are equal, and to look at all of them at once is quickest.
+        let differences = self.agreed().zip(other.agreed()).fold(0, |seen, (mine, other)| seen | (mine ^ other));
+        self.len() == other.len() && differences == 0
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Arena {
     staging: Option<Window>,
     /// The sources of one reduction by address; kept so that the hot path allocates nothing.
     operands: Vec<Operand>,
+    /// How many sources there can be.
+    most: usize,
 }
 
 // SAFETY: the addresses in `operands` are only used within `combine`, which sets them first.
@@ -49,7 +51,7 @@ unsafe impl Send for Arena {}
 
 impl Arena {
     pub(crate) fn new(data: Window, staging: Option<Window>, ranks: u32) -> Self {
-        Arena { data, staging, operands: Vec::with_capacity(2 * ranks as usize) }
+        Arena { data, staging, operands: Vec::new(), most: 2 * ranks as usize }
     }
 
     /// Reduces `len` elements of each of `sources` into the data region.
@@ -63,6 +65,8 @@ impl Arena {
     ) {
         let bytes = |wide: bool| len * if wide { dtype.wide_size() } else { dtype.size() };
         self.operands.clear();
+        // Many ranks never reduce anything.
+        self.operands.reserve_exact(self.most);
         for Source { at, wide, factor } in sources {
             let address = match (at, &self.staging) {
                 (Place::Staged(offset), Some(staging)) => staging.source(offset, bytes(wide)),
