@@ -35,6 +35,7 @@ impl RankSet {
 
     /// Whether `rank` is in the set; a rank outside the world is not.
     #[must_use]
+    #[inline]
     pub fn contains(&self, rank: u32) -> bool {
         self.bits.get(rank as usize / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
     }
@@ -71,6 +72,7 @@ impl RankSet {
         &self.bits
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, rank: u32) {
         self.bits[rank as usize / 64] |= 1 << (rank % 64);
     }
@@ -79,6 +81,7 @@ impl RankSet {
         self.bits.fill(0);
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, rank: u32) {
         self.bits[rank as usize / 64] &= !(1 << (rank % 64));
     }

@@ -159,15 +159,18 @@ impl Driver {
         })
     }
 
+    #[inline]
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }
 
+    #[inline]
     pub(crate) fn machine_mut(&mut self) -> &mut Machine {
         self.settled = None;
         &mut self.machine
     }
 
+    #[inline]
     pub(crate) fn endpoint(&mut self) -> &mut dyn Endpoint {
         &mut *self.endpoint
     }

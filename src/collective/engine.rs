@@ -53,6 +53,7 @@ impl Engine {
         Engine { driver, searches: false, closed: None }
     }
 
+    #[inline]
     pub(crate) fn machine(&self) -> &Machine {
         self.driver.machine()
     }
@@ -61,6 +62,7 @@ impl Engine {
         self.driver.machine_mut()
     }
 
+    #[inline]
     pub(crate) fn driver(&self) -> &Driver {
         &self.driver
     }

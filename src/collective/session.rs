@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use super::core::{Cut, FOREVER, Machine, Part, Plan};
 use super::engine::{Engine, Goal};
@@ -32,7 +33,7 @@ enum Leaving {
 /// thread may use in between.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    plan: Plan,
+    plan: Arc<Plan>,
     /// Cuts of the rounds that the caller holds, by slot.
     cuts: Vec<Cut>,
     /// The offsets of their outcomes.
@@ -75,6 +76,7 @@ impl Session {
         }
     }
 
+    #[inline]
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -133,6 +135,7 @@ impl Session {
     }
 
     /// What the caller waits for.
+    #[inline]
     pub(crate) fn goal(&self) -> Goal {
         match self.leaving {
             Leaving::No => Goal::Outcome,
@@ -186,6 +189,7 @@ impl Session {
         self.outstanding
     }
 
+    #[inline]
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving != Leaving::No
     }
@@ -234,8 +238,8 @@ impl Session {
         let before = self.released.replace(self.taken);
         let mut last_fresh = self.last_fresh.borrow_mut();
         for round in before + 1..=self.taken {
-            let fresh = self.cut(round).entries().filter(|entry| entry.part == Part::Fresh);
-            fresh.for_each(|entry| last_fresh[entry.rank as usize] = round);
+            let fresh = self.cut(round).entries.ranks(Part::Fresh);
+            fresh.for_each(|rank| last_fresh[rank as usize] = round);
         }
         engine.machine_mut().release(self.taken);
     }

@@ -66,6 +66,7 @@ impl Window {
 
     /// The length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -81,6 +82,7 @@ impl Window {
     /// # Panics
     /// If it lies outside the window.
     #[must_use]
+    #[inline]
     pub fn cell(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len / size_of::<u64>(), "cell {index} of a window of {} bytes", self.len);
         // SAFETY: inside the mapping, aligned and initialised; accessed atomically, or as the

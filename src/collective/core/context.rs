@@ -1,5 +1,7 @@
 //! What the parts of a machine share.
 
+use std::sync::Arc;
+
 use super::input::{Cells, Time};
 use super::ledger::Ledger;
 use super::outbox::Outbox;
@@ -10,7 +12,7 @@ use crate::fault::Fault;
 /// What each part of a machine reads and changes besides its own state.
 #[derive(Clone, Debug)]
 pub(super) struct Context {
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     pub ledger: Ledger,
     pub outbox: Outbox,
     pub stats: Stats,

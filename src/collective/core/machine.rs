@@ -2,6 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use super::agreement::{Agreement, Arrival};
 use super::buffers::Buffers;
@@ -41,7 +42,7 @@ impl Machine {
                 stats: Stats::default(),
                 now: 0,
                 waits_fence_peer: false,
-                plan,
+                plan: Arc::new(plan),
             },
         }
     }
@@ -59,7 +60,7 @@ impl Machine {
     }
 
     #[inline]
-    pub(crate) fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &Arc<Plan> {
         &self.cx.plan
     }
 

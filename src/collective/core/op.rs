@@ -28,6 +28,7 @@ impl Counted {
         [Counted::Push, Counted::Notice, Counted::Outcome, Counted::Read, Self::TAGS[0], Self::TAGS[1], Self::TAGS[2]];
 
     /// Its place in [`Counted::ALL`].
+    #[inline]
     pub(super) fn index(self) -> usize {
         match self {
             Counted::Push => 0,
@@ -77,6 +78,7 @@ const HOST_SHIFT: u32 = 8;
 
 impl Token {
     /// As a fabric carries it.
+    #[inline]
     pub(crate) fn code(self) -> u64 {
         match self {
             Token::Counted { what, host } => (FIRST_COUNTED + what.index() as u64) | (u64::from(host) << HOST_SHIFT),
@@ -96,6 +98,7 @@ impl Token {
     }
 
     /// What [`Token::code`] stands for.
+    #[inline]
     pub(crate) fn from_code(code: u64) -> Self {
         match code {
             1 => Token::Arrive,

@@ -121,12 +121,12 @@ impl Outbox {
 
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Op> {
-        let op = self.ops.pop_front();
+        let op = self.ops.pop_front()?;
         if self.ops.is_empty() {
             // It begins anew, in memory that is in a cache.
             self.ops.clear();
         }
-        op
+        Some(op)
     }
 
     /// Whether all operations have been handed to the driver.

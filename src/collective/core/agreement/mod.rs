@@ -168,6 +168,7 @@ impl Arrival {
     }
 
     /// Whether the arrival waits for a slot of the ring.
+    #[inline]
     pub(super) fn is_blocked(&self) -> bool {
         self.stage == ArrivalStage::Blocked
     }
@@ -267,6 +268,7 @@ impl Arrival {
     }
 
     /// When the arrival has something to do although nothing happened.
+    #[inline]
     pub(super) fn next_timer(&self) -> Option<Time> {
         let ArrivalStage::Open { close_at, probe_at, .. } = self.stage else { return None };
         Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)

@@ -237,6 +237,7 @@ impl Plan {
         }
     }
 
+    #[inline]
     pub(crate) fn fault(&self, fault: Fault) -> bool {
         fault.is(self.fault)
     }

@@ -39,6 +39,7 @@ impl Topology {
         Topology { hosts, widest, host_of: host_of.into(), index_on_host, by_host: by_host.into(), begins }
     }
 
+    #[inline]
     pub(crate) fn hosts(&self) -> u32 {
         self.hosts
     }
@@ -48,6 +49,7 @@ impl Topology {
         self.widest
     }
 
+    #[inline]
     pub(crate) fn host_of(&self, rank: u32) -> u32 {
         self.host_of[rank as usize]
     }
@@ -58,6 +60,7 @@ impl Topology {
     }
 
     /// The ranks of a host, ascending.
+    #[inline]
     pub(crate) fn ranks_of(&self, host: u32) -> &[u32] {
         &self.by_host[self.begins[host as usize] as usize..self.begins[host as usize + 1] as usize]
     }
