@@ -12,8 +12,8 @@ const MOST_PART: usize = 1 << 20;
 /// One-sided operations in flight, unless the world has more peers.
 const MOVING: usize = 64;
 
-/// Message buffers for incoming messages.
-pub(in crate::fabric) const RECEIVE_BUFFERS: usize = 128;
+/// Message buffers for incoming messages, unless a provider needs more.
+const RECEIVE_BUFFERS: usize = 128;
 
 /// Message buffers for outgoing messages, unless the world has more peers.
 const SEND_BUFFERS: usize = 64;
@@ -30,6 +30,8 @@ pub(in crate::fabric) struct Limits {
     pub(in crate::fabric) part: usize,
     /// Longest transfer that carries a header along.
     pub(in crate::fabric) with_header: usize,
+    /// Message buffers for incoming messages.
+    pub(in crate::fabric) receives: usize,
     /// One-sided operations in flight.
     pub(in crate::fabric) moving: usize,
     /// Bytes of immediate data that a peer's write can bring; 0 if writes are to carry none.
@@ -43,17 +45,18 @@ impl Limits {
     /// Its writes carry neither immediate data nor headers.
     pub(in crate::fabric) fn of(longest: usize, ranks: u32) -> Self {
         let (part, with_header) = (longest.clamp(1, MOST_PART), longest.saturating_sub(SLOT_BYTES).min(MOST_PART));
-        Limits { put: MOST_DATA, part, with_header, moving: MOVING.max(peers(ranks)), immediate: 0, places: 1 }
+        let moving = MOVING.max(peers(ranks));
+        Limits { put: MOST_DATA, part, with_header, receives: RECEIVE_BUFFERS, moving, immediate: 0, places: 1 }
     }
 
     /// Operations that can be in flight in a world of `ranks`. Receives have the first numbers, then
     /// come sends and then transfers.
     pub(in crate::fabric) fn operations(&self, ranks: u32) -> usize {
-        first_transfer(ranks) + self.moving
+        self.first_transfer(ranks) + self.moving
     }
-}
 
-/// The number of the first transfer.
-pub(super) fn first_transfer(ranks: u32) -> usize {
-    RECEIVE_BUFFERS + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
+    /// The number of the first transfer.
+    pub(super) fn first_transfer(&self, ranks: u32) -> usize {
+        self.receives + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
+    }
 }

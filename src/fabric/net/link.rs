@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::header_slots::{self, HeaderSlots, ImmediateData, SLOT_BYTES};
-use super::limits::{Limits, RECEIVE_BUFFERS, RESERVED, first_transfer};
+use super::limits::{Limits, RESERVED};
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
@@ -86,7 +86,7 @@ pub(in crate::fabric) struct Link<W: Wire> {
 
 impl<W: Wire> Link<W> {
     pub(in crate::fabric) fn new(wire: W, limits: Limits, (rank, ranks): (u32, u32)) -> Result<Self, Failed<W::Error>> {
-        let first_transfer = first_transfer(ranks);
+        let first_transfer = limits.first_transfer(ranks);
         let uses_immediate = limits.immediate >= ImmediateData::BYTES;
         // Outgoing headers lie behind the message buffers; header slots for incoming ones are
         // memory of their own.
@@ -105,7 +105,7 @@ impl<W: Wire> Link<W> {
             buffers,
             wire,
             operations: vec![Operation::default(); operations],
-            sending: Pool::new(RECEIVE_BUFFERS..first_transfer, ranks),
+            sending: Pool::new(limits.receives..first_transfer, ranks),
             moving: Pool::new(first_transfer..operations, ranks),
             first_transfer,
             limits,
@@ -113,7 +113,7 @@ impl<W: Wire> Link<W> {
             tags_immediate: limits.immediate >= ImmediateData::TAGGED_BYTES,
             refused: None,
         };
-        for buffer in 0..RECEIVE_BUFFERS {
+        for buffer in 0..limits.receives {
             link.post_receive(buffer).map_err(Failed::Code)?;
         }
         Ok(link)
@@ -304,10 +304,10 @@ impl<W: Wire> Link<W> {
         loop {
             return Some(match self.wire.next()? {
                 Entry::Landed(data) => Event::Landed(data),
-                Entry::Done { number, len } if number < RECEIVE_BUFFERS => Event::Message(number, len),
+                Entry::Done { number, len } if number < self.limits.receives => Event::Message(number, len),
                 Entry::Done { number, .. } => self.release(number),
                 // A stranger's message may have been too long; its buffer can be posted again.
-                Entry::Failed { number, .. } if number < RECEIVE_BUFFERS => {
+                Entry::Failed { number, .. } if number < self.limits.receives => {
                     self.refused = self.post_receive(number).err().or(self.refused);
                     continue;
                 }

@@ -75,7 +75,7 @@ pub(super) use engine::MOST_GUESSES;
 pub(super) use fabric::{NetFabric, Opened, OverWire, Patience, in_this_process};
 #[cfg(test)]
 pub(super) use header_slots::{IN_SLOT, ImmediateData};
-pub(super) use limits::{Limits, RECEIVE_BUFFERS};
+pub(super) use limits::Limits;
 #[cfg(test)]
 pub(super) use link::Event;
 pub(super) use link::Link;

@@ -205,9 +205,10 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// this value; empty where the provider has none. `None` if it is not safe to sleep now.
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>>;
 
-    /// Leaves the endpoint, and all that the provider knows of it, open until the process ends,
-    /// because operations are in flight.
-    fn leak(&mut self);
+    /// Prepares for the end of this value, perhaps with operations in flight; returns whether the
+    /// memory that it knows may end before it. Otherwise the endpoint stays open until the process
+    /// ends.
+    fn end(&mut self, in_flight: bool) -> bool;
 
     /// An error in words.
     fn text(&self, error: Self::Error) -> String;

@@ -217,10 +217,13 @@ impl Wire for OfiWire {
         (safe && queue.changes() == changes).then(|| self.watched.clone())
     }
 
-    fn leak(&mut self) {
-        // `ofi_rxm` (1.17) sometimes crashes when an endpoint is closed while an operation of its
-        // own or of a peer is in flight.
-        std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
+    fn end(&mut self, in_flight: bool) -> bool {
+        if in_flight {
+            // `ofi_rxm` (1.17) sometimes crashes when an endpoint is closed while an operation of its
+            // own or of a peer is in flight.
+            std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
+        }
+        !in_flight
     }
 
     fn text(&self, code: Code) -> String {

@@ -71,6 +71,8 @@ pub(super) struct Port {
     pub(super) longest: usize,
     /// Entries that a completion queue can have.
     pub(super) most_entries: u32,
+    /// Entries that a shared receive queue can have.
+    pub(super) most_receives: usize,
     /// Reads and atomics in flight for each connection.
     pub(super) outstanding_reads: u8,
     /// The agent that changes cells.
@@ -92,6 +94,7 @@ impl Port {
             mtu: port.active_mtu as u8,
             longest: port.max_msg_sz as usize,
             most_entries: u32::try_from(limits.max_cqe).unwrap_or(0),
+            most_receives: usize::try_from(limits.max_srq_wr).unwrap_or(0),
             outstanding_reads: reads as u8,
             atomicity: match limits.atomic_cap {
                 _ if settings.device_atomics == Some(false) => Atomicity::Processor,

@@ -70,14 +70,29 @@ fn open(library: &Library, settings: &VerbsSettings, (rank, ranks): (u32, u32)) 
         }
     };
     let limits = limits(&port, ranks);
-    let wire = VerbsWire::open((rank, ranks), port).map_err(failed("its queues cannot be opened"))?;
+    let wire = VerbsWire::open((rank, ranks), port, limits.receives).map_err(failed("its queues cannot be opened"))?;
     let address = wire.address().encode();
     let link = Link::new(wire, limits, (rank, ranks)).map_err(failed("memory cannot be registered"))?;
     Ok(Opened { link, provider, address })
 }
 
+/// Receives for each peer: what it sends to a rank that is stopped for `depth` rounds, of some
+/// signals each, and its messages besides.
+const RECEIVES: usize = 32;
+
+/// Operations to each peer in flight.
+const MOVING: usize = 8;
+
 /// Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
 /// operation: they land in order.
 fn limits(port: &Port, ranks: u32) -> Limits {
-    Limits { immediate: 4, places: 2, ..Limits::of(port.longest, ranks) }
+    let limits = Limits::of(port.longest, ranks);
+    let of_peers = |each: usize| each * net::peers(ranks);
+    Limits {
+        receives: limits.receives.max(of_peers(RECEIVES)).min(port.most_receives),
+        moving: limits.moving.max(of_peers(MOVING)),
+        immediate: 4,
+        places: 2,
+        ..limits
+    }
 }

@@ -21,10 +21,9 @@ use super::hellos;
 use super::registration::{Failed, Registered, Registrar};
 use super::settings;
 use super::work::Work;
+use crate::error::Error;
 use crate::fabric::Atomic;
-use crate::fabric::net::{
-    Atomicity, CellChange, Entry, Local, Posted, Purpose, RECEIVE_BUFFERS, Remote, Watched, Wire, peers,
-};
+use crate::fabric::net::{Atomicity, CellChange, Entry, Local, Posted, Purpose, Remote, Watched, Wire, peers};
 
 /// How long a rank that ends waits for its last messages to arrive.
 const LAST_MESSAGES: Duration = Duration::from_millis(100);
@@ -59,17 +58,21 @@ impl fmt::Debug for VerbsWire {
 unsafe impl Send for VerbsWire {}
 
 impl VerbsWire {
-    /// Opens the queues of a rank on a port.
-    pub(super) fn open((rank, ranks): (u32, u32), port: Port) -> Result<Self, Failed> {
+    /// Opens the queues of a rank on a port, for so many receives.
+    pub(super) fn open((rank, ranks): (u32, u32), port: Port, receives: usize) -> Result<Self, Failed> {
         let code = |cause: io::Error| Failed::Code(Code::of(&cause));
         let sends = settings::sends(peers(ranks));
         // Each request completes with an entry if its connection fails.
-        let entries = RECEIVE_BUFFERS + hellos::SENDS + hellos::RECEIVES + peers(ranks) * sends as usize;
-        let entries = u32::try_from(entries).unwrap_or(u32::MAX).min(port.most_entries);
+        let entries = receives + hellos::SENDS + hellos::RECEIVES + ranks as usize * sends as usize;
+        let entries = u32::try_from(entries).ok().filter(|&entries| entries <= port.most_entries).ok_or_else(|| {
+            let most = port.most_entries;
+            let cause = format!("a world of {ranks} ranks takes a completion queue of {entries} entries, and {most} are the most of the device");
+            Failed::System(Error::join(rank, cause))
+        })?;
         let domain = verbs::Domain::open(port.context.clone()).map_err(code)?;
         let channel = Channel::open(port.context.clone()).map_err(code)?;
         let queue = Queue::open(port.context.clone(), entries, Some(channel.clone())).map_err(code)?;
-        let receive_queue = ReceiveQueue::open(domain.clone(), RECEIVE_BUFFERS as u32).map_err(code)?;
+        let receive_queue = ReceiveQueue::open(domain.clone(), receives as u32).map_err(code)?;
         let descriptor = channel.descriptor().try_clone_to_owned().map_err(code)?;
         let capacity = Capacity { sends, inline: settings::INLINE };
         // The first one tells what the device grants, and that it has reliable connections at all.
@@ -84,7 +87,7 @@ impl VerbsWire {
         let connections = Connections::open(rank, port, &registrar, (queue.clone(), receive_queue.clone()), capacity)?;
         Ok(VerbsWire {
             connections,
-            receives: vec![None; RECEIVE_BUFFERS],
+            receives: vec![None; receives],
             receive_queue,
             queue,
             channel,
@@ -170,12 +173,6 @@ impl VerbsWire {
             while self.next().is_some() {}
             std::thread::yield_now();
         }
-    }
-}
-
-impl Drop for VerbsWire {
-    fn drop(&mut self) {
-        self.drain();
     }
 }
 
@@ -322,8 +319,11 @@ impl Wire for VerbsWire {
         self.read.is_empty().then(|| self.watched.clone())
     }
 
-    fn leak(&mut self) {
-        // A queue pair that ends gives up its operations, and the device uses their memory no more.
+    fn end(&mut self, _in_flight: bool) -> bool {
+        self.drain();
+        // The device refuses an operation on memory that is not registered any more, and a queue pair
+        // that ends gives up what is in flight.
+        true
     }
 
     fn text(&self, code: Code) -> String {

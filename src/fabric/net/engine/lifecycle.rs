@@ -296,10 +296,8 @@ impl<W: Wire> Drop for Engine<W> {
             RegionEntry::Peer(_) => None,
         }));
         self.kept.extend(self.link.windows().cloned());
-        if !self.ended || !self.link.is_idle() {
-            // This rank ends with operations in flight: not every provider can close its endpoint
-            // then. The endpoint stays open until the process ends.
-            self.link.wire.leak();
+        // Not every provider can close its endpoint while operations are in flight.
+        if !self.link.wire.end(!self.ended || !self.link.is_idle()) {
             std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }
     }
