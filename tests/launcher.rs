@@ -101,6 +101,21 @@ fn ranks_die_with_their_launcher_and_signals_reach_them() {
     assert!(all_die(&pids));
 }
 
+/// A rank may hang in a handler of its own.
+#[test]
+fn a_second_signal_ends_ranks_that_ignore_the_first() {
+    let args = ["run", "-n", "3", "--", "sh", "-c", "trap '' TERM INT; echo $$; while :; do sleep 1; done"];
+    let mut launcher = earlybird(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pids = sleepers(&mut launcher);
+    let pid = rustix::process::Pid::from_raw(launcher.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(pids.iter().all(|&pid| is_alive(pid)), "ranks did not ignore the first signal");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 9));
+    assert!(all_die(&pids));
+}
+
 #[test]
 fn ranks_set_the_variables_of_libfabric_whatever_started_them() {
     let output = without_provider_variables(&["run", "-n", "1", "--", "env"]).output().unwrap();

@@ -40,6 +40,8 @@ pub(super) struct Launch<'a> {
 
 /// After a rank failed, the time in which the others can notice, report it and end.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
+/// After a signal that asks for the end, the time in which ranks can end in good order; as long as Slurm gives them.
+const AFTER_A_SIGNAL: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(5);
 /// For output that has not been read when all ranks have ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -137,13 +139,18 @@ fn signal(ranks: &[Rank], signal: Signal) {
     }
 }
 
-/// Waits for all ranks, passes signals on, and ends ranks that outlive a failure.
+/// Waits for all ranks, passes signals on, and ends ranks that outlive a failure or a signal that asks for the end. A
+/// second such signal ends them at once.
 fn watch(ranks: &mut [Rank], signals: &mut Signals) -> Result<ExitCode, std::io::Error> {
     let mut failed: Option<(u8, Instant)> = None;
+    let mut asked: Option<Instant> = None;
     loop {
         for number in signals.pending() {
-            if let Some(known) = Signal::from_named_raw(number) {
-                signal(ranks, known);
+            let Some(known) = Signal::from_named_raw(number) else { continue };
+            let asks = matches!(number, SIGHUP | SIGINT | SIGTERM);
+            signal(ranks, if asks && asked.is_some() { Signal::KILL } else { known });
+            if asks {
+                asked.get_or_insert_with(Instant::now);
             }
         }
         for (index, rank) in ranks.iter_mut().enumerate() {
@@ -162,7 +169,8 @@ fn watch(ranks: &mut [Rank], signals: &mut Signals) -> Result<ExitCode, std::io:
         if ranks.iter().all(|rank| rank.status.is_some()) {
             return Ok(ExitCode::from(failed.map_or(0, |(code, _)| code)));
         }
-        if failed.is_some_and(|(_, since)| since.elapsed() > AFTER_A_FAILURE) {
+        let outlived = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() > time);
+        if outlived(failed.map(|(_, since)| since), AFTER_A_FAILURE) || outlived(asked, AFTER_A_SIGNAL) {
             signal(ranks, Signal::KILL);
         }
         thread::sleep(LOOK);
