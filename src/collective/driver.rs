@@ -122,11 +122,12 @@ impl Driver {
     ) -> Result<Self> {
         let own = plan.host() as usize;
         let window = |endpoint: &dyn Endpoint, region| endpoint.window(region).expect("own host's memory is mapped");
-        let control = HostCells::new(window(&*endpoint, regions.control[own]));
         let data = match &provider {
             Some(provider) => provider.window().clone(),
             None => window(&*endpoint, regions.data[own]),
         };
+        let control = window(&*endpoint, regions.control[own]);
+        let control = HostCells::new(control, plan.control_cells(), data.clone());
         let (mut staging, mut zeros) = (None, None);
         if plan.topology.hosts() > 1 && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>(), Access::Local)?);
@@ -341,12 +342,16 @@ impl Driver {
         self.machine.has_fired(&self.control)
     }
 
-    fn control_at(&self, host: u32, cell: usize) -> At {
-        At { region: self.regions.control[host as usize], offset: cell * size_of::<u64>() }
+    /// Where a cell is, of the control region or behind it.
+    fn cell_at(&self, host: u32, cell: usize) -> At {
+        match cell.checked_sub(self.machine.plan().control_cells()) {
+            None => At { region: self.regions.control[host as usize], offset: cell * size_of::<u64>() },
+            Some(cell) => self.data_at(host, cell * size_of::<u64>()),
+        }
     }
 
     fn signal(&self, host: u32, cell: usize, change: Change, token: Token) -> Signal {
-        Signal { at: self.control_at(host, cell), change, awaited: is_awaited(token) }
+        Signal { at: self.cell_at(host, cell), change, awaited: is_awaited(token) }
     }
 
     fn data_at(&self, host: u32, offset: usize) -> At {
@@ -378,7 +383,7 @@ impl Driver {
             }
             Op::Clear { host, round, token } => self.clear(host, round, token, now)?,
             Op::Atomic { host, cell, atomic, token } => {
-                let posted = self.endpoint.atomic(self.control_at(host, cell), atomic, token.code())?;
+                let posted = self.endpoint.atomic(self.cell_at(host, cell), atomic, token.code())?;
                 self.posted(posted, token, now);
             }
             Op::Read { host, from, len, row, token } => {
@@ -434,7 +439,7 @@ impl Driver {
                 Posted::Done(0)
             }
             Some(region) => {
-                let to = self.control_at(host, first);
+                let to = self.cell_at(host, first);
                 let unawaited = plan.fault(Fault::ClearUnawaited);
                 let code = if unawaited { UNHEEDED } else { token.code() };
                 let posted = self.endpoint.put(At { region, offset: 0 }, to, count * size_of::<u64>(), None, code)?;
@@ -459,7 +464,7 @@ impl Driver {
         }
         let cells = 1 + cut.entries().len() - usize::from(plan.fault(Fault::ShortRecord));
         let bytes = cells * size_of::<u64>();
-        let (from, to) = (self.control_at(plan.host(), record + 1), self.control_at(host, record + 1));
+        let (from, to) = (self.cell_at(plan.host(), record + 1), self.cell_at(host, record + 1));
         let mut signal = Some(self.signal(host, record, Change::Set(round), token));
         if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
             self.endpoint.signal(early, UNHEEDED)?;

@@ -16,7 +16,7 @@ impl Cells for Memory {
 
 impl Memory {
     fn of(plan: &Plan) -> Self {
-        Memory(vec![0; plan.control_cells()])
+        Memory(vec![0; plan.cells()])
     }
 
     /// The tag with which a rank that arrives for a round shows a buffer lands here.

@@ -4,46 +4,60 @@ use std::ops::Range;
 
 use crate::collective::core::Cells;
 use crate::fabric::Window;
-use crate::sync::{self, Ordering};
+use crate::sync::{self, AtomicU64, Ordering};
 
 #[derive(Debug)]
-pub(super) struct HostCells(Window);
+pub(super) struct HostCells {
+    control: Window,
+    /// Cells of the control region; those of the data region follow.
+    len: usize,
+    data: Window,
+}
 
 impl Cells for HostCells {
     #[inline]
     fn load(&self, cell: usize) -> u64 {
-        sync::look(self.0.cell(cell))
+        sync::look(self.cell(cell))
     }
 }
 
 impl HostCells {
-    pub(super) fn new(window: Window) -> Self {
-        HostCells(window)
+    /// The cells of a control region, so many, and of a data region behind them.
+    pub(super) fn new(control: Window, len: usize, data: Window) -> Self {
+        HostCells { control, len, data }
+    }
+
+    #[inline]
+    fn cell(&self, index: usize) -> &AtomicU64 {
+        match index.checked_sub(self.len) {
+            None => self.control.cell(index),
+            Some(index) => self.data.cell(index),
+        }
     }
 
     /// Stores a cell, with release order.
     #[inline]
     pub(super) fn announce(&self, cell: usize, value: u64) {
-        sync::announce(self.0.cell(cell), value);
+        sync::announce(self.cell(cell), value);
     }
 
     /// Raises a cell to a value, if it is less.
     #[inline]
     pub(super) fn raise(&self, cell: usize, value: u64) {
-        sync::raise(self.0.cell(cell), value);
+        sync::raise(self.cell(cell), value);
     }
 
     /// Stores cells in a row, to be published by a later release.
     #[inline]
     pub(super) fn store_all(&self, first: usize, values: impl Iterator<Item = u64>) {
         for (value, cell) in values.zip(first..) {
-            self.0.cell(cell).store(value, Ordering::Relaxed);
+            self.cell(cell).store(value, Ordering::Relaxed);
         }
     }
 
     /// Zeroes cells, to be published by a later release.
     #[inline]
     pub(super) fn clear(&self, cells: Range<usize>) {
-        self.0.clear(cells);
+        self.control.clear(cells);
     }
 }

@@ -7,7 +7,7 @@ use super::limits::{Limits, RESERVED};
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
-use super::wire::{CellChange, Entry, Local, Posted, Remote, Wire};
+use super::wire::{CellChange, Ends, Entry, Local, Posted, Remote, Wire};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, At, Window};
 
@@ -228,24 +228,34 @@ impl<W: Wire> Link<W> {
         posted.map(|number| number.is_some())
     }
 
-    /// Moves data to a peer, if there is some, and changes a cell there.
+    /// Moves data to a peer, if there is some, and changes a cell there. With data that `joins` the cell, one write sets
+    /// both: together they fit a header slot.
     pub(super) fn change(
         &mut self,
         (transfer, peer): (u32, u32),
-        data: Option<(Local<'_, W::Memory>, Remote)>,
+        (data, joins): (Option<Ends<'_, W::Memory>>, bool),
         (cell, change): (Remote, CellChange),
         immediate: Option<u64>,
     ) -> Posted<W::Error> {
         let first_transfer = self.first_transfer;
         let posted = self.start(transfer, peer, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
+            let (data, to, before) = match data {
+                Some((near, far)) if joins => {
+                    let before = near.len.next_multiple_of(size_of::<u64>());
+                    buffers.window().write(offset + before - size_of::<u64>(), &[0; size_of::<u64>()]);
+                    Window::copy((near.memory.window(), near.offset), (buffers.window(), offset), near.len);
+                    (None, far, before)
+                }
+                data => (data, cell, 0),
+            };
             if let CellChange::Set(value) = change {
-                buffers.window().write(offset, &value.to_ne_bytes());
+                buffers.window().write(offset + before, &value.to_ne_bytes());
             }
-            let word = Local { memory: buffers, offset, len: size_of::<u64>() };
+            let word = Local { memory: buffers, offset, len: before + size_of::<u64>() };
             // SAFETY: as in `transfer`; the word belongs to the number, which is taken until its
             // entry was read.
-            unsafe { wire.change(peer, data, (cell, change), word, immediate, number) }
+            unsafe { wire.change(peer, data, (to, change), word, immediate, number) }
         })?;
         let Some(number) = posted else { return Ok(false) };
         self.operations[number].fetches = matches!(change, CellChange::Atomic(_));

@@ -26,6 +26,9 @@ pub(in crate::fabric) struct Remote {
     pub(in crate::fabric) key: u64,
 }
 
+/// Both ends of data that moves.
+pub(in crate::fabric) type Ends<'a, M> = (Local<'a, M>, Remote);
+
 /// An entry of the completion queue.
 #[derive(Clone, Debug)]
 pub(in crate::fabric) enum Entry {
@@ -162,8 +165,9 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
 
     /// Writes to a peer, if there is data, and changes a cell of it then; its device needs no
     /// processor for that. `word` is 8 bytes of own memory: the old value of the cell is there when
-    /// the operation has completed, unless it only sets the cell. `immediate` is delivered after
-    /// both. The peer may be this rank.
+    /// the operation has completed, unless it only sets the cell; then all of `word` is written, and
+    /// may hold data in front of the value. `immediate` is delivered after both. The peer may be
+    /// this rank.
     ///
     /// Completion means that all of it is visible in the peer's memory.
     ///
@@ -172,7 +176,7 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     unsafe fn change(
         &mut self,
         _peer: u32,
-        _data: Option<(Local<'_, Self::Memory>, Remote)>,
+        _data: Option<Ends<'_, Self::Memory>>,
         _cell: (Remote, CellChange),
         _word: Local<'_, Self::Memory>,
         _immediate: Option<u64>,

@@ -47,7 +47,7 @@ impl World {
         let cards = Cards::new(tables, slots as usize, seed);
         let rank = |me| Rank {
             machine: Machine::new(plan(me)),
-            cells: vec![0; plan(me).control_cells()],
+            cells: vec![0; plan(me).cells()],
             steps: rng.random_range(1..20),
             made: Vec::new(),
             taken: 0,

@@ -14,6 +14,9 @@ const ROWS: u64 = 2;
 /// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
 pub(super) const LINE: usize = 16;
 
+/// Most bytes of data in a cache line with a tag.
+pub(super) const MOST_PACKED: usize = 64 - size_of::<u64>();
+
 /// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
 fn lines(bytes: usize) -> Option<usize> {
     let line = LINE * size_of::<u64>();
@@ -46,12 +49,27 @@ impl Plan {
     }
 }
 
-/// Control cells, the same on every host.
+/// Control cells, the same on every host. Numbers above them are cells of the data region.
 impl Plan {
     /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
     /// that all know where to look; else one for each buffer.
+    #[inline]
     pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
+        if self.packs_tags() {
+            return self.control_cells() + self.packed_tag(rank, number) / size_of::<u64>();
+        }
         rank as usize * LINE + number as usize
+    }
+
+    /// Where a tag lies in the data region, behind the contribution that it announces.
+    fn packed_tag(&self, rank: u32, number: u32) -> usize {
+        self.contribution(rank, number) + self.bytes.next_multiple_of(size_of::<u64>())
+    }
+
+    /// Control cells, and those of the data region that are used as cells.
+    #[cfg(test)]
+    pub(crate) fn cells(&self) -> usize {
+        self.control_cells() + if self.packs_tags() { self.data_bytes() / size_of::<u64>() } else { 0 }
     }
 
     /// Where rounds are closed by tags: the tags of a round's contributions.
@@ -148,7 +166,12 @@ impl Plan {
     /// there. Of synchronous rounds no rank reads any but the last two: a rank that pushes knows that all have arrived
     /// for the last, and so have reduced the one before.
     pub(crate) fn pushed(&self, rank: u32, buffer: u32, round: u64) -> usize {
-        self.contribution(rank, if self.by_tags() { (round % ROWS) as u32 } else { buffer })
+        let row = match self.by_tags() {
+            true if self.packs_tags() => Self::tag_of(round),
+            true => (round % ROWS) as u32,
+            false => buffer,
+        };
+        self.contribution(rank, row)
     }
 
     /// Where a rank's buffer lies in the data region of its own host.

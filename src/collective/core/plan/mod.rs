@@ -170,6 +170,13 @@ impl Plan {
         matches!(self.movement(), MovementBy::Everyone | MovementBy::Initiator | MovementBy::Lowest(Share::Whole))
     }
 
+    /// Whether a tag lies right behind the data that it announces, both in one cache line: a network writes them at once.
+    /// On one host, a rank that waits for a tag would take the line from the rank that writes the data.
+    #[inline]
+    pub(super) fn packs_tags(&self) -> bool {
+        self.topology.hosts() > 1 && self.pushes() && self.bytes <= layout::MOST_PACKED
+    }
+
     /// Whether all know which ranks reduce before a round begins.
     #[inline]
     pub(super) fn elects_reducers(&self) -> bool {

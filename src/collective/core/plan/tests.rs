@@ -110,6 +110,10 @@ impl Plan {
                     let from = plan.pushed(rank, place, u64::from(place) + 1);
                     add(format!("pushed data {place} of {rank}"), from, plan.bytes);
                 }
+                for number in (0..BUFFERS).filter(|_| plan.packs_tags()) {
+                    let tag = (plan.tag(rank, number) - plan.control_cells()) * size_of::<u64>();
+                    add(format!("tag {number} of {rank}"), tag, size_of::<u64>());
+                }
             }
         }
         if let Some(program) = &plan.program {
@@ -138,7 +142,7 @@ proptest! {
     fn control_cells_have_one_meaning(plan in any_plan()) {
         let mut meanings = BTreeMap::new();
         for (name, cell) in plan.named_cells() {
-            prop_assert!(cell < plan.control_cells(), "{} is cell {} of {}", name, cell, plan.control_cells());
+            prop_assert!(cell < plan.cells(), "{} is cell {} of {}", name, cell, plan.cells());
             if let Some(other) = meanings.insert(cell, name.clone()) {
                 prop_assert!(false, "cell {} is {} and {}", cell, name, other);
             }

@@ -8,6 +8,9 @@ use super::{Engine, ImmediateData, OnComplete, Registered, Transfer, Way, Wire};
 use crate::fabric::net::wire::{Atomicity, CellChange};
 use crate::fabric::{At, Atomic, Change, Posted, Signal};
 
+/// Bytes that a device writes at once. Regions begin with a line.
+const CACHE_LINE: usize = 64;
+
 impl Change {
     fn by_device(self) -> CellChange {
         match self {
@@ -22,6 +25,16 @@ impl<W: Wire> Engine<W> {
     #[inline]
     pub(super) fn is_by_device(&self) -> bool {
         self.link.wire.atomicity() != Atomicity::Processor
+    }
+
+    /// Whether data and a signal go to one cache line, the signal right behind the data: then one write brings both, and
+    /// no processor sees the signal without the data.
+    pub(super) fn is_one_write((to, len): (At, usize), cell: At, change: CellChange) -> bool {
+        let before = len.next_multiple_of(size_of::<u64>());
+        let follows = cell.region == to.region && cell.offset == to.offset + before;
+        matches!(change, CellChange::Set(_))
+            && follows
+            && to.offset % CACHE_LINE + before + size_of::<u64>() <= CACHE_LINE
     }
 
     /// Whether this rank's processor may change a cell of its own with others at the same time. No
