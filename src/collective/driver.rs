@@ -160,6 +160,13 @@ impl Driver {
         })
     }
 
+    /// Makes the memory that rounds need now, so that none of them allocates any.
+    pub(crate) fn reserve(&mut self) {
+        self.machine.reserve();
+        self.scratch.reserve();
+        self.arena.reserve();
+    }
+
     #[inline]
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine

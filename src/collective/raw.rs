@@ -40,10 +40,12 @@ pub(crate) struct Raw {
 impl Raw {
     /// # Errors
     /// The helper thread cannot be started.
-    pub(super) fn new(world: &World, driver: Driver, executor: Executor, waiter: Waiter) -> Result<Self> {
+    pub(super) fn new(world: &World, mut driver: Driver, executor: Executor, waiter: Waiter) -> Result<Self> {
         let memory = driver.lender();
+        driver.reserve();
         let engine = Engine::new(driver);
-        let session = Session::new(&engine);
+        let mut session = Session::new(&engine);
+        session.reserve();
         let seat = match executor {
             Executor::Thread => Seat::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {

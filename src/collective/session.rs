@@ -76,6 +76,11 @@ impl Session {
         }
     }
 
+    /// Makes the memory that rounds need now.
+    pub(crate) fn reserve(&mut self) {
+        self.cuts.iter_mut().for_each(Cut::reserve);
+    }
+
     #[inline]
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan

@@ -13,9 +13,15 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// A cut that makes memory for all entries that it can have when it begins for the first time.
+    /// A cut that makes memory for all entries that it can have when it begins for the first time, if
+    /// that is not done before.
     pub(crate) fn with_room_for(ranks: u32) -> Self {
         Cut { round: 0, initiator: None, entries: Entries::with_room_for(2 * ranks as usize) }
+    }
+
+    /// Makes its memory now.
+    pub(crate) fn reserve(&mut self) {
+        self.entries.reserve();
     }
 
     /// Empties it for a round.

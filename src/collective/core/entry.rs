@@ -122,10 +122,15 @@ impl Entries {
         self.cells.len()
     }
 
-    /// Makes memory for all that there can be, if there is none: the first time.
+    /// Makes memory for all that there can be, if there is none: at the latest the first time.
     pub(crate) fn clear(&mut self) {
         self.cells.clear();
-        self.cells.reserve_exact(self.most);
+        self.reserve();
+    }
+
+    /// Makes memory for all that there can be.
+    pub(super) fn reserve(&mut self) {
+        self.cells.reserve_exact(self.most.saturating_sub(self.cells.len()));
     }
 
     pub(super) fn truncate(&mut self, len: usize) {

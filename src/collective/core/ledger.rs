@@ -59,6 +59,11 @@ impl Hash for Ledger {
 }
 
 impl Ledger {
+    /// Makes the memory of its cuts now.
+    pub(super) fn reserve(&mut self) {
+        self.cuts.iter_mut().for_each(Cut::reserve);
+    }
+
     pub(super) fn new(plan: &Plan) -> Self {
         Ledger {
             taken: 0,

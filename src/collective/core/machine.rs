@@ -53,6 +53,12 @@ impl Machine {
         self
     }
 
+    /// Makes the memory that rounds need now, not when they first need it.
+    pub(crate) fn reserve(&mut self) {
+        self.cx.ledger.reserve();
+        self.movement.reserve();
+    }
+
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
         let waits = !self.cx.plan.by_tags() || self.cx.plan.elects_reducers();

@@ -54,6 +54,11 @@ impl Arena {
         Arena { data, staging, operands: Vec::new(), most: 2 * ranks as usize }
     }
 
+    /// Makes memory for as many sources as there can be, if there is none: at the latest the first reduction does.
+    pub(crate) fn reserve(&mut self) {
+        self.operands.reserve_exact(self.most.saturating_sub(self.operands.len()));
+    }
+
     /// Reduces `len` elements of each of `sources` into the data region.
     pub(crate) fn combine(
         &mut self,
@@ -65,8 +70,7 @@ impl Arena {
     ) {
         let bytes = |wide: bool| len * if wide { dtype.wide_size() } else { dtype.size() };
         self.operands.clear();
-        // Many ranks never reduce anything.
-        self.operands.reserve_exact(self.most);
+        self.reserve();
         for Source { at, wide, factor } in sources {
             let address = match (at, &self.staging) {
                 (Place::Staged(offset), Some(staging)) => staging.source(offset, bytes(wide)),

@@ -58,6 +58,11 @@ impl Fallback {
         Fallback { stage, awaited: 0, next_at: Time::MAX, pause: 0, cut, lacking: None, read: 0 }
     }
 
+    /// Makes the memory of its cut now.
+    pub(super) fn reserve(&mut self) {
+        self.cut.reserve();
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.stage == FallbackStage::Idle
     }

@@ -68,6 +68,12 @@ impl Movement {
     }
 
     #[inline]
+    pub(super) fn reserve(&mut self) {
+        if let Movement::Reducers(reducers) = self {
+            reducers.reserve();
+        }
+    }
+
     pub(super) fn reducers(&self) -> Option<&Reducers> {
         if let Movement::Reducers(reducers) = self { Some(reducers) } else { None }
     }

@@ -288,6 +288,11 @@ impl Reducers {
         (self.shown.target == ledger.open()).then(|| self.shown.entry(plan.me))
     }
 
+    /// Makes now what a fallback read needs.
+    pub(super) fn reserve(&mut self) {
+        self.fallback.reserve();
+    }
+
     /// When a fallback read goes on.
     pub(crate) fn next_timer(&self, cx: &Context) -> Option<Time> {
         self.fallback.next_timer(self.needed(cx))
