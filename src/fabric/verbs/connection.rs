@@ -1,7 +1,7 @@
 //! The connection to a peer: its queue pair, and how full its send queue is.
 #![allow(unsafe_code)]
 
-use earlybird_ffi::verbs::sys::{IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED};
+use earlybird_ffi::verbs::sys::{IBV_SEND_INLINE, IBV_SEND_SIGNALED};
 use earlybird_ffi::verbs::{Local, MOST_REQUESTS, PostError, QueuePair, Remote, Request, Verb};
 
 use super::handshake::{End, Handshake, Hello, Reaction};
@@ -31,13 +31,11 @@ pub(super) struct Part {
     pub(super) verb: Verb,
     /// `None` for no data.
     pub(super) local: Option<Local>,
-    /// It begins when earlier reads and atomics are over, which it might overtake otherwise.
-    pub(super) fenced: bool,
 }
 
 impl Part {
     pub(super) fn new(verb: Verb, local: Local) -> Self {
-        Part { verb, local: Some(local), fenced: false }
+        Part { verb, local: Some(local) }
     }
 }
 
@@ -101,8 +99,7 @@ impl Connection {
                 && part.local.is_some_and(|local| local.len <= self.pair.most_inline());
             let inline = if is_copied { IBV_SEND_INLINE } else { 0 };
             let signaled = if index + 1 == parts.len() { IBV_SEND_SIGNALED } else { 0 };
-            let fence = if part.fenced { IBV_SEND_FENCE } else { 0 };
-            *request = Request { id, verb: part.verb, local: part.local, flags: inline | signaled | fence };
+            *request = Request { id, verb: part.verb, local: part.local, flags: inline | signaled };
         }
         // SAFETY: as the caller says.
         unsafe { self.queue(requests.get(..parts.len()).unwrap_or_default()) }?;

@@ -275,10 +275,11 @@ impl Wire for VerbsWire {
             }
         };
         let change = Part::new(change, word);
-        // Without a fence it might overtake an atomic, and the peer would find nothing.
-        let wake = wake.map(|verb| Part { verb, local: None, fenced: true });
-        let none = Part { fenced: false, ..change };
-        let mut parts = [none; 3];
+        // No fence: devices carry out the writes and atomics of a connection in order, and a rank
+        // that is woken too early looks again after a heartbeat. A fenced request that Soft-RoCE has
+        // to send again waits for ever, if an atomic behind it was sent, too (Linux 6.1).
+        let wake = wake.map(|verb| Part { verb, local: None });
+        let mut parts = [change; 3];
         let mut count = 0;
         for part in [data, Some(change), wake].into_iter().flatten() {
             parts[count] = part;
