@@ -49,6 +49,8 @@ pub(crate) enum Content {
     Exchange { turn: u64 },
     /// Asks for a sign of life.
     Ping,
+    /// The sender has taken so many more wakes of the receiver.
+    Woken { count: u32 },
     /// A rank has aborted the job; the data gives the reason. `last` if the sender ends now.
     Abort { by: u32, last: bool },
     /// A rank was found dead; the data says how. `last` if the sender ends now.
@@ -94,6 +96,7 @@ const CLOSE: u8 = 9;
 const LEAVE: u8 = 10;
 const LANDING: u8 = 11;
 const ENDED: u8 = 12;
+const WOKEN: u8 = 13;
 
 /// How a cell changes, and whether the sender waits for the ack.
 const NONE: u8 = 0;
@@ -113,7 +116,15 @@ const COMPARE_SWAP: u8 = 1;
 impl Content {
     /// Whether the message is counted, and so delivered exactly once and acknowledged.
     pub(crate) fn is_counted(self) -> bool {
-        !matches!(self, Content::Ack | Content::Ping | Content::Abort { .. } | Content::Died { .. } | Content::Ended)
+        !matches!(
+            self,
+            Content::Ack
+                | Content::Ping
+                | Content::Woken { .. }
+                | Content::Abort { .. }
+                | Content::Died { .. }
+                | Content::Ended
+        )
     }
 
     /// Whether the sender sends and processes nothing after it.
@@ -184,6 +195,7 @@ impl Message {
             Content::Ack => fields.kind = ACK,
             Content::Exchange { turn } => (fields.kind, fields.value) = (EXCHANGE, turn),
             Content::Ping => fields.kind = PING,
+            Content::Woken { count } => (fields.kind, fields.id) = (WOKEN, count),
             Content::Abort { by, last } => (fields.kind, fields.change, fields.id) = (ABORT, u8::from(last), by),
             Content::Died { rank, last } => (fields.kind, fields.change, fields.id) = (DIED, u8::from(last), rank),
             Content::Close => fields.kind = CLOSE,
@@ -257,6 +269,7 @@ impl Message {
             (ACK, 0) => Content::Ack,
             (EXCHANGE, 0) => Content::Exchange { turn: value },
             (PING, 0) => Content::Ping,
+            (WOKEN, 0) => Content::Woken { count: id },
             (ABORT, last @ (0 | LAST)) => Content::Abort { by: id, last: last == LAST },
             (DIED, last @ (0 | LAST)) => Content::Died { rank: id, last: last == LAST },
             (CLOSE, 0) => Content::Close,
@@ -297,6 +310,7 @@ mod tests {
             Content::Ack,
             Content::Exchange { turn: 1 << 33 },
             Content::Ping,
+            Content::Woken { count: 9 },
             Content::Abort { by: 3, last: false },
             Content::Abort { by: MOST_RANKS - 1, last: true },
             Content::Died { rank: 6, last: false },

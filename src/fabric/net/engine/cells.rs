@@ -1,10 +1,10 @@
 //! Puts, signals and atomics that devices carry out: no processor of the target takes part.
 //!
 //! A change of a cell goes to its home as an operation on memory, behind the data that it announces.
-//! Immediate data follows, which names the channel: it ends a wait there, and changes nothing else.
-//! So a rank that is stopped misses nothing: it finds all changes in its memory.
+//! Immediate data follows, which names the channel: it ends a wait there, and changes nothing else
+//! (`wakes.rs`). So a rank that is stopped misses nothing: it finds all changes in its memory.
 
-use super::{Engine, ImmediateData, OnComplete, Registered, Transfer, Way, Wire};
+use super::{Engine, OnComplete, Registered, Transfer, Way, Wire};
 use crate::fabric::net::wire::{Atomicity, CellChange};
 use crate::fabric::{At, Atomic, Change, Posted, Signal};
 
@@ -53,9 +53,9 @@ impl<W: Wire> Engine<W> {
         signal: Option<Signal>,
     ) -> Posted {
         let way = signal.map_or(Way::Out, |Signal { at, change, .. }| {
-            let wake = ImmediateData { from: self.rank, which: channel }.encode(self.tag);
             // A rank wakes itself when the operation has completed.
-            Way::Change { at, change: change.by_device(), wake: (peer != self.rank).then_some(wake) }
+            let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
+            Way::Change { at, change: change.by_device(), wake }
         });
         let (from, to, len) = match (data, signal) {
             (Some(data), _) => data,
@@ -73,11 +73,5 @@ impl<W: Wire> Engine<W> {
     pub(super) fn atomic_by_device(&mut self, (channel, token, peer): (u16, u64, u32), at: At, atomic: Atomic) {
         let way = Way::Change { at, change: CellChange::Atomic(atomic), wake: None };
         self.transfer(Transfer::new((channel, token, peer), "atomic", OnComplete::Fetch), at, at, 0, way);
-    }
-
-    /// A peer has changed a cell in a channel.
-    pub(super) fn wake_channel(&mut self, ImmediateData { from, which: channel }: ImmediateData) {
-        self.peers[from as usize].heard = true;
-        self.channel(channel).wake();
     }
 }

@@ -9,6 +9,7 @@ mod lifecycle;
 mod operations;
 mod receiving;
 mod sending;
+mod wakes;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use self::atomics::SoftwareAtomics;
+use self::wakes::Wakes;
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
 use super::link::{Event, Link, Way};
@@ -54,6 +56,7 @@ struct Peer {
     header_slots: Option<HeaderSlots>,
     sent: Sent<Option<(u16, u64)>>,
     received: Received,
+    wakes: Wakes,
     /// Messages that wait for credit or a message buffer.
     outbox: VecDeque<Outgoing>,
     /// Is in `Engine::backlogged`.
@@ -175,6 +178,8 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     acks_pending_since: Option<Instant>,
     /// Peers among them that get an ack after this look.
     wanting_ack: Vec<u32>,
+    /// Wakes on their way to one peer, at most.
+    most_wakes: u32,
     idle: u32,
     /// All looks at the network.
     looks: u32,
@@ -212,6 +217,7 @@ impl<W: Wire> Engine<W> {
     ) -> Self {
         let peer = |header_slots| Peer { header_slots, ..Peer::default() };
         let peers: Vec<Peer> = header_slots.into_iter().map(peer).collect();
+        let most_wakes = wakes::most(peers.len() as u32);
         Engine {
             rank,
             secret,
@@ -225,6 +231,7 @@ impl<W: Wire> Engine<W> {
             acks_pending: Vec::new(),
             acks_pending_since: None,
             wanting_ack: Vec::new(),
+            most_wakes,
             idle: 0,
             looks: 0,
             atomics: SoftwareAtomics::default(),

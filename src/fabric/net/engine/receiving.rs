@@ -247,6 +247,11 @@ impl<W: Wire> Engine<W> {
             // A ping wants only an answer, and the ack is one.
             Content::Ping => self.ack_soon(from),
             Content::Ack => {}
+            Content::Woken { count } => {
+                if self.wakes_were_taken(from, count).is_none() {
+                    return self.reject_message(from);
+                }
+            }
             Content::Abort { by, .. } => {
                 let reason = String::from_utf8_lossy(data).into_owned();
                 self.record_failure(Failure::Aborted { by, reason });

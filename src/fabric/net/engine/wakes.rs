@@ -1,0 +1,161 @@
+//! Wakes: immediate data behind a change that a device has made.
+//!
+//! Each takes a message buffer of the peer until the peer's processor looks. So only a few are on
+//! their way to a peer that has not said that it took earlier ones: a rank that is stopped for many
+//! rounds holds up nothing that goes to it. A change whose wake is not sent comes without one. If the
+//! peer sleeps, the wakes before will end that sleep, and the last one is made up for when the peer
+//! has taken some.
+
+use super::{Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Transfer, Way, Wire};
+use crate::fabric::net::limits::RECEIVE_BUFFERS;
+use crate::fabric::net::shares::peers;
+use crate::fabric::net::wire::CellChange;
+use crate::fabric::{At, Atomic};
+
+/// The least wakes on their way to a peer. In large worlds those of all peers may be more than the
+/// message buffers; what finds none waits.
+const LEAST: u32 = 4;
+
+/// The token of an operation that no caller waits for.
+const NO_TOKEN: u64 = 0;
+
+/// The wakes between this rank and a peer.
+#[derive(Debug, Default)]
+pub(super) struct Wakes {
+    /// Those sent that the peer may not have taken.
+    sent: u32,
+    /// A changed cell in each channel whose last wake was not sent.
+    owed: Vec<(u16, At)>,
+    /// Those taken that the peer does not know of.
+    taken: u32,
+}
+
+impl Wakes {
+    /// Whether a wake may be sent; it is then.
+    fn take(&mut self, most: u32) -> bool {
+        let may = self.sent < most;
+        self.sent += u32::from(may);
+        may
+    }
+
+    /// The wake for a change in a channel is not sent.
+    fn owe(&mut self, channel: u16, at: At) {
+        if !self.owed.iter().any(|&(owed, _)| owed == channel) {
+            self.owed.push((channel, at));
+        }
+    }
+
+    /// The peer has taken so many; `None` if there were not so many.
+    fn were_taken(&mut self, count: u32) -> Option<()> {
+        self.sent = self.sent.checked_sub(count)?;
+        Some(())
+    }
+
+    /// A wake has come: how many the peer should be told of now.
+    fn came(&mut self, most: u32) -> Option<u32> {
+        self.taken += 1;
+        (self.taken >= most / 2).then(|| std::mem::take(&mut self.taken))
+    }
+}
+
+/// Wakes on their way to one peer: those of all peers take half of the message buffers.
+pub(super) fn most(ranks: u32) -> u32 {
+    (RECEIVE_BUFFERS as u32 / 2 / peers(ranks) as u32).max(LEAST)
+}
+
+impl<W: Wire> Engine<W> {
+    /// The wake to send behind a change of a peer's cell, if one may be sent.
+    pub(super) fn wake_behind(&mut self, channel: u16, peer: u32, at: At) -> Option<u64> {
+        let wakes = &mut self.peers[peer as usize].wakes;
+        if !wakes.take(self.most_wakes) {
+            wakes.owe(channel, at);
+            return None;
+        }
+        Some(ImmediateData { from: self.rank, which: channel }.encode(self.tag))
+    }
+
+    /// A peer has changed a cell in a channel.
+    pub(super) fn wake_channel(&mut self, ImmediateData { from, which: channel }: ImmediateData) {
+        let peer = &mut self.peers[from as usize];
+        peer.heard = true;
+        if let Some(count) = peer.wakes.came(self.most_wakes) {
+            let content = Content::Woken { count };
+            self.post(from, Outgoing { channel: 0, content, data: Data::None, token: None });
+        }
+        self.channel(channel).wake();
+    }
+
+    /// A peer has taken so many wakes of this rank: those that it is owed are sent. `None` if there
+    /// were not so many.
+    pub(super) fn wakes_were_taken(&mut self, from: u32, count: u32) -> Option<()> {
+        let wakes = &mut self.peers[from as usize].wakes;
+        wakes.were_taken(count)?;
+        for (channel, at) in std::mem::take(&mut wakes.owed) {
+            // A peer frees the memory of a channel that this rank has closed.
+            if self.channels.get(usize::from(channel)).is_some_and(|own| own.is_open) {
+                let wake = self.wake_behind(channel, from, at);
+                let change = CellChange::Atomic(Atomic::FetchAdd(0));
+                let transfer = Transfer::new((channel, NO_TOKEN, from), "wake", OnComplete::AwaitAck);
+                if wake.is_some() {
+                    self.transfer(transfer, at, at, 0, Way::Change { at, change, wake });
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fabric::Region;
+
+    const AT: At = At { region: Region(0), offset: 0 };
+
+    proptest! {
+        /// However sender and receiver take turns: no more wakes are on their way than may be, and when
+        /// the receiver has taken all that came, it was woken after the last change in each channel.
+        #[test]
+        fn no_change_stays_without_a_wake(
+            steps in proptest::collection::vec(0..6u16, 1..300),
+            ranks in 2..200u32,
+        ) {
+            let most = most(ranks);
+            let (mut sender, mut receiver) = (Wakes::default(), Wakes::default());
+            // Wakes and answers on the way; for each channel its changes, and how many of them its last wake announces.
+            let (mut wakes, mut answers) = (std::collections::VecDeque::new(), std::collections::VecDeque::new());
+            let (mut changed, mut announced) = ([0u64; 3], [0u64; 3]);
+            let rest = std::iter::repeat_n([3, 4], 500).flatten();
+            for step in steps.into_iter().chain(rest) {
+                match step {
+                    channel @ 0..3 => {
+                        changed[usize::from(channel)] += 1;
+                        match sender.take(most) {
+                            true => wakes.push_back((channel, changed[usize::from(channel)])),
+                            false => sender.owe(channel, AT),
+                        }
+                    }
+                    3 => if let Some((channel, count)) = wakes.pop_front() {
+                        announced[usize::from(channel)] = count;
+                        answers.extend(receiver.came(most));
+                    },
+                    _ => if let Some(count) = answers.pop_front() {
+                        prop_assert!(sender.were_taken(count).is_some());
+                        for (channel, at) in std::mem::take(&mut sender.owed) {
+                            match sender.take(most) {
+                                true => wakes.push_back((channel, changed[usize::from(channel)])),
+                                false => sender.owe(channel, at),
+                            }
+                        }
+                    },
+                }
+                prop_assert!(wakes.len() <= most as usize);
+            }
+            prop_assert!(wakes.is_empty() && answers.is_empty() && sender.owed.is_empty());
+            prop_assert_eq!(changed, announced);
+            prop_assert!(sender.were_taken(most + 1).is_none());
+        }
+    }
+}
