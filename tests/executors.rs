@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "faults")]
 use common::shared_memory_files;
 use common::worlds::ways;
-use common::{Job, Way, cpu_time, role, said};
+use common::{Job, Way, absence, cpu_time, role, said};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -22,10 +22,6 @@ const ROUNDS: u64 = 1000;
 
 /// Elements of a KiB.
 const LENGTH: usize = 128;
-
-fn value(rank: u32, target: u64) -> u64 {
-    u64::from(rank + 1) << 32 | target
-}
 
 /// `MOVER EXECUTOR ROUNDS PATH`: rank 0 sleeps on a socket until the others have made their rounds.
 #[test]
@@ -49,25 +45,9 @@ fn sleeper() {
         println!("\nPOLLS {}", after.0 - before.0);
         println!("CPU {}", (after.1 - before.1).as_nanos());
     }
-    let mut newest = 0;
-    let mut seen = 0;
-    while newest < rounds {
-        sum.contribution().unwrap().fill(value(me, newest + 1));
-        sum.arrive().unwrap();
-        for outcome in sum.wait(DEADLINE).unwrap() {
-            newest = outcome.round();
-            seen += 1;
-            let parts = outcome.cut().contributions();
-            let expected = parts.fold(0u64, |sum, entry| sum.wrapping_add(value(entry.rank, newest - entry.age)));
-            assert!(outcome.data().iter().all(|&x| x == expected), "round {newest}: {:?}", outcome.cut());
-            assert!(
-                me == 0 || newest > rounds || outcome.cut().entries().all(|entry| entry.rank != 0),
-                "rank 0 slept through round {newest}"
-            );
-        }
-        if me == 0 {
-            println!("\nSEEN {seen} NEWEST {newest}");
-        }
+    let first = absence::rounds(&mut sum, (me, 0), rounds, DEADLINE);
+    if me == 0 {
+        println!("\nFIRST {first}");
     }
     if me == 1 {
         drop(UnixStream::connect(path).unwrap());
@@ -102,10 +82,8 @@ fn sleeps(way: Way, mover: &str, executor: &str, rounds: u64) {
     println!("{way:?}, {mover}: {polls} polls and {used} ns of processor time in {rounds} rounds");
     assert_eq!(polls, 0, "{way:?}, {mover}: the sleeper called the library");
     assert!(way != Way::Shm || used < 1_000_000, "{mover}: the sleeper used {used} ns of processor time");
-    let seen = said(&ends[0].1, "SEEN")[0];
-    let (seen, newest) = seen.split_once(" NEWEST ").unwrap();
-    assert_eq!(seen, newest, "{way:?}, {mover}: it receives every round, at once");
-    assert!(newest.parse::<u64>().unwrap() >= rounds, "{way:?}, {mover}: only {newest} rounds were there");
+    let first = number("FIRST");
+    assert!(first >= rounds, "{way:?}, {mover}: it received only {first} rounds at once");
 }
 
 /// With a helper thread an arrival completes while its rank computes; with the peer executor it is
@@ -206,6 +184,7 @@ fn one_thread_serves_all_collectives_of_a_world() {
 #[cfg(feature = "faults")]
 mod crashes {
     use super::*;
+    use common::absence::value;
     use earlybird::Error;
     use earlybird::fault::Crash;
 

@@ -4,6 +4,7 @@
 #[path = "../../ffi/tests/skipped/mod.rs"]
 mod skipped;
 
+pub mod absence;
 #[cfg(feature = "cli")]
 pub mod command;
 pub mod faults;
@@ -212,13 +213,17 @@ impl Job {
         self.ranks.iter().map(Child::id).collect()
     }
 
-    /// Stops a rank, and waits until it has stopped.
+    /// Stops a rank, and waits until all its threads have stopped.
     pub fn stop(&self, rank: usize) {
         self.signal(rank, rustix::process::Signal::STOP);
-        until("a rank has stopped", || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.ranks[rank].id())).unwrap();
+        let has_stopped = |thread: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap();
             // The state follows the name, which may contain anything.
             stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        until("a rank has stopped", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", self.ranks[rank].id())).unwrap();
+            threads.into_iter().all(|thread| has_stopped(thread.unwrap()))
         });
     }
 

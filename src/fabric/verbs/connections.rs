@@ -85,6 +85,12 @@ impl Connections {
         })
     }
 
+    /// This rank's end of the connection to a peer.
+    #[cfg(test)]
+    pub(super) fn end_for(&self, peer: u32) -> Option<End> {
+        self.peers[peer as usize].connection.as_ref().map(Connection::own_end)
+    }
+
     /// What the other ranks must know of this one.
     pub(super) fn address(&self) -> &Address {
         &self.own

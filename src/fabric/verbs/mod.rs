@@ -25,6 +25,8 @@ mod hellos;
 mod numa;
 mod registration;
 mod settings;
+#[cfg(test)]
+mod stranger_tests;
 mod wire;
 mod work;
 

@@ -30,7 +30,7 @@ const LAST_MESSAGES: Duration = Duration::from_millis(100);
 
 /// The queues at work. A field is dropped before those that it depends on.
 pub(in crate::fabric) struct VerbsWire {
-    connections: Connections,
+    pub(super) connections: Connections,
     /// The memory of each receive.
     receives: Vec<Option<verbs::Local>>,
     receive_queue: Arc<ReceiveQueue>,
