@@ -384,3 +384,55 @@ fn info_says_why_there_is_no_libfabric() {
         }
     }
 }
+
+/// The fabric is listed whatever this machine has; what is missing is named.
+#[test]
+fn info_says_what_rdma_verbs_have() {
+    let output = earlybird(&["info"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let listed = text(&output);
+    assert!(listed.lines().any(|line| line.starts_with("verbs ")), "{listed}");
+    let output = earlybird(&["info", "--json"]).output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let rows: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let fabric = rows.iter().find(|row| row["fabric"] == "verbs").unwrap();
+    let ports: Vec<_> = rows.iter().filter(|row| row.get("rdma_device").is_some()).collect();
+    for key in ["available", "library", "found", "problem", "chosen", "locked_memory_limit", "atomics"] {
+        assert!(fabric.get(key).is_some(), "{key} is missing in {fabric}");
+    }
+    let problem = fabric["problem"].as_str().unwrap_or_default();
+    if fabric["found"] == false {
+        assert!(problem.contains("install libibverbs") && listed.contains(problem), "{fabric}: {listed}");
+        return;
+    }
+    assert!(listed.contains("Locked memory (ulimit -l)"), "{listed}");
+    if ports.is_empty() {
+        assert!(problem.contains("no RDMA device") && listed.contains("no RDMA device"), "{fabric}: {listed}");
+        return common::skipped(common::Need::Verbs, "no RDMA device to list");
+    }
+    for port in ports.iter().filter(|port| port["active"] == true) {
+        assert!(port["mtu"].as_u64() >= Some(256), "{port}");
+        assert!(listed.contains(port["gid"].as_str().unwrap_or("LID")), "{port}: {listed}");
+    }
+    let usable = ports.iter().any(|port| port["active"] == true && port["problem"].is_null());
+    assert_eq!(fabric["available"], usable, "{fabric}");
+    assert_eq!(fabric["chosen"].is_string(), usable, "{fabric}");
+}
+
+/// A limit of locked memory is told; a process without privileges is warned of a small one.
+#[test]
+fn info_tells_the_limit_of_locked_memory() {
+    if earlybird::fabric::verbs::library().is_err() {
+        return common::skipped(common::Need::Verbs, "no libibverbs");
+    }
+    let told = |limit: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit -l {limit} && exec \"$0\" info"), env!("CARGO_BIN_EXE_earlybird")]);
+        text(&shell.output().unwrap())
+    };
+    let small = told("32");
+    assert!(small.contains("Locked memory (ulimit -l): 32 KiB"), "{small}");
+    let is_exempt = small.contains("does not bind this process (CAP_IPC_LOCK)");
+    assert_eq!(is_exempt, earlybird::fabric::verbs::LockedMemory::now().is_exempt, "{small}");
+    assert_eq!(small.contains("WARNING: ranks over verbs need"), !is_exempt, "{small}");
+}

@@ -1,5 +1,7 @@
 //! `earlybird info`: what this build and machine can do.
 
+mod verbs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
@@ -55,7 +57,7 @@ fn list_variables(json: bool) {
     say!("{table}");
 }
 
-/// Prints the fabrics, and what libfabric could add.
+/// Prints the fabrics, and what libfabric and RDMA devices could add.
 fn tell(json: bool) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let libfabric = ofi::library();
@@ -64,6 +66,7 @@ fn tell(json: bool) {
         Ok(Err(problem)) => (Vec::new(), Some(problem)),
         Err(_) => (Vec::new(), None),
     };
+    let rdma = verbs::look();
     if json {
         say!(
             "{}",
@@ -77,6 +80,7 @@ fn tell(json: bool) {
             json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "progress": "by callers and a thread", "atomics": "messages to the home's processor"})
         );
         devices.iter().for_each(|device| say!("{}", object(device)));
+        rdma.objects().iter().for_each(|row| say!("{row}"));
         if libfabric.is_ok() {
             tell_provider_variables(true);
         }
@@ -95,6 +99,11 @@ fn tell(json: bool) {
         ofi.into(),
         "any hosts, by libfabric; atomics are messages to the home's processor, a thread answers for who is elsewhere"
             .into(),
+    ]);
+    table.row(&[
+        "verbs".into(),
+        if rdma.is_available() { "yes" } else { "no" }.into(),
+        "any hosts on InfiniBand or RoCE, by libibverbs; devices carry out signals and atomics, where they can".into(),
     ]);
     table.row(&["sim".into(), "in tests".into(), "simulated network, for the protocol's own tests".into()]);
     say!("{table}");
@@ -122,6 +131,8 @@ fn tell(json: bool) {
         },
         Err(problem) => say!("No libfabric: {problem}."),
     }
+    say!("");
+    rdma.tell();
     say!("");
     say!("Environment: earlybird info --env");
 }

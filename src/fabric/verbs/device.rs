@@ -6,7 +6,8 @@ use std::io;
 use std::sync::Arc;
 
 use earlybird_ffi::verbs::sys::{
-    IBV_ATOMIC_GLOB, IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr, ibv_port_attr,
+    IBV_ATOMIC_GLOB, IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_ARMED, IBV_PORT_DOWN,
+    IBV_PORT_INIT, ibv_device_attr, ibv_port_attr,
 };
 use earlybird_ffi::verbs::{Context, Device, Gid, GidKind, Library, Transport};
 
@@ -44,6 +45,8 @@ pub struct DevicePort {
     pub link: LinkLayer,
     /// Whether it has a connection.
     pub active: bool,
+    /// Its state in a word, such as *active* or *down*.
+    pub state: &'static str,
     /// Its local identifier (InfiniBand).
     pub lid: u16,
     /// The GID that this library chooses, with its index and kind.
@@ -54,6 +57,19 @@ pub struct DevicePort {
     pub atomics: bool,
     /// The machine's NUMA node that it is close to.
     pub numa_node: Option<u32>,
+    /// Why a rank cannot use it.
+    pub problem: Option<String>,
+}
+
+/// What a rank finds on this machine, for people.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// The ports of all devices that this process may open.
+    pub ports: Vec<DevicePort>,
+    /// Devices that it cannot open, and why.
+    pub closed: Vec<(String, String)>,
+    /// The device and the port that a rank on this processor uses, or why there is none.
+    pub chosen: std::result::Result<(String, u8), String>,
 }
 
 /// The port that a rank uses.
@@ -156,6 +172,17 @@ fn is_active(port: &ibv_port_attr) -> bool {
     port.state == IBV_PORT_ACTIVE
 }
 
+/// The state of a port. One that is initialised waits for the subnet manager.
+fn state(port: &ibv_port_attr) -> &'static str {
+    match port.state {
+        IBV_PORT_ACTIVE => "active",
+        IBV_PORT_DOWN => "down",
+        IBV_PORT_INIT => "initialised",
+        IBV_PORT_ARMED => "armed",
+        _ => "unknown",
+    }
+}
+
 fn ports(limits: &ibv_device_attr) -> std::ops::RangeInclusive<u8> {
     1..=limits.phys_port_cnt
 }
@@ -165,26 +192,51 @@ fn ports(limits: &ibv_device_attr) -> std::ops::RangeInclusive<u8> {
 /// # Errors
 /// The system's error, if the devices cannot be listed.
 pub fn devices(library: &Library) -> io::Result<Vec<DevicePort>> {
-    let mut found = Vec::new();
+    // A device that this process may not open is of no use to it.
+    Ok(survey(library, &VerbsSettings::default())?.ports)
+}
+
+/// The ports of this machine's devices, and the one that a rank with these settings uses.
+///
+/// # Errors
+/// The system's error, if the devices cannot be listed.
+pub fn survey(library: &Library, settings: &VerbsSettings) -> io::Result<Survey> {
+    let (mut found, mut closed) = (Vec::new(), Vec::new());
     for device in library.devices()? {
-        // A device that this process may not open is of no use to it.
-        let Ok(context) = device.open() else { continue };
-        let Ok(limits) = context.attributes() else { continue };
-        for number in ports(&limits) {
-            let Ok(attributes) = context.port(number) else { continue };
-            let Ok(port) = Port::new(&context, &device, number, &VerbsSettings::default()) else { continue };
-            found.push(DevicePort {
-                device: port.device,
-                port: number,
-                link: port.link,
-                active: is_active(&attributes),
-                lid: port.lid,
-                gid: port.gid.map(|gid| text(&gid)),
-                mtu: 128 << port.mtu,
-                atomics: limits.atomic_cap != IBV_ATOMIC_NONE,
-                numa_node: device.numa_node(),
-            });
+        match ports_of(&device, settings) {
+            Ok(ports) => found.extend(ports),
+            Err(cause) => closed.push((device.name(), cause.to_string())),
         }
+    }
+    let chosen = match choose(library, settings, 0) {
+        Ok(port) => Ok((port.device, port.number)),
+        Err(Error::Join { cause, .. }) => Err(cause),
+        Err(error) => Err(error.to_string()),
+    };
+    Ok(Survey { ports: found, closed, chosen })
+}
+
+fn ports_of(device: &Device, settings: &VerbsSettings) -> io::Result<Vec<DevicePort>> {
+    let context = device.open()?;
+    let limits = context.attributes()?;
+    let mut found = Vec::new();
+    for number in ports(&limits) {
+        let attributes = context.port(number)?;
+        let port = Port::new(&context, device, number, settings)?;
+        let only = VerbsSettings { port: Some(number), ..settings.clone() };
+        found.push(DevicePort {
+            device: port.device,
+            port: number,
+            link: port.link,
+            active: is_active(&attributes),
+            state: state(&attributes),
+            lid: port.lid,
+            gid: port.gid.map(|gid| text(&gid)),
+            mtu: 128 << port.mtu,
+            atomics: limits.atomic_cap != IBV_ATOMIC_NONE,
+            numa_node: device.numa_node(),
+            problem: open(device, &only).err(),
+        });
     }
     Ok(found)
 }

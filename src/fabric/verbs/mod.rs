@@ -22,6 +22,7 @@ mod device;
 mod fabric;
 mod handshake;
 mod hellos;
+mod locked_memory;
 mod numa;
 mod registration;
 mod settings;
@@ -30,9 +31,10 @@ mod stranger_tests;
 mod wire;
 mod work;
 
-pub use device::{DevicePort, LinkLayer, devices};
+pub use device::{DevicePort, LinkLayer, Survey, devices, survey};
 pub use earlybird_ffi::verbs::{Library, LoadError};
 pub use fabric::VerbsFabric;
+pub use locked_memory::LockedMemory;
 
 /// The system's libibverbs, prepared for processes that fork: a child must not use a world, and the
 /// parent's registered memory stays its own.

@@ -1,0 +1,196 @@
+//! What `info` says of RDMA verbs: the library, devices and ports, and the limit of locked memory.
+
+use earlybird::Config;
+use earlybird::fabric::verbs::{self, DevicePort, LinkLayer, LockedMemory, Survey};
+use earlybird::units::Bytes;
+use serde_json::{Value, json};
+
+use super::super::table::Table;
+
+/// A limit of locked memory below this is worth a warning: a collective of some large tensors needs
+/// more.
+const SMALL: u64 = 1 << 30;
+
+/// The variables that choose a device.
+const CHOICE: &str = "EARLYBIRD_DEVICE, EARLYBIRD_GID_INDEX";
+
+/// What this machine has.
+pub(super) struct Found {
+    /// The devices; or why there is no library, or why it cannot list them.
+    survey: Result<Survey, String>,
+    /// Whether there is a library.
+    has_library: bool,
+    memory: LockedMemory,
+}
+
+/// Looks for the library and its devices.
+pub(super) fn look() -> Found {
+    let memory = LockedMemory::now();
+    let library = match verbs::library() {
+        Ok(library) => library,
+        Err(problem) => return Found { survey: Err(problem.to_string()), has_library: false, memory },
+    };
+    // A variable that is wrong is reported by what needs it.
+    let settings = Config::from_env().unwrap_or_default().verbs;
+    let listed = verbs::survey(&library, &settings);
+    let survey = listed.map_err(|problem| format!("the RDMA devices cannot be listed: {problem}"));
+    Found { survey, has_library: true, memory }
+}
+
+impl Found {
+    /// Whether a rank here could use the fabric.
+    pub(super) fn is_available(&self) -> bool {
+        self.survey.as_ref().is_ok_and(|survey| survey.chosen.is_ok())
+    }
+
+    /// Why not.
+    fn problem(&self) -> Option<String> {
+        match &self.survey {
+            Ok(survey) => survey.chosen.clone().err(),
+            Err(problem) => Some(problem.clone()),
+        }
+    }
+
+    /// The rows for programs.
+    pub(super) fn objects(&self) -> Vec<Value> {
+        let chosen = self.survey.as_ref().ok().and_then(|survey| survey.chosen.as_ref().ok());
+        let fabric = json!({
+            "fabric": "verbs", "available": self.is_available(), "library": "libibverbs", "found": self.has_library,
+            "problem": self.problem(), "chosen": chosen.map(|(device, port)| format!("{device}:{port}")),
+            "locked_memory_limit": self.memory.limit, "locked_memory_exempt": self.memory.is_exempt,
+            "progress": "by callers and a thread; devices carry out signals and atomics by themselves",
+            "atomics": "device, or messages to the home's processor",
+        });
+        let survey = self.survey.as_ref().ok();
+        let closed = survey.into_iter().flat_map(|survey| &survey.closed);
+        let closed = closed.map(|(device, problem)| json!({"rdma_device": device, "problem": problem}));
+        let ports = survey.into_iter().flat_map(|survey| &survey.ports).map(object);
+        [fabric].into_iter().chain(ports).chain(closed).collect()
+    }
+
+    /// Prints it for people.
+    pub(super) fn tell(&self) {
+        match &self.survey {
+            Err(problem) => say!("No RDMA verbs: {problem}."),
+            Ok(survey) if survey.ports.is_empty() && survey.closed.is_empty() => say!(
+                "libibverbs is here, and this machine has no RDMA device. Soft-RoCE makes one of a network interface: \
+                 rdma link add rxe0 type rxe netdev INTERFACE"
+            ),
+            Ok(survey) => tell_devices(survey),
+        }
+        if self.has_library {
+            tell_memory(&self.memory);
+        }
+    }
+}
+
+fn tell_devices(survey: &Survey) {
+    match &survey.chosen {
+        Ok((device, port)) => say!("RDMA devices ({CHOICE}). A rank here uses {device}, port {port}:"),
+        Err(_) => say!("RDMA devices ({CHOICE}). A rank here can use none of them:"),
+    }
+    if !survey.ports.is_empty() {
+        say!("{}", listed(&survey.ports));
+    }
+    for port in &survey.ports {
+        if let Some(problem) = &port.problem {
+            say!("Not usable: {}, port {}: {problem}.", port.device, port.port);
+        }
+    }
+    for (device, problem) in &survey.closed {
+        say!("Not usable: {device}: {problem}. May this process open /dev/infiniband/uverbs* ?");
+    }
+}
+
+fn listed(ports: &[DevicePort]) -> Table {
+    let mut table = Table::new(&["device", "port", "link", "state", "address", "mtu", "atomics", "NUMA node"]);
+    for port in ports {
+        table.row(&[
+            port.device.clone(),
+            port.port.to_string(),
+            port.link.to_string(),
+            port.state.to_owned(),
+            address(port),
+            port.mtu.to_string(),
+            if port.atomics { "device" } else { "-" }.to_owned(),
+            port.numa_node.map_or("-".to_owned(), |node| node.to_string()),
+        ]);
+    }
+    table
+}
+
+/// The LID on InfiniBand; and the GID, with its index and kind, where there is one.
+fn address(port: &DevicePort) -> String {
+    let lid = (port.link == LinkLayer::InfiniBand).then(|| format!("LID {}", port.lid));
+    let all: Vec<String> = lid.into_iter().chain(port.gid.clone()).collect();
+    if all.is_empty() { "-".to_owned() } else { all.join(", ") }
+}
+
+fn object(port: &DevicePort) -> Value {
+    json!({
+        "rdma_device": port.device, "port": port.port, "link": port.link.to_string(), "state": port.state,
+        "active": port.active, "lid": port.lid, "gid": port.gid, "mtu": port.mtu, "atomics": port.atomics,
+        "numa_node": port.numa_node, "problem": port.problem,
+    })
+}
+
+fn tell_memory(memory: &LockedMemory) {
+    match (memory.limit, memory.binding_limit()) {
+        (None, _) => say!("Locked memory (ulimit -l): no limit."),
+        (Some(limit), None) => {
+            say!("Locked memory (ulimit -l): {}, which does not bind this process (CAP_IPC_LOCK).", Bytes(limit))
+        }
+        (_, Some(limit)) if limit < SMALL => say!(
+            "Locked memory (ulimit -l): {}. WARNING: ranks over verbs need as much as their collectives have; raise \
+             the limit (ulimit -l unlimited, memlock in /etc/security/limits.conf; Slurm: sbatch --propagate=NONE).",
+            Bytes(limit)
+        ),
+        (_, Some(limit)) => say!("Locked memory (ulimit -l): {}.", Bytes(limit)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_what_the_link_needs() {
+        let port = |link, gid: Option<&str>| DevicePort {
+            device: "mlx5_0".to_owned(),
+            port: 1,
+            link,
+            active: true,
+            state: "active",
+            lid: 7,
+            gid: gid.map(str::to_owned),
+            mtu: 4096,
+            atomics: true,
+            numa_node: Some(0),
+            problem: None,
+        };
+        let gid = "::ffff:10.0.0.1 (3, RoCE v2)";
+        for (port, expected) in [
+            (port(LinkLayer::InfiniBand, None), "LID 7"),
+            (port(LinkLayer::InfiniBand, Some("fe80::1 (0, InfiniBand)")), "LID 7, fe80::1 (0, InfiniBand)"),
+            (port(LinkLayer::Ethernet, Some(gid)), gid),
+            (port(LinkLayer::Ethernet, None), "-"),
+        ] {
+            assert_eq!(address(&port), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_in_every_row_that_is_there() {
+        let memory = LockedMemory { locked: 0, limit: Some(64 << 10), is_exempt: false };
+        let missing = Found { survey: Err("no library".to_owned()), has_library: false, memory };
+        let rows = missing.objects();
+        assert_eq!(rows.len(), 1);
+        assert_eq!((&rows[0]["available"], &rows[0]["problem"]), (&false.into(), &"no library".into()));
+        assert_eq!(rows[0]["locked_memory_limit"], 64 << 10);
+        let closed = vec![("mlx5_0".to_owned(), "Permission denied".to_owned())];
+        let survey = Survey { ports: Vec::new(), closed, chosen: Err("no device can be used".to_owned()) };
+        let rows = Found { survey: Ok(survey), has_library: true, memory }.objects();
+        assert_eq!((&rows[0]["found"], &rows[0]["problem"]), (&true.into(), &"no device can be used".into()));
+        assert_eq!((&rows[1]["rdma_device"], &rows[1]["problem"]), (&"mlx5_0".into(), &"Permission denied".into()));
+    }
+}

@@ -1,0 +1,68 @@
+//! The limit of locked memory: registered memory stays where it is, and the kernel counts it.
+#![forbid(unsafe_code)]
+
+use rustix::process::{Resource, getrlimit};
+
+/// What this process has locked, and what it may lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockedMemory {
+    /// Bytes that devices use already.
+    pub locked: u64,
+    /// The limit (`ulimit -l`) in bytes; `None` for no limit.
+    pub limit: Option<u64>,
+    /// The limit does not bind this process: it has the capability `CAP_IPC_LOCK`.
+    pub is_exempt: bool,
+}
+
+/// The number of `CAP_IPC_LOCK` (capabilities(7)).
+const CAP_IPC_LOCK: u32 = 14;
+
+impl LockedMemory {
+    /// As the kernel says now.
+    #[must_use]
+    pub fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        LockedMemory::of(&status, getrlimit(Resource::Memlock).current)
+    }
+
+    fn of(status: &str, limit: Option<u64>) -> Self {
+        let value = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let kilobytes = value("VmPin:").and_then(|text| text.strip_suffix("kB")?.trim_end().parse::<u64>().ok());
+        let capabilities = value("CapEff:").and_then(|text| u64::from_str_radix(text, 16).ok());
+        LockedMemory {
+            locked: kilobytes.unwrap_or(0) << 10,
+            limit,
+            is_exempt: capabilities.is_some_and(|all| all >> CAP_IPC_LOCK & 1 == 1),
+        }
+    }
+
+    /// The limit, if it binds this process.
+    #[must_use]
+    pub fn binding_limit(&self) -> Option<u64> {
+        self.limit.filter(|_| !self.is_exempt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_a_process_is_read() {
+        let status = "Name:\tx\nVmLck:\t       8 kB\nVmPin:\t    1536 kB\nCapEff:\t0000000000004000\n";
+        let memory = LockedMemory::of(status, Some(8 << 20));
+        assert_eq!(memory, LockedMemory { locked: 1536 << 10, limit: Some(8 << 20), is_exempt: true });
+        assert_eq!(memory.binding_limit(), None);
+        // All capabilities but this one.
+        let memory = LockedMemory::of("CapEff:\tffffffffffffbfff\n", Some(8 << 20));
+        assert_eq!(memory, LockedMemory { locked: 0, limit: Some(8 << 20), is_exempt: false });
+        assert_eq!(memory.binding_limit(), Some(8 << 20));
+        assert_eq!(LockedMemory::of("", None).binding_limit(), None);
+    }
+
+    #[test]
+    fn the_kernel_says_what_this_process_may_lock() {
+        let memory = LockedMemory::now();
+        assert_eq!(memory.limit, getrlimit(Resource::Memlock).current);
+    }
+}
