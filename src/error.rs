@@ -130,6 +130,27 @@ pub enum Error {
         /// What sets the limit.
         limit: String,
     },
+    /// The kernel lets this process lock less memory than a device is to use.
+    #[error(
+        "rank {rank}: {operation}: needs {need} of locked memory, and {locked} of the limit of {limit} are in use; \
+         raise the limit where the ranks start: `ulimit -l unlimited`, memlock in /etc/security/limits.conf, \
+         LimitMEMLOCK= of the service that starts them, and with Slurm `sbatch --propagate=NONE`",
+        need = Bytes(*need),
+        locked = Bytes(*locked),
+        limit = Bytes(*limit)
+    )]
+    LockedMemory {
+        /// The rank that reports.
+        rank: u32,
+        /// The operation that needed it.
+        operation: &'static str,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes that devices use already.
+        locked: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// A rule that is invalid in this world.
     #[error(transparent)]
     Rule(#[from] RuleError),

@@ -4,6 +4,9 @@
 use std::fmt;
 use std::io;
 
+use super::locked_memory::LockedMemory;
+use crate::units::Bytes;
+
 /// An error of libibverbs, or of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::fabric) enum Code {
@@ -25,11 +28,18 @@ impl fmt::Display for Code {
             Code::System(number) => {
                 write!(f, "{}", io::Error::from_raw_os_error(*number))?;
                 match rustix::io::Errno::from_raw_os_error(*number) {
-                    rustix::io::Errno::NOMEM => write!(f, "; is the limit of locked memory too low (ulimit -l)?"),
+                    // Queues are locked memory, too.
+                    rustix::io::Errno::NOMEM => write_limit(f, &LockedMemory::now()),
                     _ => Ok(()),
                 }
             }
             Code::ConnectionFailed => write!(f, "an earlier operation to it failed"),
         }
     }
+}
+
+fn write_limit(f: &mut fmt::Formatter<'_>, memory: &LockedMemory) -> fmt::Result {
+    let Some(limit) = memory.limit else { return Ok(()) };
+    let (locked, limit) = (Bytes(memory.locked), Bytes(limit));
+    write!(f, "; is the limit of locked memory too low (ulimit -l: {limit}, {locked} in use)?")
 }

@@ -3,6 +3,8 @@
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::error::{Error, Result};
+
 /// What this process has locked, and what it may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockedMemory {
@@ -41,6 +43,19 @@ impl LockedMemory {
     pub fn binding_limit(&self) -> Option<u64> {
         self.limit.filter(|_| !self.is_exempt)
     }
+
+    /// Checks whether the limit allows so much more, before any is taken. A process with the
+    /// capability goes on: in a user namespace the kernel may refuse it nevertheless, and says so.
+    pub(super) fn check(&self, rank: u32, operation: &'static str, need: u64) -> Result<()> {
+        if self.is_exempt { Ok(()) } else { self.explain(rank, operation, need).map_or(Ok(()), Err) }
+    }
+
+    /// The error of a registration that the kernel has refused, if the limit explains it.
+    pub(super) fn explain(&self, rank: u32, operation: &'static str, need: u64) -> Option<Error> {
+        let LockedMemory { locked, limit, .. } = *self;
+        let limit = limit.filter(|&limit| locked.saturating_add(need) > limit)?;
+        Some(Error::LockedMemory { rank, operation, need, locked, limit })
+    }
 }
 
 #[cfg(test)]
@@ -58,6 +73,25 @@ mod tests {
         assert_eq!(memory, LockedMemory { locked: 0, limit: Some(8 << 20), is_exempt: false });
         assert_eq!(memory.binding_limit(), Some(8 << 20));
         assert_eq!(LockedMemory::of("", None).binding_limit(), None);
+    }
+
+    #[test]
+    fn a_limit_that_is_too_low_is_named_with_the_need() {
+        let tight = LockedMemory { locked: 6 << 20, limit: Some(8 << 20), is_exempt: false };
+        assert!(tight.check(3, "register", 2 << 20).is_ok());
+        let error = tight.check(3, "register", (2 << 20) + 1).unwrap_err();
+        assert!(matches!(error, Error::LockedMemory { rank: 3, limit: 0x80_0000, .. }), "{error}");
+        let text = tight.check(3, "register", 11 << 20).unwrap_err().to_string();
+        let said = "rank 3: register: needs 11 MiB of locked memory, and 6 MiB of the limit of 8 MiB are in use; ";
+        assert!(text.starts_with(said) && text.contains("ulimit -l unlimited"), "{text}");
+        // The kernel decides about a process that has the capability, and one without a limit.
+        let exempt = LockedMemory { is_exempt: true, ..tight };
+        assert!(exempt.check(3, "register", 11 << 20).is_ok());
+        assert!(exempt.explain(3, "register", 11 << 20).is_some());
+        let unlimited = LockedMemory { limit: None, ..tight };
+        assert!(unlimited.check(3, "register", u64::MAX).is_ok());
+        assert!(unlimited.explain(3, "register", u64::MAX).is_none());
+        assert!(tight.explain(3, "register", 1 << 20).is_none(), "the limit is not the cause");
     }
 
     #[test]

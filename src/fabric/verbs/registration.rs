@@ -13,11 +13,16 @@ use earlybird_ffi::verbs::sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
 };
 use earlybird_ffi::verbs::{Domain, Local, Memory};
+use rustix::io::Errno;
 
 use crate::fabric::net::{self, Purpose, allocate};
 use crate::fabric::{Access, Window};
 
 use super::code::Code;
+use super::locked_memory::LockedMemory;
+
+/// The operation that errors name.
+const REGISTER: &str = "register";
 
 /// What peers may do over a connection, as far as each registration allows it.
 pub(super) const REMOTE_ACCESS: u32 = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
@@ -62,13 +67,24 @@ impl Registrar {
 
     /// Allocates zeroed memory of whole pages, for a purpose.
     pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
+        // Before the memory is taken: the kernel would refuse to lock it.
+        LockedMemory::now().check(self.rank, REGISTER, bytes as u64).map_err(Failed::System)?;
         let window = allocate(self.rank, bytes).map_err(Failed::System)?;
         let base = window.bytes(0, window.len());
         // SAFETY: the `Registered` keeps the window, and so the memory, for longer than the
         // registration. All access goes through windows.
         let memory = unsafe { Memory::register(self.domain.clone(), (base, window.len()), purpose.access_flags()) };
-        let memory = memory.map_err(|cause: io::Error| Failed::Code(Code::of(&cause)))?;
+        let memory = memory.map_err(|cause| self.refused(&cause, window.len()))?;
         Ok(Registered { memory, window, access: purpose.access() })
+    }
+
+    /// Why the kernel has refused a registration: the limit of locked memory, if that explains it.
+    fn refused(&self, cause: &io::Error, bytes: usize) -> Failed {
+        let limit = match Errno::from_io_error(cause) {
+            Some(Errno::NOMEM | Errno::AGAIN) => LockedMemory::now().explain(self.rank, REGISTER, bytes as u64),
+            _ => None,
+        };
+        limit.map_or_else(|| Failed::Code(Code::of(cause)), Failed::System)
     }
 }
 
