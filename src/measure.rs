@@ -3,6 +3,10 @@
 //! Safe to call: all memory that is reached here was made here, and stays here.
 #![forbid(unsafe_code)]
 
+mod reach;
+
+pub use reach::{Reach, reach};
+
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,14 +28,18 @@ const DATA: usize = 128;
 /// Precedes a rank's key, so that a rank in another call is not taken for the partner.
 const PAIR: &[u8] = b"pair";
 
-/// Two ranks, each with memory that the other writes.
+/// Two ranks, each with memory that the other writes. The other ranks of their world, if there are
+/// any, make the same calls and measure nothing.
 #[derive(Debug)]
 pub struct Pair<'f> {
     fabric: &'f dyn Fabric,
     patience: Duration,
     endpoint: Box<dyn Endpoint>,
     own: Region,
-    theirs: Region,
+    /// The rank whose times are measured.
+    first: u32,
+    /// The partner of this rank, and the partner's memory.
+    partner: Option<(u32, Region)>,
     /// Operations in flight.
     open: u64,
     /// Round trips so far: the cell never has the same value twice.
@@ -39,38 +47,68 @@ pub struct Pair<'f> {
 }
 
 impl<'f> Pair<'f> {
-    /// Makes the memory, for at most `bytes` of data. Both ranks call it and every measurement, in
-    /// the same order; each waits at most `patience` for the other.
+    /// Makes the memory, for at most `bytes` of data, in a world of two. Both ranks call it and every
+    /// measurement, in the same order; each waits at most `patience` for the other.
     ///
     /// # Errors
     /// [`Error::Usage`] in a world of another size; too little memory; a rank that does not come,
     /// or makes another call.
     pub fn new(fabric: &'f dyn Fabric, bytes: usize, patience: Duration) -> Result<Self> {
-        let (rank, operation) = (fabric.rank(), "bench");
         if fabric.ranks() != 2 {
             let problem = "a pair is two ranks; start a world of two";
-            return Err(Error::Usage { rank, operation, problem });
+            return Err(Error::Usage { rank: fabric.rank(), operation: "bench", problem });
         }
+        Self::between(fabric, (0, 1), bytes, patience)
+    }
+
+    /// As [`Pair::new`], for two ranks of a world, of which the first one measures. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`Pair::new`].
+    pub fn between(fabric: &'f dyn Fabric, pair: (u32, u32), bytes: usize, patience: Duration) -> Result<Self> {
+        let (rank, operation) = (fabric.rank(), "bench");
         let mut endpoint = fabric.open(RawAccess::CRATE)?;
         let own = endpoint.register(DATA + bytes, Access::Write)?;
         let told = [PAIR, &endpoint.key(own).encode()].concat();
         let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
-        let peer = 1 - rank;
-        let strange = || {
-            let cause = format!("rank {peer} measures something else, or is of another version");
-            Error::transport(rank, peer, operation, cause)
+        let partner = match pair {
+            (first, second) if first == rank => Some(second),
+            (first, second) if second == rank => Some(first),
+            _ => None,
         };
-        let key = answers[peer as usize].strip_prefix(PAIR).and_then(Key::decode);
-        let theirs = endpoint.import(peer, key.ok_or_else(strange)?)?;
-        Ok(Pair { fabric, patience, endpoint, own, theirs, open: 0, rounds: 0 })
+        let import = |peer: u32| -> Result<(u32, Region)> {
+            let strange = || {
+                let cause = format!("rank {peer} measures something else, or is of another version");
+                Error::transport(rank, peer, operation, cause)
+            };
+            let answer = answers.get(peer as usize).ok_or_else(strange)?;
+            let key = answer.strip_prefix(PAIR).and_then(Key::decode);
+            Ok((peer, endpoint.import(peer, key.ok_or_else(strange)?)?))
+        };
+        let partner = partner.map(import).transpose()?;
+        Ok(Pair { fabric, patience, endpoint, own, first: pair.0, partner, open: 0, rounds: 0 })
     }
 
-    /// Half of each round trip of writes with a signal, in seconds; on rank 0 only.
+    /// Whether this rank measures.
+    fn is_first(&self) -> bool {
+        self.fabric.rank() == self.first
+    }
+
+    /// The partner and its memory; a rank without one makes no operation.
+    fn partner(&self, operation: &'static str) -> Result<(u32, Region)> {
+        let problem = "this rank is not one of the pair";
+        self.partner.ok_or(Error::Usage { rank: self.fabric.rank(), operation, problem })
+    }
+
+    /// Half of each round trip of writes with a signal, in seconds; on the first rank only.
     ///
     /// # Errors
     /// More bytes than the pair was made for; a rank that does not come.
     pub fn write_latency(&mut self, bytes: usize, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
-        let first = self.fabric.rank() == 0;
+        let first = self.is_first();
+        if self.partner.is_none() {
+            return Ok(Vec::new());
+        }
         let mut seconds = Vec::with_capacity(iterations as usize);
         let base = self.rounds;
         self.rounds += warmup + iterations;
@@ -92,13 +130,13 @@ impl<'f> Pair<'f> {
         Ok(seconds)
     }
 
-    /// The time of each [`WINDOW`] of writes, in seconds; on rank 0 only.
+    /// The time of each [`WINDOW`] of writes, in seconds; on the first rank only.
     ///
     /// # Errors
     /// As [`Pair::write_latency`].
     pub fn write_bandwidth(&mut self, bytes: usize, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
         let mut seconds = Vec::new();
-        if self.fabric.rank() == 0 {
+        if self.is_first() {
             for window in 0..(warmup + iterations).div_ceil(WINDOW) {
                 let start = Instant::now();
                 for _ in 0..WINDOW {
@@ -115,16 +153,16 @@ impl<'f> Pair<'f> {
         Ok(seconds)
     }
 
-    /// The time of each atomic, in seconds; on rank 0 only.
+    /// The time of each atomic, in seconds; on the first rank only.
     ///
     /// # Errors
     /// A rank that does not come; an atomic that did not return the previous value.
     pub fn fetch_add_latency(&mut self, warmup: u64, iterations: u64) -> Result<Vec<f64>> {
         let operation = "fetch_add_lat";
         let mut seconds = Vec::with_capacity(iterations as usize);
-        let at = At { region: self.theirs, offset: 64 };
         let mut expected = None;
-        if self.fabric.rank() == 0 {
+        if self.is_first() {
+            let at = At { region: self.partner(operation)?.1, offset: 64 };
             for round in 0..warmup + iterations {
                 let start = Instant::now();
                 let posted = self.endpoint.atomic(at, Atomic::FetchAdd(1), 0);
@@ -142,7 +180,7 @@ impl<'f> Pair<'f> {
                 expected = Some(before + 1);
                 if !counted {
                     let problem = "an atomic did not return the previous value";
-                    return Err(Error::Usage { rank: 0, operation, problem });
+                    return Err(Error::Usage { rank: self.first, operation, problem });
                 }
             }
         }
@@ -150,7 +188,7 @@ impl<'f> Pair<'f> {
         Ok(seconds)
     }
 
-    /// Blocks until both ranks have called it.
+    /// Blocks until all ranks have called it.
     fn meet(&self, operation: &'static str) -> Result<()> {
         self.fabric.exchange(operation, &[], Instant::now() + self.patience).map(drop)
     }
@@ -161,7 +199,8 @@ impl<'f> Pair<'f> {
             return Ok(());
         }
         let (rank, waited) = (self.fabric.rank(), since.elapsed());
-        Err(Error::Timeout { rank, operation, waited, missing: Ranks(vec![1 - rank]), together: true })
+        let missing = Ranks(self.partner.iter().map(|&(peer, _)| peer).collect());
+        Err(Error::Timeout { rank, operation, waited, missing, together: true })
     }
 
     /// Waits until at most so many operations are in flight; returns the value of the last completion.
@@ -201,8 +240,9 @@ impl<'f> Pair<'f> {
     }
 
     fn write(&mut self, operation: &'static str, bytes: usize, round: Option<u64>) -> Result<()> {
-        let (from, to) = (At { region: self.own, offset: DATA }, At { region: self.theirs, offset: DATA });
-        let cell = At { region: self.theirs, offset: 0 };
+        let theirs = self.partner(operation)?.1;
+        let (from, to) = (At { region: self.own, offset: DATA }, At { region: theirs, offset: DATA });
+        let cell = At { region: theirs, offset: 0 };
         let signal = round.map(|round| Signal { at: cell, change: Change::Set(round), awaited: true });
         let posted = self.endpoint.put(from, to, bytes, signal, 0).map_err(|error| error.in_call(operation))?;
         self.open += u64::from(posted == Posted::Pending);

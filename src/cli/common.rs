@@ -1,4 +1,4 @@
-//! What `bench` and `train` share: options, how they start ranks, and sums over ranks.
+//! What `bench`, `train` and `selftest` share: options, how they start ranks, and sums over ranks.
 
 use std::time::Duration;
 
@@ -9,11 +9,31 @@ use earlybird::{Absent, Config, Executor, Fire, Grace, Mover, Scale, World};
 
 use super::launch::{Bind, check_ranks};
 
+/// The world, and how its results are printed.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct Common {
+pub(super) struct Start {
     /// Ranks, when this command starts them itself
     #[arg(short = 'n', long, value_name = "N")]
     ranks: Option<u32>,
+    /// Transport: shm, ofi (libfabric), verbs (RDMA) or auto [default: $EARLYBIRD_FABRIC, else auto]
+    #[arg(long)]
+    fabric: Option<FabricChoice>,
+    /// The libfabric provider, such as tcp;ofi_rxm; implies --fabric ofi
+    #[arg(long)]
+    provider: Option<String>,
+    /// Where ranks run
+    #[arg(long, value_enum, default_value = "none")]
+    pub(super) bind: Bind,
+    /// JSON Lines, an object a row
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// A collective in a world.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Common {
+    #[command(flatten)]
+    pub(super) start: Start,
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto", allow_hyphen_values = true)]
     pub(super) grace: Grace,
@@ -29,21 +49,9 @@ pub(super) struct Common {
     /// The agent that carries a round out: auto, caller, thread, peer or provider
     #[arg(long, default_value = "auto")]
     pub(super) executor: Executor,
-    /// Transport: shm, ofi (libfabric), verbs (RDMA) or auto [default: $EARLYBIRD_FABRIC, else auto]
-    #[arg(long)]
-    fabric: Option<FabricChoice>,
-    /// The libfabric provider, such as tcp;ofi_rxm; implies --fabric ofi
-    #[arg(long)]
-    provider: Option<String>,
-    /// Where ranks run
-    #[arg(long, value_enum, default_value = "none")]
-    pub(super) bind: Bind,
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
-    /// JSON Lines, an object a row
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 /// Whether this process is a rank already, and of how many.
@@ -53,7 +61,7 @@ pub(super) struct Place {
     pub(super) config: Config,
 }
 
-impl Common {
+impl Start {
     /// Finds out what this process is; `usual` ranks if no number is given.
     pub(super) fn place(&self, usual: u32) -> Result<Place, Box<dyn std::error::Error>> {
         let identity = Identity::from_env()?;
@@ -82,7 +90,9 @@ impl Common {
             _ => Ok(Place { ranks, launched, config }),
         }
     }
+}
 
+impl Common {
     /// Checks these options with a choice of rules.
     pub(super) fn check(&self, ranks: u32, fires: &[Fire]) -> Result<(), String> {
         check_ranks(ranks)?;

@@ -13,9 +13,11 @@ mod common;
 mod fuzz;
 mod info;
 mod launch;
+mod pattern;
 mod program;
 mod rank;
 mod run;
+mod selftest;
 mod simulate;
 mod skew;
 mod table;
@@ -47,6 +49,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Simulate worlds without troubles, of up to 4,096 ranks, and print the cost
     Simulate(simulate::Args),
+    /// Check on these devices what the library promises, and print what holds
+    Selftest(selftest::Args),
     /// Show what this build and machine can do
     Info(info::Args),
     /// One rank of a launched program: not for people
@@ -67,6 +71,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Program(args) => program::main(&args),
         Command::Fuzz(args) => fuzz::main(&args),
         Command::Simulate(args) => simulate::main(&args),
+        Command::Selftest(args) => selftest::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Rank(args) => rank::main(&args),
     };

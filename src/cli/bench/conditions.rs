@@ -27,7 +27,7 @@ impl Conditions {
         });
         let mut asked = json!({
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
-            "bind": word(&common.bind),
+            "bind": word(&common.start.bind),
         });
         if args.op == Op::Allreduce {
             let collective = json!({

@@ -134,13 +134,13 @@ impl Args {
 
 pub(super) fn main(args: Args) -> super::Outcome {
     let tour = std::env::args_os().len() == 2;
-    let Place { ranks, launched, config } = args.common.place(if tour { TOUR_RANKS } else { 2 })?;
+    let Place { ranks, launched, config } = args.common.start.place(if tour { TOUR_RANKS } else { 2 })?;
     let sizes = args.check(ranks)?;
     if !launched {
-        return again(ranks, args.common.bind);
+        return again(ranks, args.common.start.bind);
     }
     let world = World::from_env(&config)?;
-    let conditions = args.common.json.then(|| Conditions::new(&world, &config, &args));
+    let conditions = args.common.start.json.then(|| Conditions::new(&world, &config, &args));
     let conditions = conditions.as_ref();
     if args.op == Op::Arm {
         arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;

@@ -129,10 +129,10 @@ impl Args {
 }
 
 pub(super) fn main(args: Args) -> super::Outcome {
-    let Place { ranks, launched, config } = args.common.place(4)?;
+    let Place { ranks, launched, config } = args.common.start.place(4)?;
     args.check(ranks)?;
     if !launched {
-        return again(ranks, args.common.bind);
+        return again(ranks, args.common.start.bind);
     }
     let world = World::from_env(&config)?;
     let mut report = Report::new(&world, &args);

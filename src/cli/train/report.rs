@@ -53,7 +53,7 @@ impl Report {
         let skew = args.skew(world.size()).to_string();
         let report = Report {
             speaks: world.rank() == 0,
-            json: args.common.json,
+            json: args.common.start.json,
             ranks: world.size(),
             skew,
             task: args.task.name(),

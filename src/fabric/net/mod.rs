@@ -1,8 +1,9 @@
 //! What the fabrics over a network share.
 //!
-//! Bulk data moves by one-sided writes and reads of registered memory. Everything small goes by
-//! messages that the receiving rank processes in software: in a call of its own into the library,
-//! or on its helper thread.
+//! Bulk data moves by one-sided writes and reads of registered memory. Small data, signals and
+//! atomics go the same way where devices change cells; elsewhere they go by messages that the
+//! receiving rank processes in software: in a call of its own into the library, or on its helper
+//! thread.
 //!
 //! # Layers
 //! A provider implements [`Wire`]: it posts operations, reports what has completed, registers
@@ -12,15 +13,25 @@
 //! generic over the wire, so each provider has code of its own and no operation is a virtual call.
 //!
 //! # Putting
-//! Data of one or two words travels in the message that also names the signal. More data is written
+//! Where devices change cells, a put is a write of the data and then an operation on the cell of the
+//! signal, which lands behind it. Immediate data follows, and ends a wait of the target. Without a
+//! signal it is the write alone.
+//!
+//! Elsewhere data of one or two words travels in the message that also names the signal. More data is written
 //! to its address by an operation that also writes the message into a header slot. Where a provider
 //! cannot do that, small data is received with its message and copied to its address; large data,
 //! and data that does not fit one operation, is written in parts. Either immediate data announces
 //! the parts that have landed, or the parts complete before the message is sent.
 //!
 //! # Atomics
-//! The home's processor makes all changes of a cell, the home's own included, under one lock. So
-//! there is one domain of atomicity, and plain loads through a window see it.
+//! One agent makes all changes of a cell, the home's own included, so there is one domain of
+//! atomicity ([`Atomicity`]):
+//!
+//! - the home's processor, under one lock, asked by messages; or
+//! - the home's device, which answers peers without a processor. The home asks it by a connection to
+//!   itself, unless the device is atomic with the processor.
+//!
+//! Plain loads through a window see the changes of both.
 //!
 //! # Completion
 //! Messages are numbered and processed exactly once. Each message acknowledges the receiver's

@@ -1,0 +1,178 @@
+//! Checks with troubles: ranks that are late, asleep or missing, and ranks that disagree.
+
+use std::time::{Duration, Instant};
+
+use earlybird::{Error, Fire, Grace, Part, Result, World};
+
+use super::report::Finding;
+use super::rounds::{Rounds, longest, pace, told};
+use super::{Effort, PATIENCE};
+
+/// Every so many rounds wait for all ranks: then every contribution until there has entered.
+const FULL: u64 = 8;
+
+/// The least time for which the late rank computes before each step.
+const COMPUTE: Duration = Duration::from_millis(4);
+
+/// Rules under which ranks can be late.
+pub(super) fn late_rules(ranks: u32) -> Vec<Fire> {
+    let full = |fire: Fire| fire.full_every(FULL as u32);
+    vec![full(Fire::SOLO), full(Fire::quorum(ranks.div_ceil(2))), full(Fire::deadline(COMPUTE / 2))]
+}
+
+/// The last rank computes before each step, and the others do not: it is late again and again. After
+/// a full round each contribution must have entered, once.
+pub(super) fn late(world: &World, effort: &Effort, fire: Fire) -> Result<Finding> {
+    let compute = (pace(world)? * 3).clamp(COMPUTE, Duration::from_millis(500));
+    let is_late = world.rank() + 1 == world.size();
+    let pause = |_| if is_late { compute } else { Duration::ZERO };
+    let (mut contributions, mut carried, mut age, mut problem) = (0, 0, 0, None);
+    for &bytes in effort.sizes.iter().filter(|&&bytes| bytes <= 65_536) {
+        let mut rounds = Rounds::<u64>::new(world, fire, bytes)?;
+        let start = Instant::now();
+        rounds.until(FULL, pause)?;
+        let each = longest(world, start.elapsed())?;
+        let more = (effort.time.as_secs_f64() / each.as_secs_f64().max(1e-9)) as u64;
+        rounds.until(FULL * (1 + more.clamp(2, 50)), pause)?;
+        let witness = rounds.finish()?;
+        (contributions, carried) = (contributions + witness.contributions(), carried + witness.carried);
+        age = age.max(witness.age_max);
+        problem = problem.or(witness.problem);
+        if each > effort.time * 4 {
+            break;
+        }
+    }
+    Ok(match carried {
+        0 if problem.is_none() => Finding::not_run(format!("no rank was late in {contributions} contributions")),
+        _ => Finding::unless(problem, format!("{contributions} contributions, {carried} carried, oldest {age} rounds")),
+    })
+}
+
+/// Rounds that are made without the rank that sleeps. All fit its ring.
+const WITHOUT: u64 = 4;
+
+/// How long a rank sleeps: far longer than the rounds take that the others make.
+fn nap(world: &World) -> Result<Duration> {
+    Ok((pace(world)? * 10 * WITHOUT as u32).clamp(Duration::from_millis(150), Duration::from_secs(3)))
+}
+
+/// Each rank in turn sleeps outside the library, while the others make rounds. So a rank that is the
+/// home of a round sleeps, too.
+pub(super) fn absent(world: &World, effort: &Effort) -> Result<Finding> {
+    let (ranks, nap) = (world.size(), nap(world)?);
+    let turns = ranks.min(effort.absent);
+    let (mut slowest, mut problem) = (Duration::ZERO, None);
+    for turn in 0..turns {
+        // Spread over the world.
+        let sleeper = (u64::from(turn) * u64::from(ranks) / u64::from(turns)) as u32;
+        let (took, found) = without(world, sleeper, nap)?;
+        slowest = slowest.max(took);
+        problem = problem.or(found);
+    }
+    let slowest = longest(world, slowest)?;
+    if slowest > nap * 4 / 5 {
+        problem.get_or_insert(format!(
+            "G3: {WITHOUT} rounds took {slowest:?} while a rank slept {nap:?} outside the library"
+        ));
+    }
+    let (took, slept) = (told(slowest.as_secs_f64()), told(nap.as_secs_f64()));
+    let figure = format!("{turns} ranks in turn; {WITHOUT} rounds took {took} at most, of {slept} of sleep");
+    Ok(Finding::unless(problem, figure))
+}
+
+/// Makes rounds without one rank, which then receives them and is carried into the next one. Returns
+/// what the rounds took here, and a problem that this rank has seen.
+fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(Duration, Option<String>)> {
+    let ranks = world.size();
+    let fire = Fire::quorum(ranks - 1);
+    let mut sum = world.allreduce::<u64>(&[16]).fire(fire).grace(Grace::NONE).build()?;
+    let sleeps = world.rank() == sleeper;
+    let mut problem = None;
+    let mut mind = |holds: bool, text: String| {
+        if !holds {
+            problem.get_or_insert(text);
+        }
+    };
+    world.barrier(PATIENCE)?;
+    let start = Instant::now();
+    let mut took = Duration::ZERO;
+    if sleeps {
+        std::thread::sleep(nap);
+        sum.contribution()?.fill(1);
+        sum.arrive()?;
+        let missed: Vec<u64> = sum.wait(PATIENCE)?.iter().map(|outcome| outcome.round()).collect();
+        let expected: Vec<u64> = (1..=WITHOUT).collect();
+        mind(missed == expected, format!("G4: rank {sleeper} slept through {expected:?} and received {missed:?}"));
+    } else {
+        for round in 1..=WITHOUT {
+            sum.contribution()?.fill(1);
+            sum.arrive()?;
+            let outcome = sum.wait(PATIENCE)?.newest();
+            let (is, value) = (outcome.round(), outcome.data()[0]);
+            mind(is == round, format!("G4: round {is} came where round {round} was due"));
+            mind(value == u64::from(ranks) - 1, format!("G5: round {round} has {value} contributions of {ranks} - 1"));
+        }
+        took = start.elapsed();
+    }
+    // The sleeper has arrived late by now: it is carried into the next round.
+    world.barrier(PATIENCE)?;
+    if !sleeps {
+        sum.contribution()?.fill(1);
+        sum.arrive()?;
+        let outcome = sum.wait(PATIENCE)?.newest();
+        let carried = outcome.cut().entries().find(|entry| entry.rank == sleeper && entry.part == Part::Carried);
+        let age = carried.map(|entry| entry.age);
+        let text = format!("G1: what rank {sleeper} contributed after its sleep is not carried: {:?}", outcome.cut());
+        mind(age == Some(WITHOUT), text);
+    }
+    sum.finish(PATIENCE)?;
+    Ok((took, problem))
+}
+
+/// A rank does not come: the deadline of the others names it, and nothing is lost.
+pub(super) fn deadline(world: &World, _: &Effort) -> Result<Finding> {
+    let missing = world.size() - 1;
+    let short = nap(world)?;
+    let mut sum = world.allreduce::<u64>(&[16]).build()?;
+    world.barrier(PATIENCE)?;
+    let mut problem = None;
+    if world.rank() == missing {
+        std::thread::sleep(short * 3);
+    }
+    sum.contribution()?.fill(1);
+    sum.arrive()?;
+    if world.rank() != missing {
+        match sum.wait(short).map(|outcomes| outcomes.newest().round()) {
+            Err(Error::Timeout { missing: named, .. }) if named.0 == [missing] => {}
+            Err(Error::Timeout { missing: named, .. }) => {
+                problem = Some(format!("G8: the deadline named {named}, and rank {missing} was missing"));
+            }
+            Err(error) => return Err(error),
+            Ok(_) => problem = Some(format!("G5: a round of all ranks fired without rank {missing}")),
+        }
+    }
+    let outcome = sum.wait(PATIENCE)?.newest();
+    let value = outcome.data()[0];
+    drop(outcome);
+    if value != u64::from(world.size()) {
+        problem.get_or_insert(format!("G8: after a deadline the outcome has {value} contributions"));
+    }
+    sum.finish(PATIENCE)?;
+    Ok(Finding::unless(problem, format!("after {} each other rank named rank {missing}", told(short.as_secs_f64()))))
+}
+
+/// One rank asks for another depth: every rank is told both values.
+pub(super) fn mismatch(world: &World, _: &Effort) -> Result<Finding> {
+    let is_different = world.rank() + 1 == world.size();
+    let depth = if is_different { 4 } else { 5 };
+    let built = world.allreduce::<u64>(&[16]).fire(Fire::SOLO).depth(depth).build();
+    let problem = match built {
+        Err(Error::Mismatch { what, mine, theirs, .. }) if mine != theirs && !what.is_empty() => None,
+        Err(error) => return Err(error),
+        Ok(mut sum) => {
+            sum.finish(PATIENCE)?;
+            Some("G8: a collective was built although ranks chose different depths".to_owned())
+        }
+    };
+    Ok(Finding::unless(problem, "every rank names the difference"))
+}
