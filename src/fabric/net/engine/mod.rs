@@ -217,7 +217,7 @@ impl<W: Wire> Engine<W> {
     ) -> Self {
         let peer = |header_slots| Peer { header_slots, ..Peer::default() };
         let peers: Vec<Peer> = header_slots.into_iter().map(peer).collect();
-        let most_wakes = wakes::most(peers.len() as u32);
+        let most_wakes = wakes::most(link.limits.receives, peers.len() as u32);
         Engine {
             rank,
             secret,

@@ -7,7 +7,6 @@
 //! has taken some.
 
 use super::{Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Transfer, Way, Wire};
-use crate::fabric::net::limits::RECEIVE_BUFFERS;
 use crate::fabric::net::shares::peers;
 use crate::fabric::net::wire::CellChange;
 use crate::fabric::{At, Atomic};
@@ -58,9 +57,9 @@ impl Wakes {
     }
 }
 
-/// Wakes on their way to one peer: those of all peers take half of the message buffers.
-pub(super) fn most(ranks: u32) -> u32 {
-    (RECEIVE_BUFFERS as u32 / 2 / peers(ranks) as u32).max(LEAST)
+/// Wakes on their way to one peer: those of all peers take half of so many message buffers.
+pub(super) fn most(receives: usize, ranks: u32) -> u32 {
+    ((receives / 2 / peers(ranks)) as u32).max(LEAST)
 }
 
 impl<W: Wire> Engine<W> {
@@ -120,9 +119,9 @@ mod tests {
         #[test]
         fn no_change_stays_without_a_wake(
             steps in proptest::collection::vec(0..6u16, 1..300),
-            ranks in 2..200u32,
+            (receives, ranks) in (8..1000usize, 2..200u32),
         ) {
-            let most = most(ranks);
+            let most = most(receives, ranks);
             let (mut sender, mut receiver) = (Wakes::default(), Wakes::default());
             // Wakes and answers on the way; for each channel its changes, and how many of them its last wake announces.
             let (mut wakes, mut answers) = (std::collections::VecDeque::new(), std::collections::VecDeque::new());
