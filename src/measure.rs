@@ -25,6 +25,14 @@ pub const WINDOW: u64 = 64;
 /// The offset of the data, behind the cells that report the other rank's progress.
 const DATA: usize = 128;
 
+/// Where the signal of a write goes: behind data that fits a cache line with it, as in a collective.
+fn progress_at(bytes: usize) -> usize {
+    const CELL: usize = size_of::<u64>();
+    if bytes <= CACHE_LINE - CELL { DATA + bytes.next_multiple_of(CELL) } else { 0 }
+}
+
+const CACHE_LINE: usize = 64;
+
 /// Precedes a rank's key, so that a rank in another call is not taken for the partner.
 const PAIR: &[u8] = b"pair";
 
@@ -68,7 +76,7 @@ impl<'f> Pair<'f> {
     pub fn between(fabric: &'f dyn Fabric, pair: (u32, u32), bytes: usize, patience: Duration) -> Result<Self> {
         let (rank, operation) = (fabric.rank(), "bench");
         let mut endpoint = fabric.open(RawAccess::CRATE)?;
-        let own = endpoint.register(DATA + bytes, Access::Write)?;
+        let own = endpoint.register(DATA + bytes.max(CACHE_LINE), Access::Write)?;
         let told = [PAIR, &endpoint.key(own).encode()].concat();
         let answers = fabric.exchange(operation, &told, Instant::now() + patience)?;
         let partner = match pair {
@@ -115,11 +123,11 @@ impl<'f> Pair<'f> {
         for round in 1..=warmup + iterations {
             let start = Instant::now();
             if !first {
-                self.hear("write_lat", base + round)?;
+                self.hear("write_lat", bytes, base + round)?;
             }
             self.write("write_lat", bytes, Some(base + round))?;
             if first {
-                self.hear("write_lat", base + round)?;
+                self.hear("write_lat", bytes, base + round)?;
                 if round > warmup {
                     seconds.push(start.elapsed().as_secs_f64() / 2.0);
                 }
@@ -215,13 +223,13 @@ impl<'f> Pair<'f> {
         Ok(value)
     }
 
-    /// Waits until the other rank has raised the first cell to `round`.
-    fn hear(&mut self, operation: &'static str, round: u64) -> Result<()> {
+    /// Waits until the other rank has raised the cell of writes of so many bytes to `round`.
+    fn hear(&mut self, operation: &'static str, bytes: usize, round: u64) -> Result<()> {
         let since = Instant::now();
         let Some(window) = self.endpoint.window(self.own) else {
             return Err(Error::Usage { rank: self.fabric.rank(), operation, problem: "own memory is not mapped" });
         };
-        let cell = window.cell(0);
+        let cell = window.cell(progress_at(bytes) / size_of::<u64>());
         let mut looks = 0u32;
         while cell.load(Ordering::Acquire) < round {
             if self.poll(operation)?.is_some() {
@@ -242,7 +250,7 @@ impl<'f> Pair<'f> {
     fn write(&mut self, operation: &'static str, bytes: usize, round: Option<u64>) -> Result<()> {
         let theirs = self.partner(operation)?.1;
         let (from, to) = (At { region: self.own, offset: DATA }, At { region: theirs, offset: DATA });
-        let cell = At { region: theirs, offset: 0 };
+        let cell = At { region: theirs, offset: progress_at(bytes) };
         let signal = round.map(|round| Signal { at: cell, change: Change::Set(round), awaited: true });
         let posted = self.endpoint.put(from, to, bytes, signal, 0).map_err(|error| error.in_call(operation))?;
         self.open += u64::from(posted == Posted::Pending);
