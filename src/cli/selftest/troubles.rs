@@ -119,10 +119,12 @@ fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(Duration, Opti
     if !sleeps {
         sum.contribution()?.fill(1);
         sum.arrive()?;
-        let outcome = sum.wait(PATIENCE)?.newest();
-        let carried = outcome.cut().entries().find(|entry| entry.rank == sleeper && entry.part == Part::Carried);
-        let age = carried.map(|entry| entry.age);
-        let text = format!("G1: what rank {sleeper} contributed after its sleep is not carried: {:?}", outcome.cut());
+        // Others may have left meanwhile, which closes further rounds.
+        let outcomes = sum.wait(PATIENCE)?;
+        let mut entries = outcomes.iter().flat_map(|outcome| outcome.cut().entries());
+        let age = entries.find(|entry| entry.rank == sleeper && entry.part == Part::Carried).map(|entry| entry.age);
+        let cuts = || outcomes.iter().map(|outcome| format!("{:?}", outcome.cut())).collect::<Vec<_>>().join(", ");
+        let text = format!("G1: what rank {sleeper} contributed after its sleep is not carried: {}", cuts());
         mind(age == Some(WITHOUT), text);
     }
     sum.finish(PATIENCE)?;

@@ -21,8 +21,8 @@ pub(super) struct Connection {
     completed: u16,
     /// Requests since the last one that completes with an entry.
     unsignaled: u16,
-    /// An operation has failed: the queue pair carries out nothing any more.
-    failed: bool,
+    /// Why an operation has failed: the queue pair carries out nothing any more.
+    failure: Option<String>,
 }
 
 /// A part of an operation: a request.
@@ -54,7 +54,7 @@ impl Connection {
     pub(super) fn new(peer: u32, pair: QueuePair, sequence: u32, room: u32) -> Self {
         let handshake = Handshake::new(End { pair: pair.number(), sequence });
         let room = u16::try_from(room).unwrap_or(u16::MAX);
-        Connection { peer, pair, handshake, room, posted: 0, completed: 0, unsignaled: 0, failed: false }
+        Connection { peer, pair, handshake, room, posted: 0, completed: 0, unsignaled: 0, failure: None }
     }
 
     pub(super) fn pair(&self) -> &QueuePair {
@@ -67,7 +67,7 @@ impl Connection {
 
     /// Whether the peer may not know yet that this rank is connected to it.
     pub(super) fn is_connecting(&self) -> bool {
-        !self.handshake.is_ready() && !self.failed
+        !self.handshake.is_ready() && self.failure.is_none()
     }
 
     pub(super) fn hello(&self, from: u32, secret: u64) -> Hello {
@@ -76,7 +76,7 @@ impl Connection {
 
     /// Whether another hello is due now.
     pub(super) fn hello_is_due(&mut self, now: Time) -> bool {
-        !self.failed && self.handshake.is_due(now)
+        self.failure.is_none() && self.handshake.is_due(now)
     }
 
     /// Processes a peer's hello, as [`Handshake::hear`].
@@ -93,12 +93,14 @@ impl Connection {
     pub(super) unsafe fn post(&mut self, number: usize, parts: &[Part]) -> Result<(), Refusal> {
         let posted = self.posted.wrapping_add(parts.len() as u16);
         let id = Work::Operation { number, peer: self.peer, posted }.encode();
+        // Each request of a connection that has failed has an entry, and an operation must have one.
+        let part_of_it = Work::Unsignaled { peer: self.peer, posted: self.posted }.encode();
         let mut requests = [Request { id, verb: Verb::Send, local: None, flags: 0 }; MOST_REQUESTS];
         for (index, (request, part)) in requests.iter_mut().zip(parts).enumerate() {
             let is_copied = matches!(part.verb, Verb::Send | Verb::Write(_) | Verb::WriteWithImmediate(..))
                 && part.local.is_some_and(|local| local.len <= self.pair.most_inline());
             let inline = if is_copied { IBV_SEND_INLINE } else { 0 };
-            let signaled = if index + 1 == parts.len() { IBV_SEND_SIGNALED } else { 0 };
+            let (id, signaled) = if index + 1 == parts.len() { (id, IBV_SEND_SIGNALED) } else { (part_of_it, 0) };
             *request = Request { id, verb: part.verb, local: part.local, flags: inline | signaled };
         }
         // SAFETY: as the caller says.
@@ -112,7 +114,7 @@ impl Connection {
     pub(super) fn inject(&mut self, message: Local) -> Result<(), Refusal> {
         // Entries of the send queue are free again when a later request completes with an entry.
         let signaled = self.unsignaled >= self.room / 4;
-        let id = Work::Injected { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
+        let id = Work::Unsignaled { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
         let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
         let request = Request { id, verb: Verb::Send, local: Some(message), flags };
         // SAFETY: the device copies what is inline before the call returns.
@@ -127,7 +129,7 @@ impl Connection {
         if self.unsignaled == 0 {
             return;
         }
-        let id = Work::Injected { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
+        let id = Work::Unsignaled { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
         // A write of no bytes needs no key.
         let verb = Verb::Write(Remote { address: 0, key: 0 });
         let request = Request { id, verb, local: None, flags: IBV_SEND_SIGNALED };
@@ -141,7 +143,7 @@ impl Connection {
     /// As [`Connection::post`].
     unsafe fn queue(&mut self, requests: &[Request]) -> Result<(), Refusal> {
         let free = self.room - self.posted.wrapping_sub(self.completed);
-        if self.failed {
+        if self.failure.is_some() {
             return Err(Refusal::Failed);
         }
         if !self.handshake.is_ready() || usize::from(free) < requests.len() {
@@ -157,7 +159,7 @@ impl Connection {
             Err(error) if error.is_full() && error.posted == 0 => Err(Refusal::NotNow),
             Err(error) => {
                 // What was posted of the requests has no end.
-                self.failed = true;
+                self.failure.get_or_insert_with(|| error.to_string());
                 Err(Refusal::Device(error))
             }
         }
@@ -169,14 +171,14 @@ impl Connection {
         self.completed = upto;
     }
 
-    /// An operation has failed; whether that is news.
-    pub(super) fn fail(&mut self) -> bool {
-        !std::mem::replace(&mut self.failed, true)
+    /// A request has failed; those behind it do, too. Returns why the first one has failed.
+    pub(super) fn fail(&mut self, reason: impl FnOnce() -> String) -> &str {
+        self.failure.get_or_insert_with(reason)
     }
 
     /// Whether every request that was posted is over, as far as that is known: the last injected
     /// messages complete without an entry.
     pub(super) fn is_idle(&self) -> bool {
-        self.failed || self.posted == self.completed
+        self.failure.is_some() || self.posted == self.completed
     }
 }

@@ -255,16 +255,13 @@ impl Connections {
         self.connect(self.rank, own)
     }
 
-    /// Requests to a peer are over, or have failed for a reason.
+    /// Requests to a peer are over, or have failed for a reason. Returns why the first one of them has
+    /// failed: what follows says only that the connection is gone.
     #[inline]
-    pub(super) fn complete(&mut self, peer: u32, posted: u16, failed: Option<&str>) {
-        let Some(Peer { connection: Some(connection), .. }) = self.peers.get_mut(peer as usize) else { return };
+    pub(super) fn complete(&mut self, peer: u32, posted: u16, failed: Option<impl FnOnce() -> String>) -> Option<&str> {
+        let connection = self.peers.get_mut(peer as usize)?.connection.as_mut()?;
         connection.complete(posted);
-        if let Some(reason) = failed
-            && connection.fail()
-        {
-            tracing::debug!(rank = self.rank, peer, reason, "the connection has failed");
-        }
+        failed.map(|reason| connection.fail(reason))
     }
 
     /// Makes the end of the last messages known.

@@ -141,16 +141,13 @@ impl VerbsWire {
             }
             Work::Receive { number } => Some(Entry::Done { number, len: completion.byte_len as usize }),
             Work::Operation { number, peer, posted } => {
-                let failed = failed.then(reason);
-                self.connections.complete(peer, posted, failed.as_deref());
-                Some(match failed {
+                Some(match self.connections.complete(peer, posted, failed.then_some(reason)) {
                     None => Entry::Done { number, len: 0 },
-                    Some(reason) => Entry::Failed { number, reason },
+                    Some(reason) => Entry::Failed { number, reason: reason.to_owned() },
                 })
             }
-            Work::Injected { peer, posted } => {
-                let failed = failed.then(reason);
-                self.connections.complete(peer, posted, failed.as_deref());
+            Work::Unsignaled { peer, posted } => {
+                self.connections.complete(peer, posted, failed.then_some(reason));
                 None
             }
             Work::HelloSent { buffer } => {

@@ -8,8 +8,9 @@ pub(super) enum Work {
     Receive { number: usize },
     /// An operation to a peer, by its number, and the requests posted to that peer until then.
     Operation { number: usize, peer: u32, posted: u16 },
-    /// An injected message to a peer, and the requests posted to that peer until then.
-    Injected { peer: u32, posted: u16 },
+    /// An injected message to a peer, or a part of an operation but the last one, and the requests
+    /// posted to that peer until then.
+    Unsignaled { peer: u32, posted: u16 },
     /// A hello that was sent, by its buffer.
     HelloSent { buffer: usize },
     /// A hello that came, by its buffer.
@@ -29,7 +30,7 @@ impl Work {
         match self {
             Work::Receive { number } => word(1, 0, 0, number),
             Work::Operation { number, peer, posted } => word(2, peer, posted, number),
-            Work::Injected { peer, posted } => word(3, peer, posted, 0),
+            Work::Unsignaled { peer, posted } => word(3, peer, posted, 0),
             Work::HelloSent { buffer } => word(4, 0, 0, buffer),
             Work::Hello { buffer } => word(5, 0, 0, buffer),
         }
@@ -42,7 +43,7 @@ impl Work {
         Some(match word >> KIND {
             1 => Work::Receive { number },
             2 => Work::Operation { number, peer, posted },
-            3 => Work::Injected { peer, posted },
+            3 => Work::Unsignaled { peer, posted },
             4 => Work::HelloSent { buffer: number },
             5 => Work::Hello { buffer: number },
             _ => return None,
@@ -60,7 +61,7 @@ mod tests {
             for work in [
                 Work::Receive { number },
                 Work::Operation { number, peer, posted },
-                Work::Injected { peer, posted },
+                Work::Unsignaled { peer, posted },
                 Work::HelloSent { buffer: number },
                 Work::Hello { buffer: number },
             ] {
