@@ -136,7 +136,7 @@ fn rounds_need_no_processor_of_a_stopped_rank() {
         marks.set(&format!("stopped-{turn}"));
         let others = (0..RANKS as usize).filter(|&rank| rank != away);
         let have_made = || others.clone().all(|rank| marks.has(&format!("made-{turn}-{rank}")));
-        let all_made = wait_at_most(Duration::from_secs(20), have_made);
+        let all_made = wait_at_most(DEADLINE, have_made);
         let (used, asked_now) = (processor_time(pid) - used, receivers_not_ready());
         let waits = asked_now.unwrap_or(0) - asked.unwrap_or(0);
         println!("{what}: {ROUNDS} rounds in {:.2?}, {used} ns of its processor, {waits} waits", began.elapsed());
