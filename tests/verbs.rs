@@ -362,7 +362,8 @@ fn objects() -> Option<String> {
 /// Neither a world that ends well nor one with a killed rank leaves a queue pair or a region.
 #[test]
 fn nothing_is_left_of_a_world() {
-    let (Some(_), Some(before)) = (rdma(), objects()) else { return };
+    // Without a device the kernel may not know of such objects at all.
+    let Some(before) = rdma().and_then(|_| objects()) else { return };
     all_succeed(&Job::start(Way::Verbs, 3, "rank", "ends").finish(LIMIT));
     until("a world that has ended leaves nothing", || objects().as_ref() == Some(&before));
     let marks = Marks::make();
