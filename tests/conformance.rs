@@ -82,13 +82,24 @@ fn ofi_verbs() {
 
 #[test]
 fn verbs() {
-    let Some(library) = common::rdma() else { return };
-    conformance::all(&|ranks| over_verbs(&library, ranks));
+    over_verbs(None);
 }
 
-fn over_verbs(library: &verbs::Library, ranks: u32) -> Vec<Box<dyn Fabric>> {
+/// As over a device without atomics.
+#[test]
+fn verbs_by_messages() {
+    over_verbs(Some(false));
+}
+
+fn over_verbs(device_atomics: Option<bool>) {
+    let Some(library) = common::rdma() else { return };
+    let settings = VerbsSettings { device_atomics, ..VerbsSettings::default() };
+    conformance::all(&|ranks| verbs_world(&library, &settings, ranks));
+}
+
+fn verbs_world(library: &verbs::Library, settings: &VerbsSettings, ranks: u32) -> Vec<Box<dyn Fabric>> {
     let deadline = Instant::now() + Duration::from_secs(20);
-    let world = VerbsFabric::in_this_process(library, &VerbsSettings::default(), ranks, deadline);
+    let world = VerbsFabric::in_this_process(library, settings, ranks, deadline);
     boxed(world.unwrap_or_else(|error| panic!("verbs: {error}")))
 }
 
