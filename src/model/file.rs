@@ -191,6 +191,47 @@ mod tests {
         assert_eq!(network.pull_after(usize::MAX), 3_600_000_000_000);
     }
 
+    /// The files of `hw-configs/` that are not built in, by name.
+    fn files() -> Vec<(String, String)> {
+        let folder = File::new(env!("CARGO_MANIFEST_DIR")).join("hw-configs");
+        let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let read = |file: std::path::PathBuf| {
+            // As a user's file is read.
+            HwConfig::load(Some(&file)).unwrap();
+            (file.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read_to_string(file).unwrap())
+        };
+        files.into_iter().map(read).filter(|(_, text)| text != BUILT_IN).collect()
+    }
+
+    #[test]
+    fn every_file_can_be_read_and_holds_only_what_differs() {
+        let built_in = HwConfig::load(None).unwrap();
+        let files = files();
+        assert_eq!(files.len(), 5);
+        for (name, text) in &files {
+            let whole = HwConfig::parse(text).unwrap();
+            assert_ne!(whole, built_in, "{name}");
+            let keys: Vec<_> = text.lines().filter(|line| is_key(line.split(' ').next().unwrap_or_default())).collect();
+            assert!(!keys.is_empty(), "{name}");
+            for line in keys {
+                assert_ne!(HwConfig::parse(&text.replacen(line, "", 1)).as_ref(), Ok(&whole), "{name}: {line}");
+            }
+        }
+    }
+
+    /// Figures of other programs must not pass for measurements of this one.
+    #[test]
+    fn every_value_of_another_network_is_marked_as_cited() {
+        for (name, text) in files() {
+            assert!(text.contains("Cited, not measured") && text.contains("https://"), "{name}");
+            let lines: Vec<_> = text.lines().collect();
+            for pair in lines.windows(2).filter(|pair| is_key(pair[1].split(' ').next().unwrap_or_default())) {
+                assert!(pair[0].starts_with("# Cited: ") || pair[0].starts_with("# Follows: "), "{name}: {}", pair[1]);
+            }
+        }
+    }
+
     #[test]
     fn mistakes_are_named() {
         let change = |from: &str, to: &str| HwConfig::parse(&BUILT_IN.replace(from, to)).unwrap_err();
