@@ -39,6 +39,8 @@ mod access;
 #[cfg(feature = "internals")]
 pub mod conformance;
 pub(crate) mod failure;
+#[cfg(all(test, not(loom)))]
+mod footprint_tests;
 mod lender;
 pub(crate) mod memory;
 #[cfg(all(test, loom))]

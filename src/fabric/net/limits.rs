@@ -56,7 +56,7 @@ impl Limits {
     }
 
     /// The number of the first transfer.
-    pub(super) fn first_transfer(&self, ranks: u32) -> usize {
+    pub(in crate::fabric) fn first_transfer(&self, ranks: u32) -> usize {
         self.receives + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
     }
 }

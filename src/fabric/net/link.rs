@@ -20,6 +20,17 @@ fn header_at(first_transfer: usize, number: usize) -> usize {
     (first_transfer + 1) * BUFFER_BYTES + number * SLOT_BYTES
 }
 
+impl Limits {
+    /// Bytes of the memory of a link in a world of `ranks`, which grows with their number: of the
+    /// message buffers with the outgoing headers behind them, and of the header slots for incoming
+    /// headers, if writes can bring some.
+    pub(in crate::fabric) fn memory(&self, ranks: u32) -> (usize, Option<usize>) {
+        let brings_headers = self.immediate >= ImmediateData::BYTES && self.places >= 2;
+        let buffers = header_at(self.first_transfer(ranks), self.moving);
+        (buffers, brings_headers.then(|| header_slots::size(ranks)))
+    }
+}
+
 /// What has happened to an operation, or at a peer.
 #[derive(Clone, Debug)]
 pub(in crate::fabric) enum Event {
@@ -88,11 +99,7 @@ impl<W: Wire> Link<W> {
     pub(in crate::fabric) fn new(wire: W, limits: Limits, (rank, ranks): (u32, u32)) -> Result<Self, Failed<W::Error>> {
         let first_transfer = limits.first_transfer(ranks);
         let uses_immediate = limits.immediate >= ImmediateData::BYTES;
-        // Outgoing headers lie behind the message buffers; header slots for incoming ones are
-        // memory of their own.
-        let buffers = header_at(first_transfer, limits.moving);
-        let header_slots = (uses_immediate && limits.places >= 2).then(|| header_slots::size(ranks));
-        // Both grow with the number of ranks.
+        let (buffers, header_slots) = limits.memory(ranks);
         let need = (buffers + header_slots.unwrap_or(0)) as u64;
         check_memory(rank, "make message buffers", need).map_err(Failed::System)?;
         let buffers = W::allocate(wire.registrar(), buffers, Purpose::Messages)?;

@@ -98,4 +98,6 @@ pub(super) use message::{Content, Location};
 pub(crate) use peer_info::PeerInfo;
 pub(super) use registration::{Failed, Purpose, Registered, allocate};
 pub(super) use shares::peers;
+#[cfg(all(test, not(loom)))]
+pub(super) use shares::share;
 pub(super) use wire::{Atomicity, CellChange, Entry, Local, Posted, Remote, Watched, Wire};

@@ -21,8 +21,8 @@ impl Pool {
     /// A pool of these indices for the peers of a rank. All shares can be full at once if there is
     /// one index for each peer.
     pub(super) fn new(indices: Range<usize>, ranks: u32) -> Self {
-        let share = (indices.len() / peers(ranks)).max(1);
-        Pool { size: indices.len(), free: indices.collect(), held: vec![0; ranks as usize], share }
+        let size = indices.len();
+        Pool { size, free: indices.collect(), held: vec![0; ranks as usize], share: share(size, ranks) }
     }
 
     /// The index that [`Pool::take`] takes next for a peer; `None` if the peer holds its share, but
@@ -52,6 +52,11 @@ impl Pool {
     pub(super) fn is_whole(&self) -> bool {
         self.free.len() == self.size
     }
+}
+
+/// What one peer may hold of a pool of so many.
+pub(in crate::fabric) fn share(size: usize, ranks: u32) -> usize {
+    (size / peers(ranks)).max(1)
 }
 
 /// The number of peers in a world of `ranks`, at least 1.

@@ -34,6 +34,9 @@ use mailbox::Mailbox;
 use segment::Segment;
 use sleeper::ShmSleeper;
 
+#[cfg(all(test, not(loom)))]
+pub(super) use segment::head_bytes;
+
 /// Most endpoints that a world can open in its life.
 pub(crate) const MOST_ENDPOINTS: u32 = segment::CHANNELS - 1;
 

@@ -58,7 +58,8 @@ pub(super) struct Segment {
     ranks: u32,
 }
 
-fn head_bytes(ranks: u32) -> usize {
+/// Bytes at the beginning of the file of a world of `ranks`.
+pub(in crate::fabric) fn head_bytes(ranks: u32) -> usize {
     size_of::<Head>() + ranks as usize * (size_of::<RankHead>() + CHANNELS as usize * size_of::<Doorbell>())
 }
 

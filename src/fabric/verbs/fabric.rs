@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use earlybird_ffi::verbs::Library;
 
-use super::device::{self, Port};
+use super::device;
 use super::registration::Failed;
 use super::wire::VerbsWire;
 use crate::config::VerbsSettings;
@@ -69,7 +69,7 @@ fn open(library: &Library, settings: &VerbsSettings, (rank, ranks): (u32, u32)) 
             Failed::Code(code) => Error::join(rank, format!("{device}: {what}: {code}")),
         }
     };
-    let limits = limits(&port, ranks);
+    let limits = limits(port.longest, port.most_receives, ranks);
     let wire = VerbsWire::open((rank, ranks), port, limits.receives).map_err(failed("its queues cannot be opened"))?;
     let address = wire.address().encode();
     let link = Link::new(wire, limits, (rank, ranks)).map_err(failed("memory cannot be registered"))?;
@@ -83,13 +83,14 @@ const RECEIVES: usize = 32;
 /// Operations to each peer in flight.
 const MOVING: usize = 8;
 
-/// Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
+/// The limits on a device with operations of at most `longest` bytes, and `most_receives` receives in
+/// a queue. Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
 /// operation: they land in order.
-fn limits(port: &Port, ranks: u32) -> Limits {
-    let limits = Limits::of(port.longest, ranks);
+pub(in crate::fabric) fn limits(longest: usize, most_receives: usize, ranks: u32) -> Limits {
+    let limits = Limits::of(longest, ranks);
     let of_peers = |each: usize| each * net::peers(ranks);
     Limits {
-        receives: limits.receives.max(of_peers(RECEIVES)).min(port.most_receives),
+        receives: limits.receives.max(of_peers(RECEIVES)).min(most_receives),
         moving: limits.moving.max(of_peers(MOVING)),
         immediate: 4,
         places: 2,

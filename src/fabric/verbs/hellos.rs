@@ -21,6 +21,9 @@ pub(super) const RECEIVES: usize = 192;
 /// Bytes of a buffer.
 const BUFFER: usize = (GRH_LEN + Hello::BYTES).next_multiple_of(64);
 
+/// Bytes of all buffers.
+pub(in crate::fabric) const MEMORY: usize = (SENDS + RECEIVES) * BUFFER;
+
 /// The datagram queue pair with its buffers.
 #[derive(Debug)]
 pub(super) struct Hellos {
@@ -36,7 +39,7 @@ impl Hellos {
         queue: &Arc<Queue>,
         (port, queue_key): (u8, u32),
     ) -> Result<Self, Failed> {
-        let memory = registrar.allocate((SENDS + RECEIVES) * BUFFER, Purpose::Messages)?;
+        let memory = registrar.allocate(MEMORY, Purpose::Messages)?;
         let code = |cause| Failed::Code(Code::of(&cause));
         let (sends, receives) = ((queue.clone(), SENDS as u32), (queue.clone(), RECEIVES as u32));
         let pair = Datagrams::open(registrar.domain().clone(), sends, receives).map_err(code)?;

@@ -34,7 +34,13 @@ mod work;
 pub use device::{DevicePort, LinkLayer, Survey, devices, survey};
 pub use earlybird_ffi::verbs::{Library, LoadError};
 pub use fabric::VerbsFabric;
+#[cfg(all(test, not(loom)))]
+pub(super) use fabric::limits;
+#[cfg(all(test, not(loom)))]
+pub(super) use hellos::MEMORY as HELLOS;
 pub use locked_memory::LockedMemory;
+#[cfg(all(test, not(loom)))]
+pub(super) use settings::{completions, sends};
 
 /// The system's libibverbs, prepared for processes that fork: a child must not use a world, and the
 /// parent's registered memory stays its own.

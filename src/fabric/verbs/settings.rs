@@ -3,6 +3,9 @@
 
 use earlybird_ffi::verbs::Settings;
 
+use super::hellos;
+use crate::fabric::net::peers;
+
 /// Requests to one peer that wait in its send queue, at least and at most. A completion tells that
 /// those before it are over, too.
 const LEAST_SENDS: usize = 16;
@@ -15,8 +18,14 @@ const ALL_SENDS: usize = 1 << 14;
 pub(super) const INLINE: u32 = 128;
 
 /// The requests that the send queue to each peer holds.
-pub(super) fn sends(peers: usize) -> u32 {
+pub(in crate::fabric) fn sends(peers: usize) -> u32 {
     (ALL_SENDS / peers.max(1)).clamp(LEAST_SENDS, MOST_SENDS) as u32
+}
+
+/// The entries of the completion queue of a rank with so many receives. Each request completes with an
+/// entry if its connection fails.
+pub(in crate::fabric) fn completions(receives: usize, ranks: u32) -> usize {
+    receives + hellos::SENDS + hellos::RECEIVES + ranks as usize * sends(peers(ranks)) as usize
 }
 
 /// The settings of a connection whose packets have at most so many bytes, as libibverbs encodes that.

@@ -17,7 +17,6 @@ use super::code::Code;
 use super::connection::Part;
 use super::connections::Connections;
 use super::device::Port;
-use super::hellos;
 use super::registration::{Failed, Registered, Registrar};
 use super::settings;
 use super::work::Work;
@@ -62,8 +61,7 @@ impl VerbsWire {
     pub(super) fn open((rank, ranks): (u32, u32), port: Port, receives: usize) -> Result<Self, Failed> {
         let code = |cause: io::Error| Failed::Code(Code::of(&cause));
         let sends = settings::sends(peers(ranks));
-        // Each request completes with an entry if its connection fails.
-        let entries = receives + hellos::SENDS + hellos::RECEIVES + ranks as usize * sends as usize;
+        let entries = settings::completions(receives, ranks);
         let entries = u32::try_from(entries).ok().filter(|&entries| entries <= port.most_entries).ok_or_else(|| {
             let most = port.most_entries;
             let cause = format!("a world of {ranks} ranks takes a completion queue of {entries} entries, and {most} are the most of the device");
