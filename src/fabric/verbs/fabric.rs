@@ -76,9 +76,11 @@ fn open(library: &Library, settings: &VerbsSettings, (rank, ranks): (u32, u32)) 
     Ok(Opened { link, provider, address })
 }
 
-/// Receives for each peer: what it sends to a rank that is stopped for `depth` rounds, of some
-/// signals each, and its messages besides.
-const RECEIVES: usize = 32;
+/// Receives for each peer: the wakes that it sends to a rank that takes none, and its messages.
+const RECEIVES: usize = 16;
+
+/// Receives in all: each has a message buffer.
+const MOST_RECEIVES: usize = 4096;
 
 /// Operations to each peer in flight.
 const MOVING: usize = 8;
@@ -90,7 +92,7 @@ pub(in crate::fabric) fn limits(longest: usize, most_receives: usize, ranks: u32
     let limits = Limits::of(longest, ranks);
     let of_peers = |each: usize| each * net::peers(ranks);
     Limits {
-        receives: limits.receives.max(of_peers(RECEIVES)).min(most_receives),
+        receives: limits.receives.max(of_peers(RECEIVES)).min(MOST_RECEIVES).min(most_receives),
         moving: limits.moving.max(of_peers(MOVING)),
         immediate: 4,
         places: 2,

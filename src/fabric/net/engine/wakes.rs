@@ -11,9 +11,9 @@ use crate::fabric::net::shares::peers;
 use crate::fabric::net::wire::CellChange;
 use crate::fabric::{At, Atomic};
 
-/// The least wakes on their way to a peer. In large worlds those of all peers may be more than the
-/// message buffers; what finds none waits.
-const LEAST: u32 = 4;
+/// The least wakes on their way to a peer. In very large worlds those of all peers may be more than
+/// the message buffers; what finds none waits.
+const LEAST: u32 = 1;
 
 /// The token of an operation that no caller waits for.
 const NO_TOKEN: u64 = 0;
