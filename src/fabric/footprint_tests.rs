@@ -67,7 +67,7 @@ fn rows_of(limits: fn(u32) -> Limits) -> Vec<String> {
 
 fn assert_in_the_page(title: &str, rows: &[String]) {
     let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/footprint.md");
-    let page = std::fs::read_to_string(page).unwrap();
+    let page = std::fs::read_to_string(page).unwrap_or_default();
     let section = page.split("\n## ").find(|section| section.starts_with(title)).unwrap_or_default();
     let table: Vec<_> = section.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
     assert_eq!(table, rows, "docs/footprint.md, {title}; the rows are:\n{}\n", rows.join("\n"));
