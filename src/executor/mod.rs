@@ -3,6 +3,8 @@
 pub(crate) mod caller;
 pub mod deferred_work;
 pub(crate) mod helper;
+#[cfg(any(test, feature = "internals"))]
+pub mod mlx5;
 pub(crate) mod spin;
 pub(crate) mod thread;
 pub(crate) mod work;

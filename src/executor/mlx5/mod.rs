@@ -1,0 +1,30 @@
+//! Programs that a ConnectX NIC (mlx5) runs by itself, from its work queues.
+//!
+//! A queue pair of such a NIC stops at a *WAIT* element until a completion queue has so many
+//! entries, or until a word of memory has a value. What follows in the queue then runs without a
+//! processor: a write, a write that adds an entry to the target's completion queue, an addition to
+//! a word. So a table of triggered operations ([`crate::trigger`]) becomes queues of elements, and
+//! a late rank's NIC forwards the activation and sends its rank's contribution. A NIC adds
+//! integers only, so a rank sums by itself.
+//!
+//! **None of this has run on a NIC.** There is an encoder of elements ([`Element`]) and a queue of
+//! them ([`SendRing`]). No executor uses them.
+//!
+//! The layouts are public. Each fact names its source; the code is this project's own.
+//!
+//! | source | facts |
+//! |---|---|
+//! | rdma-core, `providers/mlx5/mlx5dv.h` and `qp.c` | control, remote address, atomic, data and inline segments; opcodes; fences; the wrap at the end of a queue; syndromes |
+//! | DPDK, `drivers/common/mlx5/mlx5_prm.h` and `drivers/net/mlx5/mlx5_txpp.c` | opcode, modifiers, conditions and segments of WAIT; completion modes; widths of indices |
+//! | UCC, `src/components/tl/mlx5/tl_mlx5_wqe.c` | a wait for a word of memory that fetch-and-add changes, in the order of the host; actions on failure |
+//! | NVIDIA FlexIO SDK, `flexio_dev_queue_types.h` | where that segment has condition, inversion and action |
+//! | MLNX_OFED, `qp.c` of libmlx5 | a WAIT counts entries since the completion queue was made |
+#![forbid(unsafe_code)]
+
+mod ring;
+mod wqe;
+#[cfg(test)]
+mod wqe_tests;
+
+pub use ring::{Full, SendRing};
+pub use wqe::{BLOCK, Condition, Element, ElementError, Fence, Location, Miss, Operation, Payload, Report, WaitWord};
