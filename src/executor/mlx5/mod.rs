@@ -7,8 +7,9 @@
 //! a late rank's NIC forwards the activation and sends its rank's contribution. A NIC adds
 //! integers only, so a rank sums by itself.
 //!
-//! **None of this has run on a NIC.** There is an encoder of elements ([`Element`]) and a queue of
-//! them ([`SendRing`]). No executor uses them.
+//! **None of this has run on a NIC.** There is an encoder of elements ([`Element`]), a queue of
+//! them ([`SendRing`]) and a mock NIC that runs queues from their bytes ([`Mock`]). No executor
+//! uses them.
 //!
 //! The layouts are public. Each fact names its source; the code is this project's own.
 //!
@@ -21,10 +22,16 @@
 //! | MLNX_OFED, `qp.c` of libmlx5 | a WAIT counts entries since the completion queue was made |
 #![forbid(unsafe_code)]
 
+mod host;
+mod mock;
+#[cfg(test)]
+mod mock_tests;
 mod ring;
 mod wqe;
 #[cfg(test)]
 mod wqe_tests;
 
+pub use host::{Entry, Number, Syndrome, What};
+pub use mock::Mock;
 pub use ring::{Full, SendRing};
 pub use wqe::{BLOCK, Condition, Element, ElementError, Fence, Location, Miss, Operation, Payload, Report, WaitWord};
