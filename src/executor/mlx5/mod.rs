@@ -8,8 +8,9 @@
 //! integers only, so a rank sums by itself.
 //!
 //! **None of this has run on a NIC.** There is an encoder of elements ([`Element`]), a queue of
-//! them ([`SendRing`]) and a mock NIC that runs queues from their bytes ([`Mock`]). No executor
-//! uses them.
+//! them ([`SendRing`]), a compiler of programs into queues ([`Lanes`]), and a mock NIC that runs
+//! queues from their bytes ([`Mock`]). No executor uses them, and nothing asks a device whether it
+//! can.
 //!
 //! The layouts are public. Each fact names its source; the code is this project's own.
 //!
@@ -22,6 +23,9 @@
 //! | MLNX_OFED, `qp.c` of libmlx5 | a WAIT counts entries since the completion queue was made |
 #![forbid(unsafe_code)]
 
+mod compile;
+#[cfg(test)]
+mod compile_tests;
 mod host;
 mod mock;
 #[cfg(test)]
@@ -31,6 +35,7 @@ mod wqe;
 #[cfg(test)]
 mod wqe_tests;
 
+pub use compile::{Lane, Lanes, Unsupported, Wiring};
 pub use host::{Entry, Number, Syndrome, What};
 pub use mock::Mock;
 pub use ring::{Full, SendRing};
