@@ -71,6 +71,12 @@ impl Window {
         self.len
     }
 
+    /// The first `bytes` of it.
+    pub(crate) fn truncated(self, bytes: usize) -> Self {
+        assert!(bytes <= self.len, "{bytes} bytes of a window of {}", self.len);
+        Window { len: bytes, ..self }
+    }
+
     /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -84,10 +90,22 @@ impl Window {
     #[must_use]
     #[inline]
     pub fn cell(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.len / size_of::<u64>(), "cell {index} of a window of {} bytes", self.len);
+        let Some(cell) = self.get_cell(index) else { self.has_no_cell(index) };
+        cell
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn has_no_cell(&self, index: usize) -> ! {
+        panic!("cell {index} of a window of {} bytes", self.len)
+    }
+
+    /// The cell `index`, if it lies inside the window.
+    #[inline]
+    pub(crate) fn get_cell(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: inside the mapping, aligned and initialised; accessed atomically, or as the
         // endpoint's `RawAccess` has promised.
-        unsafe { self.base.cast::<AtomicU64>().add(index).as_ref() }
+        (index < self.len / size_of::<u64>()).then(|| unsafe { self.base.cast::<AtomicU64>().add(index).as_ref() })
     }
 
     /// The address of `len` bytes at `offset`, for as long as a clone of the window lives.

@@ -9,8 +9,7 @@ use crate::sync::{self, AtomicU64, Ordering};
 #[derive(Debug)]
 pub(super) struct HostCells {
     control: Window,
-    /// Cells of the control region; those of the data region follow.
-    len: usize,
+    /// Its cells follow those of the control region.
     data: Window,
 }
 
@@ -24,15 +23,21 @@ impl Cells for HostCells {
 impl HostCells {
     /// The cells of a control region, so many, and of a data region behind them.
     pub(super) fn new(control: Window, len: usize, data: Window) -> Self {
-        HostCells { control, len, data }
+        HostCells { control: control.truncated(len * size_of::<u64>()), data }
     }
 
     #[inline]
     fn cell(&self, index: usize) -> &AtomicU64 {
-        match index.checked_sub(self.len) {
-            None => self.control.cell(index),
-            Some(index) => self.data.cell(index),
+        match self.control.get_cell(index) {
+            Some(cell) => cell,
+            None => self.cell_of_data(index),
         }
+    }
+
+    /// Few cells are there, and none where all ranks share memory.
+    #[cold]
+    fn cell_of_data(&self, index: usize) -> &AtomicU64 {
+        self.data.cell(index - self.control.len() / size_of::<u64>())
     }
 
     /// Stores a cell, with release order.

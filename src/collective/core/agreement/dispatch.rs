@@ -26,7 +26,7 @@ pub(crate) enum Agreement {
 impl Agreement {
     pub(crate) fn new(plan: &Plan) -> Self {
         match (plan.agreement(), &plan.program) {
-            (AgreementBy::Tags, _) => Agreement::Tags(Tags::default()),
+            (AgreementBy::Tags, _) => Agreement::Tags(Tags::new(plan)),
             (AgreementBy::Words, _) => Agreement::Words(Words::new(plan)),
             (AgreementBy::Gates, Some(layout)) => Agreement::Gates(Gates::new(plan, layout)),
             (AgreementBy::Gates | AgreementBy::Cards, _) => Agreement::Cards(Slots::new(plan)),

@@ -67,13 +67,14 @@ impl Movement {
         }
     }
 
-    #[inline]
+    /// Makes now the memory that rounds need.
     pub(super) fn reserve(&mut self) {
         if let Movement::Reducers(reducers) = self {
             reducers.reserve();
         }
     }
 
+    #[inline]
     pub(super) fn reducers(&self) -> Option<&Reducers> {
         if let Movement::Reducers(reducers) = self { Some(reducers) } else { None }
     }

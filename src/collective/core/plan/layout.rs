@@ -49,21 +49,40 @@ impl Plan {
     }
 }
 
+/// The cells of the tags of all ranks: a row for each rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TagCells {
+    first: usize,
+    by_rank: usize,
+    by_number: usize,
+}
+
+impl TagCells {
+    /// The cell of a tag of a rank.
+    #[inline]
+    pub(crate) fn cell(self, rank: u32, number: u32) -> usize {
+        self.first + rank as usize * self.by_rank + number as usize * self.by_number
+    }
+}
+
 /// Control cells, the same on every host. Numbers above them are cells of the data region.
 impl Plan {
     /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
     /// that all know where to look; else one for each buffer.
-    #[inline]
     pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
-        if self.packs_tags() {
-            return self.control_cells() + self.packed_tag(rank, number) / size_of::<u64>();
-        }
-        rank as usize * LINE + number as usize
+        self.tags().cell(rank, number)
     }
 
-    /// Where a tag lies in the data region, behind the contribution that it announces.
-    fn packed_tag(&self, rank: u32, number: u32) -> usize {
-        self.contribution(rank, number) + self.bytes.next_multiple_of(size_of::<u64>())
+    /// Where all tags are.
+    pub(crate) fn tags(&self) -> TagCells {
+        if !self.packs_tags() {
+            return TagCells { first: 0, by_rank: LINE, by_number: 1 };
+        }
+        // Each right behind the contribution that it announces. Data that is pushed has a row of its own for each rank.
+        const CELL: usize = size_of::<u64>();
+        let by_number = self.stride() / CELL;
+        let first = self.control_cells() + self.bytes.div_ceil(CELL);
+        TagCells { first, by_rank: BUFFERS as usize * by_number, by_number }
     }
 
     /// Control cells, and those of the data region that are used as cells.

@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Fire, Grace, Path, Schedule};
 use crate::trigger::{Layout, Request, Start};
-pub(crate) use layout::slot_of;
+pub(crate) use layout::{TagCells, slot_of};
 pub(crate) use topology::Topology;
 
 /// Buffers of a rank: one being moved, one carried, one being written.
