@@ -119,6 +119,22 @@ faults! {
         /// Enters a round while ranks that left with the last one may still read it.
         OvertakeLeavers,
     }
+    "collective/core/agreement/relay" in Simulator {
+        /// Closes a gate while writes for the round before the last may still land.
+        SealEarly,
+        /// Closes a gate while writes of ranks that left may still land.
+        ForgetDeparted,
+        /// Starts rounds for whose outcomes some ranks have no room.
+        StartWithoutRoom,
+        /// Has room again, and tells no rank.
+        ForgetRoom,
+        /// Takes the outcome for complete when its own rows have run.
+        CompleteEarly,
+        /// Goes on with a table in which ranks have a part that left.
+        KeepOldTable,
+        /// Passes a lone contribution on as if it were a sum.
+        RelaySumOfOne,
+    }
     "collective/driver" in Simulator {
         /// Writes a record's round to another host before its entries.
         PublishBeforeEntries,
@@ -310,6 +326,13 @@ impl Fault {
             | Fault::StartShort
             | Fault::OldGate
             | Fault::ForgetCall
+            | Fault::SealEarly
+            | Fault::ForgetDeparted
+            | Fault::StartWithoutRoom
+            | Fault::ForgetRoom
+            | Fault::CompleteEarly
+            | Fault::KeepOldTable
+            | Fault::RelaySumOfOne
             | Fault::GiveUpEarly
             | Fault::AbandonTheDead => Some(Mover::Tree),
             Fault::MiscountQuorum
@@ -408,6 +431,7 @@ mod tests {
         let expected = [
             "bootstrap",
             "collective/core",
+            "collective/core/agreement/relay",
             "collective/driver",
             "collective/engine",
             "collective/session",

@@ -6,7 +6,6 @@ mod common;
 
 use std::time::Duration;
 
-use common::Way;
 use earlybird::rule::drawn;
 use earlybird::{
     Absent, Allreduce, Element, Entry, Error, Executor, Fire, Grace, Mover, Reduce, Scale, World, bf16, f16,
@@ -20,14 +19,6 @@ fn world(ranks: u32, body: impl Fn(World) + Sync) {
     common::worlds::everywhere(ranks, DEADLINE, body);
 }
 
-/// The same for a mover; trees need all ranks on one host.
-fn moved(mover: Mover, ranks: u32, body: impl Fn(World) + Sync) {
-    match mover {
-        Mover::Tree => drop(common::worlds::world(Way::Shm, ranks, DEADLINE, &body)),
-        _ => world(ranks, body),
-    }
-}
-
 fn hand_in<T: Element>(sum: &mut Allreduce<T>, value: T) {
     sum.contribution().unwrap().fill(value);
     sum.arrive().unwrap();
@@ -37,7 +28,7 @@ fn hand_in<T: Element>(sum: &mut Allreduce<T>, value: T) {
 fn majority_fires_with_the_drawn_rank_and_not_before() {
     for mover in MOVERS {
         for ranks in [3, 40] {
-            moved(mover, ranks, |world| {
+            world(ranks, |world| {
                 // Over a network other arrivals may be seen after that of the drawn rank, and the last of them closes.
                 let far = world.provider().is_some();
                 let (fire, grace) = (Fire::majority(5), if far { Grace::Fixed(DEADLINE) } else { Grace::NONE });
@@ -76,7 +67,7 @@ fn majority_fires_with_the_drawn_rank_and_not_before() {
 fn a_deadline_closes_a_round_that_others_miss() {
     for mover in MOVERS {
         for length in [4, 100_000] {
-            moved(mover, 2, |world| {
+            world(2, |world| {
                 let fire = Fire::deadline(Duration::from_millis(5));
                 let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).build().unwrap();
                 if world.rank() == 0 {
@@ -107,7 +98,7 @@ fn a_deadline_closes_a_round_that_others_miss() {
 #[test]
 fn a_full_round_waits_for_all_and_counts_carried_contributions() {
     for mover in MOVERS {
-        moved(mover, 2, |world| {
+        world(2, |world| {
             let fire = Fire::SOLO.full_every(2);
             let mut sum = world.allreduce::<u64>(&[2]).fire(fire).grace(Grace::NONE).mover(mover).build().unwrap();
             if world.rank() == 0 {
@@ -135,7 +126,7 @@ fn a_full_round_waits_for_all_and_counts_carried_contributions() {
 fn late_contributions_are_dropped_or_decay_by_rule() {
     for mover in MOVERS {
         for absent in [Absent::Drop, Absent::Decay(0.5)] {
-            moved(mover, 2, |world| {
+            world(2, |world| {
                 let sum = world.allreduce::<f32>(&[5]).fire(Fire::SOLO).grace(Grace::NONE).mover(mover);
                 let mut sum = sum.absent(absent).build().unwrap();
                 if world.rank() == 0 {
@@ -167,7 +158,7 @@ fn late_contributions_are_dropped_or_decay_by_rule() {
 fn a_weighted_mean_weighs() {
     for mover in MOVERS {
         for length in [3, 60_000] {
-            moved(mover, 3, |world| {
+            world(3, |world| {
                 let mut mean = world.allreduce::<f32>(&[length]).scale(Scale::Weights).mover(mover).build().unwrap();
                 for step in 1..=4u16 {
                     // 10 three times, 2 once and 1000 not at all; then all ranks equally.
@@ -198,7 +189,7 @@ fn a_weighted_mean_weighs() {
 #[test]
 fn several_tensors_have_one_cut() {
     for mover in MOVERS {
-        moved(mover, 3, |world| {
+        world(3, |world| {
             let mut sum = world.allreduce::<f32>(&[3, 0, 5000]).mover(mover).build().unwrap();
             let rank = world.rank() as f32;
             for step in 0..3 {
@@ -329,7 +320,7 @@ fn reductions<T: Number>(world: &World, mover: Mover) {
 fn every_type_and_every_reduction() {
     for ranks in [1, 2, 5] {
         for mover in MOVERS {
-            moved(mover, ranks, |world| {
+            world(ranks, |world| {
                 reductions::<f32>(&world, mover);
                 reductions::<f64>(&world, mover);
                 reductions::<f16>(&world, mover);
@@ -348,7 +339,7 @@ fn every_type_and_every_reduction() {
 fn half_precision_is_rounded_once() {
     for mover in MOVERS {
         for length in [3, 100_000] {
-            moved(mover, 4, |world| {
+            world(4, |world| {
                 let mut sum = world.allreduce::<f16>(&[length]).mover(mover).build().unwrap();
                 hand_in(&mut sum, f16::from_f32(if world.rank() == 0 { 2048.0 } else { 1.0 }));
                 assert_eq!(sum.wait(DEADLINE).unwrap().newest().data()[length - 1].to_f32(), 2052.0);

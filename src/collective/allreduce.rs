@@ -192,7 +192,7 @@ impl<T: Element> Allreduce<T> {
     pub fn chosen(&self) -> Chosen {
         use super::core::Path;
         let plan = self.raw.session().plan();
-        let is_program = matches!(plan.path, Path::Program | Path::Offloaded);
+        let is_program = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
         let mover = if is_program { Mover::Tree } else { Mover::Cut };
         Chosen { mover, grace: plan.grace, depth: plan.depth }
     }

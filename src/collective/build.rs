@@ -156,6 +156,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             Path::Offloaded => self.offload(&plan, until)?.map(Box::new),
             _ => None,
         };
+        if self.executor == Executor::Auto && plan.path == Path::Relayed {
+            // A rank that computes would hold up all that it relays.
+            executor = Executor::Thread;
+        }
         if provider.is_none() && plan.path == Path::Offloaded {
             plan = self.plan(false)?;
             executor = parameters.executor();
@@ -258,15 +262,18 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             _ if offloaded => false,
             // The provider that was asked for is not there.
             Mover::Tree if self.executor == Executor::Provider => topology.hosts() == 1,
-            Mover::Tree if topology.hosts() > 1 => {
-                return Err(usage("the tree mover needs all ranks on one host; use the cut mover"));
+            Mover::Tree if topology.hosts() > 1 && topology.hosts() < ranks => {
+                return Err(usage(
+                    "the tree mover needs all ranks on one host, or each on a host of its own; use the cut mover",
+                ));
             }
             Mover::Tree => true,
-            Mover::Auto => topology.hosts() == 1 && parameters.mover() == Mover::Tree,
+            Mover::Auto => [1, ranks].contains(&topology.hosts()) && parameters.mover() == Mover::Tree,
             Mover::Cut => false,
         };
         let path = match tree {
             _ if offloaded => Path::Offloaded,
+            true if topology.hosts() > 1 => Path::Relayed,
             true => Path::Program,
             false => parameters.path(self.fire, ranks, bytes as u64),
         };
@@ -278,7 +285,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             _ => 1,
         };
         let segment = parameters.segment();
-        let program = tree.then(|| {
+        let program = (path == Path::Program).then(|| {
             let schedule = parameters.schedule(bytes as u64);
             program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth)
         });

@@ -5,6 +5,7 @@ mod cells;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod reducing;
+mod relaying;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::rule::{Absent, Scale};
 use crate::sync;
 use crate::trigger::LAST_ROUND;
 use cells::HostCells;
+use relaying::Parts;
 
 /// The longest sleep of a rank that waits for a provider, which wakes no rank.
 const DOZE: Duration = Duration::from_micros(50);
@@ -65,7 +67,7 @@ pub(crate) struct Driver {
     /// The provider that runs the program, if one does.
     provider: Option<Box<Provider>>,
     /// The parts of a cut that a program's reduction assembles.
-    scratch: Cut,
+    parts: Parts,
     sources: Vec<Source>,
     /// The effort of the last poll, if the machine found nothing to do and this rank has changed
     /// nothing since.
@@ -75,9 +77,9 @@ pub(crate) struct Driver {
 
 /// Whether the completion of an operation with large data is awaited. Contributions and shares are
 /// large in synchronous rounds only. There every rank sends something in every round, which
-/// confirms the round before.
+/// confirms the round before. The same holds for what ranks relay.
 fn is_awaited(token: Token) -> bool {
-    !matches!(token, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome, .. })
+    !matches!(token, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. }, .. })
 }
 
 impl Reduction {
@@ -139,8 +141,8 @@ impl Driver {
         let staged = staging.map(|region| window(&*endpoint, region));
         let arena = Arena::new(data, staged, plan.ranks);
         // On other paths ranks read cuts from records, and need not assemble them.
-        let by_parts = matches!(plan.path, Path::Program | Path::Offloaded);
-        let scratch = if by_parts { Cut::with_room_for(plan.ranks) } else { Cut::default() };
+        let by_parts = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
+        let parts = if by_parts { Parts::with_room_for(plan.ranks) } else { Parts::default() };
         let sources = Vec::with_capacity(if by_parts { 2 * plan.ranks as usize } else { 0 });
         let machine = Machine::new(plan).with_waits_fence_peer(endpoint.waits_fence_peer());
         Ok(Driver {
@@ -153,7 +155,7 @@ impl Driver {
             zeros,
             reduction,
             provider,
-            scratch,
+            parts,
             sources,
             settled: None,
             fuse: None,
@@ -163,7 +165,7 @@ impl Driver {
     /// Makes the memory that rounds need now, so that none of them allocates any.
     pub(crate) fn reserve(&mut self) {
         self.machine.reserve();
-        self.scratch.reserve();
+        self.parts.cut.reserve();
         self.arena.reserve();
     }
 
@@ -263,7 +265,7 @@ impl Driver {
 
     /// Records what a provider has done since, and with some effort reduces what has come.
     fn look_at_provider(&mut self, effort: Effort) -> Result<()> {
-        let Driver { provider: Some(provider), machine, control, arena, reduction, scratch, .. } = self else {
+        let Driver { provider: Some(provider), machine, control, arena, reduction, parts, .. } = self else {
             return Ok(());
         };
         let plan = machine.plan();
@@ -275,8 +277,8 @@ impl Driver {
         let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
         let record = plan.record(round);
         if control.load(record) != round && provider.has_outcome(round)? {
-            (scratch.round, scratch.initiator) = (round, None);
-            scratch.entries.clear();
+            let scratch = &mut parts.cut;
+            scratch.begin(round, None);
             for rank in 0..plan.ranks {
                 let (deposit, weights) = provider.deposit_of(round, rank)?;
                 scratch.add_gate(rank, deposit, |row| weights[row as usize]);
@@ -404,6 +406,8 @@ impl Driver {
             Op::Combine { round, from, len } => self.combine(Some(round), (from, len)),
             Op::CombineRead { from, len } => self.combine(None, (from, len)),
             Op::Run(task) => self.run(task),
+            Op::Seal { round, deposit, initiator, crowded, to } => self.seal(round, (deposit, initiator), crowded, to),
+            Op::Sum { round, from, to, is_outcome } => self.sum(round, from, to, is_outcome),
             Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
             Op::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
             Op::Ready { round } => self.offloaded(|provider| provider.ready(round))?,

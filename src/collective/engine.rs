@@ -88,7 +88,8 @@ impl Engine {
         let machine = self.machine();
         match goal {
             Goal::Outcome => self.is_complete(),
-            Goal::Arrival => self.is_complete() || !machine.has_arrival(),
+            // Of a rank that others need, no arrival is the last.
+            Goal::Arrival => !machine.serves() && (self.is_complete() || !machine.has_arrival()),
             Goal::Left => machine.is_finished(),
             Goal::Gone => machine.has_gone(),
         }

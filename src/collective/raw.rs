@@ -46,12 +46,17 @@ impl Raw {
         let engine = Engine::new(driver);
         let mut session = Session::new(&engine);
         session.reserve();
+        let serves = engine.machine().serves();
         let seat = match executor {
             Executor::Thread => Seat::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
                 Seat::Own(Box::new(RefCell::new(engine)))
             }
         };
+        if serves {
+            // Others may need this rank before it calls for the first time.
+            seat.leave_work();
+        }
         let (held, world) = (Cell::new(0), world.clone());
         Ok(Raw { seat, session, executor, memory, waiter, held, finished: false, last_timeout: None, world })
     }
@@ -185,7 +190,11 @@ impl Raw {
         let mut work = engine.towards(self.session.goal());
         let complete = self.waiter.explain(operation, work.exhaust(now))?;
         if complete {
-            return Ok(Some(self.session.take(&mut engine)));
+            let rounds = self.session.take(&mut engine);
+            if engine.machine().serves() {
+                self.go_away(engine);
+            }
+            return Ok(Some(rounds));
         }
         self.go_away(engine);
         Ok(None)
@@ -287,7 +296,11 @@ impl Raw {
         let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
         // The helper thread must not get the engine in between: with a claim of its own, nothing would be ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
-        drop(engine);
+        if engine.machine().serves() {
+            self.go_away(engine);
+        } else {
+            drop(engine);
+        }
         self.explain(operation, done)
     }
 

@@ -56,6 +56,8 @@ pub(crate) enum Path {
     /// Data stays where it was written; a program activates, seals and reduces.
     #[serde(rename = "tree")]
     Program,
+    /// The same where ranks share no memory: each runs its own table, and they relay activations and sums.
+    Relayed,
     /// A provider runs the program: it sends contributions to all ranks, and each rank reduces.
     Offloaded,
 }
@@ -69,6 +71,7 @@ impl Path {
             Path::Eager => "eager",
             Path::Segmented => "segmented",
             Path::Program => "tree",
+            Path::Relayed => "relayed",
             Path::Offloaded => "offloaded",
         }
     }

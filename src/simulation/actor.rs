@@ -139,15 +139,16 @@ impl Actor {
     pub(super) fn new(driver: Driver, habits: Habits) -> Self {
         let memory = driver.lender();
         let engine = Engine::new(driver);
+        let serves = habits.thread && engine.machine().serves();
         Actor {
             session: Session::new(&engine),
             engine,
             memory,
             habits,
             doing: Doing::Computing,
-            helper: Helper::Idle,
+            helper: if serves { Helper::HeadStart } else { Helper::Idle },
             caller_at: Some(0),
-            helper_at: None,
+            helper_at: serves.then_some(1),
             made: 0,
             judged: 0,
             dropped: 0,
@@ -328,7 +329,7 @@ impl Actor {
             }
             Doing::Testing { late } => match self.poll(now, oracle)? {
                 Polled::Progress => {}
-                Polled::Ready => return self.reached(rng, oracle),
+                Polled::Ready => return self.reached(now, rng, oracle),
                 Polled::Idle => {
                     match late {
                         true => self.met.timeouts += 1,
@@ -347,6 +348,7 @@ impl Actor {
                         self.begin(oracle);
                     }
                     self.doing = Doing::Computing;
+                    self.leave_work(now, rng);
                     return Ok(Next::After(rng.random_range(1..=self.habits.compute)));
                 }
             }
@@ -396,7 +398,9 @@ impl Actor {
         if !again && rng.random_bool(0.5) {
             self.begin(oracle);
         }
-        let stays = self.habits.thread && !self.is_leaving() && !self.engine.is_complete() && rng.random_bool(0.5);
+        // A thread that serves other ranks too is never done.
+        let ends = self.habits.thread && !self.engine.machine().serves();
+        let stays = ends && !self.is_leaving() && !self.engine.is_complete() && rng.random_bool(0.5);
         if stays { Next::Parked(None) } else { Next::After(rng.random_range(1..=self.habits.compute)) }
     }
 
@@ -438,7 +442,7 @@ impl Actor {
         }
         match self.poll(now, oracle)? {
             Polled::Progress => {}
-            Polled::Ready => return self.reached(rng, oracle),
+            Polled::Ready => return self.reached(now, rng, oracle),
             Polled::Idle if self.has_heard() => match self.outlive(now, self.session.goal(), oracle)? {
                 Outlived::Progress | Outlived::Ready => {}
                 // It looks again after a while, not all the time.
@@ -465,7 +469,7 @@ impl Actor {
     }
 
     /// What it waited for is there.
-    fn reached(&mut self, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
+    fn reached(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         if self.session.goal() != Goal::Outcome {
             self.session.go_on_leaving(&mut self.engine);
             if self.session.is_gone() {
@@ -482,6 +486,7 @@ impl Actor {
             self.judge_held(round, oracle)?;
         }
         self.doing = Doing::Holding { round: newest };
+        self.leave_work(now, rng);
         Ok(Next::After(rng.random_range(1..=self.habits.holds)))
     }
 

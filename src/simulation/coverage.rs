@@ -68,6 +68,8 @@ coverage! {
     operations,
     /// Activations sent.
     activations,
+    /// Messages by which ranks without shared memory run their tables.
+    messages_relayed,
     /// Ranks that died.
     deaths,
     /// Ranks that died while others handled an earlier death.
@@ -124,6 +126,7 @@ impl Coverage {
         self.moved_shares += stats.moved_shares;
         self.operations += stats.operations;
         self.activations += stats.activations;
+        self.messages_relayed += stats.relayed;
         self.inherited += stats.inherited;
     }
 }
@@ -183,7 +186,8 @@ impl Conditions {
         let Scenario { hosts, fire, path, reduction, ranks, weather, .. } = scenario;
         let several = hosts.iter().any(|&host| host != 0);
         let together = hosts.iter().enumerate().any(|(rank, host)| hosts[..rank].contains(host));
-        let paths = [Path::Segmented, Path::Replicated, Path::Gathered, Path::Scattered, Path::Eager, Path::Program];
+        use Path::{Eager, Gathered, Program, Relayed, Replicated, Scattered, Segmented};
+        let paths = [Segmented, Replicated, Gathered, Scattered, Eager, Program, Relayed];
         let mut all: Vec<(&'static str, bool)> =
             paths.into_iter().map(|other| (other.name(), *path == other)).collect();
         all.extend([

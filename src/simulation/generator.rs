@@ -20,7 +20,7 @@ use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 4;
+pub const GENERATOR: u32 = 5;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -111,6 +111,7 @@ impl Scenario {
         let path = draw_path(rng, fire, ranks, tree);
         let hosts = match path {
             Path::Program => vec![0; ranks as usize],
+            Path::Relayed => (0..ranks).collect(),
             _ if options.alike => (0..ranks).collect(),
             _ => draw_hosts(rng, ranks, path.has_reducers()),
         };
@@ -125,7 +126,7 @@ impl Scenario {
             false => [1, 1, 2, 3, 5][rng.random_range(0..5)],
         };
         let reduction = draw_reduction(rng, options);
-        let schedule = tree.then(|| Schedule::EVERY[rng.random_range(0..3)]);
+        let schedule = (path == Path::Program).then(|| Schedule::EVERY[rng.random_range(0..3)]);
         let (elements, segment) = match schedule {
             // A chunk of a program is at least a cache line.
             Some(Schedule::Scatter) => (rng.random_range(0..50), 64),
@@ -327,6 +328,7 @@ fn draw_reduction(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Reduction 
 /// A path of the data: all paths of the rule are equally likely.
 fn draw_path(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -> Path {
     let ways: &[Path] = match fire.is_synchronous() {
+        _ if tree && ranks > 1 => &[Path::Program, Path::Relayed],
         _ if tree => &[Path::Program],
         true if ranks > 1 => &[Path::Segmented, Path::Replicated, Path::Gathered, Path::Scattered],
         true => &[Path::Segmented, Path::Replicated],

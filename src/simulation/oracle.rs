@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::scenario::Scenario;
-use crate::collective::core::{Cut, Entry, Part, Time};
+use crate::collective::core::{Cut, Entry, Part, Path, Time};
 use crate::collective::driver::Reduction;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
@@ -35,6 +35,8 @@ pub(super) struct Oracle {
     reduction: Reduction,
     /// The order in which a program sums.
     schedule: Option<Schedule>,
+    /// The tree of sums is that of the active ranks, not of all.
+    relayed: bool,
     /// By rank and target.
     made: HashMap<(u32, u64), Contribution>,
     rounds: BTreeMap<u64, Round>,
@@ -63,6 +65,7 @@ impl Oracle {
             elements,
             reduction,
             schedule,
+            relayed: scenario.path == Path::Relayed,
             made: HashMap::new(),
             rounds: BTreeMap::new(),
             active: RankSet::full(ranks),
@@ -272,7 +275,8 @@ impl Oracle {
             let values: Vec<(u32, f32)> =
                 sources.iter().map(|(entry, source)| (entry.rank, scaled(entry, source))).collect();
             let result = match self.schedule {
-                Some(Schedule::Doubling) => self.fold_by_tree(&values),
+                _ if self.relayed => self.fold_by_tree(&values, &self.active.iter().collect::<Vec<_>>()),
+                Some(Schedule::Doubling) => self.fold_by_tree(&values, &(0..self.ranks).collect::<Vec<_>>()),
                 _ => self.left_to_right(values.iter().map(|&(_, value)| value)),
             };
             result.map_or(0.0, |result| result / divisor as f32)
@@ -314,10 +318,13 @@ impl Oracle {
 
     /// The order of recursive doubling: of P ranks, P - 2^k pairs of neighbours come first, then
     /// halves of a power of two. Every operation folds its sources from left to right.
-    fn fold_by_tree(&self, values: &[(u32, f32)]) -> Option<f32> {
-        let leaves = 1u32 << self.ranks.ilog2();
-        let extra = self.ranks - leaves;
-        let leaf = |rank: u32| if rank < 2 * extra { rank / 2 } else { rank - extra };
+    fn fold_by_tree(&self, values: &[(u32, f32)], ranks: &[u32]) -> Option<f32> {
+        let leaves = 1u32 << ranks.len().ilog2();
+        let extra = ranks.len() as u32 - leaves;
+        let leaf = |rank: u32| {
+            let number = ranks.partition_point(|&other| other < rank) as u32;
+            if number < 2 * extra { number / 2 } else { number - extra }
+        };
         let mut read: Vec<Vec<f32>> = (0..leaves)
             .map(|index| {
                 let of_leaf = values.iter().filter(|&&(rank, _)| leaf(rank) == index).map(|&(_, value)| value);

@@ -192,16 +192,19 @@ impl Scenario {
             return bad("`hosts` must be numbered from 0 without a gap");
         }
         self.fire.check(ranks as u32).map_err(|error| error.to_string())?;
-        let has_program = self.path == Path::Program;
+        let (has_program, is_relayed) = (self.path == Path::Program, self.path == Path::Relayed);
         if self.path == Path::Offloaded || has_program != self.schedule.is_some() || (has_program && hosts > 1) {
             return bad("`schedule` belongs to the path `tree`, which needs one host; `offloaded` is not simulated");
         }
+        if is_relayed && hosts < ranks {
+            return bad("on the path `relayed` each rank is on a host of its own");
+        }
         let synchronous = matches!(self.path, Path::Replicated | Path::Gathered | Path::Scattered);
-        if !has_program && self.path != Path::Segmented && synchronous != self.fire.is_synchronous() {
+        if !has_program && !is_relayed && self.path != Path::Segmented && synchronous != self.fire.is_synchronous() {
             return bad("replicated, gathered and scattered are for the rule `all`, eager is for the others");
         }
         let depths = match self.fire.is_synchronous() {
-            true if has_program => 2..=2,
+            true if has_program || is_relayed => 2..=2,
             true => 1..=1,
             false => 1..=8,
         };

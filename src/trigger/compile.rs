@@ -96,7 +96,8 @@ pub fn compile(request: &Request, profile: &Profile) -> Vec<Program> {
     (0..request.ranks).map(|rank| compile_rank(request, profile, rank)).collect()
 }
 
-fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
+/// The table of one rank.
+pub(super) fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
     let ranks = request.ranks;
     let mut table = Builder { request, rank, counters: Vec::new(), operations: Vec::new() };
     table.start();

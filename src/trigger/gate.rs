@@ -6,7 +6,7 @@
 //! rank can be interrupted in the middle of a copy.
 
 /// What a rank deposited for a round.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Deposit {
     /// Buffer of the fresh contribution.
     pub(crate) fresh: Option<u32>,

@@ -259,9 +259,15 @@ impl Ledger {
         if by_arrival || plan.fault(Fault::SkipRelease) || round <= self.released {
             return;
         }
-        if agreement == AgreementBy::Cards {
-            // Outcomes are private: the others learn of it when the slot is armed again.
+        if matches!(agreement, AgreementBy::Relays | AgreementBy::Cards) {
+            // Outcomes are private: the others learn of it if they wait for it, or when the slot is armed again.
             self.released = round;
+            if agreement == AgreementBy::Relays && round == FOREVER {
+                // Nothing of this rank is in flight any more: what it wrote to will be written by others.
+                for host in plan.hosts_elsewhere(&self.active) {
+                    outbox.signal(Counted::Notice, host, None, (plan.released(plan.me), Change::Set(FOREVER)));
+                }
+            }
             return outbox.note();
         }
         let hasty = plan.fault(Fault::ReleaseBeforeLanding);

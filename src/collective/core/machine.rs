@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::agreement::{Agreement, Arrival};
+use super::agreement::{Agreement, Arrival, Relay};
 use super::buffers::Buffers;
 use super::context::Context;
 use super::cut::Cut;
@@ -17,6 +17,7 @@ use super::outbox::Outbox;
 use super::plan::Plan;
 use super::stats::Stats;
 use crate::rank_set::RankSet;
+use crate::rule::Path;
 use crate::trigger::{Start, Task};
 
 /// One rank's part of the protocol. See the module.
@@ -61,6 +62,10 @@ impl Machine {
 
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
+        let Plan { path, fire, .. } = &**self.plan();
+        if *path == Path::Relayed {
+            return !fire.is_synchronous();
+        }
         let waits = !self.cx.plan.by_tags() || self.cx.plan.elects_reducers();
         waits && self.cx.plan.program.as_ref().is_none_or(|program| program.start != Start::Everybody)
     }
@@ -253,9 +258,10 @@ impl Machine {
         has_all && self.is_quiet() && self.owes_nothing() && self.has_served()
     }
 
-    /// Whether no rank needs this rank's provider any more.
+    /// Whether no rank needs this rank's provider any more, or writes to it.
     fn has_served(&self) -> bool {
-        self.agreement.cards().is_none_or(|cards| cards.has_served(&self.cx))
+        let by_provider = self.agreement.cards().is_none_or(|cards| cards.has_served(&self.cx));
+        by_provider && self.agreement.relay().is_none_or(Relay::has_parted)
     }
 
     /// Whether all ranks know that this rank has let everything go.
@@ -296,7 +302,13 @@ impl Machine {
     /// When the machine wants to be polled although nothing happened.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         let reducers = || self.movement.reducers().filter(|_| self.has_arrival())?.next_timer(&self.cx);
-        self.arrival.next_timer().or_else(reducers)
+        let timers = [self.arrival.next_timer(), self.agreement.relay().and_then(Relay::next_timer)];
+        timers.into_iter().flatten().min().or_else(reducers)
+    }
+
+    /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    pub(crate) fn serves(&self) -> bool {
+        self.agreement.relay().is_some_and(|relay| relay.serves(&self.cx))
     }
 
     /// The next round whose outcome a provider may have, and whether its data is wanted.
@@ -352,7 +364,7 @@ impl Machine {
         if !arrival.is_outstanding() {
             return missing;
         }
-        if cx.ledger.has_left() && !self.has_served() {
+        if cx.ledger.has_left() && agreement.relay().is_none() && !self.has_served() {
             // It goes on for those that have not.
             missing.clone_from(cx.ledger.active());
             return missing;

@@ -4,6 +4,7 @@ use super::cut::Cut;
 use super::op::Op;
 use super::plan::{BUFFERS, MovementBy, Plan};
 use crate::fabric::{Atomic, Change};
+use crate::rule::Path;
 
 impl Plan {
     /// Every control cell that has a meaning, with its name.
@@ -27,6 +28,13 @@ impl Plan {
                     let other = || format!("cell {cell} of the program");
                     add(gate.map_or_else(other, |rank| format!("gate of rank {rank}")), self.program_cell(slot, cell));
                 }
+                continue;
+            }
+            if self.path == Path::Relayed {
+                for index in 0..self.inputs().count() {
+                    add(format!("input {index}"), self.program_cell(slot, index));
+                }
+                (0..self.ranks).for_each(|rank| add(format!("arrival of rank {rank}"), self.arrived(slot, rank)));
                 continue;
             }
             (0..self.words()).for_each(|index| add(format!("word {index}"), self.word(slot, index)));
@@ -73,6 +81,8 @@ impl Plan {
             Op::Combine { round, from, len } => format!("reduces {len} bytes of round {round} from {from} on"),
             Op::CombineRead { from, len } => format!("reduces {len} bytes that it read from {from} on"),
             Op::Run(task) => format!("runs {task:?}"),
+            Op::Seal { round, ref deposit, .. } => format!("seals {deposit:?} for round {round}"),
+            Op::Sum { round, from, to, .. } => format!("sums what lies at {from:?} into {to} for round {round}"),
             Op::Publish { host, round, .. } => format!("writes the record of round {round} on host {host}"),
             Op::Arm { round } => format!("arms round {round}"),
             Op::Ready { round } => format!("says that round {round} may fire"),

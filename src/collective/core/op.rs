@@ -1,8 +1,8 @@
 //! What the machine asks its driver to do, and what comes back.
 
-use super::plan::BUFFERS;
+use super::plan::{BUFFERS, RELAYED_ROUNDS};
 use crate::fabric::{Atomic, Change};
-use crate::trigger::Task;
+use crate::trigger::{Deposit, Task};
 
 /// Operations of which several may be in flight towards a host, so that they are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,17 +15,32 @@ pub(crate) enum Counted {
     Outcome,
     /// A look at a piece of a contribution there.
     Read,
+    /// What is relayed in a round, by its turn.
+    Relayed { turn: u32 },
     /// The tag (and data) of the contribution in a buffer.
     Tag { buffer: u32 },
 }
+
+const TURNS: usize = RELAYED_ROUNDS as usize;
+const FIRST_TAG: usize = 4 + TURNS;
 
 impl Counted {
     /// Tags, by buffer.
     pub(super) const TAGS: [Counted; BUFFERS as usize] =
         [Counted::Tag { buffer: 0 }, Counted::Tag { buffer: 1 }, Counted::Tag { buffer: 2 }];
 
-    pub(super) const ALL: [Counted; 4 + BUFFERS as usize] =
-        [Counted::Push, Counted::Notice, Counted::Outcome, Counted::Read, Self::TAGS[0], Self::TAGS[1], Self::TAGS[2]];
+    pub(super) const ALL: [Counted; FIRST_TAG + BUFFERS as usize] = [
+        Counted::Push,
+        Counted::Notice,
+        Counted::Outcome,
+        Counted::Read,
+        Counted::Relayed { turn: 0 },
+        Counted::Relayed { turn: 1 },
+        Counted::Relayed { turn: 2 },
+        Self::TAGS[0],
+        Self::TAGS[1],
+        Self::TAGS[2],
+    ];
 
     /// Its place in [`Counted::ALL`].
     #[inline]
@@ -35,7 +50,8 @@ impl Counted {
             Counted::Notice => 1,
             Counted::Outcome => 2,
             Counted::Read => 3,
-            Counted::Tag { buffer } => 4 + buffer as usize,
+            Counted::Relayed { turn } => 4 + turn as usize,
+            Counted::Tag { buffer } => FIRST_TAG + buffer as usize,
         }
     }
 }
@@ -159,6 +175,11 @@ pub(crate) enum Op {
     CombineRead { from: usize, len: usize },
     /// Carries out a reduction of a program.
     Run(Task),
+    /// Puts what a gate let in where it is relayed from: at this offset. `crowded`: this rank has no room for the next
+    /// round.
+    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool, to: usize },
+    /// Sums what lies at one or two offsets, with its labels, into another one: the outcome, or a partial sum.
+    Sum { round: u64, from: (usize, Option<usize>), to: usize, is_outcome: bool },
     /// Writes the record of the round's cut on a host, its round last.
     Publish { host: u32, round: u64, token: Token },
     /// Queues a slot's operations for this round, with an empty gate.

@@ -119,6 +119,11 @@ impl Outbox {
         self.ops.front()
     }
 
+    /// The operation that was asked for last, if the driver does not have it.
+    pub(super) fn newest(&self) -> Option<&Op> {
+        self.ops.back()
+    }
+
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Op> {
         let op = self.ops.pop_front()?;

@@ -36,6 +36,8 @@ pub struct Stats {
     /// Messages to other ranks that this rank sent, for itself or for others, to say that a round
     /// has fired.
     pub activations: u64,
+    /// Messages to other ranks that this rank sent where ranks relay activations and sums.
+    pub relayed: u64,
     /// Rounds that this rank read by itself, because their reducers took too long.
     pub pulled: u64,
     /// Arrivals that found reducers with other shares while data for the earlier ones was in flight.

@@ -60,6 +60,13 @@ impl HostCells {
         }
     }
 
+    /// Stores cells, each below the one before, for a later put.
+    pub(super) fn store_down(&self, last: usize, values: impl Iterator<Item = u64>) {
+        for (value, cell) in values.zip((0..=last).rev()) {
+            self.cell(cell).store(value, Ordering::Relaxed);
+        }
+    }
+
     /// Zeroes cells, to be published by a later release.
     #[inline]
     pub(super) fn clear(&self, cells: Range<usize>) {

@@ -25,14 +25,14 @@ impl Driver {
     pub(super) fn run(&mut self, task: Task) {
         Fuse::pass(&mut self.fuse, Crash::AfterClaim);
         let dies = Fuse::is_due(self.fuse, Crash::InsideOperation);
-        let Driver { machine, control, arena, reduction, scratch, sources, fuse, .. } = self;
+        let Driver { machine, control, arena, reduction, parts, sources, fuse, .. } = self;
+        let scratch = &mut parts.cut;
         let plan = machine.plan();
         let Some(layout) = plan.program.as_deref() else { return };
         let Work::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
         let round = task.round;
         let load = |cell| control.load(plan.program_cell(round, cell));
-        (scratch.round, scratch.initiator) = (round, None);
-        scratch.entries.clear();
+        scratch.begin(round, None);
         sources.clear();
         let (skip, len) = plan.chunk_span(*chunk);
         let len = if dies { len / 2 / size_of::<u64>() * size_of::<u64>() } else { len };

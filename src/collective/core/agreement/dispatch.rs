@@ -8,6 +8,7 @@ use super::super::plan::{AgreementBy, BUFFERS, Plan};
 use super::super::tag::Tag;
 use super::cards::Slots;
 use super::gates::Gates;
+use super::relay::Relay;
 use super::tags::{self, Tags};
 use super::words::{self, Words};
 use super::{Arrival, ArrivalStage};
@@ -20,6 +21,7 @@ pub(crate) enum Agreement {
     Tags(Tags),
     Words(Words),
     Gates(Gates),
+    Relay(Relay),
     Cards(Slots),
 }
 
@@ -29,6 +31,7 @@ impl Agreement {
             (AgreementBy::Tags, _) => Agreement::Tags(Tags::new(plan)),
             (AgreementBy::Words, _) => Agreement::Words(Words::new(plan)),
             (AgreementBy::Gates, Some(layout)) => Agreement::Gates(Gates::new(plan, layout)),
+            (AgreementBy::Relays, _) => Agreement::Relay(Relay::new(plan)),
             (AgreementBy::Gates | AgreementBy::Cards, _) => Agreement::Cards(Slots::new(plan)),
         }
     }
@@ -46,6 +49,7 @@ impl Agreement {
             Agreement::Tags(tags) => tags.learn(arrival, movement, cx, cells),
             Agreement::Words(_) => while words::learn(arrival, cx, cells) {},
             Agreement::Gates(gates) => while gates.learn(arrival, cx, cells) {},
+            Agreement::Relay(relay) => while relay.learn(arrival, cx, cells) {},
             Agreement::Cards(slots) => while slots.learn(arrival, cx, cells) {},
         }
     }
@@ -76,12 +80,21 @@ impl Agreement {
                 match form {
                     Agreement::Words(words) => words.close(arrival, cx),
                     Agreement::Gates(gates) => gates.initiate_now(arrival, cx, cells),
+                    Agreement::Relay(relay) => relay.initiate(arrival, cx),
                     Agreement::Tags(_) | Agreement::Cards(_) => {}
                 }
             }
             (&ArrivalStage::Late { tried }, Agreement::Gates(gates)) if arrival.fits_gate(tried + 1, &cx.plan) => {
                 gates.deposit_into(tried + 1, arrival, cx, cells);
             }
+            (&ArrivalStage::Late { .. }, Agreement::Relay(relay))
+                if arrival.fits_gate(relay.open_gate(cx), &cx.plan) =>
+            {
+                relay.deposit(relay.open_gate(cx), arrival, cx);
+            }
+            // The round after the next one is a full one: what is to enter it waits until that is the next.
+            (ArrivalStage::Late { .. }, Agreement::Relay(relay))
+                if arrival.is_carried(&cx.plan) && relay.open_gate(cx) > cx.ledger.open() => {}
             (&ArrivalStage::Late { tried }, Agreement::Cards(slots)) if arrival.fits_gate(tried + 1, &cx.plan) => {
                 slots.revoke_token(tried + 1, arrival, cx);
             }
@@ -93,7 +106,7 @@ impl Agreement {
             }
             (_, Agreement::Words(words)) => words.step(arrival, cx, cells),
             (_, Agreement::Gates(gates)) => gates.step(arrival, effort, cx, cells),
-            (_, Agreement::Tags(_) | Agreement::Cards(_)) => {}
+            (_, Agreement::Tags(_) | Agreement::Relay(_) | Agreement::Cards(_)) => {}
         }
     }
 
@@ -106,6 +119,7 @@ impl Agreement {
                 let before = target.saturating_sub(plan.depth);
                 target <= cx.ledger.fired() || cx.ledger.is_released(before, plan, cells)
             }
+            Agreement::Relay(relay) => relay.has_room(target, cx, cells),
             Agreement::Cards(slots) => slots.is_armed(target),
         };
         if !has_room {
@@ -124,6 +138,7 @@ impl Agreement {
             Agreement::Tags(tags) => tags.show(arrival, movement, cx),
             Agreement::Words(words) => words.arrive(arrival, movement, cx),
             Agreement::Gates(gates) => gates.arrive(arrival, cx, cells),
+            Agreement::Relay(relay) => relay.arrive(arrival, cx),
             Agreement::Cards(slots) => slots.revoke_token(target, arrival, cx),
         }
     }
@@ -135,6 +150,7 @@ impl Agreement {
             Agreement::Gates(gates) if effort > Effort::Nothing && cx.outbox.is_empty() => {
                 gates.work(effort, arrival, cx, cells);
             }
+            Agreement::Relay(relay) => relay.work(effort, arrival, cx, cells),
             Agreement::Cards(slots) => slots.work(cx, cells),
             _ => {}
         }
@@ -171,6 +187,11 @@ impl Agreement {
     }
 
     #[inline]
+    pub(crate) fn relay(&self) -> Option<&Relay> {
+        if let Agreement::Relay(relay) = self { Some(relay) } else { None }
+    }
+
+    #[inline]
     pub(crate) fn cards(&self) -> Option<&Slots> {
         if let Agreement::Cards(slots) = self { Some(slots) } else { None }
     }
@@ -188,6 +209,9 @@ impl Agreement {
         let Context { plan, ledger, .. } = cx;
         let by_tags = plan.by_tags();
         match (self, &arrival.stage) {
+            (Agreement::Relay(relay), ArrivalStage::Blocked) => {
+                relay.without_room(arrival.target, cx, cells).for_each(|rank| missing.insert(rank));
+            }
             (_, ArrivalStage::Blocked) => {
                 let least = if by_tags { FOREVER } else { arrival.target.saturating_sub(plan.depth) };
                 let awaited = |rank: &u32| !by_tags || ledger.leavers().contains(*rank);
@@ -200,6 +224,9 @@ impl Agreement {
             // Only the host is waited for that clears the words.
             (_, ArrivalStage::Clearing) => {}
             _ if arrival.target <= ledger.fired() => {}
+            (Agreement::Relay(relay), _) => {
+                relay.missing(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
+            }
             (Agreement::Gates(gates), _) if gates.has_fired(cx, cells) => {
                 gates.holders(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
             }
@@ -214,7 +241,7 @@ impl Agreement {
                     Agreement::Words(_) => {
                         words::is_here(rank, arrival.target, cx, cells).unwrap_or_else(|| shown(rank))
                     }
-                    Agreement::Tags(_) | Agreement::Cards(_) => {
+                    Agreement::Tags(_) | Agreement::Relay(_) | Agreement::Cards(_) => {
                         reducers.map_or_else(|| shown(rank), |it| !it.waits_for(rank, cx))
                     }
                 };

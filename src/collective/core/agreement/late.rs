@@ -19,7 +19,12 @@ impl Arrival {
 
     /// Whether a late contribution goes into the gate of `round` without waiting for anything.
     pub(super) fn fits_gate(&self, round: u64, plan: &Plan) -> bool {
-        self.part == Part::Fresh && plan.absent != Absent::Drop && !plan.fire.is_full(round)
+        self.is_carried(plan) && !plan.fire.is_full(round)
+    }
+
+    /// Whether it is a contribution that enters a later round if it is late.
+    pub(super) fn is_carried(&self, plan: &Plan) -> bool {
+        self.part == Part::Fresh && plan.absent != Absent::Drop
     }
 
     /// Late, and every round up to the last attempt has fired: tries the one that is open now.

@@ -1,7 +1,8 @@
 //! Which ranks take part in a round, and when it closes.
 //!
 //! A rank's arrival goes through stages until it has its place in a round. Which ones depends on how ranks agree: by
-//! [`tags`] where all take part, by [`words`], by the [`gates`] of a program, or by those of a provider's [`cards`].
+//! [`tags`] where all take part, by [`words`], by the [`gates`] of a program, where ranks share no memory
+//! by [`relay`], or by a provider's [`cards`].
 
 mod bits;
 mod cards;
@@ -10,6 +11,7 @@ mod cards_tests;
 mod dispatch;
 mod gates;
 mod late;
+mod relay;
 mod tags;
 mod words;
 
@@ -28,6 +30,7 @@ use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::rule::{Condition, When, drawn};
 pub(super) use dispatch::Agreement;
+pub(super) use relay::Relay;
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
 const FIRST_PROBE: Time = 1_000_000;

@@ -5,7 +5,8 @@
 //! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
 
 use super::super::cut::Cut;
-use super::{BUFFERS, MovementBy, Plan, RANKS_PER_WORD, RECEIVING_ROWS, Share};
+use super::{BUFFERS, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share};
+use crate::trigger::{Area, InputCells};
 
 /// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
 /// which a rank pushes that is done with it.
@@ -18,7 +19,7 @@ pub(super) const LINE: usize = 16;
 pub(super) const MOST_PACKED: usize = 64 - size_of::<u64>();
 
 /// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
-fn lines(bytes: usize) -> Option<usize> {
+pub(super) fn lines(bytes: usize) -> Option<usize> {
     let line = LINE * size_of::<u64>();
     Some(bytes.checked_next_multiple_of(line)?.max(line))
 }
@@ -35,7 +36,8 @@ impl Plan {
     /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
     /// r + 1, and what a slot held before must have been released by all ranks.
     pub(crate) fn slots(&self) -> u64 {
-        self.depth + 1
+        let slots = self.depth + 1;
+        if self.path == Path::Relayed { slots.max(RELAYED_ROUNDS) } else { slots }
     }
 
     /// The control slot of a round. Rounds count from 1.
@@ -132,12 +134,25 @@ impl Plan {
         if let Some(program) = &self.program {
             return program.cells();
         }
+        if self.path == Path::Relayed {
+            return (self.inputs().count() + self.ranks as usize).next_multiple_of(LINE);
+        }
         self.home_cells() + LINE + Cut::cells(self.ranks).next_multiple_of(LINE)
     }
 
     /// A cell of the program's slot of a round.
     pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
         self.slot_base(round) + cell
+    }
+
+    /// The cells in which a rank gets inputs from others.
+    pub(crate) fn inputs(&self) -> InputCells {
+        InputCells::of(self.ranks)
+    }
+
+    /// Where a rank is told that another one has arrived for a round, if it counts the arrivals.
+    pub(crate) fn arrived(&self, round: u64, rank: u32) -> usize {
+        self.program_cell(round, self.inputs().count() + rank as usize)
     }
 
     pub(crate) fn word(&self, round: u64, index: u32) -> usize {
@@ -203,6 +218,11 @@ impl Plan {
         if self.pushes() { self.ranks } else { self.topology.widest() }
     }
 
+    /// Where contributions end in a data region.
+    pub(super) fn contributions_end(&self) -> usize {
+        (self.contribution_rows() * BUFFERS) as usize * self.stride()
+    }
+
     fn outcome_slots(&self) -> u64 {
         match self.movement() {
             MovementBy::Everyone => u64::from(self.topology.widest()),
@@ -226,6 +246,9 @@ impl Plan {
 
     /// Where the outcome of a round lies in the data region of this rank's host.
     pub(crate) fn outcome(&self, round: u64) -> usize {
+        if self.path == Path::Relayed {
+            return self.area(Area::Outcome, round);
+        }
         let slot = match self.movement() {
             MovementBy::Everyone => u64::from(self.topology.index_on_host(self.me)),
             // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
@@ -268,7 +291,12 @@ impl Plan {
     /// Bytes of a data region, or nothing when they cannot be addressed.
     pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
         let sized = |bytes: usize, rows: u64| lines(bytes)?.checked_mul(usize::try_from(rows).ok()?);
-        let rows = u64::from(self.contribution_rows() * BUFFERS) + self.outcome_slots();
+        let contributions = u64::from(self.contribution_rows() * BUFFERS);
+        if self.path == Path::Relayed {
+            let total = sized(self.bytes, contributions)?.checked_add(self.relayed_bytes()?)?;
+            return Some(total).filter(|&total| total <= isize::MAX as usize);
+        }
+        let rows = contributions + self.outcome_slots();
         let partials = self.depth.checked_mul(u64::from(self.partials()))?;
         let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
         let total = total.checked_add(self.receiving()?.checked_mul(RECEIVING_ROWS as usize)?)?;

@@ -1,5 +1,6 @@
 //! What all ranks of a collective agreed on before its first round.
 
+mod areas;
 mod layout;
 mod spans;
 #[cfg(all(test, not(loom)))]
@@ -24,6 +25,10 @@ pub(crate) const BUFFERS: u32 = 3;
 /// change.
 pub(crate) const RECEIVING_ROWS: u64 = 3;
 
+/// Rounds whose relayed data lies at places of its own: a rank closes the gate of a round when its writes for the round
+/// before the last have landed for good, so in the next round no late repetition of them can hit what others write.
+pub(crate) const RELAYED_ROUNDS: u64 = 3;
+
 /// Ranks in one word of a cut: two bits each, and one closed bit.
 pub(crate) const RANKS_PER_WORD: u32 = 31;
 
@@ -36,6 +41,8 @@ pub(crate) enum AgreementBy {
     Words,
     /// Gates that a program closes.
     Gates,
+    /// The same, by messages from rank to rank.
+    Relays,
     /// The same where a provider runs the program.
     Cards,
 }
@@ -140,6 +147,7 @@ impl Plan {
     pub(crate) fn agreement(&self) -> AgreementBy {
         match self.path {
             Path::Program => AgreementBy::Gates,
+            Path::Relayed => AgreementBy::Relays,
             Path::Offloaded => AgreementBy::Cards,
             _ if self.fire.is_synchronous() => AgreementBy::Tags,
             _ => AgreementBy::Words,
@@ -154,7 +162,7 @@ impl Plan {
             Path::Gathered => MovementBy::Lowest(Share::Whole),
             Path::Scattered => MovementBy::Lowest(Share::ByHost),
             Path::Segmented => MovementBy::Segments,
-            Path::Program | Path::Offloaded => MovementBy::Program,
+            Path::Program | Path::Relayed | Path::Offloaded => MovementBy::Program,
         }
     }
 
@@ -239,7 +247,7 @@ impl Plan {
             MovementBy::Lowest(_) => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
             MovementBy::Segments => 0,
-            // What a worker does at once may go over all ranks.
+            // What a worker does at once may go over all ranks, and a rank tells all others that it has room again.
             MovementBy::Program => 2 * ranks,
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::{BUFFERS, Plan, RECEIVING_ROWS, program};
+use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, program};
 use crate::collective::core::Path;
 use crate::rule::{Fire, Grace, Schedule};
 
@@ -29,6 +29,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         Just(Path::Eager),
         Just(Path::Segmented),
         Just(Path::Program),
+        Just(Path::Relayed),
         Just(Path::Offloaded),
     ];
     // Elements, bytes of one and of one in a partial sum, elements of a segment.
@@ -44,7 +45,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let ranks = hosts.len() as u32;
             match path {
                 Path::Program => hosts.fill(0),
-                Path::Offloaded => hosts = (0..ranks).collect(),
+                Path::Relayed | Path::Offloaded => hosts = (0..ranks).collect(),
                 _ => {}
             }
             let rules = [Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2)), Fire::majority(7)];
@@ -55,7 +56,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             };
             let grace = if timed { Grace::Auto } else { Grace::NONE };
             let depth = match path {
-                Path::Program | Path::Offloaded if fire.is_synchronous() => 2,
+                Path::Program | Path::Relayed | Path::Offloaded if fire.is_synchronous() => 2,
                 _ if fire.is_synchronous() => 1,
                 _ => depth,
             };
@@ -120,6 +121,14 @@ impl Plan {
             for round in 1..=plan.depth {
                 for number in 0..program.partials() {
                     add(format!("partial {number} of {round}"), plan.partial(round, number), plan.wide_bytes);
+                }
+            }
+        }
+        if plan.path == Path::Relayed {
+            for round in 1..=RELAYED_ROUNDS {
+                for area in plan.areas() {
+                    let (label, data) = plan.shape(area).unwrap_or_default();
+                    add(format!("{area:?} of {round} and its label"), plan.area(area, round) - label, label + data);
                 }
             }
         }

@@ -1,0 +1,430 @@
+//! Agreement and movement by a program where ranks share no memory: each rank runs its own table.
+//!
+//! A rank that has arrived puts its contribution into its *gate*. Activations flood the ranks, and each closes the gate
+//! of a rank: what is in it then is the rank's part in the round. Partial sums go from rank to rank with a label that
+//! says what is in them, so the outcome comes with its cut. The tables are those of the ranks that are still active: one
+//! that left serves no others.
+//!
+//! A round needs a word of every active rank. So a rank that has the outcome of a round knows that all have closed their
+//! gates of it, and that all have the outcome of the round before. No rank has to ask whether it may write to another
+//! one: it writes for three rounds in turn, and when a rank closes a gate, its writes for the round before the last have
+//! landed for good, and those of the ranks that left with that round. A rank that leaves says when that is so.
+//!
+//! Under a partial rule a round starts only if every rank has a slot for its outcome. A rank that has none says so in
+//! the label of the round before, and tells all ranks when it has one.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use super::super::context::Context;
+use super::super::entry::Part;
+use super::super::input::{Cells, Effort, FOREVER, Time};
+use super::super::label::{Form, Label};
+use super::super::op::{Counted, Op};
+use super::super::plan::{Plan, RELAYED_ROUNDS};
+use super::gates::starts_alone;
+use super::{Arrival, ArrivalStage, Deferred, condition};
+use crate::fabric::Change;
+use crate::fault::Fault;
+use crate::rank_set::RankSet;
+use crate::rule::{Condition, Schedule};
+use crate::trigger::{Act, Area, Deposit, Progress, Request, Start, Table};
+
+/// This rank's table, and how far it is with the next round.
+#[derive(Clone)]
+pub(crate) struct Relay {
+    start: Start,
+    /// The active ranks, in the order of the table.
+    members: Vec<u32>,
+    table: Table,
+    progress: Progress,
+    /// What is in the first gate that is not closed.
+    gate: Deposit,
+    /// Ranks that had no room for the next round when they closed their last gate.
+    crowded: Vec<u32>,
+    /// Ranks that left and have not said that nothing of theirs is under way, with the round in which they left.
+    departed: Vec<(u32, u64)>,
+    /// The round for which this rank still has to tell that it has room.
+    owed: Option<u64>,
+    /// The newest round for which it has told that.
+    told: u64,
+    /// The rank whose arrival starts the next round, if this rank starts it.
+    initiator: Option<u32>,
+    /// Where this rank counts the arrivals: those that it has seen, and when the grace ends.
+    seen: RankSet,
+    close_at: Option<Time>,
+}
+
+impl Hash for Relay {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // The table follows from the members.
+        let Relay { members, progress, gate, crowded, departed, owed, told, initiator, seen, close_at, .. } = self;
+        (members, progress, gate, crowded, departed).hash(state);
+        (owed, told, initiator, seen, close_at).hash(state);
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Relay { members, progress, gate, crowded, owed, initiator, .. } = self;
+        let waits = (progress, gate, crowded, owed, initiator);
+        f.debug_tuple("Relay").field(members).field(&waits).finish()
+    }
+}
+
+/// The table of a rank among the active ones.
+fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
+    let request = Request {
+        ranks: members.len() as u32,
+        start,
+        schedule: Schedule::Doubling,
+        bytes: plan.bytes as u64,
+        chunk: 0,
+        slots: plan.slots(),
+    };
+    let number = members.iter().position(|&rank| rank == plan.me).unwrap_or(0);
+    Table::new(&request, number as u32, plan.inputs())
+}
+
+impl Relay {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let start = Start::of(plan.fire, plan.grace, plan.ranks);
+        let members: Vec<u32> = (0..plan.ranks).collect();
+        let table = table(plan, start, &members);
+        Relay {
+            start,
+            members,
+            progress: table.begin(),
+            table,
+            gate: Deposit::default(),
+            crowded: Vec::with_capacity(plan.ranks as usize),
+            departed: Vec::new(),
+            owed: None,
+            told: 0,
+            initiator: None,
+            seen: RankSet::empty(plan.ranks),
+            close_at: None,
+        }
+    }
+
+    fn is_sealed(&self) -> bool {
+        self.table.is_sealed(&self.progress)
+    }
+
+    /// The first round whose gate is open.
+    pub(super) fn open_gate(&self, cx: &Context) -> u64 {
+        cx.ledger.open() + u64::from(self.is_sealed())
+    }
+
+    /// The rank that counts the arrivals.
+    fn counter(&self) -> u32 {
+        self.members[0]
+    }
+
+    /// Whether this rank may arrive for a round, the next one.
+    pub(super) fn has_room(&self, round: u64, cx: &Context, cells: &impl Cells) -> bool {
+        round <= cx.ledger.fired()
+            || cx.plan.fault(Fault::StartWithoutRoom)
+            || self.without_room(round, cx, cells).next().is_none()
+    }
+
+    /// Ranks that have no room for a round, the next one.
+    pub(super) fn without_room<'a>(
+        &'a self,
+        round: u64,
+        cx: &'a Context,
+        cells: &'a impl Cells,
+    ) -> impl Iterator<Item = u32> + 'a {
+        let me = cx.plan.me;
+        let mine = Some(me).filter(|_| cx.ledger.released() < round.saturating_sub(cx.plan.depth));
+        let others = self.crowded.iter().copied().filter(move |&rank| rank != me);
+        let active = others.filter(|&rank| cx.ledger.active().contains(rank));
+        mine.into_iter().chain(active.filter(move |&rank| cells.load(cx.plan.released(rank)) < round))
+    }
+
+    /// Hands the contribution in.
+    pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context) {
+        if cx.plan.weighted && arrival.part == Part::Fresh {
+            let (cell, value) = arrival.tag(&cx.plan);
+            cx.outbox.push(Op::Store { cell, value });
+        }
+        let target = arrival.target;
+        if self.open_gate(cx) != target {
+            return arrival.is_late(cx);
+        }
+        self.deposit(target, arrival, cx);
+        match self.start {
+            Start::Everybody => {
+                self.table.activate(&mut self.progress);
+                arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+            }
+            start @ (Start::First | Start::Designated) if starts_alone(start, cx) => self.initiate(arrival, cx),
+            Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, &mut cx.outbox),
+            Start::Count(_) => {
+                let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
+                if counter == cx.plan.me {
+                    cx.outbox.push(Op::Store { cell, value: target });
+                } else {
+                    self.send(target, counter, None, cell, cx);
+                }
+                // It waits for its own deadline.
+                arrival.stay_open(false, false, 0, cx);
+            }
+        }
+    }
+
+    /// Puts the contribution into the open gate: fresh if it was made for that round.
+    pub(super) fn deposit(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
+        let Arrival { target, made_for, part, buffer, .. } = *arrival;
+        match part {
+            Part::Leaving => self.gate.leaving = true,
+            Part::Fresh if round == target => self.gate.fresh = Some(buffer),
+            Part::Fresh | Part::Carried => self.gate.carried = Some((buffer, round - made_for)),
+        }
+        if round != target {
+            return arrival.placed(round, cx);
+        }
+        if let Some(Deferred { made_for, buffer }) = arrival.deferred.take() {
+            self.gate.carried = Some((buffer, round - made_for));
+        }
+    }
+
+    /// This rank starts the round, unless it has been started.
+    pub(super) fn initiate(&mut self, arrival: &mut Arrival, cx: &mut Context) {
+        if self.open_gate(cx) == arrival.target {
+            self.initiator = Some(cx.plan.me);
+            self.table.activate(&mut self.progress);
+            cx.stats.initiated += 1;
+            arrival.unmeasured = Some(arrival.target);
+        }
+        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+    }
+
+    /// The next outcome, if it is complete.
+    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+        let round = cx.ledger.open();
+        let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
+        if !early && !self.table.is_complete(&mut self.progress, is_given(round, cx, cells)) {
+            return false;
+        }
+        let plan = cx.plan.clone();
+        let label = label_of(plan.area(Area::Outcome, round), &plan, cells);
+        cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
+        self.crowded.clear();
+        self.crowded.extend(label.crowded());
+        arrival.fire(round, cx);
+        if cx.ledger.leavers().iter().next().is_some() {
+            self.members.retain(|&rank| cx.ledger.active().contains(rank));
+            // Those that leave together tell each other nothing.
+            if self.members.contains(&cx.plan.me) {
+                self.departed.extend(cx.ledger.leavers().iter().map(|rank| (rank, round)));
+                if !cx.plan.fault(Fault::KeepOldTable) {
+                    self.table = table(&cx.plan, self.start, &self.members);
+                }
+            }
+        }
+        self.progress = self.table.begin();
+        self.seen.clear();
+        (self.initiator, self.close_at) = (None, None);
+        true
+    }
+
+    /// Runs what is due.
+    pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
+        let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
+        let before = self.departed.len();
+        self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
+        if self.departed.len() < before {
+            cx.outbox.note();
+        }
+        if !cx.ledger.active().contains(cx.plan.me) {
+            return;
+        }
+        self.tell_of_room(cx);
+        let round = cx.ledger.open();
+        if matches!(self.start, Start::Count(_)) && self.counter() == cx.plan.me && !self.is_sealed() {
+            self.count_arrivals(round, arrival, cx, cells);
+        }
+        while cx.outbox.is_empty() || !self.changes_memory(cx) {
+            let Some(row) = self.table.next(&mut self.progress, is_given(round, cx, cells)) else { return };
+            if !self.run(row, round, effort, cx, cells) {
+                return;
+            }
+        }
+    }
+
+    /// Whether an operation is about to change what the next row reads.
+    fn changes_memory(&self, cx: &Context) -> bool {
+        cx.outbox.newest().is_some_and(|op| matches!(op, Op::Seal { .. } | Op::Sum { .. }))
+    }
+
+    /// Runs a row; returns whether it could.
+    fn run(&mut self, row: usize, round: u64, effort: Effort, cx: &mut Context, cells: &impl Cells) -> bool {
+        let area = |area| cx.plan.area(area, round);
+        match self.table.row(row).act {
+            Act::Signal => {}
+            Act::Seal => {
+                if !self.has_settled(round, cx) {
+                    return false;
+                }
+                self.seal(round, cx);
+            }
+            Act::Sum { .. } if effort == Effort::Nothing => return false,
+            Act::Sum { from: (first, second), to } => {
+                let from = (area(first), second.map(area));
+                cx.outbox.push(Op::Sum { round, from, to: area(to), is_outcome: to == Area::Outcome });
+            }
+            Act::Put { .. } => {}
+        }
+        let signals = self.table.row(row).signals.len();
+        for index in 0..signals {
+            let table = self.table.row(row);
+            let (number, cell) = table.signals[index];
+            let data = match table.act {
+                Act::Put { from, to } => Some(relayed(from, to, round, &cx.plan, cells)),
+                _ => None,
+            };
+            cx.stats.activations += u64::from(table.activates);
+            let cell = cx.plan.program_cell(round, cell);
+            self.send(round, self.members[number as usize], data, cell, cx);
+        }
+        cx.stats.operations += 1;
+        self.table.ran(row, &mut self.progress);
+        cx.outbox.note();
+        true
+    }
+
+    /// Gives another rank an input for a round, after data if there is any.
+    fn send(&self, round: u64, rank: u32, data: Option<(usize, usize, usize)>, cell: usize, cx: &mut Context) {
+        cx.stats.relayed += 1;
+        cx.outbox.signal(turn_of(round), cx.plan.host_of(rank), data, (cell, Change::Set(round)));
+    }
+
+    /// Whether what was written for the round before the last has landed for the last time, so that the gate may close.
+    fn has_settled(&self, round: u64, cx: &Context) -> bool {
+        let own = round > 2 && cx.outbox.has(turn_of(round - 2)) && !cx.plan.fault(Fault::SealEarly);
+        !own && self.departed.iter().all(|&(_, left)| left + 2 > round)
+    }
+
+    /// Closes the gate of the round.
+    fn seal(&mut self, round: u64, cx: &mut Context) {
+        let deposit = std::mem::take(&mut self.gate);
+        let needed = (round + 1).saturating_sub(cx.plan.depth);
+        // A synchronous round waits for this rank's arrival, which comes when there is room.
+        let crowded = self.start != Start::Everybody && cx.ledger.released() < needed;
+        self.owed = crowded.then_some(round + 1);
+        let to = cx.plan.area(Area::Sealed, round);
+        cx.outbox.push(Op::Seal { round, deposit, initiator: self.initiator, crowded, to });
+    }
+
+    /// Tells all ranks that there is room for the round that they may be waiting to start.
+    fn tell_of_room(&mut self, cx: &mut Context) {
+        let has_room = |round: &u64| cx.ledger.released() >= round.saturating_sub(cx.plan.depth);
+        let Some(round) = self.owed.take_if(|round| has_room(round)) else { return };
+        if cx.plan.fault(Fault::ForgetRoom) {
+            return;
+        }
+        let change = Change::Add(round - std::mem::replace(&mut self.told, round));
+        let cell = cx.plan.released(cx.plan.me);
+        for &rank in self.members.iter().filter(|&&rank| rank != cx.plan.me) {
+            cx.outbox.signal(Counted::Notice, cx.plan.host_of(rank), None, (cell, change));
+        }
+    }
+
+    /// Starts the round if enough have arrived.
+    fn count_arrivals(&mut self, round: u64, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
+        let mut newest = None;
+        for &rank in &self.members {
+            if !self.seen.contains(rank) && cells.load(cx.plan.arrived(round, rank)) >= round {
+                self.seen.insert(rank);
+                newest = newest.or(Some(rank));
+            }
+        }
+        let arrived = self.seen.len();
+        let fires = match condition(cx) {
+            Condition::Count(least) => arrived >= least,
+            Condition::Rank(rank) => self.seen.contains(rank),
+            Condition::Full => false,
+        };
+        let all = arrived >= self.members.len() as u32;
+        if fires || all {
+            self.initiator = self.initiator.or(newest);
+        }
+        let grace = arrival.pace.grace().unwrap_or(0);
+        let closes = all || (fires && cx.now >= *self.close_at.get_or_insert(cx.now.saturating_add(grace)));
+        if closes {
+            cx.stats.graces_expired += u64::from(!all && grace > 0);
+            self.close_at = None;
+            self.table.activate(&mut self.progress);
+        }
+    }
+
+    /// When this rank closes the round although nothing happens.
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        self.close_at.filter(|_| !self.is_sealed())
+    }
+
+    /// Whether no rank that left will write to this one any more, or tell it anything.
+    pub(crate) fn has_parted(&self) -> bool {
+        self.departed.is_empty()
+    }
+
+    /// Whether this rank waits for an input of any other one, so that the others may be waiting for it, too.
+    pub(crate) fn serves(&self, cx: &Context) -> bool {
+        cx.ledger.active().contains(cx.plan.me)
+    }
+
+    /// Ranks that the next round waits for, as far as this one can know.
+    pub(super) fn missing(&self, cx: &Context, cells: &impl Cells) -> Vec<u32> {
+        if cx.ledger.has_left() {
+            return self.departed.iter().map(|&(rank, _)| rank).collect();
+        }
+        if self.is_sealed() {
+            return self.table.awaited(&self.progress).map(|number| self.members[number as usize]).collect();
+        }
+        let round = cx.ledger.open();
+        if self.table.is_activated(&self.progress) {
+            let settling = self.departed.iter().filter(|&&(_, left)| left + 2 <= round);
+            return settling.map(|&(rank, _)| rank).collect();
+        }
+        match (condition(cx), self.start) {
+            (Condition::Rank(rank), _) => vec![rank],
+            (_, Start::Count(_)) if self.counter() == cx.plan.me => {
+                let is_missing = |&rank: &u32| cells.load(cx.plan.arrived(round, rank)) < round;
+                self.members.iter().copied().filter(is_missing).collect()
+            }
+            (_, Start::Count(_)) => vec![self.counter()],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Whether another rank has given an input for a round.
+fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> bool {
+    let first = cx.plan.program_cell(round, 0);
+    move |cell| cells.load(first + cell) >= round
+}
+
+/// What is sent in a round.
+fn turn_of(round: u64) -> Counted {
+    Counted::Relayed { turn: (round % RELAYED_ROUNDS) as u32 }
+}
+
+/// The label of what lies at an offset.
+fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) -> u64> {
+    let last = plan.cell_of_data(at) - 1;
+    Label::new(move |index| cells.load(last - index))
+}
+
+/// What is written to another rank: from where, to where there, and how many bytes.
+fn relayed(from: Area, to: Area, round: u64, plan: &Plan, cells: &impl Cells) -> (usize, usize, usize) {
+    let (from, to) = (plan.area(from, round), plan.area(to, round));
+    let label = label_of(from, plan, cells);
+    let data = match label.form() {
+        Form::Sum => plan.wide_bytes,
+        Form::Rows(0) => 0,
+        Form::Rows(rows) => (rows - 1) * plan.row() + plan.bytes,
+    };
+    let before = label.cells() * size_of::<u64>();
+    (from - before, to - before, before + data)
+}

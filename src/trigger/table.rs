@@ -1,0 +1,344 @@
+//! One rank's table, as that rank runs it alone where ranks share no memory.
+//!
+//! An input of a counter comes from the rank itself or from another one. The rank keeps its own ones to itself; another
+//! rank writes the round into a cell of this rank. The cells of a slot have the same numbers on all ranks, so a rank
+//! needs no table but its own to know where its signals go.
+
+use super::compile::{Profile, Request, compile_rank, hops};
+use super::program::{Action, Buffer, Counter, Program, Role, Signal};
+
+/// Memory of a rank that a row reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Area {
+    /// What the gate let in.
+    Sealed,
+    /// What was reduced at a level.
+    Partial(u32),
+    /// What another rank put here for a level.
+    Inbox(u32),
+    /// The outcome.
+    Outcome,
+}
+
+/// What a row does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Gives its signals.
+    Signal,
+    /// Closes the gate.
+    Seal,
+    /// Sums one or two areas, in this order.
+    Sum { from: (Area, Option<Area>), to: Area },
+    /// Writes an area into one of the rank that its signal goes to.
+    Put { from: Area, to: Area },
+}
+
+/// Numbers of the cells in which a rank gets inputs from others, within a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InputCells {
+    hops: usize,
+}
+
+impl InputCells {
+    /// In a world of so many ranks.
+    pub(crate) fn of(ranks: u32) -> Self {
+        InputCells { hops: hops(ranks) as usize }
+    }
+
+    /// How many there are, but for those of arrivals.
+    pub(crate) fn count(self) -> usize {
+        2 * self.hops + 2
+    }
+
+    fn cell(self, counter: Role, input: u32) -> usize {
+        match counter {
+            Role::Active => input as usize,
+            // The second half of a level; the first one is the rank's own.
+            Role::Level(level) => self.hops + level as usize,
+            _ => 2 * self.hops + 1,
+        }
+    }
+}
+
+/// An input that another rank gives.
+#[derive(Clone, Copy, Debug)]
+struct Remote {
+    bit: u32,
+    cell: usize,
+    /// The rank, by its number in the table's world.
+    from: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Inputs {
+    threshold: u32,
+    /// Those that have been given before a round begins.
+    before: u32,
+    remote: Vec<Remote>,
+}
+
+/// A row, resolved to counters and cells.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    when: usize,
+    pub(crate) act: Act,
+    /// Inputs of own counters.
+    gives: Vec<(usize, u32)>,
+    /// Inputs of other ranks' counters: the rank and the cell.
+    pub(crate) signals: Vec<(u32, usize)>,
+    /// Whether these forward the activation.
+    pub(crate) activates: bool,
+}
+
+/// The table of one rank. It numbers ranks without gaps.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    counters: Vec<Inputs>,
+    rows: Vec<Row>,
+    /// The counter of activations, and the one that the outcome completes.
+    active: usize,
+    done: usize,
+    /// The row that closes the gate.
+    seal: usize,
+}
+
+/// How far the rows of a round are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Progress {
+    /// Inputs that have come, by counter.
+    given: Vec<u32>,
+    /// Rows that have run.
+    ran: u64,
+}
+
+/// The input by which a rank starts a round itself. No table has so many neighbours.
+const BY_ITSELF: u32 = 31;
+
+impl Table {
+    /// Compiles the table of one rank. A request for fewer ranks than there are in the world gives the table among
+    /// those that are left.
+    pub(crate) fn new(request: &Request, rank: u32, cells: InputCells) -> Self {
+        let program = compile_rank(request, &Profile::NETWORK, rank);
+        let is_run = |role: Role| !matches!(role, Role::Start | Role::Arrived | Role::Sent);
+        let counters: Vec<_> = program.counters.iter().filter(|counter| is_run(counter.role)).collect();
+        let index = |role: Role| counters.iter().position(|counter| counter.role == role);
+        let mut rows = Vec::new();
+        let mut own = vec![0u32; counters.len()];
+        let mut thresholds: Vec<u32> = counters.iter().map(|counter| counter.inputs).collect();
+        for operation in program.operations.iter().filter(|operation| is_run(operation.when)) {
+            let when = index(operation.when).expect("a row waits for a counter of its table");
+            thresholds[when] = operation.threshold;
+            let (mine, others): (Vec<&Signal>, Vec<&Signal>) =
+                operation.then.iter().partition(|signal| signal.rank == rank);
+            let gives: Vec<_> = mine.iter().filter_map(|to| index(to.counter).map(|id| (id, to.input))).collect();
+            gives.iter().for_each(|&(id, input)| own[id] |= 1 << input);
+            let signals = others.iter().map(|to| (to.rank, cells.cell(to.counter, to.input))).collect();
+            let activates = others.iter().any(|to| to.counter == Role::Active);
+            rows.push(Row { when, act: Act::of(&operation.action), gives, signals, activates });
+        }
+        let inputs = |(id, counter): (usize, &&Counter)| {
+            let before = (1 << counter.external) - 1;
+            let from_others = (0..counter.inputs.min(BY_ITSELF)).filter(|bit| (own[id] | before) >> bit & 1 == 0);
+            let remote = from_others.filter_map(|bit| {
+                let from = sender(&program, request.ranks, counter.role, bit)?;
+                Some(Remote { bit, cell: cells.cell(counter.role, bit), from })
+            });
+            Inputs { threshold: thresholds[id], before, remote: remote.collect() }
+        };
+        let seal = rows.iter().position(|row: &Row| row.act == Act::Seal);
+        let (active, done, seal) = match (index(Role::Active), index(Role::Done), seal) {
+            (Some(active), Some(done), Some(seal)) => (active, done, seal),
+            _ => unreachable!("each table has an activation, a gate and an outcome"),
+        };
+        let counters: Vec<Inputs> = counters.iter().enumerate().map(inputs).collect();
+        assert!(rows.len() <= u64::BITS as usize, "a table of {} rows", rows.len());
+        Table { counters, rows, active, done, seal }
+    }
+
+    /// The beginning of a round.
+    pub(crate) fn begin(&self) -> Progress {
+        Progress { given: self.counters.iter().map(|counter| counter.before).collect(), ran: 0 }
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &Row {
+        &self.rows[row]
+    }
+
+    /// This rank starts the round.
+    pub(crate) fn activate(&self, progress: &mut Progress) {
+        progress.given[self.active] |= 1 << BY_ITSELF;
+    }
+
+    /// Whether the round has started, as far as this rank knows.
+    pub(crate) fn is_activated(&self, progress: &Progress) -> bool {
+        progress.given[self.active] > 0
+    }
+
+    /// Whether the gate is closed.
+    pub(crate) fn is_sealed(&self, progress: &Progress) -> bool {
+        progress.ran >> self.seal & 1 == 1
+    }
+
+    /// Whether all rows have run.
+    pub(crate) fn has_run(&self, progress: &Progress) -> bool {
+        progress.ran.count_ones() as usize == self.rows.len()
+    }
+
+    /// Whether all rows have run and the outcome is there; `is_given` says whether an input has come from another rank.
+    pub(crate) fn is_complete(&self, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> bool {
+        self.has_run(progress) && self.is_reached(self.done, progress, is_given)
+    }
+
+    fn is_reached(&self, counter: usize, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> bool {
+        let (inputs, given) = (&self.counters[counter], &mut progress.given[counter]);
+        for remote in &inputs.remote {
+            if *given >> remote.bit & 1 == 0 && given.count_ones() < inputs.threshold && is_given(remote.cell) {
+                *given |= 1 << remote.bit;
+            }
+        }
+        given.count_ones() >= inputs.threshold
+    }
+
+    /// A row that is due; `is_given` says whether an input has come from another rank.
+    pub(crate) fn next(&self, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> Option<usize> {
+        let is_due =
+            |row: &usize| progress.ran >> row & 1 == 0 && self.is_reached(self.rows[*row].when, progress, &is_given);
+        (0..self.rows.len()).find(is_due)
+    }
+
+    /// A row has run: gives the rank's own inputs.
+    pub(crate) fn ran(&self, row: usize, progress: &mut Progress) {
+        progress.ran |= 1 << row;
+        self.rows[row].gives.iter().for_each(|&(counter, input)| progress.given[counter] |= 1 << input);
+    }
+
+    /// The ranks whose data rows wait for that need nothing else.
+    pub(crate) fn awaited(&self, progress: &Progress) -> impl Iterator<Item = u32> {
+        let waits = |row: &(usize, &Row)| progress.ran >> row.0 & 1 == 0 && row.1.when != self.active;
+        let counters = self.rows.iter().enumerate().filter(waits).map(|(_, row)| row.when);
+        counters.chain([self.done]).flat_map(|id| {
+            let (counter, given) = (&self.counters[id], progress.given[id]);
+            let open = counter.remote.iter().filter(move |remote| given >> remote.bit & 1 == 0);
+            let alone = given.count_ones() as usize + counter.remote.len() >= counter.threshold as usize;
+            open.filter(move |_| alone).map(|remote| remote.from)
+        })
+    }
+}
+
+impl Act {
+    fn of(action: &Action) -> Self {
+        let area = |buffer: Buffer| match buffer {
+            Buffer::Contribution => Area::Sealed,
+            Buffer::Partial(level) => Area::Partial(level),
+            Buffer::Inbox(level) => Area::Inbox(level),
+            Buffer::Outcome => Area::Outcome,
+        };
+        match action {
+            Action::Signal => Act::Signal,
+            Action::Seal => Act::Seal,
+            Action::Reduce { from, to, .. } => {
+                debug_assert!(from.len() <= 2, "a rank sums two halves of a level");
+                Act::Sum { from: (area(from[0].buffer), from.get(1).map(|place| area(place.buffer))), to: area(*to) }
+            }
+            Action::Put { from, to, .. } => Act::Put { from: area(*from), to: area(to.buffer) },
+        }
+    }
+}
+
+/// The rank that gives an input that the table itself does not give.
+fn sender(program: &Program, ranks: u32, counter: Role, input: u32) -> Option<u32> {
+    let rank = program.rank;
+    match counter {
+        // The last input is the rank's own.
+        Role::Active => (input < hops(ranks)).then(|| (rank + ranks - (1 << input)) % ranks),
+        // The partners of a level send each other what they have.
+        Role::Level(level) => {
+            let partner = |action: &Action| match action {
+                Action::Put { to, .. } if to.buffer == Buffer::Inbox(level) => Some(to.rank),
+                _ => None,
+            };
+            // The second rank of a pair sends, and gets the outcome.
+            program.operations.iter().find_map(|operation| partner(&operation.action)).or(Some(rank + 1))
+        }
+        Role::Done => rank.checked_sub(1),
+        _ => None,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::rule::Schedule;
+    use crate::trigger::Start;
+
+    fn tables(ranks: u32, start: Start) -> Vec<Table> {
+        let request = Request { ranks, start, schedule: Schedule::Doubling, bytes: 8, chunk: 0, slots: 3 };
+        (0..ranks).map(|rank| Table::new(&request, rank, InputCells::of(ranks))).collect()
+    }
+
+    /// A rank runs O(log P) rows and sends no more messages than that, its arrival included.
+    #[test]
+    fn a_round_takes_few_messages_of_each_rank() {
+        for ranks in 2..=300 {
+            for start in [Start::Everybody, Start::First, Start::Designated, Start::Count(ranks / 2 + 1)] {
+                for table in tables(ranks, start) {
+                    let messages: usize = table.rows.iter().map(|row| row.signals.len()).sum();
+                    let most = 3 * hops(ranks) as usize + 4;
+                    assert!(messages < most, "{messages} messages of {ranks} ranks, {start:?}");
+                    assert!(table.rows.len() <= most, "{} rows of {ranks} ranks", table.rows.len());
+                }
+            }
+        }
+    }
+
+    /// Runs all tables of a round, rows and messages in any order; returns how many rows waited for an input in vain.
+    fn play(tables: &[Table], starters: &[usize], mut draw: impl FnMut(usize) -> usize) {
+        let mut given = vec![vec![false; InputCells::of(tables.len() as u32).count()]; tables.len()];
+        let mut progress: Vec<Progress> = tables.iter().map(Table::begin).collect();
+        starters.iter().for_each(|&rank| tables[rank].activate(&mut progress[rank]));
+        let mut messages: Vec<(usize, usize)> = Vec::new();
+        loop {
+            let due: Vec<(usize, usize)> = (0..tables.len())
+                .filter_map(|rank| {
+                    let row = tables[rank].next(&mut progress[rank], |cell| given[rank][cell])?;
+                    Some((rank, row))
+                })
+                .collect();
+            match draw(due.len() + messages.len()) {
+                _ if due.is_empty() && messages.is_empty() => break,
+                chosen if chosen < due.len() => {
+                    let (rank, row) = due[chosen];
+                    messages.extend(tables[rank].row(row).signals.iter().map(|&(to, cell)| (to as usize, cell)));
+                    tables[rank].ran(row, &mut progress[rank]);
+                }
+                chosen => {
+                    let (rank, cell) = messages.swap_remove(chosen - due.len());
+                    assert!(!given[rank][cell], "an input of {} ranks came twice", tables.len());
+                    given[rank][cell] = true;
+                }
+            }
+        }
+        for (rank, table) in tables.iter().enumerate() {
+            assert!(
+                table.is_complete(&mut progress[rank], |cell| given[rank][cell]),
+                "rank {rank} of {}",
+                tables.len()
+            );
+            assert_eq!(table.awaited(&progress[rank]).count(), 0);
+        }
+    }
+
+    #[test]
+    fn every_table_runs_to_its_end() {
+        use rand::{RngExt, SeedableRng};
+        let mut rng = rand_xoshiro::Xoshiro256PlusPlus::seed_from_u64(7);
+        for ranks in 1..=40 {
+            let all: Vec<usize> = (0..ranks as usize).collect();
+            let cases =
+                [(Start::Everybody, &all[..]), (Start::First, &all[ranks as usize / 2..]), (Start::Count(1), &[0])];
+            for (start, starters) in cases {
+                play(&tables(ranks, start), starters, |count| rng.random_range(0..count.max(1)));
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The tree mover where ranks share no memory: real processes that relay activations and sums over networks.
+#![cfg(feature = "internals")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::tier::{by_tier, is_deep};
+use common::worlds::ways;
+use common::{Job, Way, role, said};
+use earlybird::{Config, Executor, Fire, Grace, Mover, World};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[test]
+#[ignore = "played by the processes that the other tests start"]
+fn rank() {
+    match role().as_deref() {
+        Some(role) if role.starts_with("bits ") => bits(role),
+        Some("busy") => stay_away(),
+        Some(role) if role.split(' ').count() == 4 => common::faults::rank(),
+        _ => common::stress::play(),
+    }
+}
+
+/// The networks, and so none where there is no library for one.
+fn networks() -> Vec<Way> {
+    ways().into_iter().filter(|&way| way != Way::Shm).collect()
+}
+
+/// `bits FIRE LENGTH ROUNDS`: sums of floats of any size, whose last bits depend on the order.
+fn bits(role: &str) {
+    let words: Vec<&str> = role.split(' ').collect();
+    let [_, fire, length, rounds] = words[..] else { panic!("{role}") };
+    let (length, rounds): (usize, u64) = (length.parse().unwrap(), rounds.parse().unwrap());
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let fire: Fire = fire.parse().unwrap();
+    let sum = world.allreduce::<f32>(&[length]).fire(fire).mover(Mover::Tree).executor(Executor::Caller);
+    let mut sum = sum.build().unwrap();
+    let mut digest = 0u64;
+    for round in 1..=rounds {
+        let seed = (round << 20) + u64::from(world.rank());
+        for (index, x) in sum.contribution().unwrap().iter_mut().enumerate() {
+            let bits = (seed + ((index as u64) << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            *x = (bits >> 40) as f32 / (1 << (bits & 15)) as f32;
+        }
+        sum.arrive().unwrap();
+        for x in sum.wait(DEADLINE).unwrap().newest().iter() {
+            digest = digest.rotate_left(7) ^ u64::from(x.to_bits());
+        }
+    }
+    let stats = sum.stats();
+    println!("\nBITS {digest:x}\nRELAYED {}", stats.relayed);
+    sum.finish(DEADLINE).unwrap();
+}
+
+/// The sum has the bits that the same program gives in shared memory, and no rank sends more than O(log P) messages for
+/// it.
+#[test]
+fn sums_have_the_bits_of_shared_memory_and_take_few_messages() {
+    const ROUNDS: u64 = 20;
+    for way in networks() {
+        for ranks in by_tier(vec![2, 3, 5, 8], (2..=8).collect()) {
+            for length in [1, 3000] {
+                let run = |way| {
+                    let ends = Job::start(way, ranks, "rank", &format!("bits all {length} {ROUNDS}")).finish(DEADLINE);
+                    assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}, {ranks} ranks: {ends:?}");
+                    ends
+                };
+                let (here, there) = (run(Way::Shm), run(way));
+                for (rank, (_, text)) in there.iter().enumerate() {
+                    let of = |text: &str| said(text, "BITS")[0].to_owned();
+                    assert_eq!(of(text), of(&here[0].1), "{way:?}, {ranks} ranks: rank {rank} has other bits");
+                    let relayed: u64 = said(text, "RELAYED")[0].parse().unwrap();
+                    let most = 3 * u64::from(u32::BITS - (ranks - 1).leading_zeros()) + 4;
+                    assert!(relayed <= most * ROUNDS, "rank {rank} of {ranks} sent {relayed} messages");
+                }
+            }
+        }
+    }
+}
+
+/// Sums are exact, and the same on all ranks, in rounds that fire for each reason; ranks leave one after the other.
+#[test]
+fn nothing_is_lost() {
+    for way in networks() {
+        let mut cases = vec![(5, 24, 60), (2, 3000, 40), (3, 24, 60)];
+        if is_deep() {
+            cases.extend([(8, 24, 40), (7, 3000, 30), (4, 100_000, 10), (3, 8192, 60)]);
+        }
+        for fire in ["all", "solo", "quorum=2", "majority"] {
+            for &(ranks, length, steps) in &cases {
+                for executor in [Executor::Caller, Executor::Thread] {
+                    common::stress::stress(way, ranks, fire, (Mover::Tree, executor), length, steps);
+                }
+            }
+        }
+    }
+}
+
+/// Rank 0 computes while the others make their rounds.
+fn stay_away() {
+    const ROUNDS: u64 = 40;
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let sum = world.allreduce::<u64>(&[100]).fire(Fire::SOLO).grace(Grace::NONE).depth(64).mover(Mover::Tree);
+    let mut sum = sum.build().unwrap();
+    assert_eq!(sum.executor(), Executor::Thread, "a rank that computes would hold up all that it relays");
+    world.barrier(DEADLINE).unwrap();
+    let mut newest = 0;
+    if world.rank() > 0 {
+        let until = Instant::now() + DEADLINE;
+        while newest < ROUNDS {
+            sum.contribution().unwrap().fill(1);
+            sum.arrive().unwrap();
+            newest = sum.wait(DEADLINE).unwrap().newest().round();
+            assert!(Instant::now() < until, "{newest} rounds");
+        }
+    } else {
+        // It makes no call until the others have their rounds.
+        thread::sleep(Duration::from_millis(200));
+        world.barrier(DEADLINE).unwrap();
+        sum.contribution().unwrap().fill(1);
+        sum.arrive().unwrap();
+        let outcomes = sum.wait(DEADLINE).unwrap();
+        println!("\nFIRST {}", outcomes.len());
+        for outcome in outcomes {
+            assert!(outcome.data().iter().all(|&x| x == outcome.cut().contributions().count() as u64));
+        }
+    }
+    if world.rank() > 0 {
+        world.barrier(DEADLINE).unwrap();
+    }
+    sum.finish(DEADLINE).unwrap();
+}
+
+/// The helper thread of a rank that computes relays for the others, and the rank finds all that it missed.
+#[test]
+fn a_rank_that_computes_holds_up_no_other() {
+    for way in networks() {
+        let ends = Job::start(way, 4, "rank", "busy").finish(DEADLINE);
+        assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}: {ends:?}");
+        let first: u64 = said(&ends[0].1, "FIRST")[0].parse().unwrap();
+        assert!(first >= 40, "{way:?}: it received only {first} rounds at once");
+    }
+}
+
+#[test]
+fn all_ranks_name_a_killed_rank() {
+    for way in networks() {
+        common::faults::kill(way, by_tier(2, 8), &["tree"], Duration::from_millis(300)..Duration::from_millis(1500));
+    }
+}
