@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Ranks, Result};
 use crate::executor::deferred_work::{DeferredProgram, Introduction, provider_for};
 use crate::fabric::{
-    Access, At, Atomic, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, ofi,
+    Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
+    cell_behind, ofi,
 };
 use crate::rule::Schedule;
 use crate::trigger::{Request, Start};
@@ -23,15 +24,12 @@ use crate::trigger::{Request, Start};
 pub const WINDOW: u64 = 64;
 
 /// The offset of the data, behind the cells that report the other rank's progress.
-const DATA: usize = 128;
+const DATA: usize = 2 * CACHE_LINE;
 
 /// Where the signal of a write goes: behind data that fits a cache line with it, as in a collective.
 fn progress_at(bytes: usize) -> usize {
-    const CELL: usize = size_of::<u64>();
-    if bytes <= CACHE_LINE - CELL { DATA + bytes.next_multiple_of(CELL) } else { 0 }
+    cell_behind(DATA, bytes).map_or(0, |before| DATA + before)
 }
-
-const CACHE_LINE: usize = 64;
 
 /// Precedes a rank's key, so that a rank in another call is not taken for the partner.
 const PAIR: &[u8] = b"pair";
@@ -170,7 +168,7 @@ impl<'f> Pair<'f> {
         let mut seconds = Vec::with_capacity(iterations as usize);
         let mut expected = None;
         if self.is_first() {
-            let at = At { region: self.partner(operation)?.1, offset: 64 };
+            let at = At { region: self.partner(operation)?.1, offset: CACHE_LINE };
             for round in 0..warmup + iterations {
                 let start = Instant::now();
                 let posted = self.endpoint.atomic(at, Atomic::FetchAdd(1), 0);

@@ -36,6 +36,7 @@
 //! [delegates](Endpoint::delegate_wait) each announced wait to the rank's [`Sleeper`].
 
 mod access;
+mod cache_line;
 #[cfg(feature = "internals")]
 pub mod conformance;
 pub(crate) mod failure;
@@ -60,6 +61,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use access::RawAccess;
+pub(crate) use cache_line::{CACHE_LINE, cell_behind};
 pub(crate) use lender::Lender;
 pub use window::Window;
 

@@ -5,15 +5,16 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::{
-    Access, At, Atomic, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal, Window,
+    Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
+    Window,
 };
 
 /// The call that errors name.
 const REACH: &str = "reach";
 
-/// Bytes of a peer's share of the memory: a word of data, and the cell of its signal.
-const SHARE: usize = 64;
-const SIGNAL: usize = 8;
+/// Bytes of a peer's share of the memory: a word of data, and the cell of its signal right behind it.
+const SHARE: usize = CACHE_LINE;
+const SIGNAL: usize = size_of::<u64>();
 
 /// What one rank has found.
 #[derive(Clone, Copy, Debug)]

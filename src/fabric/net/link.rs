@@ -9,10 +9,10 @@ use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
 use super::wire::{CellChange, Ends, Entry, Local, Posted, Remote, Wire};
 use crate::fabric::memory::check_memory;
-use crate::fabric::{Access, At, Window};
+use crate::fabric::{Access, At, CACHE_LINE, Window};
 
 /// Bytes of a message buffer: a message, rounded up to a cache line.
-const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(64);
+const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(CACHE_LINE);
 
 /// The offset of the header that write `number` carries. Headers lie behind the buffer of injected
 /// messages, which has the number of the first transfer.
@@ -235,26 +235,25 @@ impl<W: Wire> Link<W> {
         posted.map(|number| number.is_some())
     }
 
-    /// Moves data to a peer, if there is some, and changes a cell there. With data that `joins` the cell, one write sets
-    /// both: together they fit a header slot.
+    /// Moves data to a peer, if there is some, and changes a cell there. A cell that lies `joins` bytes behind the
+    /// start of the data is set by the same write: together they fit a header slot.
     pub(super) fn change(
         &mut self,
         (transfer, peer): (u32, u32),
-        (data, joins): (Option<Ends<'_, W::Memory>>, bool),
+        (data, joins): (Option<Ends<'_, W::Memory>>, Option<usize>),
         (cell, change): (Remote, CellChange),
         immediate: Option<u64>,
     ) -> Posted<W::Error> {
         let first_transfer = self.first_transfer;
         let posted = self.start(transfer, peer, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
-            let (data, to, before) = match data {
-                Some((near, far)) if joins => {
-                    let before = near.len.next_multiple_of(size_of::<u64>());
+            let (data, to, before) = match (data, joins) {
+                (Some((near, far)), Some(before)) => {
                     buffers.window().write(offset + before - size_of::<u64>(), &[0; size_of::<u64>()]);
                     Window::copy((near.memory.window(), near.offset), (buffers.window(), offset), near.len);
                     (None, far, before)
                 }
-                data => (data, cell, 0),
+                (data, _) => (data, cell, 0),
             };
             if let CellChange::Set(value) = change {
                 buffers.window().write(offset + before, &value.to_ne_bytes());

@@ -15,9 +15,6 @@ const ROWS: u64 = 2;
 /// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
 pub(super) const LINE: usize = 16;
 
-/// Most bytes of data in a cache line with a tag.
-pub(super) const MOST_PACKED: usize = 64 - size_of::<u64>();
-
 /// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
 pub(super) fn lines(bytes: usize) -> Option<usize> {
     let line = LINE * size_of::<u64>();
@@ -77,13 +74,13 @@ impl Plan {
 
     /// Where all tags are.
     pub(crate) fn tags(&self) -> TagCells {
-        if !self.packs_tags() {
+        let Some(before) = self.packed_tag() else {
             return TagCells { first: 0, by_rank: LINE, by_number: 1 };
-        }
-        // Each right behind the contribution that it announces. Data that is pushed has a row of its own for each rank.
+        };
+        // Data that is pushed has a row of its own for each rank.
         const CELL: usize = size_of::<u64>();
         let by_number = self.stride() / CELL;
-        let first = self.control_cells() + self.bytes.div_ceil(CELL);
+        let first = self.control_cells() + before / CELL;
         TagCells { first, by_rank: BUFFERS as usize * by_number, by_number }
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::input::{Cells, Time};
 use super::tag::Tag;
+use crate::fabric::cell_behind;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Fire, Grace, Path, Schedule};
@@ -178,11 +179,18 @@ impl Plan {
         matches!(self.movement(), MovementBy::Everyone | MovementBy::Initiator | MovementBy::Lowest(Share::Whole))
     }
 
-    /// Whether a tag lies right behind the data that it announces, both in one cache line: a network writes them at once.
-    /// On one host, a rank that waits for a tag would take the line from the rank that writes the data.
+    /// Bytes from a contribution to its tag, where that lies right behind the data, both in one cache line: a network
+    /// writes them at once. On one host, a rank that waits for a tag would take the line from the rank that writes the
+    /// data.
+    #[inline]
+    pub(super) fn packed_tag(&self) -> Option<usize> {
+        if self.topology.hosts() > 1 && self.pushes() { cell_behind(0, self.bytes) } else { None }
+    }
+
+    /// Whether tags lie behind the data that they announce.
     #[inline]
     pub(super) fn packs_tags(&self) -> bool {
-        self.topology.hosts() > 1 && self.pushes() && self.bytes <= layout::MOST_PACKED
+        self.packed_tag().is_some()
     }
 
     /// Whether all know which ranks reduce before a round begins.

@@ -6,10 +6,7 @@
 
 use super::{Engine, OnComplete, Registered, Transfer, Way, Wire};
 use crate::fabric::net::wire::{Atomicity, CellChange};
-use crate::fabric::{At, Atomic, Change, Posted, Signal};
-
-/// Bytes that a device writes at once. Regions begin with a line.
-const CACHE_LINE: usize = 64;
+use crate::fabric::{At, Atomic, Change, Posted, Signal, cell_behind};
 
 impl Change {
     fn by_device(self) -> CellChange {
@@ -27,14 +24,12 @@ impl<W: Wire> Engine<W> {
         self.link.wire.atomicity() != Atomicity::Processor
     }
 
-    /// Whether data and a signal go to one cache line, the signal right behind the data: then one write brings both, and
-    /// no processor sees the signal without the data.
-    pub(super) fn is_one_write((to, len): (At, usize), cell: At, change: CellChange) -> bool {
-        let before = len.next_multiple_of(size_of::<u64>());
-        let follows = cell.region == to.region && cell.offset == to.offset + before;
-        matches!(change, CellChange::Set(_))
-            && follows
-            && to.offset % CACHE_LINE + before + size_of::<u64>() <= CACHE_LINE
+    /// Bytes in front of a signal that goes to one cache line with its data, right behind it: then one write brings
+    /// both, and no processor sees the signal without the data.
+    pub(super) fn in_one_write((to, len): (At, usize), cell: At, change: CellChange) -> Option<usize> {
+        let follows = |&before: &usize| cell == At { offset: to.offset + before, ..to };
+        let sets = matches!(change, CellChange::Set(_));
+        cell_behind(to.offset, len).filter(|before| len > 0 && sets && follows(before))
     }
 
     /// Whether this rank's processor may change a cell of its own with others at the same time. No

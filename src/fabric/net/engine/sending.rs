@@ -202,7 +202,7 @@ impl<W: Wire> Engine<W> {
             let posted = match (way, data) {
                 (Way::Change { at, change, wake }, data) => {
                     let Some(cell) = remote_of(entries, at) else { return true };
-                    let joins = len > 0 && Self::is_one_write((remote, len), at, change);
+                    let joins = Self::in_one_write((remote, len), at, change);
                     link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
                 }
                 (_, None) => return true,
