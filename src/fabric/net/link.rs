@@ -9,7 +9,7 @@ use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
 use super::wire::{CellChange, Ends, Entry, Local, Posted, Remote, Wire};
 use crate::fabric::memory::check_memory;
-use crate::fabric::{Access, At, CACHE_LINE, Window};
+use crate::fabric::{Access, CACHE_LINE, Window};
 
 /// Bytes of a message buffer: a message, rounded up to a cache line.
 const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(CACHE_LINE);
@@ -66,8 +66,6 @@ pub(super) enum Way {
     OutWithImmediate(u64),
     /// From the peer.
     In,
-    /// To the peer, if there is data, and then a change of the cell `at`; `wake` is immediate data.
-    Change { at: At, change: CellChange, wake: Option<u64> },
 }
 
 /// A wire at work.
@@ -228,8 +226,6 @@ impl<W: Wire> Link<W> {
                 Way::Out => wire.write(peer, own, remote, None, number),
                 Way::OutWithImmediate(immediate) => wire.write(peer, own, remote, Some(immediate), number),
                 Way::In => wire.read(peer, own, remote, number),
-                // Has a method of its own.
-                Way::Change { .. } => Ok(false),
             }
         });
         posted.map(|number| number.is_some())

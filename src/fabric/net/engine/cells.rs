@@ -4,8 +4,8 @@
 //! Immediate data follows, which names the channel: it ends a wait there, and changes nothing else
 //! (`wakes.rs`). So a rank that is stopped misses nothing: it finds all changes in its memory.
 
-use super::{Engine, OnComplete, Registered, Transfer, Way, Wire};
-use crate::fabric::net::wire::{Atomicity, CellChange};
+use super::{Act, CellChange, Engine, OnComplete, Registered, Transfer, Way, Wire};
+use crate::fabric::net::wire::Atomicity;
 use crate::fabric::{At, Atomic, Change, Posted, Signal, cell_behind};
 
 impl Change {
@@ -47,10 +47,10 @@ impl<W: Wire> Engine<W> {
         data: Option<(At, At, usize)>,
         signal: Option<Signal>,
     ) -> Posted {
-        let way = signal.map_or(Way::Out, |Signal { at, change, .. }| {
+        let act = signal.map_or(Act::Move(Way::Out), |Signal { at, change, .. }| {
             // A rank wakes itself when the operation has completed.
             let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
-            Way::Change { at, change: change.by_device(), wake }
+            Act::Change { at, change: change.by_device(), wake }
         });
         let (from, to, len) = match (data, signal) {
             (Some(data), _) => data,
@@ -60,13 +60,13 @@ impl<W: Wire> Engine<W> {
         if len == 0 && signal.is_none() {
             return Posted::Done(0);
         }
-        self.transfer(Transfer::new((channel, token, peer), "put", OnComplete::Complete), from, to, len, way);
+        self.transfer(Transfer::new((channel, token, peer), "put", OnComplete::Complete), (from, to, len), act);
         Posted::Pending
     }
 
     /// Changes a cell and fetches its old value.
     pub(super) fn atomic_by_device(&mut self, (channel, token, peer): (u16, u64, u32), at: At, atomic: Atomic) {
-        let way = Way::Change { at, change: CellChange::Atomic(atomic), wake: None };
-        self.transfer(Transfer::new((channel, token, peer), "atomic", OnComplete::Fetch), at, at, 0, way);
+        let act = Act::Change { at, change: CellChange::Atomic(atomic), wake: None };
+        self.transfer(Transfer::new((channel, token, peer), "atomic", OnComplete::Fetch), (at, at, 0), act);
     }
 }

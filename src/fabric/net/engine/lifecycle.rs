@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry, Registered,
-    Suspects, Transfer, TransferPart, Way, Wire,
+    Act, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry,
+    Registered, Suspects, Transfer, TransferPart, Way, Wire,
 };
 
 impl<W: Wire> Engine<W> {
@@ -241,8 +241,9 @@ impl<W: Wire> Engine<W> {
         (peer.left, peer.ended) = (true, true);
         let backlogged = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
         let done: Vec<_> = peer.sent.drain().chain(backlogged).flatten().collect();
-        for TransferPart { transfer, way, .. } in self.parts.drain(from) {
-            let is_answered = way == Way::In || matches!(self.transfers[transfer as usize].then, OnComplete::Fetch);
+        for TransferPart { transfer, act, .. } in self.parts.drain(from) {
+            let fetches = matches!(self.transfers[transfer as usize].then, OnComplete::Fetch);
+            let is_answered = fetches || matches!(act, Act::Move(Way::In));
             self.end_part(transfer, !is_answered);
         }
         self.report_failed(from);

@@ -27,7 +27,7 @@ use super::secret::JobSecret;
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
-use super::wire::Wire;
+use super::wire::{CellChange, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Change, Key, Region, Window};
@@ -150,6 +150,15 @@ struct Announced {
     ack_now: bool,
 }
 
+/// What an operation of a transfer does.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// It moves data.
+    Move(Way),
+    /// It moves data to the peer, if there is some, and then changes the cell `at`; `wake` is immediate data.
+    Change { at: At, change: CellChange, wake: Option<u64> },
+}
+
 /// A part of a transfer that waits for a context.
 #[derive(Clone, Copy, Debug)]
 struct TransferPart {
@@ -157,7 +166,7 @@ struct TransferPart {
     own: At,
     remote: At,
     len: usize,
-    way: Way,
+    act: Act,
 }
 
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Operations of callers: puts, signals, reads, atomics and their completions.
 
 use super::{
-    Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, RegionEntry, Registered, Transfer,
-    Way, Window, Wire,
+    Act, Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, RegionEntry, Registered,
+    Transfer, Way, Window, Wire,
 };
 use crate::error::{Error, Result};
 use crate::fabric::net::message::MOST_INLINE;
@@ -137,7 +137,7 @@ impl<W: Wire> Engine<W> {
                 then = OnComplete::SendSignal(cell, change, ack_now);
             }
         }
-        self.transfer(Transfer::new((channel, token, peer), "put", then), from, to, len, way);
+        self.transfer(Transfer::new((channel, token, peer), "put", then), (from, to, len), Act::Move(way));
     }
 
     fn put_by_message(
@@ -195,7 +195,7 @@ impl<W: Wire> Engine<W> {
             Some(peer) => {
                 self.check_here("read", peer)?;
                 let transfer = Transfer::new((channel, token, peer), "read", OnComplete::Complete);
-                self.transfer(transfer, to, from, len, Way::In);
+                self.transfer(transfer, (to, from, len), Act::Move(Way::In));
                 Ok(Posted::Pending)
             }
         }

@@ -1,7 +1,7 @@
 //! The outgoing side: messages, as far as credit and buffers allow, and transfers in parts.
 
 use super::{
-    Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
+    Act, Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Transfer, TransferPart, Way, Window, Wire,
 };
 use crate::fabric::net::wire::{Local, Remote};
@@ -174,18 +174,18 @@ impl<W: Wire> Engine<W> {
         }
     }
 
-    pub(super) fn transfer(&mut self, transfer: Transfer, own: At, remote: At, len: usize, way: Way) {
+    pub(super) fn transfer(&mut self, transfer: Transfer, (own, remote, len): (At, At, usize), act: Act) {
         let (most, peer) = (self.link.limits.part, transfer.peer);
         // The last part changes the cell, also if there is no data.
-        let changes = matches!(way, Way::Change { .. });
+        let changes = matches!(act, Act::Change { .. });
         let parts = len.div_ceil(most).max(usize::from(changes));
         let index = self.add_transfer(Transfer { parts: parts as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for part in 0..parts {
             let (skip, is_last) = (part * most, part + 1 == parts);
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
-            let way = if changes && !is_last { Way::Out } else { way };
-            self.parts.push(peer, TransferPart { transfer: index, own, remote, len, way });
+            let act = if changes && !is_last { Act::Move(Way::Out) } else { act };
+            self.parts.push(peer, TransferPart { transfer: index, own, remote, len, act });
         }
         self.move_parts();
     }
@@ -195,18 +195,18 @@ impl<W: Wire> Engine<W> {
     pub(super) fn move_parts(&mut self) {
         let Engine { parts, transfers, channels, link, .. } = self;
         let mut failed = Vec::new();
-        parts.post(|&TransferPart { transfer, own, remote, len, way }| {
+        parts.post(|&TransferPart { transfer, own, remote, len, act }| {
             let Transfer { channel, peer, .. } = transfers[transfer as usize];
             let entries = &channels[usize::from(channel)].entries;
             let data = between(entries, own, remote, len);
-            let posted = match (way, data) {
-                (Way::Change { at, change, wake }, data) => {
+            let posted = match (act, data) {
+                (Act::Change { at, change, wake }, data) => {
                     let Some(cell) = remote_of(entries, at) else { return true };
                     let joins = Self::in_one_write((remote, len), at, change);
                     link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
                 }
-                (_, None) => return true,
-                (_, Some((near, far))) => link.transfer(transfer, peer, near, far, way),
+                (Act::Move(_), None) => return true,
+                (Act::Move(way), Some((near, far))) => link.transfer(transfer, peer, near, far, way),
             };
             posted.unwrap_or_else(|code| {
                 failed.push((transfer, code));

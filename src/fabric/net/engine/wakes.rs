@@ -6,9 +6,8 @@
 //! peer sleeps, the wakes before will end that sleep, and the last one is made up for when the peer
 //! has taken some.
 
-use super::{Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Transfer, Way, Wire};
+use super::{Act, CellChange, Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Transfer, Wire};
 use crate::fabric::net::shares::peers;
-use crate::fabric::net::wire::CellChange;
 use crate::fabric::{At, Atomic};
 
 /// The least wakes on their way to a peer. In very large worlds those of all peers may be more than
@@ -96,7 +95,7 @@ impl<W: Wire> Engine<W> {
                 let change = CellChange::Atomic(Atomic::FetchAdd(0));
                 let transfer = Transfer::new((channel, NO_TOKEN, from), "wake", OnComplete::AwaitAck);
                 if wake.is_some() {
-                    self.transfer(transfer, at, at, 0, Way::Change { at, change, wake });
+                    self.transfer(transfer, (at, at, 0), Act::Change { at, change, wake });
                 }
             }
         }
