@@ -40,28 +40,29 @@ impl<W: Wire> Engine<W> {
         self.link.wire.atomicity() != Atomicity::Device || !is_shared
     }
 
-    /// Writes data to a peer, if there is some, and gives a signal.
+    /// Writes data to a peer, if there is some, and gives a signal, if there is one.
     pub(super) fn put_by_device(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
-        data: Option<(At, At, usize)>,
+        (from, to, len): (At, At, usize),
         signal: Option<Signal>,
     ) -> Posted {
-        let act = signal.map_or(Act::Move(Way::Out), |Signal { at, change, .. }| {
-            // A rank wakes itself when the operation has completed.
-            let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
-            Act::Change { at, change: change.by_device(), wake }
-        });
-        let (from, to, len) = match (data, signal) {
-            (Some(data), _) => data,
-            (None, Some(Signal { at, .. })) => (at, at, 0),
-            (None, None) => return Posted::Done(0),
+        let act = match signal {
+            None if len == 0 => return Posted::Done(0),
+            None => Act::Move(Way::Out),
+            Some(Signal { at, change, .. }) => {
+                // A rank wakes itself when the operation has completed.
+                let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
+                Act::Change { at, change: change.by_device(), wake }
+            }
         };
-        if len == 0 && signal.is_none() {
-            return Posted::Done(0);
-        }
         self.transfer(Transfer::new((channel, token, peer), "put", OnComplete::Complete), (from, to, len), act);
         Posted::Pending
+    }
+
+    /// Gives a signal.
+    pub(super) fn signal_by_device(&mut self, operation: (u16, u64, u32), signal: Signal) -> Posted {
+        self.put_by_device(operation, (signal.at, signal.at, 0), Some(signal))
     }
 
     /// Changes a cell and fetches its old value.

@@ -63,28 +63,27 @@ impl<W: Wire> Engine<W> {
         self.check("put", channel)?;
         let source = self.near("put", channel, from, len)?;
         let (owner, location) = self.locate("put", channel, (to, len), Access::allows_writing)?;
-        let (mut then, mut ack_now) = (None, false);
-        if let Some(Signal { at, change, awaited }) = signal {
-            let (keeper, cell) = self.cell("put", channel, at)?;
-            if keeper != owner {
-                return Err(self.usage("put", "data and signal go to different ranks"));
-            }
-            then = Some((cell, change));
-            ack_now = awaited && len >= LARGE;
-        }
+        let signal = match signal {
+            None => None,
+            Some(signal) => match self.cell("put", channel, signal.at)? {
+                (keeper, cell) if keeper == owner => Some((signal, cell)),
+                _ => return Err(self.usage("put", "data and signal go to different ranks")),
+            },
+        };
         let Some(peer) = owner else {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
-            return self.change_own((channel, token), signal, then);
+            return Ok(signal.map_or(Posted::Done(0), |signal| self.change_own((channel, token), signal)));
         };
         if self.peers[peer as usize].ended {
             // The peer cannot see it any more.
             return Ok(Posted::Done(0));
         }
         if self.is_by_device() {
-            return Ok(self.put_by_device((channel, token, peer), Some((from, to, len)), signal));
+            let signal = signal.map(|(signal, _)| signal);
+            return Ok(self.put_by_device((channel, token, peer), (from, to, len), signal));
         }
         let (operation, range) = ((channel, token, peer), (from, to, len));
-        let signal = then.map(|(cell, change)| (cell, change, ack_now));
+        let signal = signal.map(|(signal, cell)| (cell, signal.change, signal.awaited && len >= LARGE));
         if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_header(operation, range, signal)) {
             return Ok(Posted::Pending);
         }
@@ -93,27 +92,21 @@ impl<W: Wire> Engine<W> {
             return Ok(Posted::Pending);
         }
         let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
-        self.put_by_message(channel, peer, (location, data), then, token);
+        let signal = signal.map(|(cell, change, _)| (cell, change));
+        self.put_by_message(channel, peer, (location, data), signal, token);
         Ok(Posted::Pending)
     }
 
-    fn change_own(
-        &mut self,
-        (channel, token): (u16, u64),
-        signal: Option<Signal>,
-        located: Option<(Location, Change)>,
-    ) -> Result<Posted> {
-        let adds = signal.filter(|signal| matches!(signal.change, Change::Add(_)));
-        if adds.is_some_and(|signal| !self.may_change_own(channel, signal.at)) {
-            return Ok(self.put_by_device((channel, token, self.rank), None, adds));
+    /// Gives a signal to this rank. The location was checked.
+    fn change_own(&mut self, (channel, token): (u16, u64), (signal, cell): (Signal, Location)) -> Posted {
+        if matches!(signal.change, Change::Add(_)) && !self.may_change_own(channel, signal.at) {
+            return self.signal_by_device((channel, token, self.rank), signal);
         }
         let own = &mut self.channels[usize::from(channel)];
-        if let Some((cell, change)) = located {
-            // The location was checked, so the change of an own cell cannot fail.
-            let _ = own.change(cell, change);
-            own.wake();
-        }
-        Ok(Posted::Done(0))
+        // The change of an own cell at a checked location cannot fail.
+        let _ = own.change(cell, signal.change);
+        own.wake();
+        Posted::Done(0)
     }
 
     /// Writes data and signals: by writes with immediate data and a message that announces them, if
@@ -163,15 +156,15 @@ impl<W: Wire> Engine<W> {
     pub(in crate::fabric::net) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
         self.check("signal", channel)?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
-        let located = Some((cell, signal.change));
-        let Some(peer) = owner else { return self.change_own((channel, token), Some(signal), located) };
+        let Some(peer) = owner else { return Ok(self.change_own((channel, token), (signal, cell))) };
         if self.peers[peer as usize].ended {
             return Ok(Posted::Done(0));
         }
         if self.is_by_device() {
-            return Ok(self.put_by_device((channel, token, peer), None, Some(signal)));
+            return Ok(self.signal_by_device((channel, token, peer), signal));
         }
-        self.put_by_message(channel, peer, (Location::default(), Data::None), located, token);
+        let data = (Location::default(), Data::None);
+        self.put_by_message(channel, peer, data, Some((cell, signal.change)), token);
         Ok(Posted::Pending)
     }
 
