@@ -10,6 +10,7 @@ macro_rules! say {
 
 mod bench;
 mod common;
+mod distribution;
 mod fuzz;
 mod info;
 mod launch;

@@ -5,6 +5,7 @@ use earlybird::trigger::hops;
 use earlybird::{Result, World};
 use serde_json::json;
 
+use super::super::distribution::Distribution;
 use super::super::table::Table;
 use super::PATIENCE;
 use super::conditions::Conditions;
@@ -25,12 +26,11 @@ pub(super) fn run(
 }
 
 fn tell(world: &World, armed: Arming, conditions: Option<&Conditions>) {
-    let Arming { provider, operations, mut seconds } = armed;
-    seconds.sort_unstable_by(f64::total_cmp);
-    let at = |q: f64| seconds[((seconds.len() - 1) as f64 * q).round() as usize] * 1e6;
+    let Arming { provider, operations, seconds } = armed;
+    let seconds = Distribution::of(seconds);
     let each = |us: f64| us / operations as f64;
     let transfers = u64::from(hops(world.size()) + world.size() - 1);
-    let (p50, p99) = (at(0.5), at(0.99));
+    let [p50, p99] = [0.5, 0.99].map(|at| seconds.quantile(at) * 1e6);
     if let Some(conditions) = conditions {
         let row = json!({
             "provider": provider, "operations": operations, "transfers": transfers, "rounds": seconds.len(),

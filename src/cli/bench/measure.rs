@@ -6,6 +6,7 @@ use earlybird::collective::Chosen;
 use earlybird::{Absent, Allreduce, Element, Executor, Fire, Grace, Mover, Outcome, Part, Result, World};
 
 use super::super::common::mean_over_ranks;
+use super::super::distribution::Distribution;
 use super::super::pattern::{Exact, Pattern};
 use super::super::skew::Skew;
 use super::PATIENCE;
@@ -35,8 +36,8 @@ pub(super) struct Measured {
     pub(super) depth: u64,
     pub(super) executor: Executor,
     pub(super) path: &'static str,
-    /// Mean over ranks of each iteration, sorted, in microseconds.
-    pub(super) latencies: Vec<f64>,
+    /// Mean over ranks of each iteration, in microseconds.
+    pub(super) latencies: Distribution,
     pub(super) ideal_us: f64,
     pub(super) fresh_mean: f64,
     pub(super) fresh_min: u64,
@@ -157,8 +158,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     }
     sum.finish(PATIENCE)?;
     drop(sum);
-    measured.latencies = mean_over_ranks(world, &latencies, PATIENCE)?;
-    measured.latencies.sort_unstable_by(f64::total_cmp);
+    measured.latencies = Distribution::of(mean_over_ranks(world, &latencies, PATIENCE)?);
     measured.wrong = total(world, errors)?;
     let ideal = |iteration: u32| {
         let time = u64::from(case.warmup + iteration);

@@ -6,6 +6,7 @@ use earlybird::measure::{Pair, WINDOW};
 use earlybird::{Result, World};
 use serde_json::json;
 
+use super::super::distribution::Distribution;
 use super::super::table::Table;
 use super::conditions::Conditions;
 use super::{Op, PATIENCE};
@@ -77,13 +78,10 @@ pub(super) fn run(
     world.barrier(Duration::from_secs(10))
 }
 
-fn times(mut measured: Measured, conditions: Option<&Conditions>, table: &mut Table) {
-    let times = &mut measured.seconds;
-    times.sort_unstable_by(f64::total_cmp);
-    let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize] * 1e6;
-    let mean = times.iter().sum::<f64>() / times.len() as f64 * 1e6;
-    let variance = times.iter().map(|time| (time * 1e6 - mean).powi(2)).sum::<f64>() / times.len() as f64;
-    let values = [at(0.0), at(1.0), at(0.5), mean, variance.sqrt(), at(0.99), at(0.999)];
+fn times(measured: Measured, conditions: Option<&Conditions>, table: &mut Table) {
+    let times = Distribution::of(measured.seconds);
+    let [min, max, typical, p99, p999] = [0.0, 1.0, 0.5, 0.99, 0.999].map(|at| times.quantile(at));
+    let values = [min, max, typical, times.mean(), times.deviation(), p99, p999].map(|seconds| seconds * 1e6);
     if let Some(conditions) = conditions {
         let [min, max, typical, average, deviation, p99, p999] = values;
         let row = json!({

@@ -38,9 +38,7 @@ impl<'a> Report<'a> {
             return;
         }
         let times = &result.latencies;
-        let quantile = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
-        let mean = times.iter().sum::<f64>() / times.len() as f64;
-        let (p50, p99, min, max) = (quantile(0.5), quantile(0.99), quantile(0.0), quantile(1.0));
+        let (mean, [p50, p99, min, max]) = (times.mean(), [0.5, 0.99, 0.0, 1.0].map(|at| times.quantile(at)));
         if let Some(conditions) = self.conditions {
             let row = json!({
                 "fire": case.fire.to_string(), "skew": case.skew.to_string(), "bytes": result.bytes,

@@ -6,9 +6,10 @@ use earlybird::measure::{Pair, reach};
 use earlybird::units::Bytes;
 use earlybird::{Fire, Reduce, Result, World, bf16, f16};
 
+use super::super::distribution::Distribution;
 use super::super::pattern::Exact;
 use super::report::Finding;
-use super::rounds::{Rounds, gather, longest, median, told};
+use super::rounds::{Rounds, gather, longest, told};
 use super::{Effort, PATIENCE};
 
 pub(super) fn connectivity(world: &World, effort: &Effort) -> Result<Finding> {
@@ -25,10 +26,10 @@ fn ends(world: &World) -> (u32, u32) {
     (0, world.size() - 1)
 }
 
-fn times(mut seconds: Vec<f64>, what: &str, (first, last): (u32, u32)) -> Finding {
-    let p50 = median(&mut seconds);
-    let p99 = seconds.get(seconds.len() * 99 / 100).copied().unwrap_or(f64::NAN);
-    Finding::held(format!("{what} p50 {}, p99 {}, ranks {first} and {last}", told(p50), told(p99)))
+fn times(seconds: Vec<f64>, what: &str, (first, last): (u32, u32)) -> Finding {
+    let seconds = Distribution::of(seconds);
+    let [p50, p99] = [0.5, 0.99].map(|at| told(seconds.quantile(at)));
+    Finding::held(format!("{what} p50 {p50}, p99 {p99}, ranks {first} and {last}"))
 }
 
 pub(super) fn write_latency(world: &World, effort: &Effort) -> Result<Finding> {
@@ -72,7 +73,7 @@ pub(super) fn rule(world: &World, effort: &Effort, fire: Fire) -> Result<Finding
         let each = longest(world, start.elapsed() / TRIAL as u32)?;
         let more = (effort.time.as_secs_f64() / each.as_secs_f64().max(1e-9)) as u64;
         rounds.until(TRIAL + more.clamp(2, MOST), pause)?;
-        let p50 = median(&mut rounds.latencies);
+        let p50 = Distribution::of(std::mem::take(&mut rounds.latencies)).quantile(0.5);
         let witness = rounds.finish()?;
         total += witness.newest;
         parts.push(format!("{} {}", Bytes(bytes as u64), told(p50)));

@@ -100,9 +100,3 @@ pub(super) fn told(seconds: f64) -> String {
         _ => format!("{:.1} ms", us / 1000.0),
     }
 }
-
-/// The median of some times.
-pub(super) fn median(times: &mut [f64]) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
-}
