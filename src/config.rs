@@ -112,32 +112,38 @@ pub enum FabricChoice {
 
 crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi, verbs", "auto" => Auto, "shm" => Shm, "ofi" => Ofi, "verbs" => Verbs);
 
+/// How long a rank of a world over a network waits for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// A rank on another machine that is silent for this long counts as dead.
+    pub silence: Duration,
+    /// The longest time that a leaving rank serves ranks that are behind.
+    pub linger: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { silence: Duration::from_secs(10), linger: Duration::from_secs(10) }
+    }
+}
+
 /// The libfabric provider of a world, and its settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct OfiSettings {
     /// The provider; `None` for the best available.
     pub provider: Option<String>,
     /// The device; `None` for the provider's best.
     pub device: Option<String>,
-    /// A rank on another machine that is silent for this long counts as dead.
-    pub silence: Duration,
-    /// The longest time that a leaving rank serves ranks that are behind.
-    pub linger: Duration,
+    /// How long the rank waits for others.
+    pub patience: Patience,
     /// Whether writes carry immediate data, where the provider can. Without it, the signal of a put
     /// follows when its data has landed, which costs another round trip. `None`: yes, unless the
     /// provider is known to get stuck.
     pub cq_data: Option<bool>,
 }
 
-impl Default for OfiSettings {
-    fn default() -> Self {
-        let (silence, linger) = (Duration::from_secs(10), Duration::from_secs(10));
-        OfiSettings { provider: None, device: None, silence, linger, cq_data: None }
-    }
-}
-
 /// The RDMA device of a world, and its settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct VerbsSettings {
     /// The device, such as `mlx5_0`; `None` for the closest one with an active port.
     pub device: Option<String>,
@@ -149,17 +155,8 @@ pub struct VerbsSettings {
     /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
     /// ranks. `None`: yes, where the device has atomics.
     pub device_atomics: Option<bool>,
-    /// A rank on another machine that is silent for this long counts as dead.
-    pub silence: Duration,
-    /// The longest time that a leaving rank serves ranks that are behind.
-    pub linger: Duration,
-}
-
-impl Default for VerbsSettings {
-    fn default() -> Self {
-        let OfiSettings { silence, linger, .. } = OfiSettings::default();
-        VerbsSettings { device: None, port: None, gid: None, device_atomics: None, silence, linger }
-    }
+    /// How long the rank waits for others.
+    pub patience: Patience,
 }
 
 /// Set by the launcher or the user.
@@ -289,11 +286,12 @@ impl Config {
                 }
                 SECRET => config.secret = Some(long_enough(value)?),
                 "EARLYBIRD_SILENCE" => {
-                    config.ofi.silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
-                    if config.ofi.silence < Duration::from_secs(1) {
+                    let silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
+                    if silence < Duration::from_secs(1) {
                         return Err(bad("a busy rank may be silent for a second".to_owned()));
                     }
-                    config.verbs.silence = config.ofi.silence;
+                    config.ofi.patience.silence = silence;
+                    config.verbs.patience.silence = silence;
                 }
                 "EARLYBIRD_CQ_DATA" => config.ofi.cq_data = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?,
                 "EARLYBIRD_DEVICE_ATOMICS" => {

@@ -113,7 +113,7 @@ mod untrusted;
 mod world;
 
 pub use collective::{Allreduce, AllreduceBuilder, Cut, Entry, Outcome, Outcomes, Part, Stats};
-pub use config::{Config, FabricChoice, OfiSettings, VerbsSettings};
+pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, Ranks, Result};
 pub use named::UnknownName;
 pub use rank_set::RankSet;

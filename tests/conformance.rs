@@ -143,8 +143,8 @@ mod faults {
     fn in_ofi() {
         let Some(library) = common::libfabric() else { return };
         // Failed worlds do not linger.
-        let (provider, linger) = (Some(common::PROVIDERS[0].to_owned()), Duration::from_millis(200));
-        let settings = OfiSettings { provider, linger, ..OfiSettings::default() };
+        let mut settings = OfiSettings { provider: Some(common::PROVIDERS[0].to_owned()), ..OfiSettings::default() };
+        settings.patience.linger = Duration::from_millis(200);
         every_fault_is_found("fabric/net", || conformance::all(&|ranks| over_ofi(&library, &settings, ranks)));
     }
 }

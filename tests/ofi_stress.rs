@@ -78,7 +78,7 @@ fn read_from_who_leaves() {
     const BYTES: usize = 16 << 20;
     let patience = Duration::from_secs(20);
     let mut config = Config::from_env().unwrap();
-    config.ofi.linger = Duration::from_millis(300);
+    config.ofi.patience.linger = Duration::from_millis(300);
     let world = World::from_env(&config).unwrap();
     // SAFETY: both ranks open one endpoint and make nothing else; neither looks at the bytes.
     let access = unsafe { RawAccess::promise() };

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use earlybird::{
     Absent, Allreduce, AllreduceBuilder, Config, Cut, Deadline, Dtype, Element, Entry, Error, Executor, FabricChoice,
-    Fire, Grace, Mover, OfiSettings, Outcome, Outcomes, Part, RankSet, Ranks, Reduce, Result, RuleError, Scale, Stats,
-    UnknownName, When, World, bf16, f16,
+    Fire, Grace, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, RankSet, Ranks, Reduce, Result, RuleError,
+    Scale, Stats, UnknownName, VerbsSettings, When, World, bf16, f16,
 };
 
 fn begin<T: Element>(world: &World, fire: Fire) -> AllreduceBuilder<'_, T> {
@@ -57,8 +57,10 @@ fn explain(error: &Error) -> String {
 }
 
 fn main() -> Result<()> {
-    let ofi = OfiSettings { provider: None, ..OfiSettings::default() };
-    let config = Config { fabric: FabricChoice::Shm, ofi, ..Config::from_env()? };
+    let patience = Patience::default();
+    let ofi = OfiSettings { provider: None, patience, ..OfiSettings::default() };
+    let verbs = VerbsSettings { device: None, patience, ..VerbsSettings::default() };
+    let config = Config { fabric: FabricChoice::Shm, ofi, verbs, ..Config::from_env()? };
     let unknown: std::result::Result<Mover, UnknownName> = "twig".parse();
     println!("{unknown:?} {:?} {}", Dtype::F32, Fire::ALL.when() == When::All);
     let until = Duration::from_secs(1);

@@ -88,7 +88,7 @@ fn play(arguments: &RankArguments) -> Result<(), Error> {
     let mut config = Config { deadline, ..Config::from_env()? };
     if marks.is_some() {
         // All leave together, unless one cannot.
-        config.ofi.linger = Duration::from_secs(5);
+        config.ofi.patience.linger = Duration::from_secs(5);
     }
     let world = World::from_env(&config)?;
     // Two ranks use only messages, which a provider may still hold without a context when the peer has ended.
@@ -195,7 +195,7 @@ pub fn leave_or_be_stopped() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let mut config = Config::from_env().unwrap();
     // A rank that leaves has to give up on the stopped one.
-    config.ofi.linger = Duration::from_millis(200);
+    config.ofi.patience.linger = Duration::from_millis(200);
     let world = World::from_env(&config).unwrap();
     let (me, last) = (world.rank() as usize, world.size() as usize - 1);
     let goes_on = me + 1 == last;

@@ -18,6 +18,7 @@ use super::peer_info::{self, PeerInfo};
 use super::secret::JobSecret;
 use super::shared::Shared;
 use super::wire::Wire;
+use crate::config::Patience;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
@@ -53,15 +54,6 @@ pub(in crate::fabric) struct Opened<W: Wire> {
     pub(in crate::fabric) provider: String,
     /// Its address, as the provider encodes it.
     pub(in crate::fabric) address: Vec<u8>,
-}
-
-/// How long ranks wait for each other.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::fabric) struct Patience {
-    /// For a sign of life of a rank elsewhere.
-    pub(in crate::fabric) silence: Duration,
-    /// For ranks that are behind, when this one leaves.
-    pub(in crate::fabric) linger: Duration,
 }
 
 impl<W: Wire> NetFabric<W> {

@@ -83,7 +83,7 @@ mod wire;
 
 #[cfg(test)]
 pub(super) use engine::MOST_GUESSES;
-pub(super) use fabric::{NetFabric, Opened, OverWire, Patience, in_this_process};
+pub(super) use fabric::{NetFabric, Opened, OverWire, in_this_process};
 #[cfg(test)]
 pub(super) use header_slots::{IN_SLOT, ImmediateData};
 pub(super) use limits::Limits;

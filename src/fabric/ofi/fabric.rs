@@ -11,7 +11,7 @@ use super::wire::OfiWire;
 use super::{environment, probe};
 use crate::config::OfiSettings;
 use crate::error::{Error, Result};
-use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire, Patience};
+use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire};
 
 /// A rank's view of a world over libfabric.
 #[derive(Debug)]
@@ -39,9 +39,8 @@ impl OfiFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let patience = Patience { silence: settings.silence, linger: settings.linger };
         let open = || open(library, settings, (rank, ranks));
-        NetFabric::join((rank, ranks), patience, deadline, open, gather).map(OfiFabric)
+        NetFabric::join((rank, ranks), settings.patience, deadline, open, gather).map(OfiFabric)
     }
 
     /// A world with all ranks in this process, for tests.

@@ -10,7 +10,7 @@ use super::registration::Failed;
 use super::wire::VerbsWire;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
-use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire, Patience};
+use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire};
 
 /// A rank's view of a world over RDMA verbs.
 #[derive(Debug)]
@@ -38,9 +38,8 @@ impl VerbsFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let patience = Patience { silence: settings.silence, linger: settings.linger };
         let open = || open(library, settings, (rank, ranks));
-        NetFabric::join((rank, ranks), patience, deadline, open, gather).map(VerbsFabric)
+        NetFabric::join((rank, ranks), settings.patience, deadline, open, gather).map(VerbsFabric)
     }
 
     /// A world with all ranks in this process, for tests.

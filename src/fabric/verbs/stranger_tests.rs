@@ -169,7 +169,8 @@ fn a_wrong_key_fails_the_world_and_writes_nothing() {
     const RANKS: u32 = 3;
     const ALLOWED: u32 = 48;
     let Some(library) = library() else { return };
-    let settings = VerbsSettings { linger: Duration::from_millis(200), ..VerbsSettings::default() };
+    let mut settings = VerbsSettings::default();
+    settings.patience.linger = Duration::from_millis(200);
     for case in ["another key", "memory that may be read"] {
         for add in [false, true] {
             let mut world = world(&library, RANKS, &settings);
@@ -268,7 +269,8 @@ fn a_hello_without_the_secret_connects_nothing() {
     let (tell, told) = std::sync::mpsc::channel();
     let own = introduced.own;
     let join = || {
-        let settings = VerbsSettings { linger: Duration::from_millis(200), ..VerbsSettings::default() };
+        let mut settings = VerbsSettings::default();
+        settings.patience.linger = Duration::from_millis(200);
         VerbsFabric::join(&library, &settings, (0, 2), Instant::now() + Duration::from_secs(15), |info| {
             let mut other = PeerInfo::decode(info).unwrap();
             tell.send(Address::decode(&other.address).unwrap()).unwrap();
