@@ -7,6 +7,8 @@ mod common;
 use common::{Way, rdma};
 use earlybird::{Executor, Mover};
 
+const MOVERS: [Mover; 2] = [Mover::Cut, Mover::Tree];
+
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
@@ -18,11 +20,14 @@ fn stress(executor: Executor, cases: &[(u32, usize, u64)]) {
     if rdma().is_none() {
         return;
     }
-    for fire in ["all", "solo", "quorum=2", "majority"] {
+    for (fire, mover) in
+        ["all", "solo", "quorum=2", "majority"].into_iter().flat_map(|fire| MOVERS.map(|it| (fire, it)))
+    {
         for &(ranks, length, steps) in cases {
             let started = std::time::Instant::now();
-            common::stress::stress(Way::Verbs, ranks, fire, (Mover::Cut, executor), length, steps);
-            println!("{fire}, {executor}, {ranks} ranks, {length} elements, {steps} steps: {:.1?}", started.elapsed());
+            common::stress::stress(Way::Verbs, ranks, fire, (mover, executor), length, steps);
+            let took = started.elapsed();
+            println!("{fire}, {mover}, {executor}, {ranks} ranks, {length} elements, {steps} steps: {took:.1?}");
         }
     }
 }
