@@ -21,7 +21,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 16] = [
+pub const VARIABLES: [Variable; 18] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -53,6 +53,16 @@ pub const VARIABLES: [Variable; 16] = [
         name: "EARLYBIRD_GID_INDEX",
         default: "the best of the port",
         meaning: "the index of the GID for verbs (see `earlybird info`)",
+    },
+    Variable {
+        name: "EARLYBIRD_TRAFFIC_CLASS",
+        default: "0",
+        meaning: "the traffic class of RoCE packets, 0 to 255: four times the DSCP that switches map to the lossless priority",
+    },
+    Variable {
+        name: "EARLYBIRD_SERVICE_LEVEL",
+        default: "0",
+        meaning: "the service level of InfiniBand packets, 0 to 15",
     },
     Variable {
         name: "EARLYBIRD_SILENCE",
@@ -151,6 +161,11 @@ pub struct VerbsSettings {
     pub port: Option<u8>,
     /// The index of the GID; `None` for the best one of the port.
     pub gid: Option<u8>,
+    /// The traffic class of this rank's RoCE packets: four times the DSCP by which switches choose a
+    /// priority.
+    pub traffic_class: u8,
+    /// The service level of this rank's InfiniBand packets, below 16.
+    pub service_level: u8,
     /// Whether the device carries out signals and atomics by itself, so that no processor of the
     /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
     /// ranks. `None`: yes, where the device has atomics.
@@ -284,6 +299,15 @@ impl Config {
                 "EARLYBIRD_GID_INDEX" => {
                     config.verbs.gid = Some(value.parse().map_err(|_| bad("use a number, from 0".to_owned()))?);
                 }
+                "EARLYBIRD_TRAFFIC_CLASS" => {
+                    let class = value.parse().map_err(|_| bad("use a number from 0 to 255".to_owned()))?;
+                    config.verbs.traffic_class = class;
+                }
+                "EARLYBIRD_SERVICE_LEVEL" => {
+                    let level = value.parse().ok().filter(|level| (0..16u8).contains(level));
+                    let level = level.ok_or_else(|| bad("use a number from 0 to 15".to_owned()))?;
+                    config.verbs.service_level = level;
+                }
                 SECRET => config.secret = Some(long_enough(value)?),
                 "EARLYBIRD_SILENCE" => {
                     let silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
@@ -339,6 +363,8 @@ mod tests {
             ("EARLYBIRD_SILENCE", "1ms"),
             ("EARLYBIRD_CQ_DATA", "no"),
             ("EARLYBIRD_GID_INDEX", "-1"),
+            ("EARLYBIRD_TRAFFIC_CLASS", "256"),
+            ("EARLYBIRD_SERVICE_LEVEL", "16"),
             ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
@@ -346,6 +372,8 @@ mod tests {
             let error = config(name, value).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
+        assert_eq!(config("EARLYBIRD_TRAFFIC_CLASS", "104").unwrap().verbs.traffic_class, 104);
+        assert_eq!(config("EARLYBIRD_SERVICE_LEVEL", "15").unwrap().verbs.service_level, 15);
         for (secret, named) in [("x", "has 1 byte; use 8 or more"), ("seven..", "has 7 bytes; use 8 or more")] {
             let error = config("EARLYBIRD_SECRET", secret).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");

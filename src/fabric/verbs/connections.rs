@@ -156,8 +156,8 @@ impl Connections {
             port: self.port.number,
             lid: to.lid,
             gid: gid.map(|own| (to.gid, own.index)),
-            service_level: 0,
-            traffic_class: 0,
+            service_level: self.port.service_level,
+            traffic_class: self.port.traffic_class,
             hop_limit: 64,
         }
     }

@@ -93,6 +93,9 @@ pub(super) struct Port {
     pub(super) outstanding_reads: u8,
     /// The agent that changes cells.
     pub(super) atomicity: Atomicity,
+    /// How switches treat its packets.
+    pub(super) traffic_class: u8,
+    pub(super) service_level: u8,
 }
 
 impl Port {
@@ -118,6 +121,8 @@ impl Port {
                 IBV_ATOMIC_GLOB => Atomicity::Both,
                 _ => Atomicity::Device,
             },
+            traffic_class: settings.traffic_class,
+            service_level: settings.service_level,
         })
     }
 
