@@ -20,6 +20,7 @@ fn rank() {
     match role().as_deref() {
         Some(role) if role.starts_with("bits ") => bits(role),
         Some("busy") => stay_away(),
+        Some("orders") => wait_in_different_orders(),
         Some(role) if role.split(' ').count() == 4 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -143,6 +144,33 @@ fn a_rank_that_computes_holds_up_no_other() {
         assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}: {ends:?}");
         let first: u64 = said(&ends[0].1, "FIRST")[0].parse().unwrap();
         assert!(first >= 40, "{way:?}: it received only {first} rounds at once");
+    }
+}
+
+/// Ranks wait for two collectives, one in another order than the next.
+fn wait_in_different_orders() {
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let build = |length: usize| world.allreduce::<u64>(&[length]).mover(Mover::Tree).build().unwrap();
+    let mut sums = [build(10), build(3000)];
+    for round in 1..=30 {
+        for sum in &mut sums {
+            sum.contribution().unwrap().fill(round);
+            sum.arrive().unwrap();
+        }
+        for index in 0..2 {
+            let outcomes = sums[(index + world.rank() as usize) % 2].wait(DEADLINE).unwrap();
+            let expected = round * u64::from(world.size());
+            assert!(outcomes.newest().iter().all(|&x| x == expected), "round {round}");
+        }
+    }
+    sums.iter_mut().for_each(|sum| sum.finish(DEADLINE).unwrap());
+}
+
+#[test]
+fn collectives_may_be_waited_for_in_any_order() {
+    for way in networks() {
+        let ends = Job::start(way, 3, "rank", "orders").finish(DEADLINE);
+        assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}: {ends:?}");
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn with_room_for(ranks: u32) -> Self {
-        Parts { cut: Cut::with_room_for(ranks), crowded: Vec::new() }
+        Parts { cut: Cut::with_room_for(ranks), crowded: Vec::with_capacity(ranks as usize) }
     }
 
     fn begin(&mut self, round: u64) {
