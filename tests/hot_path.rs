@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use earlybird::{Config, Executor, FabricChoice, Fire, Mover, OfiSettings, World};
+use earlybird::{Config, Executor, Fire, Mover, World};
 use parking_lot::{Condvar, Mutex};
 
 struct Counting;
@@ -47,28 +47,6 @@ fn rounds_allocate_nothing() {
         for length in [1, 1000, 200_000] {
             for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
                 let worlds = World::in_this_process(2, &Config::default()).unwrap();
-                std::thread::scope(|scope| {
-                    worlds.into_iter().for_each(|world| _ = scope.spawn(move || play(&world, way, fire, length)))
-                });
-            }
-        }
-    }
-}
-
-/// Nor do ranks that relay, once they have used each of their buffers.
-#[test]
-fn rounds_over_a_network_allocate_nothing() {
-    if let Err(problem) = earlybird::fabric::ofi::Library::load(None) {
-        eprintln!("SKIPPED: libfabric: {problem}");
-        return;
-    }
-    let ofi = OfiSettings { provider: Some("tcp;ofi_rxm".to_owned()), ..OfiSettings::default() };
-    let config = Config { fabric: FabricChoice::Ofi, ofi, ..Config::default() };
-    for executor in [Executor::Caller, Executor::Thread] {
-        for length in [1, 1000] {
-            for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
-                let worlds = World::in_this_process(3, &config).unwrap();
-                let way = (Mover::Tree, executor);
                 std::thread::scope(|scope| {
                     worlds.into_iter().for_each(|world| _ = scope.spawn(move || play(&world, way, fire, length)))
                 });

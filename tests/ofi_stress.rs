@@ -162,7 +162,7 @@ const STOPPED: usize = 2;
 fn be_held_up() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
-    let mut sum = world.allreduce::<u64>(&[1]).fire(Fire::SOLO).build().unwrap();
+    let mut sum = world.allreduce::<u64>(&[1]).fire(Fire::SOLO).mover(Mover::Cut).build().unwrap();
     marks.set(&format!("ready-{}", world.rank()));
     if world.rank() == 0 {
         marks.wait("stopped");

@@ -268,7 +268,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
                 ));
             }
             Mover::Tree => true,
-            Mover::Auto => [1, ranks].contains(&topology.hosts()) && parameters.mover() == Mover::Tree,
+            Mover::Auto if topology.hosts() == 1 => parameters.mover() == Mover::Tree,
+            Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
         };
         let path = match tree {
@@ -313,6 +314,17 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(plan)
     }
 
+    /// Whether `auto` stands for relays here, if the executor lets it.
+    fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
+        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size();
+        self.mover == Mover::Auto && alone && self.world.parameters().relays(self.fire, bytes as u64)
+    }
+
+    /// Whether this rank relays while it computes. One that does not would hold up every round.
+    fn may_relay(&self) -> bool {
+        matches!(self.executor, Executor::Auto | Executor::Thread)
+    }
+
     /// Rejects choices that a provider cannot carry out.
     fn check_offloaded(&self) -> Result<()> {
         let usage = |problem| Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem };
@@ -350,6 +362,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
         let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));
         let total: usize = self.lengths.iter().sum();
+        let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
         vec![
             ("the length", total.to_string()),
             ("the tensors", self.tensors()),
@@ -361,6 +374,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
             ("mover", self.mover.to_string()),
+            ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
             ("the path (by hw-config)", plan.path.name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
             ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),

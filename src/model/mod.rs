@@ -39,6 +39,8 @@ pub struct Parameters {
     piece: u64,
     #[serde(deserialize_with = "size")]
     tree_scatter: u64,
+    #[serde(deserialize_with = "size", default)]
+    relay: u64,
     #[serde(deserialize_with = "choice")]
     mover: Mover,
     #[serde(deserialize_with = "choice")]
@@ -54,7 +56,7 @@ const LONGEST_SPIN: Duration = Duration::from_millis(10);
 /// A longer wait for reducers would be as good as no fallback read.
 const LONGEST_PULL: Duration = Duration::from_secs(60);
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "replicate_total",
     "gather_total",
     "scatter_total",
@@ -64,6 +66,7 @@ const KEYS: [&str; 13] = [
     "segment",
     "piece",
     "tree_scatter",
+    "relay",
     "mover",
     "executor",
     "spin",
@@ -140,6 +143,11 @@ impl Parameters {
     /// What [`Mover::Auto`] stands for.
     pub(crate) fn mover(&self) -> Mover {
         self.mover
+    }
+
+    /// Whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen.
+    pub(crate) fn relays(&self, fire: Fire, bytes: u64) -> bool {
+        self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= self.relay)
     }
 
     /// How the program of a tree reduces.

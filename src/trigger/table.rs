@@ -157,7 +157,16 @@ impl Table {
 
     /// The beginning of a round.
     pub(crate) fn begin(&self) -> Progress {
-        Progress { given: self.counters.iter().map(|counter| counter.before).collect(), ran: 0 }
+        let mut progress = Progress { given: Vec::with_capacity(self.counters.len()), ran: 0 };
+        self.begin_again(&mut progress);
+        progress
+    }
+
+    /// The same, in the memory of the round before.
+    pub(crate) fn begin_again(&self, progress: &mut Progress) {
+        progress.given.clear();
+        progress.given.extend(self.counters.iter().map(|counter| counter.before));
+        progress.ran = 0;
     }
 
     pub(crate) fn row(&self, row: usize) -> &Row {

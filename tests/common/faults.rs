@@ -201,7 +201,7 @@ pub fn leave_or_be_stopped() {
     let goes_on = me + 1 == last;
     let value = |rank: u32, made_for: u64| u64::from(rank + 1) * 1000 + made_for;
     // A slot for every round: the last rank takes none before all others have left.
-    let mut sum = world.allreduce::<u64>(&[16]).fire(Fire::SOLO).depth(64).build().unwrap();
+    let mut sum = world.allreduce::<u64>(&[16]).fire(Fire::SOLO).mover(Mover::Cut).depth(64).build().unwrap();
     let mut newest = 0;
     // Takes every round since the last one; returns the ranks that contributed to them.
     let mut contribute = |sum: &mut Allreduce<u64>| -> Vec<usize> {

@@ -223,7 +223,7 @@ impl Relay {
                 }
             }
         }
-        self.progress = self.table.begin();
+        self.table.begin_again(&mut self.progress);
         self.seen.clear();
         (self.initiator, self.close_at) = (None, None);
         true
