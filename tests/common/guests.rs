@@ -1,0 +1,78 @@
+//! Two guests of `tests/soft-roce/run`: hosts of their own, whose RDMA devices are joined by a cable. The same test runs
+//! in both, and starts some ranks of each job in each.
+
+use std::process::Command;
+
+use super::marks::Marks;
+use super::{Job, Need, Way, skipped, start};
+
+/// Ranks of a job on each host.
+pub const RANKS_PER_HOST: u32 = 2;
+
+/// Both guests, as one of them sees them.
+pub struct Guests {
+    /// The number of this guest.
+    pub host: usize,
+    addresses: Vec<String>,
+    /// What both guests see, also while the cable is unplugged.
+    folder: String,
+    marks: Marks,
+    /// The port at which the next job meets.
+    port: u16,
+}
+
+/// The ranks of a host.
+pub fn ranks_of(host: usize) -> std::ops::Range<u32> {
+    let first = host as u32 * RANKS_PER_HOST;
+    first..first + RANKS_PER_HOST
+}
+
+impl Guests {
+    /// Waits for the other guest; prints a message outside of two guests. The jobs of a test meet at ports from this one
+    /// on.
+    pub fn find(port: u16) -> Option<Guests> {
+        let variable = |name| std::env::var(name).unwrap_or_default();
+        let [host, addresses, folder] = ["SOFT_ROCE_HOST", "SOFT_ROCE_HOSTS", "SOFT_ROCE_FOLDER"].map(variable);
+        let addresses: Vec<String> = addresses.split(',').map(str::to_owned).collect();
+        if addresses.len() < 2 {
+            skipped(Need::Verbs, "this is none of two guests; tests/soft-roce/suite starts them");
+            return None;
+        }
+        let mut guests = Guests { host: host.parse().unwrap(), addresses, marks: Marks::at(&folder), folder, port };
+        guests.meet(&format!("begin-{port}"));
+        guests.port += 1;
+        Some(guests)
+    }
+
+    /// Ranks of a job on all hosts.
+    pub fn ranks(&self) -> u32 {
+        self.addresses.len() as u32 * RANKS_PER_HOST
+    }
+
+    /// Starts the ranks of this host, in the same role as those of the other one.
+    pub fn start(&mut self, role: &str) -> Job {
+        let store = format!("tcp:{}:{}", self.addresses[0], self.port);
+        self.port += 1;
+        let begin = |rank| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.envs(Way::Verbs.variables()).env("EARLYBIRD_STORE", &store);
+            command.env("EARLYBIRD_SECRET", "of these guests").env("EARLYBIRD_SILENCE", "5s");
+            start(&mut command, (rank, self.ranks()), "rank", role)
+        };
+        Job { ranks: ranks_of(self.host).map(begin).collect() }
+    }
+
+    /// Waits until both guests are here.
+    pub fn meet(&self, what: &str) {
+        self.marks.set(&format!("{what}-{}", self.host));
+        (0..self.addresses.len()).for_each(|host| self.marks.wait(&format!("{what}-{host}")));
+    }
+
+    /// What each guest tells, by its number. Both must tell something, by the same name.
+    pub fn exchange(&self, name: &str, mine: &str) -> Vec<String> {
+        let path = |host: usize| format!("{}/{name}-text-{host}", self.folder);
+        std::fs::write(path(self.host), mine).unwrap();
+        self.meet(name);
+        (0..self.addresses.len()).map(|host| std::fs::read_to_string(path(host)).unwrap()).collect()
+    }
+}
