@@ -7,13 +7,13 @@
 mod common;
 
 use std::ffi::c_int;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::marks::Marks;
 use common::tier::by_tier;
-use common::{Job, Need, Way, absence, rdma, role, skipped, until, wait_at_most};
+use common::{Job, Way, absence, rdma, rdma_objects, role, until, wait_at_most};
 use earlybird::fabric::{Access, At, Change, Key, Posted, RawAccess, Signal};
 use earlybird::rule::drawn;
 use earlybird::{Config, Executor, Fire, Grace, World};
@@ -351,28 +351,20 @@ fn end_well() {
     sum.finish(DEADLINE).unwrap();
 }
 
-/// What the kernel lists of the objects of all devices: queue pairs, completion queues, regions and so on.
-fn objects() -> Option<String> {
-    let output = Command::new("rdma").args(["resource", "show"]).output();
-    let output = output.inspect_err(|error| skipped(Need::Ip, format_args!("rdma cannot be run: {error}"))).ok()?;
-    assert!(output.status.success(), "rdma resource show: {}", String::from_utf8_lossy(&output.stderr));
-    Some(String::from_utf8(output.stdout).unwrap())
-}
-
 /// Neither a world that ends well nor one with a killed rank leaves a queue pair or a region.
 #[test]
 fn nothing_is_left_of_a_world() {
     // Without a device the kernel may not know of such objects at all.
-    let Some(before) = rdma().and_then(|_| objects()) else { return };
+    let Some(before) = rdma().and_then(|_| rdma_objects()) else { return };
     all_succeed(&Job::start(Way::Verbs, 3, "rank", "ends").finish(LIMIT));
-    until("a world that has ended leaves nothing", || objects().as_ref() == Some(&before));
+    until("a world that has ended leaves nothing", || rdma_objects().as_ref() == Some(&before));
     let marks = Marks::make();
     let mut job = Job::start(Way::Verbs, 3, "rank", &format!("all cut 8000 {}", marks.folder()));
     until("a world has started", || common::faults::have_started(&marks, 3));
-    let during = objects();
+    let during = rdma_objects();
     println!("{before}{}", during.as_deref().unwrap_or_default());
     assert_ne!(during.as_ref(), Some(&before), "a world has queue pairs");
     job.ranks[1].kill().unwrap();
     job.finish(LIMIT);
-    until("a world whose rank was killed leaves nothing", || objects().as_ref() == Some(&before));
+    until("a world whose rank was killed leaves nothing", || rdma_objects().as_ref() == Some(&before));
 }

@@ -70,7 +70,36 @@ pub fn has_waited_in_vain(marks: &Marks, rank: usize) -> bool {
 /// Runs rounds until something fails or the mark to stop is set, and prints what failed; checks every sum.
 pub fn rank() {
     let Some(role) = role() else { return };
-    let error = match play(&RankArguments::of(&role)) {
+    report(play(&RankArguments::of(&role)));
+}
+
+/// As [`rank`], in this role and with an outcome of another collective, which it holds until something fails. Nothing
+/// that is in flight then may change it.
+pub fn hold_an_outcome(role: &str) {
+    const LENGTH: usize = 8192;
+    let arguments = RankArguments::of(role);
+    let play = || {
+        let world = join(&arguments)?;
+        let mut held = world.allreduce::<u64>(&[LENGTH]).build()?;
+        let factor = |rank: u32| u64::from(rank + 1);
+        for (index, x) in held.contribution()?.iter_mut().enumerate() {
+            *x = factor(world.rank()) * index as u64;
+        }
+        held.arrive()?;
+        let outcomes = held.wait(arguments.patience)?;
+        let ended = run_rounds(&world, &arguments);
+        let factors: u64 = (0..world.size()).map(factor).sum();
+        let is_whole = |(index, &x): (usize, &u64)| x == factors * index as u64;
+        if !outcomes.newest().data().iter().enumerate().all(is_whole) {
+            println!("\nWRONG outcome after the failure");
+        }
+        ended
+    };
+    report(play());
+}
+
+fn report(ended: Result<(), Error>) {
+    let error = match ended {
         Err(error) => error,
         Ok(()) => return println!("\nENDED well"),
     };
@@ -84,19 +113,26 @@ pub fn rank() {
 }
 
 fn play(arguments: &RankArguments) -> Result<(), Error> {
-    let RankArguments { fire, how: (mover, executor), patience, ref marks, length, deadline } = *arguments;
-    let mut config = Config { deadline, ..Config::from_env()? };
-    if marks.is_some() {
+    run_rounds(&join(arguments)?, arguments)
+}
+
+fn join(arguments: &RankArguments) -> Result<World, Error> {
+    let mut config = Config { deadline: arguments.deadline, ..Config::from_env()? };
+    if arguments.marks.is_some() {
         // All leave together, unless one cannot.
         config.ofi.patience.linger = Duration::from_secs(5);
     }
-    let world = World::from_env(&config)?;
+    World::from_env(&config)
+}
+
+fn run_rounds(world: &World, arguments: &RankArguments) -> Result<(), Error> {
+    let RankArguments { fire, how: (mover, executor), patience, ref marks, length, .. } = *arguments;
     // Two ranks use only messages, which a provider may still hold without a context when the peer has ended.
     let length = length.unwrap_or(if world.size() == 2 { 1 } else { 3000 });
     let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor).build()?;
     println!("\nSTARTED");
     marks.iter().for_each(|marks| marks.set(&format!("{STARTED}{}", world.rank())));
-    let ended = go_on(&world, &mut sum, arguments);
+    let ended = go_on(world, &mut sum, arguments);
     if let (Err(Error::Timeout { .. }), Some(marks)) = (&ended, marks) {
         marks.set(&format!("{IN_VAIN}{}", world.rank()));
         wait_at_most(patience, || arguments.is_enough());

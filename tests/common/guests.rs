@@ -49,6 +49,25 @@ impl Guests {
         self.addresses.len() as u32 * RANKS_PER_HOST
     }
 
+    /// The port of the next job, which no other job has.
+    pub fn next_port(&self) -> u16 {
+        self.port
+    }
+
+    /// Unplugs the cable (`off`), or plugs it in (`on`).
+    pub fn cable(&self, state: &str) {
+        if self.host == 0 {
+            std::fs::write("/dev/cable", format!("{state}\n")).unwrap();
+        }
+    }
+
+    /// A folder that both guests see.
+    pub fn make_folder(&self, name: &str) -> String {
+        let folder = format!("{}/{name}", self.folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
     /// Starts the ranks of this host, in the same role as those of the other one.
     pub fn start(&mut self, role: &str) -> Job {
         let store = format!("tcp:{}:{}", self.addresses[0], self.port);

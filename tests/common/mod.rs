@@ -91,6 +91,14 @@ pub fn rdma() -> Option<earlybird::fabric::verbs::Library> {
     found.inspect_err(missing).ok()
 }
 
+/// What the kernel lists of the objects of all devices: queue pairs, completion queues, regions and so on.
+pub fn rdma_objects() -> Option<String> {
+    let output = Command::new("rdma").args(["resource", "show"]).output();
+    let output = output.inspect_err(|error| skipped(Need::Ip, format_args!("rdma cannot be run: {error}"))).ok()?;
+    assert!(output.status.success(), "rdma resource show: {}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
 /// The libfabric to test with; prints a message if there is none.
 pub fn libfabric() -> Option<earlybird::fabric::ofi::Library> {
     let library = earlybird::fabric::ofi::Library::load(None);
