@@ -316,6 +316,7 @@ impl<W: Wire> Link<W> {
         loop {
             return Some(match self.wire.next()? {
                 Entry::Landed(data) => Event::Landed(data),
+                Entry::Unreachable { peer, reason } => Event::Failed(peer, None, reason),
                 Entry::Done { number, len } if number < self.limits.receives => Event::Message(number, len),
                 Entry::Done { number, .. } => self.release(number),
                 // A stranger's message may have been too long; its buffer can be posted again.

@@ -36,6 +36,8 @@ pub(in crate::fabric) enum Entry {
     Done { number: usize, len: usize },
     /// The operation of this number has failed, for this reason.
     Failed { number: usize, reason: String },
+    /// What has no entry of its own has failed to reach this peer, for this reason.
+    Unreachable { peer: u32, reason: String },
     /// A peer's write with this immediate data landed here.
     Landed(u64),
     /// An entry of no interest.

@@ -145,8 +145,8 @@ impl VerbsWire {
                 })
             }
             Work::Unsignaled { peer, posted } => {
-                self.connections.complete(peer, posted, failed.then_some(reason));
-                None
+                let reason = self.connections.complete(peer, posted, failed.then_some(reason))?;
+                Some(Entry::Unreachable { peer, reason: reason.to_owned() })
             }
             Work::HelloSent { buffer } => {
                 self.connections.hello_is_sent(buffer);
