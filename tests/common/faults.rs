@@ -73,29 +73,36 @@ pub fn rank() {
     report(play(&RankArguments::of(&role)));
 }
 
+/// Set by each rank that has reported a failure, with its number.
+const REPORTED: &str = "reported-";
+
+/// Whether a rank has reported a failure.
+pub fn has_reported(marks: &Marks, rank: u32) -> bool {
+    marks.has(&format!("{REPORTED}{rank}"))
+}
+
 /// As [`rank`], in this role and with an outcome of another collective, which it holds until something fails. Nothing
-/// that is in flight then may change it.
+/// that is in flight then may change it. The rank reports before its world ends, which may take a device long.
 pub fn hold_an_outcome(role: &str) {
     const LENGTH: usize = 8192;
     let arguments = RankArguments::of(role);
-    let play = || {
-        let world = join(&arguments)?;
-        let mut held = world.allreduce::<u64>(&[LENGTH]).build()?;
-        let factor = |rank: u32| u64::from(rank + 1);
-        for (index, x) in held.contribution()?.iter_mut().enumerate() {
-            *x = factor(world.rank()) * index as u64;
-        }
-        held.arrive()?;
-        let outcomes = held.wait(arguments.patience)?;
-        let ended = run_rounds(&world, &arguments);
-        let factors: u64 = (0..world.size()).map(factor).sum();
-        let is_whole = |(index, &x): (usize, &u64)| x == factors * index as u64;
-        if !outcomes.newest().data().iter().enumerate().all(is_whole) {
-            println!("\nWRONG outcome after the failure");
-        }
-        ended
-    };
-    report(play());
+    let world = join(&arguments).unwrap();
+    let mut held = world.allreduce::<u64>(&[LENGTH]).build().unwrap();
+    let factor = |rank: u32| u64::from(rank + 1);
+    for (index, x) in held.contribution().unwrap().iter_mut().enumerate() {
+        *x = factor(world.rank()) * index as u64;
+    }
+    held.arrive().unwrap();
+    let outcomes = held.wait(arguments.patience).unwrap();
+    let ended = run_rounds(&world, &arguments);
+    let factors: u64 = (0..world.size()).map(factor).sum();
+    let is_whole = |(index, &x): (usize, &u64)| x == factors * index as u64;
+    if !outcomes.newest().data().iter().enumerate().all(is_whole) {
+        println!("\nWRONG outcome at the end");
+    }
+    drop(outcomes);
+    report(ended.and_then(|()| held.finish(arguments.patience)));
+    arguments.marks.iter().for_each(|marks| marks.set(&format!("{REPORTED}{}", world.rank())));
 }
 
 fn report(ended: Result<(), Error>) {
