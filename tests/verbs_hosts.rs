@@ -68,8 +68,8 @@ fn check_sums(ends: &[(ExitStatus, String)]) {
     }
 }
 
-/// Ranks make rounds until the cable is cut. Then each names a rank of the other host, and nothing is left of them. The
-/// cable is plugged in again before they end: Soft-RoCE sometimes waits for packets that
+/// Ranks make rounds until the cable is cut. Then each names a rank of the other host and says that its own port is down,
+/// and nothing is left of them. The cable is plugged in again before they end: Soft-RoCE sometimes waits for packets that
 /// are on their way before it ends a queue pair (Linux 6.1).
 fn cut(guests: &mut Guests, case: (&str, usize)) {
     let before = rdma_objects();
@@ -88,6 +88,7 @@ fn cut(guests: &mut Guests, case: (&str, usize)) {
         let (named, cause) = (said(text, "DIED"), said(text, "TEXT").concat());
         let elsewhere = named.iter().all(|peer| !ranks_of(guests.host).contains(&peer.parse().unwrap()));
         assert!(named.len() == 1 && elsewhere, "{case:?}: {named:?} are named: {ends:?}");
+        assert!(cause.contains("; port 1 of rxe0 is down at rank "), "{case:?}: {cause}");
         println!("{case:?}: {cause}");
     }
     until("a world that was cut leaves nothing", || rdma_objects() == before);

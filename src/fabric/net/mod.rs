@@ -61,6 +61,9 @@
 //! is not missed; any other is dead, and the rank that finds it dead tells all others. Every rank
 //! of a failed world does the same when it ends: it sends no message that it leaves, because that
 //! message might overtake the failure.
+//!
+//! A device also reports trouble by itself, such as a queue that has failed: no operation need end
+//! then. Ranks ask for that where they look for dead ranks.
 
 mod channel;
 mod endpoint;
@@ -100,4 +103,4 @@ pub(super) use registration::{Failed, Purpose, Registered, allocate};
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]
 pub(super) use shares::share;
-pub(super) use wire::{Atomicity, CellChange, Entry, Local, Posted, Remote, Watched, Wire};
+pub(super) use wire::{Atomicity, CellChange, Entry, Local, Posted, Remote, Trouble, Watched, Wire};

@@ -107,15 +107,20 @@ impl<W: Wire> Shared<W> {
         }
     }
 
-    /// Looks for processes on this machine that have ended. What such a process sent before is
-    /// processed before the end is believed, so it may take a few calls.
+    /// Looks for processes on this machine that have ended, and for trouble that the device reports.
+    /// What such a process sent before is processed before the end is believed, so it may take a few
+    /// calls.
     pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
         let known = |peer| self.lock().knows_end_of(peer);
         if let Some(&peer) = self.watch.ended(known).first() {
             self.lock().suspect(peer, Evidence::Ended);
         }
-        self.lock().check_suspects();
+        {
+            let mut engine = self.lock();
+            engine.look_at_device();
+            engine.check_suspects();
+        }
         self.health(operation)
     }
 

@@ -71,6 +71,15 @@ pub(in crate::fabric) struct Watched {
     pub(in crate::fabric) events: i16,
 }
 
+/// What a device reports by itself, and not as the end of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::fabric) struct Trouble {
+    /// The peer whose connection has failed; `None` if this rank can go on with none.
+    pub(in crate::fabric) peer: Option<u32>,
+    /// What has happened.
+    pub(in crate::fabric) reason: String,
+}
+
 /// Whether an operation was posted; `false` if the provider or this rank has no free resource now.
 pub(in crate::fabric) type Posted<E> = Result<bool, E>;
 
@@ -206,6 +215,17 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
 
     /// The next entry that [`Wire::poll`] has read.
     fn next(&mut self) -> Option<Entry>;
+
+    /// The next trouble that the device has reported. Not for every look at the network, as it may be
+    /// a call of the system.
+    fn trouble(&mut self) -> Option<Trouble> {
+        None
+    }
+
+    /// What the device has reported that may be why a peer is not heard.
+    fn ailment(&self) -> Option<String> {
+        None
+    }
 
     /// The descriptors to sleep on until there is something to read, for threads that do not hold
     /// this value; empty where the provider has none. `None` if it is not safe to sleep now.

@@ -91,6 +91,13 @@ impl Connections {
         self.peers[peer as usize].connection.as_ref().map(Connection::own_end)
     }
 
+    /// Moves all queue pairs into the error state.
+    #[cfg(test)]
+    pub(super) fn break_all(&self) {
+        let connections = self.peers.iter().filter_map(|peer| peer.connection.as_ref());
+        connections.for_each(|connection| connection.pair().fail().unwrap_or_default());
+    }
+
     /// What the other ranks must know of this one.
     pub(super) fn address(&self) -> &Address {
         &self.own
@@ -262,6 +269,16 @@ impl Connections {
         let connection = self.peers.get_mut(peer as usize)?.connection.as_mut()?;
         connection.complete(posted);
         failed.map(|reason| connection.fail(reason))
+    }
+
+    /// The queue pair of this number has failed. Returns its peer; `None` if it is that of the
+    /// datagrams, or connects this rank to itself: no peer can do without it.
+    pub(super) fn fail(&mut self, pair: u32, reason: &str) -> Option<u32> {
+        let connections = self.peers.iter_mut().map(|peer| peer.connection.as_mut()).zip(0..);
+        let mut found = connections.filter_map(|(connection, peer)| Some((connection?, peer)));
+        let (connection, peer) = found.find(|(connection, _)| connection.pair().number() == pair)?;
+        connection.fail(|| reason.to_owned());
+        (peer != self.rank).then_some(peer)
     }
 
     /// Makes the end of the last messages known.

@@ -7,6 +7,7 @@ use earlybird_ffi::verbs::Library;
 
 use super::device;
 use super::registration::Failed;
+use super::settings::Depths;
 use super::wire::VerbsWire;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
@@ -38,7 +39,19 @@ impl VerbsFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let open = || open(library, settings, (rank, ranks));
+        Self::join_with(None, library, settings, (rank, ranks), deadline, gather)
+    }
+
+    /// As [`VerbsFabric::join`], with queues of these depths.
+    pub(super) fn join_with(
+        depths: Option<Depths>,
+        library: &Library,
+        settings: &VerbsSettings,
+        (rank, ranks): (u32, u32),
+        deadline: Instant,
+        gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Self> {
+        let open = || open(library, settings, (rank, ranks), depths);
         NetFabric::join((rank, ranks), settings.patience, deadline, open, gather).map(VerbsFabric)
     }
 
@@ -57,7 +70,12 @@ impl VerbsFabric {
 }
 
 /// Opens the queues of a rank.
-fn open(library: &Library, settings: &VerbsSettings, (rank, ranks): (u32, u32)) -> Result<Opened<VerbsWire>> {
+fn open(
+    library: &Library,
+    settings: &VerbsSettings,
+    (rank, ranks): (u32, u32),
+    depths: Option<Depths>,
+) -> Result<Opened<VerbsWire>> {
     let port = device::choose(library, settings, rank)?;
     tracing::debug!(rank, device = port.device, port = port.number, gid = ?port.gid, "opens");
     let (device, provider) = (port.device.clone(), port.network());
@@ -69,7 +87,9 @@ fn open(library: &Library, settings: &VerbsSettings, (rank, ranks): (u32, u32)) 
         }
     };
     let limits = limits(port.longest, port.most_receives, ranks);
-    let wire = VerbsWire::open((rank, ranks), port, limits.receives).map_err(failed("its queues cannot be opened"))?;
+    let depths = depths.unwrap_or_else(|| Depths::in_world(limits.receives, ranks));
+    let limits = Limits { receives: depths.receives, ..limits };
+    let wire = VerbsWire::open((rank, ranks), port, depths).map_err(failed("its queues cannot be opened"))?;
     let address = wire.address().encode();
     let link = Link::new(wire, limits, (rank, ranks)).map_err(failed("memory cannot be registered"))?;
     Ok(Opened { link, provider, address })

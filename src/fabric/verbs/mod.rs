@@ -12,18 +12,25 @@
 //! A rank has one completion queue, and one shared receive queue for all its connections: its
 //! memory for messages does not grow with the number of ranks. Both messages and writes with
 //! immediate data take an entry of the receive queue. When it is empty, the device asks the sender
-//! to try again (RNR), for as long as it takes.
+//! to try again (RNR), for as long as it takes. The completion queue has an entry for each request
+//! that can be in flight, so it never overruns.
+//!
+//! # Events
+//! A device also reports by itself that a queue, a connection or a port has failed (`events.rs`).
 
 mod address;
 mod code;
 mod connection;
 mod connections;
 mod device;
+mod events;
 mod fabric;
 mod handshake;
 mod hellos;
 mod locked_memory;
 mod numa;
+#[cfg(test)]
+mod queue_tests;
 mod registration;
 mod settings;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::fabric::net::peers;
 
 /// Requests to one peer that wait in its send queue, at least and at most. A completion tells that
 /// those before it are over, too.
-const LEAST_SENDS: usize = 16;
+pub(super) const LEAST_SENDS: usize = 16;
 const MOST_SENDS: usize = 128;
 
 /// Requests in all send queues together.
@@ -22,10 +22,35 @@ pub(in crate::fabric) fn sends(peers: usize) -> u32 {
     (ALL_SENDS / peers.max(1)).clamp(LEAST_SENDS, MOST_SENDS) as u32
 }
 
-/// The entries of the completion queue of a rank with so many receives. Each request completes with an
-/// entry if its connection fails.
+/// What the queues of a rank hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Depths {
+    /// Receives in the queue that all connections share.
+    pub(super) receives: usize,
+    /// Requests in the send queue to each peer.
+    pub(super) sends: u32,
+    /// Entries of the completion queue.
+    pub(super) completions: usize,
+}
+
+impl Depths {
+    /// With an entry for each request that can be in flight: each completes with one if its connection
+    /// fails, and no other is posted in its place before that entry was read.
+    pub(super) fn of(receives: usize, sends: u32, ranks: u32) -> Self {
+        let completions = receives + hellos::SENDS + hellos::RECEIVES + ranks as usize * sends as usize;
+        Depths { receives, sends, completions }
+    }
+
+    /// Those of a rank with so many receives.
+    pub(super) fn in_world(receives: usize, ranks: u32) -> Self {
+        Depths::of(receives, sends(peers(ranks)), ranks)
+    }
+}
+
+/// The entries of the completion queue of a rank with so many receives.
+#[cfg(all(test, not(loom)))]
 pub(in crate::fabric) fn completions(receives: usize, ranks: u32) -> usize {
-    receives + hellos::SENDS + hellos::RECEIVES + ranks as usize * sends(peers(ranks)) as usize
+    Depths::in_world(receives, ranks).completions
 }
 
 /// The settings of a connection whose packets have at most so many bytes, as libibverbs encodes that.

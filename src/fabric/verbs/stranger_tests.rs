@@ -32,7 +32,7 @@ use crate::skipped::{Need, skipped};
 const LEN: usize = 64;
 
 /// The library, if there is a device with an active port; says so if not.
-fn library() -> Option<Library> {
+pub(super) fn library() -> Option<Library> {
     let library = super::library().inspect_err(|problem| skipped(Need::Verbs, problem)).ok()?;
     let found = device::devices(&library).is_ok_and(|ports| ports.iter().any(|port| port.active));
     if !found {
@@ -41,7 +41,7 @@ fn library() -> Option<Library> {
     found.then_some(library)
 }
 
-type World = stepping_tests::World<VerbsWire>;
+pub(super) type World = stepping_tests::World<VerbsWire>;
 
 fn world(library: &Library, ranks: u32, settings: &VerbsSettings) -> World {
     let ranks = VerbsFabric::in_this_process(library, settings, ranks, Instant::now() + PATIENCE).unwrap();
@@ -210,7 +210,7 @@ fn a_wrong_key_fails_the_world_and_writes_nothing() {
 }
 
 /// The rank that an error of a failed world names.
-fn names(error: &Error) -> Option<u32> {
+pub(super) fn names(error: &Error) -> Option<u32> {
     match error {
         Error::PeerDied { peer, .. } | Error::Aborted { by: peer, .. } => Some(*peer),
         _ => None,

@@ -17,12 +17,13 @@ use super::code::Code;
 use super::connection::Part;
 use super::connections::Connections;
 use super::device::Port;
+use super::events::{Broken, Events};
 use super::registration::{Failed, Registered, Registrar};
-use super::settings;
+use super::settings::{Depths, INLINE};
 use super::work::Work;
 use crate::error::Error;
 use crate::fabric::Atomic;
-use crate::fabric::net::{Atomicity, CellChange, Entry, Local, Posted, Purpose, Remote, Watched, Wire, peers};
+use crate::fabric::net::{Atomicity, CellChange, Entry, Local, Posted, Purpose, Remote, Trouble, Watched, Wire};
 
 /// How long a rank that ends waits for its last messages to arrive.
 const LAST_MESSAGES: Duration = Duration::from_millis(100);
@@ -30,10 +31,11 @@ const LAST_MESSAGES: Duration = Duration::from_millis(100);
 /// The queues at work. A field is dropped before those that it depends on.
 pub(in crate::fabric) struct VerbsWire {
     pub(super) connections: Connections,
+    pub(super) events: Events,
     /// The memory of each receive.
     receives: Vec<Option<verbs::Local>>,
     receive_queue: Arc<ReceiveQueue>,
-    queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
     channel: Arc<Channel>,
     entries: [ibv_wc; 16],
     read: Range<usize>,
@@ -57,11 +59,10 @@ impl fmt::Debug for VerbsWire {
 unsafe impl Send for VerbsWire {}
 
 impl VerbsWire {
-    /// Opens the queues of a rank on a port, for so many receives.
-    pub(super) fn open((rank, ranks): (u32, u32), port: Port, receives: usize) -> Result<Self, Failed> {
+    /// Opens the queues of a rank on a port.
+    pub(super) fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
         let code = |cause: io::Error| Failed::Code(Code::of(&cause));
-        let sends = settings::sends(peers(ranks));
-        let entries = settings::completions(receives, ranks);
+        let Depths { receives, sends, completions: entries } = depths;
         let entries = u32::try_from(entries).ok().filter(|&entries| entries <= port.most_entries).ok_or_else(|| {
             let most = port.most_entries;
             let cause = format!("a world of {ranks} ranks takes a completion queue of {entries} entries, and {most} are the most of the device");
@@ -72,19 +73,21 @@ impl VerbsWire {
         let queue = Queue::open(port.context.clone(), entries, Some(channel.clone())).map_err(code)?;
         let receive_queue = ReceiveQueue::open(domain.clone(), receives as u32).map_err(code)?;
         let descriptor = channel.descriptor().try_clone_to_owned().map_err(code)?;
-        let capacity = Capacity { sends, inline: settings::INLINE };
+        let capacity = Capacity { sends, inline: INLINE };
         // The first one tells what the device grants, and that it has reliable connections at all.
         let trial = |inline| {
             let capacity = Capacity { inline, ..capacity };
             let trial = QueuePair::open_reliable(domain.clone(), queue.clone(), &receive_queue, capacity)?;
             Ok((capacity, trial.most_inline()))
         };
-        let (capacity, most_inline) = trial(settings::INLINE).or_else(|_| trial(0)).map_err(code)?;
+        let (capacity, most_inline) = trial(INLINE).or_else(|_| trial(0)).map_err(code)?;
         let atomicity = if ranks == 1 { Atomicity::Both } else { port.atomicity };
         let registrar = Registrar::new(rank, domain);
+        let events = Events::new(rank, &port);
         let connections = Connections::open(rank, port, &registrar, (queue.clone(), receive_queue.clone()), capacity)?;
         Ok(VerbsWire {
             connections,
+            events,
             receives: vec![None; receives],
             receive_queue,
             queue,
@@ -158,6 +161,15 @@ impl VerbsWire {
                 None
             }
         }
+    }
+
+    /// What an event means for those above.
+    pub(super) fn explain(&mut self, (broken, reason): (Broken, String)) -> Trouble {
+        let peer = match broken {
+            Broken::Device => None,
+            Broken::Connection(pair) => self.connections.fail(pair, &reason),
+        };
+        Trouble { peer, reason }
     }
 
     /// Waits until the last messages have arrived.
@@ -305,6 +317,15 @@ impl Wire for VerbsWire {
                 return Some(entry);
             }
         }
+    }
+
+    fn trouble(&mut self) -> Option<Trouble> {
+        let event = self.events.next()?;
+        Some(self.explain(event))
+    }
+
+    fn ailment(&self) -> Option<String> {
+        self.events.port_down()
     }
 
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{
     Act, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry,
-    Registered, Suspects, Transfer, TransferPart, Way, Wire,
+    Registered, Suspects, Transfer, TransferPart, Trouble, Way, Wire,
 };
 
 impl<W: Wire> Engine<W> {
@@ -42,6 +42,24 @@ impl<W: Wire> Engine<W> {
     /// An operation did not reach a peer.
     pub(super) fn suspect_unreachable(&mut self, peer: u32, how: &str) {
         self.suspect(peer, Evidence::Unreachable(format!("{}: {how}", W::LIBRARY)));
+    }
+
+    /// Learns what the device reports by itself.
+    pub(in crate::fabric::net) fn look_at_device(&mut self) {
+        while let Some(trouble) = self.link.wire.trouble() {
+            self.take_trouble(trouble);
+        }
+    }
+
+    /// A connection or the whole device has failed.
+    pub(in crate::fabric) fn take_trouble(&mut self, Trouble { peer, reason }: Trouble) {
+        match peer {
+            Some(peer) => self.suspect_unreachable(peer, &reason),
+            None => {
+                let cause = format!("{}: {reason}", W::LIBRARY);
+                self.fail(Failure::Transport { by: self.rank, peer: None, cause });
+            }
+        }
     }
 
     /// Suspects that a peer has ended. What it sent before, and what others say of it, may still be
@@ -90,7 +108,11 @@ impl<W: Wire> Engine<W> {
         self.suspects = suspects;
         let Some((peer, evidence)) = confirmed else { return };
         if !self.peers[peer as usize].left {
-            return self.fail(Failure::Died { peer, how: evidence.to_string() });
+            // The cause may be on this side.
+            self.look_at_device();
+            let ailment = self.link.wire.ailment().filter(|_| evidence != Evidence::Ended);
+            let ailment = ailment.map_or(String::new(), |ailment| format!("; {ailment}"));
+            return self.fail(Failure::Died { peer, how: format!("{evidence}{ailment}") });
         }
         // The peer cannot answer, whatever the provider reports of operations in flight, and when.
         let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);

@@ -27,7 +27,7 @@ use super::secret::JobSecret;
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
-use super::wire::{CellChange, Wire};
+use super::wire::{CellChange, Trouble, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Change, Key, Region, Window};
