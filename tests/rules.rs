@@ -43,11 +43,17 @@ fn majority_fires_with_the_drawn_rank_and_not_before() {
                         assert!(sum.test().unwrap().is_none(), "round {round} before rank {drawn}");
                         world.barrier(DEADLINE).unwrap();
                     }
-                    let outcomes = sum.wait(DEADLINE).unwrap();
-                    let outcome = outcomes.newest();
-                    assert_eq!((outcome.round(), outcome.data()[0]), (round, u64::from(ranks)));
-                    assert!(far || outcome.initiator() == Some(drawn), "{:?} fired for {drawn}", outcome.initiator());
-                    assert_eq!(outcome.fresh().len(), ranks);
+                    let initiator = {
+                        let outcomes = sum.wait(DEADLINE).unwrap();
+                        let outcome = outcomes.newest();
+                        assert_eq!((outcome.round(), outcome.data()[0]), (round, u64::from(ranks)));
+                        assert_eq!(outcome.fresh().len(), ranks);
+                        outcome.initiator().unwrap()
+                    };
+                    // A rank that waits closes the round if the drawn one is held up between its arrival and that.
+                    let closed_for_it = initiator == world.rank() && sum.stats().closed_for_others > 0;
+                    let mine = initiator == world.rank() && initiator != drawn;
+                    assert!(far || !mine || closed_for_it, "rank {initiator} fired for {drawn}");
                 }
                 world.barrier(DEADLINE).unwrap();
                 // The drawn rank may have left before; then the next one stands in.

@@ -369,7 +369,7 @@ impl Relay {
         self.departed.is_empty()
     }
 
-    /// Whether this rank waits for an input of any other one, so that the others may be waiting for it, too.
+    /// Whether the next round of the other ranks needs this rank's table.
     pub(crate) fn serves(&self, cx: &Context) -> bool {
         cx.ledger.active().contains(cx.plan.me)
     }

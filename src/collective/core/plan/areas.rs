@@ -6,7 +6,7 @@
 use super::layout::lines;
 use super::{Plan, RELAYED_ROUNDS};
 use crate::collective::core::label::most_cells;
-use crate::trigger::{Area, hops};
+use crate::trigger::Area;
 
 impl Plan {
     /// Bytes from a contribution as it was handed in to the one behind it.
@@ -21,7 +21,9 @@ impl Plan {
             Area::Sealed => (1, rows),
             // A level joins two halves, and at the first level each may be a pair of ranks.
             Area::Partial(level) => (2 << level.min(30), self.wide_bytes.max(self.bytes)),
-            Area::Inbox(level) => (1 << level.min(30), self.wide_bytes.max(rows)),
+            // Of a rank that sends what it sealed, or of several.
+            Area::Inbox(level @ 0..=1) => (1 << level, self.wide_bytes.max(rows)),
+            Area::Inbox(level) => (1 << level.min(30), self.wide_bytes.max(self.bytes)),
             Area::Outcome => (self.ranks, self.bytes),
         };
         Some((lines(most_cells(ranks.min(self.ranks)) * size_of::<u64>())?, lines(data)?))
@@ -33,8 +35,10 @@ impl Plan {
 
     /// The areas of a round, in their order in memory.
     pub(super) fn areas(&self) -> impl Iterator<Item = Area> + use<> {
-        let levels = hops(self.ranks) + 1;
-        std::iter::once(Area::Sealed).chain((0..levels).flat_map(|level| [Area::Inbox(level), Area::Partial(level)]))
+        // The sum of the last level is the outcome. When ranks have left, there are as many levels or fewer.
+        let last = self.ranks.ilog2();
+        let levels = (0..last).flat_map(|level| [Area::Inbox(level), Area::Partial(level)]);
+        std::iter::once(Area::Sealed).chain(levels).chain([Area::Inbox(last)])
     }
 
     fn round_bytes(&self) -> Option<usize> {
