@@ -52,7 +52,7 @@ fn holds(seeds: std::ops::Range<u64>, options: &Options, foreign: &[&str]) {
 
 #[test]
 fn small_worlds() {
-    holds(0..SMALL, &Options::default(), &[&CALM[..], &IMMORTAL, &["operations"]].concat());
+    holds(0..SMALL, &Options::default(), &[&CALM[..], &IMMORTAL, &PROGRAMS].concat());
 }
 
 /// Programs instead of cuts by word.
@@ -63,6 +63,9 @@ const DEADLY: u64 = 40_000;
 
 /// Cases that need a death.
 const IMMORTAL: [&str; 5] = ["deaths", "deaths_together", "deaths_while_leaving", "heirs_died", "inherited"];
+
+/// Cases that need the tree mover.
+const PROGRAMS: [&str; 2] = ["operations", "messages_relayed"];
 
 /// Cases that need a network with troubles.
 const CALM: [&str; 5] = ["repeats", "not_ready", "stalled", "broken", "freezes"];
@@ -89,7 +92,7 @@ fn deaths() {
     holds(
         4_000_000..4_000_000 + DEADLY / 2,
         &options,
-        &[&CALM[..], &["operations", "inherited", "heirs_died"]].concat(),
+        &[&CALM[..], &["operations", "messages_relayed", "inherited", "heirs_died"]].concat(),
     );
 }
 
@@ -150,7 +153,7 @@ fn recorded_worlds() {
 #[test]
 fn worlds_of_several_words() {
     let options = Options { ranks: vec![33..=70], ..Options::default() };
-    holds(1_000_000..1_000_000 + LARGE, &options, &[&CALM[..], &IMMORTAL, &["operations"]].concat());
+    holds(1_000_000..1_000_000 + LARGE, &options, &[&CALM[..], &IMMORTAL, &PROGRAMS].concat());
 }
 
 #[cfg(feature = "faults")]

@@ -77,9 +77,11 @@ pub(crate) struct Driver {
 
 /// Whether the completion of an operation with large data is awaited. Contributions and shares are
 /// large in synchronous rounds only. There every rank sends something in every round, which
-/// confirms the round before. The same holds for what ranks relay.
+/// confirms the round before. The same holds for data that ranks relay, and of activations and
+/// arrivals a rank awaits those of some rounds ago.
 fn is_awaited(token: Token) -> bool {
-    !matches!(token, Token::Counted { what: Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. }, .. })
+    let Token::Counted { what, .. } = token else { return true };
+    !matches!(what, Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. } | Counted::Told { .. })
 }
 
 impl Reduction {

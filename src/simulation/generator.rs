@@ -20,7 +20,7 @@ use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 5;
+pub const GENERATOR: u32 = 6;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -145,6 +145,13 @@ impl Scenario {
             (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
+        if path == Path::Relayed && options.weather && rng.random_bool(0.3) {
+            // What a rank sent before it left does harm only if a link holds it up for a few rounds.
+            let (from, to) = (rng.random_range(0..ranks), rng.random_range(0..ranks));
+            let begin = rng.random_range(0..60_000);
+            let end = begin + rng.random_range(5_000..200_000);
+            weather.stalls.push(Stall { kind: Kind::Clog { from, to }, begin, end });
+        }
         let mut pull_after = 10u64.pow(rng.random_range(2..7));
         if path == Path::Scattered && options.weather && rng.random_bool(0.4) {
             // A repeated share does harm only if it takes longer than a round, so ranks make fallback reads soon.

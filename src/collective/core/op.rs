@@ -1,6 +1,6 @@
 //! What the machine asks its driver to do, and what comes back.
 
-use super::plan::{BUFFERS, RELAYED_ROUNDS};
+use super::plan::{BUFFERS, RELAYED_ROUNDS, TOLD_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::trigger::{Deposit, Task};
 
@@ -15,14 +15,16 @@ pub(crate) enum Counted {
     Outcome,
     /// A look at a piece of a contribution there.
     Read,
-    /// What is relayed in a round, by its turn.
+    /// Data that is relayed in a round, by its turn.
     Relayed { turn: u32 },
+    /// An activation or an arrival of a round, by its turn.
+    Told { turn: u32 },
     /// The tag (and data) of the contribution in a buffer.
     Tag { buffer: u32 },
 }
 
-const TURNS: usize = RELAYED_ROUNDS as usize;
-const FIRST_TAG: usize = 4 + TURNS;
+const FIRST_TOLD: usize = 4 + RELAYED_ROUNDS as usize;
+const FIRST_TAG: usize = FIRST_TOLD + TOLD_ROUNDS as usize;
 
 impl Counted {
     /// Tags, by buffer.
@@ -37,6 +39,14 @@ impl Counted {
         Counted::Relayed { turn: 0 },
         Counted::Relayed { turn: 1 },
         Counted::Relayed { turn: 2 },
+        Counted::Told { turn: 0 },
+        Counted::Told { turn: 1 },
+        Counted::Told { turn: 2 },
+        Counted::Told { turn: 3 },
+        Counted::Told { turn: 4 },
+        Counted::Told { turn: 5 },
+        Counted::Told { turn: 6 },
+        Counted::Told { turn: 7 },
         Self::TAGS[0],
         Self::TAGS[1],
         Self::TAGS[2],
@@ -51,6 +61,7 @@ impl Counted {
             Counted::Outcome => 2,
             Counted::Read => 3,
             Counted::Relayed { turn } => 4 + turn as usize,
+            Counted::Told { turn } => FIRST_TOLD + turn as usize,
             Counted::Tag { buffer } => FIRST_TAG + buffer as usize,
         }
     }

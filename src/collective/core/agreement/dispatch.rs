@@ -145,7 +145,7 @@ impl Agreement {
 
     /// Does what the agreement asks of this rank apart from its own arrival.
     #[inline]
-    pub(crate) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
+    pub(crate) fn work(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
         match self {
             Agreement::Gates(gates) if effort > Effort::Nothing && cx.outbox.is_empty() => {
                 gates.work(effort, arrival, cx, cells);

@@ -5,10 +5,12 @@
 //! says what is in them, so the outcome comes with its cut. The tables are those of the ranks that are still active: one
 //! that left serves no others.
 //!
-//! A round needs a word of every active rank. So a rank that has the outcome of a round knows that all have closed their
-//! gates of it, and that all have the outcome of the round before. No rank has to ask whether it may write to another
-//! one: it writes for three rounds in turn, and when a rank closes a gate, its writes for the round before the last have
-//! landed for good, and those of the ranks that left with that round. A rank that leaves says when that is so.
+//! An outcome has a part of every active rank. So a rank that has it knows that all have closed their gates of that round,
+//! and that all have the outcome of the round before. No rank has to ask whether it may write to another one: data of
+//! three rounds lies apart, and when a rank closes a gate, its writes for the round before the last have landed for
+//! good, and all writes of the ranks that left with that round. A rank that leaves says when that is so. Activations and
+//! arrivals go out before the gate closes, so their cells are those of one round more, and of as many as the ring has:
+//! their acks may come late.
 //!
 //! Under a partial rule a round starts only if every rank has a slot for its outcome. A rank that has none says so in
 //! the label of the round before, and tells all ranks when it has one.
@@ -21,13 +23,13 @@ use super::super::entry::Part;
 use super::super::input::{Cells, Effort, FOREVER, Time};
 use super::super::label::{Form, Label};
 use super::super::op::{Counted, Op};
-use super::super::plan::{Plan, RELAYED_ROUNDS};
+use super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
 use super::gates::starts_alone;
 use super::{Arrival, ArrivalStage, Deferred, condition};
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
-use crate::rule::{Condition, Schedule};
+use crate::rule::{Condition, Grace, Schedule};
 use crate::trigger::{Act, Area, Deposit, Progress, Request, Start, Table};
 
 /// This rank's table, and how far it is with the next round.
@@ -44,10 +46,10 @@ pub(crate) struct Relay {
     crowded: Vec<u32>,
     /// Ranks that left and have not said that nothing of theirs is under way, with the round in which they left.
     departed: Vec<(u32, u64)>,
-    /// The round for which this rank still has to tell that it has room.
-    owed: Option<u64>,
-    /// The newest round for which it has told that.
-    told: u64,
+    /// The round for which this rank still has to say that it has room.
+    unsaid: Option<u64>,
+    /// The newest round for which it has said that.
+    said: u64,
     /// The rank whose arrival starts the next round, if this rank starts it.
     initiator: Option<u32>,
     /// Where this rank counts the arrivals: those that it has seen, and when the grace ends.
@@ -58,16 +60,16 @@ pub(crate) struct Relay {
 impl Hash for Relay {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // The table follows from the members.
-        let Relay { members, progress, gate, crowded, departed, owed, told, initiator, seen, close_at, .. } = self;
+        let Relay { members, progress, gate, crowded, departed, unsaid, said, initiator, seen, close_at, .. } = self;
         (members, progress, gate, crowded, departed).hash(state);
-        (owed, told, initiator, seen, close_at).hash(state);
+        (unsaid, said, initiator, seen, close_at).hash(state);
     }
 }
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Relay { members, progress, gate, crowded, owed, initiator, .. } = self;
-        let waits = (progress, gate, crowded, owed, initiator);
+        let Relay { members, progress, gate, crowded, unsaid, initiator, .. } = self;
+        let waits = (progress, gate, crowded, unsaid, initiator);
         f.debug_tuple("Relay").field(members).field(&waits).finish()
     }
 }
@@ -82,7 +84,7 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
         chunk: 0,
         slots: plan.slots(),
     };
-    let number = members.iter().position(|&rank| rank == plan.me).unwrap_or(0);
+    let number = members.iter().position(|&rank| rank == plan.me).expect("a rank that is active is a member");
     Table::new(&request, number as u32, plan.inputs())
 }
 
@@ -99,8 +101,8 @@ impl Relay {
             gate: Deposit::default(),
             crowded: Vec::with_capacity(plan.ranks as usize),
             departed: Vec::new(),
-            owed: None,
-            told: 0,
+            unsaid: None,
+            said: 0,
             initiator: None,
             seen: RankSet::empty(plan.ranks),
             close_at: None,
@@ -162,10 +164,11 @@ impl Relay {
             Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, &mut cx.outbox),
             Start::Count(_) => {
                 let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
+                let value = Told { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
                 if counter == cx.plan.me {
-                    cx.outbox.push(Op::Store { cell, value: target });
+                    cx.outbox.push(Op::Store { cell, value });
                 } else {
-                    self.send(target, counter, None, cell, cx);
+                    self.send(target, counter, None, (cell, value), cx);
                 }
                 // It waits for its own deadline.
                 arrival.stay_open(false, false, 0, cx);
@@ -195,7 +198,6 @@ impl Relay {
             self.initiator = Some(cx.plan.me);
             self.table.activate(&mut self.progress);
             cx.stats.initiated += 1;
-            arrival.unmeasured = Some(arrival.target);
         }
         arrival.enter(ArrivalStage::Published, &mut cx.outbox);
     }
@@ -230,7 +232,7 @@ impl Relay {
     }
 
     /// Runs what is due.
-    pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
+    pub(super) fn work(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
         let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
         let before = self.departed.len();
         self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
@@ -240,15 +242,19 @@ impl Relay {
         if !cx.ledger.active().contains(cx.plan.me) {
             return;
         }
-        self.tell_of_room(cx);
+        self.say_room(cx);
         let round = cx.ledger.open();
         if matches!(self.start, Start::Count(_)) && self.counter() == cx.plan.me && !self.is_sealed() {
-            self.count_arrivals(round, arrival, cx, cells);
+            self.count_arrivals(round, cx, cells);
         }
         while cx.outbox.is_empty() || !self.changes_memory(cx) {
             let Some(row) = self.table.next(&mut self.progress, is_given(round, cx, cells)) else { return };
             if !self.run(row, round, effort, cx, cells) {
                 return;
+            }
+            if self.table.row(row).act == Act::Seal {
+                // From here on the round waits for no arrival.
+                arrival.unmeasured = Some(round);
             }
         }
     }
@@ -286,7 +292,7 @@ impl Relay {
             };
             cx.stats.activations += u64::from(table.activates);
             let cell = cx.plan.program_cell(round, cell);
-            self.send(round, self.members[number as usize], data, cell, cx);
+            self.send(round, self.members[number as usize], data, (cell, round), cx);
         }
         cx.stats.operations += 1;
         self.table.ran(row, &mut self.progress);
@@ -295,14 +301,26 @@ impl Relay {
     }
 
     /// Gives another rank an input for a round, after data if there is any.
-    fn send(&self, round: u64, rank: u32, data: Option<(usize, usize, usize)>, cell: usize, cx: &mut Context) {
+    fn send(
+        &self,
+        round: u64,
+        rank: u32,
+        data: Option<(usize, usize, usize)>,
+        (cell, value): (usize, u64),
+        cx: &mut Context,
+    ) {
         cx.stats.relayed += 1;
-        cx.outbox.signal(turn_of(round), cx.plan.host_of(rank), data, (cell, Change::Set(round)));
+        let counted = if data.is_some() { relayed_in(round) } else { told_in(round) };
+        cx.outbox.signal(counted, cx.plan.host_of(rank), data, (cell, Change::Set(value)));
     }
 
     /// Whether what was written for the round before the last has landed for the last time, so that the gate may close.
     fn has_settled(&self, round: u64, cx: &Context) -> bool {
-        let own = round > 2 && cx.outbox.has(turn_of(round - 2)) && !cx.plan.fault(Fault::SealEarly);
+        let is_under_way = |before: u64, counted: fn(u64) -> Counted| {
+            round > before && cx.outbox.has(counted(round - before)) && !cx.plan.fault(Fault::SealEarly)
+        };
+        // Acks of activations take longest: a rank may have nothing else to send to the one that activated it.
+        let own = is_under_way(2, relayed_in) || is_under_way(cx.plan.told_rounds(), told_in);
         !own && self.departed.iter().all(|&(_, left)| left + 2 > round)
     }
 
@@ -312,19 +330,19 @@ impl Relay {
         let needed = (round + 1).saturating_sub(cx.plan.depth);
         // A synchronous round waits for this rank's arrival, which comes when there is room.
         let crowded = self.start != Start::Everybody && cx.ledger.released() < needed;
-        self.owed = crowded.then_some(round + 1);
+        self.unsaid = crowded.then_some(round + 1);
         let to = cx.plan.area(Area::Sealed, round);
         cx.outbox.push(Op::Seal { round, deposit, initiator: self.initiator, crowded, to });
     }
 
     /// Tells all ranks that there is room for the round that they may be waiting to start.
-    fn tell_of_room(&mut self, cx: &mut Context) {
+    fn say_room(&mut self, cx: &mut Context) {
         let has_room = |round: &u64| cx.ledger.released() >= round.saturating_sub(cx.plan.depth);
-        let Some(round) = self.owed.take_if(|round| has_room(round)) else { return };
+        let Some(round) = self.unsaid.take_if(|round| has_room(round)) else { return };
         if cx.plan.fault(Fault::ForgetRoom) {
             return;
         }
-        let change = Change::Add(round - std::mem::replace(&mut self.told, round));
+        let change = Change::Add(round - std::mem::replace(&mut self.said, round));
         let cell = cx.plan.released(cx.plan.me);
         for &rank in self.members.iter().filter(|&&rank| rank != cx.plan.me) {
             cx.outbox.signal(Counted::Notice, cx.plan.host_of(rank), None, (cell, change));
@@ -332,28 +350,33 @@ impl Relay {
     }
 
     /// Starts the round if enough have arrived.
-    fn count_arrivals(&mut self, round: u64, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
-        let mut newest = None;
+    fn count_arrivals(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) {
+        let condition = condition(cx);
+        let all = self.members.len() as u32;
         for &rank in &self.members {
-            if !self.seen.contains(rank) && cells.load(cx.plan.arrived(round, rank)) >= round {
-                self.seen.insert(rank);
-                newest = newest.or(Some(rank));
+            let told = Told::from_cell(cells.load(cx.plan.arrived(round, rank)));
+            if self.seen.contains(rank) || told.round < round {
+                continue;
+            }
+            self.seen.insert(rank);
+            let fires = match condition {
+                Condition::Count(least) => self.seen.len() == least.min(all),
+                Condition::Rank(drawn) => rank == drawn,
+                Condition::Full => self.seen.len() == all,
+            };
+            if fires {
+                // An automatic grace is that of the rank that fires: this one may be slower than all others.
+                let fixed = if let Grace::Fixed(time) = cx.plan.grace { Some(time.as_nanos() as Time) } else { None };
+                let grace = fixed.unwrap_or(told.grace);
+                (self.initiator, self.close_at) = (Some(rank), Some(cx.now.saturating_add(grace)));
             }
         }
-        let arrived = self.seen.len();
-        let fires = match condition(cx) {
-            Condition::Count(least) => arrived >= least,
-            Condition::Rank(rank) => self.seen.contains(rank),
-            Condition::Full => false,
-        };
-        let all = arrived >= self.members.len() as u32;
-        if fires || all {
-            self.initiator = self.initiator.or(newest);
+        let has_all = self.seen.len() == all;
+        if has_all {
+            self.initiator = self.initiator.or(self.members.first().copied());
         }
-        let grace = arrival.pace.grace().unwrap_or(0);
-        let closes = all || (fires && cx.now >= *self.close_at.get_or_insert(cx.now.saturating_add(grace)));
-        if closes {
-            cx.stats.graces_expired += u64::from(!all && grace > 0);
+        if has_all || self.close_at.is_some_and(|close_at| cx.now >= close_at) {
+            cx.stats.graces_expired += u64::from(!has_all && cx.plan.grace != Grace::NONE);
             self.close_at = None;
             self.table.activate(&mut self.progress);
         }
@@ -388,14 +411,36 @@ impl Relay {
             return settling.map(|&(rank, _)| rank).collect();
         }
         match (condition(cx), self.start) {
-            (Condition::Rank(rank), _) => vec![rank],
             (_, Start::Count(_)) if self.counter() == cx.plan.me => {
-                let is_missing = |&rank: &u32| cells.load(cx.plan.arrived(round, rank)) < round;
+                let is_missing = |&rank: &u32| Told::from_cell(cells.load(cx.plan.arrived(round, rank))).round < round;
                 self.members.iter().copied().filter(is_missing).collect()
             }
             (_, Start::Count(_)) => vec![self.counter()],
+            (Condition::Rank(rank), _) => vec![rank],
             _ => Vec::new(),
         }
+    }
+}
+
+/// What a rank tells the one that counts arrivals: for which round it arrived, and how long that is to stay open if this
+/// arrival fires it.
+struct Told {
+    round: u64,
+    grace: Time,
+}
+
+impl Told {
+    const GRACE_BITS: u32 = 24;
+    /// What a grace is told in: more than four seconds fit.
+    const UNIT: Time = 256;
+
+    fn cell(self) -> u64 {
+        self.round << Self::GRACE_BITS | self.grace.div_ceil(Self::UNIT).min((1 << Self::GRACE_BITS) - 1)
+    }
+
+    fn from_cell(cell: u64) -> Self {
+        let grace = (cell & ((1 << Self::GRACE_BITS) - 1)) * Self::UNIT;
+        Told { round: cell >> Self::GRACE_BITS, grace }
     }
 }
 
@@ -405,9 +450,14 @@ fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> b
     move |cell| cells.load(first + cell) >= round
 }
 
-/// What is sent in a round.
-fn turn_of(round: u64) -> Counted {
+/// Data that is sent in a round.
+fn relayed_in(round: u64) -> Counted {
     Counted::Relayed { turn: (round % RELAYED_ROUNDS) as u32 }
+}
+
+/// Activations and arrivals that are sent in a round.
+fn told_in(round: u64) -> Counted {
+    Counted::Told { turn: (round % TOLD_ROUNDS) as u32 }
 }
 
 /// The label of what lies at an offset.

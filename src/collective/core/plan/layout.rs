@@ -5,7 +5,7 @@
 //! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
 
 use super::super::cut::Cut;
-use super::{BUFFERS, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share};
+use super::{BUFFERS, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS};
 use crate::trigger::{Area, InputCells};
 
 /// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
@@ -34,7 +34,8 @@ impl Plan {
     /// r + 1, and what a slot held before must have been released by all ranks.
     pub(crate) fn slots(&self) -> u64 {
         let slots = self.depth + 1;
-        if self.path == Path::Relayed { slots.max(RELAYED_ROUNDS) } else { slots }
+        // Activations go out before the gate closes, which shows that what lies in areas may be written.
+        if self.path == Path::Relayed { slots.max(RELAYED_ROUNDS + 1) } else { slots }
     }
 
     /// The control slot of a round. Rounds count from 1.
@@ -140,6 +141,12 @@ impl Plan {
     /// A cell of the program's slot of a round.
     pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
         self.slot_base(round) + cell
+    }
+
+    /// Rounds for which activations and arrivals of a round may still land after it: their cells are not used again
+    /// before, and each of these rounds is counted apart.
+    pub(crate) fn told_rounds(&self) -> u64 {
+        (self.slots() - 1).min(TOLD_ROUNDS - 1)
     }
 
     /// The cells in which a rank gets inputs from others.

@@ -30,6 +30,9 @@ pub(crate) const RECEIVING_ROWS: u64 = 3;
 /// before the last have landed for good, so in the next round no late repetition of them can hit what others write.
 pub(crate) const RELAYED_ROUNDS: u64 = 3;
 
+/// Rounds whose activations and arrivals are counted apart while they are under way.
+pub(crate) const TOLD_ROUNDS: u64 = 8;
+
 /// Ranks in one word of a cut: two bits each, and one closed bit.
 pub(crate) const RANKS_PER_WORD: u32 = 31;
 
