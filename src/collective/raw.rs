@@ -156,10 +156,21 @@ impl Raw {
     /// The caller returns to the application; a helper thread continues if work is left.
     #[inline]
     fn go_away(&self, mut engine: InUse<'_, Engine>) {
+        if !self.seat.is_shared() {
+            return;
+        }
         let leaves_work = self.session.leaves_work(&mut engine);
         drop(engine);
         if leaves_work {
             self.seat.leave_work();
+        }
+    }
+
+    /// The caller has what it waited for; a helper thread continues if other ranks need this one all the same.
+    #[inline]
+    fn continue_serving(&self, engine: InUse<'_, Engine>) {
+        if self.seat.is_shared() && engine.machine().serves() {
+            self.go_away(engine);
         }
     }
 
@@ -191,9 +202,7 @@ impl Raw {
         let complete = self.waiter.explain(operation, work.exhaust(now))?;
         if complete {
             let rounds = self.session.take(&mut engine);
-            if engine.machine().serves() {
-                self.go_away(engine);
-            }
+            self.continue_serving(engine);
             return Ok(Some(rounds));
         }
         self.go_away(engine);
@@ -296,11 +305,7 @@ impl Raw {
         let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
         // The helper thread must not get the engine in between: with a claim of its own, nothing would be ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
-        if engine.machine().serves() {
-            self.go_away(engine);
-        } else {
-            drop(engine);
-        }
+        self.continue_serving(engine);
         self.explain(operation, done)
     }
 

@@ -57,6 +57,12 @@ impl<S> DerefMut for InUse<'_, S> {
 }
 
 impl<S: Shared> Seat<S> {
+    /// Whether a helper thread works while the owner does something else.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, Seat::Shared(_))
+    }
+
     /// The work. A thread that has it gives it up at its next step.
     #[inline]
     pub(crate) fn take(&self) -> InUse<'_, S> {
