@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::allreduce::Allreduce;
-use super::core::{Path, Plan, Topology, program};
+use super::core::{Path, Plan, Terms, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
 use super::raw::Raw;
 use crate::error::{Error, Result};
@@ -290,7 +290,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             let schedule = parameters.schedule(bytes as u64);
             program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth)
         });
-        let plan = Plan {
+        let plan = Plan::new(Terms {
             ranks,
             me: rank,
             topology,
@@ -308,7 +308,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             helpers: self.world.cores().clamp(1, ranks),
             program,
             fault: Fault::chosen(),
-        };
+        });
         plan.checked_data_bytes()
             .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
         Ok(plan)

@@ -89,7 +89,7 @@ impl Engine {
         match goal {
             Goal::Outcome => self.is_complete(),
             // Of a rank that others need, no arrival is the last.
-            Goal::Arrival => !machine.serves() && (self.is_complete() || !machine.has_arrival()),
+            Goal::Arrival => (self.is_complete() || !machine.has_arrival()) && !machine.serves(),
             Goal::Left => machine.is_finished(),
             Goal::Gone => machine.has_gone(),
         }
@@ -304,7 +304,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::collective::core::{Op, Path, Plan, Token, program};
+    use crate::collective::core::{Op, Path, Plan, Terms, Token, program};
     use crate::collective::driver::{Reduction, Regions};
     use crate::executor::caller::Waiter;
     use crate::executor::spin::Spin;
@@ -322,14 +322,14 @@ mod tests {
     fn plan(me: u32) -> Plan {
         let (fire, grace, depth, segment) = (Fire::ALL, Grace::NONE, 2, 8);
         let bytes = ELEMENTS * size_of::<u64>();
-        Plan {
+        Plan::new(Terms {
             depth,
             bytes,
             wide_bytes: bytes,
             segment,
             program: Some(program(RANKS, (fire, grace), Schedule::Doubling, (bytes, segment), depth)),
-            ..Plan::sample(me, vec![0; RANKS as usize], fire, Path::Program)
-        }
+            ..Terms::sample(me, vec![0; RANKS as usize], fire, Path::Program)
+        })
     }
 
     /// All ranks of a world in this process; rank 0 takes `others` for the processes of the other ranks.

@@ -31,7 +31,7 @@ pub use fuzz::{Found, fuzz, shrink};
 pub use generator::{GENERATOR, Options};
 pub use recording::{NotAWorld, Recording};
 
-use crate::collective::core::{Plan, Time};
+use crate::collective::core::Time;
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
 use crate::fabric::{Endpoint, Fabric, RawAccess};
@@ -242,8 +242,7 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
         .zip(ends)
         .zip(&scenario.ranks)
         .map(|((me, end), habits)| {
-            let plan = Plan { me, ..plan.clone() };
-            let driver = Driver::new(plan, end, regions.clone(), scenario.reduction, None).map_err(text)?;
+            let driver = Driver::new(plan.seen_by(me), end, regions.clone(), scenario.reduction, None).map_err(text)?;
             Ok(Actor::new(driver, habits.clone()))
         })
         .collect()

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::explore::{Means, World};
 use super::recording::as_text;
-use crate::collective::core::{Effort, Path, Plan, Topology, program};
+use crate::collective::core::{Effort, Path, Plan, Terms, Topology, program};
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::Weather;
 use crate::fault::Fault;
@@ -283,7 +283,7 @@ impl Scenario {
 
     /// What its ranks agree on, as rank 0 sees it.
     pub(super) fn plan(&self) -> Plan {
-        Plan {
+        Plan::new(Terms {
             ranks: self.hosts.len() as u32,
             me: 0,
             topology: Topology::new(self.hosts.clone()),
@@ -301,6 +301,6 @@ impl Scenario {
             pull_after: self.pull_after,
             program: self.program.clone(),
             fault: self.fault,
-        }
+        })
     }
 }

@@ -24,7 +24,7 @@ pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
 pub(crate) use layout::{Input, Layout, State, Target, Work};
 pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
-pub(crate) use table::{Act, Area, InputCells, Progress, Table};
+pub(crate) use table::{InputCells, Progress, Table};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};
 
 pub use crate::rule::Schedule;

@@ -4,34 +4,8 @@
 //! rank writes the round into a cell of this rank. The cells of a slot have the same numbers on all ranks, so a rank
 //! needs no table but its own to know where its signals go.
 
-use super::compile::{Profile, Request, compile_rank, hops};
+use super::compile::{Profile, Request, Start, compile_rank, hops};
 use super::program::{Action, Buffer, Counter, Program, Role, Signal};
-
-/// Memory of a rank that a row reads or writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Area {
-    /// What the gate let in.
-    Sealed,
-    /// What was reduced at a level.
-    Partial(u32),
-    /// What another rank put here for a level.
-    Inbox(u32),
-    /// The outcome.
-    Outcome,
-}
-
-/// What a row does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    /// Gives its signals.
-    Signal,
-    /// Closes the gate.
-    Seal,
-    /// Sums one or two areas, in this order.
-    Sum { from: (Area, Option<Area>), to: Area },
-    /// Writes an area into one of the rank that its signal goes to.
-    Put { from: Area, to: Area },
-}
 
 /// Numbers of the cells in which a rank gets inputs from others, within a slot.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +29,8 @@ impl InputCells {
             Role::Active => input as usize,
             // The second half of a level; the first one is the rank's own.
             Role::Level(level) => self.hops + level as usize,
-            _ => 2 * self.hops + 1,
+            Role::Done => 2 * self.hops + 1,
+            other => unreachable!("no other rank counts in {other}"),
         }
     }
 }
@@ -81,7 +56,7 @@ struct Inputs {
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     when: usize,
-    pub(crate) act: Act,
+    pub(crate) action: Action,
     /// Inputs of own counters.
     gives: Vec<(usize, u32)>,
     /// Inputs of other ranks' counters: the rank and the cell.
@@ -134,18 +109,18 @@ impl Table {
             gives.iter().for_each(|&(id, input)| own[id] |= 1 << input);
             let signals = others.iter().map(|to| (to.rank, cells.cell(to.counter, to.input))).collect();
             let activates = others.iter().any(|to| to.counter == Role::Active);
-            rows.push(Row { when, act: Act::of(&operation.action), gives, signals, activates });
+            rows.push(Row { when, action: operation.action.clone(), gives, signals, activates });
         }
         let inputs = |(id, counter): (usize, &&Counter)| {
             let before = (1 << counter.external) - 1;
             let from_others = (0..counter.inputs.min(BY_ITSELF)).filter(|bit| (own[id] | before) >> bit & 1 == 0);
             let remote = from_others.filter_map(|bit| {
-                let from = sender(&program, request.ranks, counter.role, bit)?;
+                let from = sender(&program, request, counter.role, bit)?;
                 Some(Remote { bit, cell: cells.cell(counter.role, bit), from })
             });
             Inputs { threshold: thresholds[id], before, remote: remote.collect() }
         };
-        let seal = rows.iter().position(|row: &Row| row.act == Act::Seal);
+        let seal = rows.iter().position(|row: &Row| row.action == Action::Seal);
         let (active, done, seal) = match (index(Role::Active), index(Role::Done), seal) {
             (Some(active), Some(done), Some(seal)) => (active, done, seal),
             _ => unreachable!("each table has an activation, a gate and an outcome"),
@@ -234,31 +209,12 @@ impl Table {
     }
 }
 
-impl Act {
-    fn of(action: &Action) -> Self {
-        let area = |buffer: Buffer| match buffer {
-            Buffer::Contribution => Area::Sealed,
-            Buffer::Partial(level) => Area::Partial(level),
-            Buffer::Inbox(level) => Area::Inbox(level),
-            Buffer::Outcome => Area::Outcome,
-        };
-        match action {
-            Action::Signal => Act::Signal,
-            Action::Seal => Act::Seal,
-            Action::Reduce { from, to, .. } => {
-                debug_assert!(from.len() <= 2, "a rank sums two halves of a level");
-                Act::Sum { from: (area(from[0].buffer), from.get(1).map(|place| area(place.buffer))), to: area(*to) }
-            }
-            Action::Put { from, to, .. } => Act::Put { from: area(*from), to: area(to.buffer) },
-        }
-    }
-}
-
 /// The rank that gives an input that the table itself does not give.
-fn sender(program: &Program, ranks: u32, counter: Role, input: u32) -> Option<u32> {
-    let rank = program.rank;
+fn sender(program: &Program, request: &Request, counter: Role, input: u32) -> Option<u32> {
+    let (rank, ranks) = (program.rank, request.ranks);
     match counter {
-        // The last input is the rank's own.
+        // Where each rank starts by itself, no other one does; elsewhere the last input is the rank's own.
+        Role::Active if request.start == Start::Everybody => None,
         Role::Active => (input < hops(ranks)).then(|| (rank + ranks - (1 << input)) % ranks),
         // The partners of a level send each other what they have.
         Role::Level(level) => {
@@ -278,7 +234,6 @@ fn sender(program: &Program, ranks: u32, counter: Role, input: u32) -> Option<u3
 mod tests {
     use super::*;
     use crate::rule::Schedule;
-    use crate::trigger::Start;
 
     fn tables(ranks: u32, start: Start) -> Vec<Table> {
         let request = Request { ranks, start, schedule: Schedule::Doubling, bytes: 8, chunk: 0, slots: 3 };

@@ -62,9 +62,9 @@ impl Machine {
 
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
-        let Plan { path, fire, .. } = &**self.plan();
-        if *path == Path::Relayed {
-            return !fire.is_synchronous();
+        let plan = self.plan();
+        if plan.path == Path::Relayed {
+            return !plan.fire.is_synchronous();
         }
         let waits = !self.cx.plan.by_tags() || self.cx.plan.elects_reducers();
         waits && self.cx.plan.program.as_ref().is_none_or(|program| program.start != Start::Everybody)
@@ -307,6 +307,7 @@ impl Machine {
     }
 
     /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    #[inline]
     pub(crate) fn serves(&self) -> bool {
         self.agreement.relay().is_some_and(|relay| relay.serves(&self.cx))
     }

@@ -82,7 +82,7 @@ impl Plan {
             Op::CombineRead { from, len } => format!("reduces {len} bytes that it read from {from} on"),
             Op::Run(task) => format!("runs {task:?}"),
             Op::Seal { round, ref deposit, .. } => format!("seals {deposit:?} for round {round}"),
-            Op::Sum { round, from, to, .. } => format!("sums what lies at {from:?} into {to} for round {round}"),
+            Op::Sum { round, from, to, .. } => format!("sums {from:?} into {to} for round {round}"),
             Op::Publish { host, round, .. } => format!("writes the record of round {round} on host {host}"),
             Op::Arm { round } => format!("arms round {round}"),
             Op::Ready { round } => format!("says that round {round} may fire"),

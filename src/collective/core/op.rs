@@ -2,7 +2,7 @@
 
 use super::plan::{BUFFERS, RELAYED_ROUNDS, TOLD_ROUNDS};
 use crate::fabric::{Atomic, Change};
-use crate::trigger::{Deposit, Task};
+use crate::trigger::{Buffer, Deposit, Task};
 
 /// Operations of which several may be in flight towards a host, so that they are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -186,11 +186,10 @@ pub(crate) enum Op {
     CombineRead { from: usize, len: usize },
     /// Carries out a reduction of a program.
     Run(Task),
-    /// Puts what a gate let in where it is relayed from: at this offset. `crowded`: this rank has no room for the next
-    /// round.
-    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool, to: usize },
-    /// Sums what lies at one or two offsets, with its labels, into another one: the outcome, or a partial sum.
-    Sum { round: u64, from: (usize, Option<usize>), to: usize, is_outcome: bool },
+    /// Puts what a gate let in where it is relayed from. `crowded`: this rank has no room for the next round.
+    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool },
+    /// Sums what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
+    Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer },
     /// Writes the record of the round's cut on a host, its round last.
     Publish { host: u32, round: u64, token: Token },
     /// Queues a slot's operations for this round, with an empty gate.

@@ -1,7 +1,7 @@
 //! Which ranks a machine names when it waits.
 
 use super::tag::Tag;
-use super::{Cells, Effort, Machine, Op, Path, Plan};
+use super::{Cells, Effort, Machine, Op, Path, Plan, Terms};
 use crate::fabric::Atomic;
 use crate::rank_set::RankSet;
 use crate::rule::Fire;
@@ -65,7 +65,7 @@ impl Memory {
 
 /// Each rank on a host of its own.
 fn plan(me: u32, ranks: u32, fire: Fire, path: Path) -> Plan {
-    Plan::sample(me, (0..ranks).collect(), fire, path)
+    Plan::new(Terms::sample(me, (0..ranks).collect(), fire, path))
 }
 
 fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {

@@ -13,7 +13,7 @@ use loom::thread;
 use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
-use crate::collective::core::{Effort, Path, Plan, program};
+use crate::collective::core::{Effort, Path, Plan, Terms, program};
 use crate::fabric::Lender;
 use crate::fabric::modelled::Host;
 use crate::reduce::{Dtype, Reduce};
@@ -47,13 +47,13 @@ impl World {
     fn plan(self, me: u32) -> Plan {
         let (bytes, grace) = (self.elements * size_of::<u64>(), Grace::NONE);
         let program = || program(self.ranks, (self.fire, grace), Schedule::Doubling, (bytes, 0), self.depth);
-        Plan {
+        Plan::new(Terms {
             depth: self.depth,
             bytes,
             wide_bytes: bytes,
             program: (self.path == Path::Program).then(program),
-            ..Plan::sample(me, vec![0; self.ranks as usize], self.fire, self.path)
-        }
+            ..Terms::sample(me, vec![0; self.ranks as usize], self.fire, self.path)
+        })
     }
 
     /// Runs `rank` for each rank, in a thread of its own, in every order; with `preemptions`, in those with at most so

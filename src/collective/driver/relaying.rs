@@ -4,7 +4,7 @@ use super::Driver;
 use crate::collective::core::{Cells, Cut, Entry, Form, Label, Part, Plan, label, rows};
 use crate::fault::Fault;
 use crate::reduce::{Goal, Place, Source};
-use crate::trigger::Deposit;
+use crate::trigger::{Buffer, Deposit};
 
 /// A cut that is being assembled, and the ranks that said that they have no room.
 #[derive(Debug, Default)]
@@ -18,8 +18,8 @@ impl Parts {
         Parts { cut: Cut::with_room_for(ranks), crowded: Vec::with_capacity(ranks as usize) }
     }
 
-    fn begin(&mut self, round: u64) {
-        self.cut.begin(round, None);
+    fn begin(&mut self, round: u64, initiator: Option<u32>) {
+        self.cut.begin(round, initiator);
         self.crowded.clear();
     }
 }
@@ -30,11 +30,12 @@ fn has_data(entry: &Entry) -> bool {
 
 impl Driver {
     /// Copies what a gate let in to where it is relayed from: the buffers are free then.
-    pub(super) fn seal(&mut self, round: u64, (deposit, initiator): (Deposit, Option<u32>), crowded: bool, to: usize) {
+    #[inline(never)]
+    pub(super) fn seal(&mut self, round: u64, (deposit, initiator): (Deposit, Option<u32>), crowded: bool) {
         let Driver { machine, control, arena, reduction, parts, .. } = self;
         let plan = machine.plan();
-        parts.cut.begin(round, initiator);
-        parts.crowded.clear();
+        let to = plan.area(Buffer::Contribution, round);
+        parts.begin(round, initiator);
         parts.cut.add_gate(plan.me, deposit, |buffer| plan.weight(plan.me, buffer, &*control));
         parts.crowded.extend(crowded.then_some(plan.me));
         let elements = plan.bytes / reduction.dtype.size();
@@ -53,14 +54,18 @@ impl Driver {
         control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.crowded));
     }
 
-    /// Sums what lies at one or two places, and joins what is in them.
-    pub(super) fn sum(&mut self, round: u64, from: (usize, Option<usize>), to: usize, is_outcome: bool) {
+    /// Sums what lies in one or two buffers, and joins what is in them.
+    #[inline(never)]
+    pub(super) fn sum(&mut self, round: u64, from: (Buffer, Option<Buffer>), to: Buffer) {
         let Driver { machine, control, arena, reduction, parts, sources, .. } = self;
         let plan = machine.plan();
-        parts.begin(round);
+        let is_outcome = to == Buffer::Outcome;
+        let to = plan.area(to, round);
+        parts.begin(round, None);
         sources.clear();
         let mut only = None;
-        for at in [Some(from.0), from.1].into_iter().flatten() {
+        for from in [Some(from.0), from.1].into_iter().flatten() {
+            let at = plan.area(from, round);
             let last = last_cell(plan, at);
             let label = Label::new(|index| control.load(last - index));
             let first = parts.cut.entries.len();

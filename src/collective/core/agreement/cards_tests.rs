@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan};
+use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan, Terms};
 use crate::rule::{Fire, Grace};
 use crate::trigger::{Cards, Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
@@ -37,7 +37,8 @@ struct World {
 
 impl World {
     fn new(ranks: u32, fire: Fire, depth: u64, (seed, hasty): (u64, bool), rng: &mut Xoshiro256PlusPlus) -> Self {
-        let plan = |me| Plan { depth, ..Plan::sample(me, (0..ranks).collect(), fire, Path::Offloaded) };
+        let sample = |me| Terms::sample(me, (0..ranks).collect(), fire, Path::Offloaded);
+        let plan = |me| Plan::new(Terms { depth, ..sample(me) });
         let slots = plan(0).slots();
         let start = Start::of(fire, Grace::NONE, ranks);
         let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots };

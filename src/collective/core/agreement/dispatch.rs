@@ -21,17 +21,18 @@ pub(crate) enum Agreement {
     Tags(Tags),
     Words(Words),
     Gates(Gates),
-    Relay(Relay),
+    /// Large, and no poll in shared memory should go around it.
+    Relay(Box<Relay>),
     Cards(Slots),
 }
 
 impl Agreement {
     pub(crate) fn new(plan: &Plan) -> Self {
         match (plan.agreement(), &plan.program) {
-            (AgreementBy::Tags, _) => Agreement::Tags(Tags::new(plan)),
+            (AgreementBy::Tags, _) => Agreement::Tags(Tags::default()),
             (AgreementBy::Words, _) => Agreement::Words(Words::new(plan)),
             (AgreementBy::Gates, Some(layout)) => Agreement::Gates(Gates::new(plan, layout)),
-            (AgreementBy::Relays, _) => Agreement::Relay(Relay::new(plan)),
+            (AgreementBy::Relays, _) => Agreement::Relay(Box::new(Relay::new(plan))),
             (AgreementBy::Gates | AgreementBy::Cards, _) => Agreement::Cards(Slots::new(plan)),
         }
     }

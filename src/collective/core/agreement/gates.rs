@@ -14,7 +14,7 @@ use super::super::input::{Cells, Effort};
 use super::super::op::{Interest, Op, Token};
 use super::super::plan::Plan;
 use super::super::stats::Stats;
-use super::{Arrival, ArrivalStage, Deferred, FIRST_PROBE, LAST_PROBE, condition};
+use super::{Arrival, ArrivalStage, FIRST_PROBE, LAST_PROBE, condition};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::rule::Condition;
@@ -155,10 +155,7 @@ impl Gates {
 
     /// Hands the contribution in.
     pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
-        if cx.plan.weighted && arrival.part == Part::Fresh {
-            let (cell, value) = arrival.tag(&cx.plan);
-            cx.outbox.push(Op::Store { cell, value });
-        }
+        arrival.show_weight(cx);
         self.deposit_into(arrival.target, arrival, cx, cells);
     }
 
@@ -169,23 +166,14 @@ impl Gates {
     }
 
     fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival, cx: &mut Context) {
-        let Arrival { target, made_for, part, buffer, .. } = *arrival;
         let gate = Gate(found).at(round);
         debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
         if gate.is_closed() {
             return refused(round, arrival, cx);
         }
-        let starts = round == target && starts_alone(self.layout.start, cx);
-        let deferred = arrival.deferred.filter(|_| round == target);
+        let starts = round == arrival.target && starts_alone(self.layout.start, cx);
         let new = gate.with(|deposit| {
-            match part {
-                Part::Leaving => deposit.leaving = true,
-                Part::Fresh if round == target => deposit.fresh = Some(buffer),
-                Part::Fresh | Part::Carried => deposit.carried = Some((buffer, round - made_for)),
-            }
-            if let Some(Deferred { made_for, buffer }) = deferred {
-                deposit.carried = Some((buffer, round - made_for));
-            }
+            arrival.put_into(deposit, round);
             deposit.initiator |= starts;
         });
         self.swap_gate(round, found, new, cx);

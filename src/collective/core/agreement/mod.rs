@@ -29,6 +29,7 @@ use super::tag::Tag;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::rule::{Condition, When, drawn};
+use crate::trigger::Deposit;
 pub(super) use dispatch::Agreement;
 pub(super) use relay::Relay;
 
@@ -209,6 +210,27 @@ impl Arrival {
         let weight = if plan.fault(Fault::LoseWeight) { 1 } else { self.weight };
         let number = if plan.by_tags() { Plan::tag_of(target) } else { buffer };
         (plan.tag(plan.me, number), Tag { target, buffer, weight, leaving }.cell())
+    }
+
+    /// Where ranks have gates: shows the weight of the contribution, if contributions have weights.
+    fn show_weight(&self, cx: &mut Context) {
+        if cx.plan.weighted && self.part == Part::Fresh {
+            let (cell, value) = self.tag(&cx.plan);
+            cx.outbox.push(Op::Store { cell, value });
+        }
+    }
+
+    /// Adds what it brings to what is in the gate of a round: fresh in the round that it is for, in others carried.
+    fn put_into(&self, deposit: &mut Deposit, round: u64) {
+        let Arrival { target, made_for, part, buffer, deferred, .. } = self;
+        match part {
+            Part::Leaving => deposit.leaving = true,
+            Part::Fresh if round == *target => deposit.fresh = Some(*buffer),
+            Part::Fresh | Part::Carried => deposit.carried = Some((*buffer, round - made_for)),
+        }
+        if let Some(Deferred { made_for, buffer }) = deferred.as_ref().filter(|_| round == *target) {
+            deposit.carried = Some((*buffer, round - made_for));
+        }
     }
 
     /// Shows what its buffer holds.

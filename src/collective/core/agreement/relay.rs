@@ -19,18 +19,18 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use super::super::context::Context;
-use super::super::entry::Part;
 use super::super::input::{Cells, Effort, FOREVER, Time};
 use super::super::label::{Form, Label};
 use super::super::op::{Counted, Op};
+use super::super::outbox::Outbox;
 use super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
 use super::gates::starts_alone;
-use super::{Arrival, ArrivalStage, Deferred, condition};
+use super::{Arrival, ArrivalStage, condition};
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Condition, Grace, Schedule};
-use crate::trigger::{Act, Area, Deposit, Progress, Request, Start, Table};
+use crate::trigger::{Action, Buffer, Deposit, Progress, Request, Start, Table};
 
 /// This rank's table, and how far it is with the next round.
 #[derive(Clone)]
@@ -146,10 +146,7 @@ impl Relay {
 
     /// Hands the contribution in.
     pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context) {
-        if cx.plan.weighted && arrival.part == Part::Fresh {
-            let (cell, value) = arrival.tag(&cx.plan);
-            cx.outbox.push(Op::Store { cell, value });
-        }
+        arrival.show_weight(cx);
         let target = arrival.target;
         if self.open_gate(cx) != target {
             return arrival.is_late(cx);
@@ -178,17 +175,10 @@ impl Relay {
 
     /// Puts the contribution into the open gate: fresh if it was made for that round.
     pub(super) fn deposit(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
-        let Arrival { target, made_for, part, buffer, .. } = *arrival;
-        match part {
-            Part::Leaving => self.gate.leaving = true,
-            Part::Fresh if round == target => self.gate.fresh = Some(buffer),
-            Part::Fresh | Part::Carried => self.gate.carried = Some((buffer, round - made_for)),
-        }
-        if round != target {
-            return arrival.placed(round, cx);
-        }
-        if let Some(Deferred { made_for, buffer }) = arrival.deferred.take() {
-            self.gate.carried = Some((buffer, round - made_for));
+        arrival.put_into(&mut self.gate, round);
+        match round == arrival.target {
+            true => arrival.deferred = None,
+            false => arrival.placed(round, cx),
         }
     }
 
@@ -203,6 +193,7 @@ impl Relay {
     }
 
     /// The next outcome, if it is complete.
+    #[inline(never)]
     pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
         let round = cx.ledger.open();
         let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
@@ -210,7 +201,7 @@ impl Relay {
             return false;
         }
         let plan = cx.plan.clone();
-        let label = label_of(plan.area(Area::Outcome, round), &plan, cells);
+        let label = label_of(plan.area(Buffer::Outcome, round), &plan, cells);
         cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
         self.crowded.clear();
         self.crowded.extend(label.crowded());
@@ -232,6 +223,7 @@ impl Relay {
     }
 
     /// Runs what is due.
+    #[inline(never)]
     pub(super) fn work(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
         let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
         let before = self.departed.len();
@@ -247,47 +239,41 @@ impl Relay {
         if matches!(self.start, Start::Count(_)) && self.counter() == cx.plan.me && !self.is_sealed() {
             self.count_arrivals(round, cx, cells);
         }
-        while cx.outbox.is_empty() || !self.changes_memory(cx) {
+        while !changes_memory(&cx.outbox) {
             let Some(row) = self.table.next(&mut self.progress, is_given(round, cx, cells)) else { return };
             if !self.run(row, round, effort, cx, cells) {
                 return;
             }
-            if self.table.row(row).act == Act::Seal {
+            if self.table.row(row).action == Action::Seal {
                 // From here on the round waits for no arrival.
                 arrival.unmeasured = Some(round);
             }
         }
     }
 
-    /// Whether an operation is about to change what the next row reads.
-    fn changes_memory(&self, cx: &Context) -> bool {
-        cx.outbox.newest().is_some_and(|op| matches!(op, Op::Seal { .. } | Op::Sum { .. }))
-    }
-
     /// Runs a row; returns whether it could.
     fn run(&mut self, row: usize, round: u64, effort: Effort, cx: &mut Context, cells: &impl Cells) -> bool {
-        let area = |area| cx.plan.area(area, round);
-        match self.table.row(row).act {
-            Act::Signal => {}
-            Act::Seal => {
+        match &self.table.row(row).action {
+            Action::Signal | Action::Put { .. } => {}
+            Action::Seal => {
                 if !self.has_settled(round, cx) {
                     return false;
                 }
                 self.seal(round, cx);
             }
-            Act::Sum { .. } if effort == Effort::Nothing => return false,
-            Act::Sum { from: (first, second), to } => {
-                let from = (area(first), second.map(area));
-                cx.outbox.push(Op::Sum { round, from, to: area(to), is_outcome: to == Area::Outcome });
+            Action::Reduce { .. } if effort == Effort::Nothing => return false,
+            Action::Reduce { from, to, .. } => {
+                debug_assert!(from.len() <= 2, "a rank sums two halves of a level");
+                let from = (from[0].buffer, from.get(1).map(|place| place.buffer));
+                cx.outbox.push(Op::Sum { round, from, to: *to });
             }
-            Act::Put { .. } => {}
         }
         let signals = self.table.row(row).signals.len();
         for index in 0..signals {
             let table = self.table.row(row);
             let (number, cell) = table.signals[index];
-            let data = match table.act {
-                Act::Put { from, to } => Some(relayed(from, to, round, &cx.plan, cells)),
+            let data = match table.action {
+                Action::Put { from, to, .. } => Some(relayed((from, to.buffer), round, &cx.plan, cells)),
                 _ => None,
             };
             cx.stats.activations += u64::from(table.activates);
@@ -331,8 +317,7 @@ impl Relay {
         // A synchronous round waits for this rank's arrival, which comes when there is room.
         let crowded = self.start != Start::Everybody && cx.ledger.released() < needed;
         self.unsaid = crowded.then_some(round + 1);
-        let to = cx.plan.area(Area::Sealed, round);
-        cx.outbox.push(Op::Seal { round, deposit, initiator: self.initiator, crowded, to });
+        cx.outbox.push(Op::Seal { round, deposit, initiator: self.initiator, crowded });
     }
 
     /// Tells all ranks that there is room for the round that they may be waiting to start.
@@ -372,9 +357,6 @@ impl Relay {
             }
         }
         let has_all = self.seen.len() == all;
-        if has_all {
-            self.initiator = self.initiator.or(self.members.first().copied());
-        }
         if has_all || self.close_at.is_some_and(|close_at| cx.now >= close_at) {
             cx.stats.graces_expired += u64::from(!has_all && cx.plan.grace != Grace::NONE);
             self.close_at = None;
@@ -444,6 +426,11 @@ impl Told {
     }
 }
 
+/// Whether an operation is about to change what the next row reads.
+fn changes_memory(outbox: &Outbox) -> bool {
+    outbox.newest().is_some_and(|op| matches!(op, Op::Seal { .. } | Op::Sum { .. }))
+}
+
 /// Whether another rank has given an input for a round.
 fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> bool {
     let first = cx.plan.program_cell(round, 0);
@@ -467,7 +454,7 @@ fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) 
 }
 
 /// What is written to another rank: from where, to where there, and how many bytes.
-fn relayed(from: Area, to: Area, round: u64, plan: &Plan, cells: &impl Cells) -> (usize, usize, usize) {
+fn relayed((from, to): (Buffer, Buffer), round: u64, plan: &Plan, cells: &impl Cells) -> (usize, usize, usize) {
     let (from, to) = (plan.area(from, round), plan.area(to, round));
     let label = label_of(from, plan, cells);
     let data = match label.form() {

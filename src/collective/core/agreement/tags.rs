@@ -4,16 +4,14 @@ use super::super::context::Context;
 use super::super::input::{Cells, FOREVER};
 use super::super::movement::Movement;
 use super::super::op::{Interest, Op};
-use super::super::plan::{Plan, TagCells};
+use super::super::plan::Plan;
 use super::super::tag::Tag;
 use super::{Arrival, ArrivalStage};
 use crate::fault::Fault;
 
 /// How far this rank is with looking at tags.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Tags {
-    /// Where the tags are: of all that a poll looks at, most.
-    tags: TagCells,
     /// The first rank whose tag for the next round was not seen.
     unseen: u32,
     /// The tag was shown, and the poll after that has not ended: a rank that sees the round complete in this state wakes
@@ -37,10 +35,6 @@ pub(super) fn has_room(round: u64, movement: &Movement, cx: &Context, cells: &im
 }
 
 impl Tags {
-    pub(super) fn new(plan: &Plan) -> Self {
-        Tags { tags: plan.tags(), unseen: 0, must_wake: false }
-    }
-
     /// Shows that this rank has arrived.
     pub(super) fn show(&mut self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
         movement.enter(arrival.target, cx);
@@ -92,8 +86,7 @@ impl Tags {
     /// Whether every active rank has shown its tag for a round; if so, they are its cut.
     fn has_all(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let number = Plan::tag_of(round);
-        let tags = self.tags;
-        let tag = |rank| Tag::from_cell(cells.load(tags.cell(rank, number)));
+        let tag = |rank| Tag::from_cell(cells.load(cx.plan.tag(rank, number)));
         while let Some(rank) = cx.ledger.active().next(self.unseen) {
             if tag(rank).target != round {
                 return false;

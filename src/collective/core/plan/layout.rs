@@ -6,7 +6,7 @@
 
 use super::super::cut::Cut;
 use super::{BUFFERS, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS};
-use crate::trigger::{Area, InputCells};
+use crate::trigger::{Buffer, InputCells};
 
 /// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
 /// which a rank pushes that is done with it.
@@ -29,13 +29,44 @@ pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
     (if slots.is_power_of_two() { before & (slots - 1) } else { before % slots }) as usize
 }
 
+/// How many of what there are. Each look at a cell takes some of them, and to count them takes divisions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Extents {
+    slots: u64,
+    segments: u64,
+    word_cells: usize,
+    home_cells: usize,
+    slot_cells: usize,
+}
+
+impl Extents {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let segments = plan.count_segments();
+        let shares = Plan::count_shares(segments, plan.ranks) as usize;
+        let word_cells = (plan.words() as usize).next_multiple_of(LINE);
+        let home_cells = word_cells + LINE + shares * LINE;
+        let slot_cells = match (&plan.program, plan.path) {
+            (Some(program), _) => program.cells(),
+            (None, Path::Relayed) => (plan.inputs().count() + plan.ranks as usize).next_multiple_of(LINE),
+            _ => home_cells + LINE + Cut::cells(plan.ranks).next_multiple_of(LINE),
+        };
+        // Activations go out before the gate closes, which shows that what lies in areas may be written.
+        let least = if plan.path == Path::Relayed { RELAYED_ROUNDS + 1 } else { 1 };
+        Extents { slots: least.max(plan.depth + 1), segments, word_cells, home_cells, slot_cells }
+    }
+}
+
 impl Plan {
     /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
     /// r + 1, and what a slot held before must have been released by all ranks.
+    #[inline]
     pub(crate) fn slots(&self) -> u64 {
-        let slots = self.depth + 1;
-        // Activations go out before the gate closes, which shows that what lies in areas may be written.
-        if self.path == Path::Relayed { slots.max(RELAYED_ROUNDS + 1) } else { slots }
+        self.extents.slots
+    }
+
+    #[inline]
+    pub(crate) fn segments(&self) -> u64 {
+        self.extents.segments
     }
 
     /// The control slot of a round. Rounds count from 1.
@@ -50,18 +81,23 @@ impl Plan {
 }
 
 /// The cells of the tags of all ranks: a row for each rank.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TagCells {
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TagCells {
     first: usize,
     by_rank: usize,
     by_number: usize,
 }
 
 impl TagCells {
-    /// The cell of a tag of a rank.
-    #[inline]
-    pub(crate) fn cell(self, rank: u32, number: u32) -> usize {
-        self.first + rank as usize * self.by_rank + number as usize * self.by_number
+    pub(super) fn of(plan: &Plan) -> Self {
+        let Some(before) = plan.packed_tag() else {
+            return TagCells { first: 0, by_rank: LINE, by_number: 1 };
+        };
+        // Data that is pushed has a row of its own for each rank.
+        const CELL: usize = size_of::<u64>();
+        let by_number = plan.stride() / CELL;
+        let first = plan.control_cells() + before / CELL;
+        TagCells { first, by_rank: BUFFERS as usize * by_number, by_number }
     }
 }
 
@@ -69,20 +105,10 @@ impl TagCells {
 impl Plan {
     /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
     /// that all know where to look; else one for each buffer.
+    #[inline]
     pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
-        self.tags().cell(rank, number)
-    }
-
-    /// Where all tags are.
-    pub(crate) fn tags(&self) -> TagCells {
-        let Some(before) = self.packed_tag() else {
-            return TagCells { first: 0, by_rank: LINE, by_number: 1 };
-        };
-        // Data that is pushed has a row of its own for each rank.
-        const CELL: usize = size_of::<u64>();
-        let by_number = self.stride() / CELL;
-        let first = self.control_cells() + before / CELL;
-        TagCells { first, by_rank: BUFFERS as usize * by_number, by_number }
+        let TagCells { first, by_rank, by_number } = self.tags;
+        first + rank as usize * by_rank + number as usize * by_number
     }
 
     /// Control cells, and those of the data region that are used as cells.
@@ -111,7 +137,7 @@ impl Plan {
     }
 
     fn slot_base(&self, round: u64) -> usize {
-        self.ranks as usize * LINE + self.slot(round) * self.slot_cells()
+        self.ranks as usize * LINE + self.slot(round) * self.extents.slot_cells
     }
 
     /// Words that hold the cut of a round.
@@ -119,23 +145,10 @@ impl Plan {
         self.ranks.div_ceil(RANKS_PER_WORD)
     }
 
-    fn word_cells(&self) -> usize {
-        (self.words() as usize).next_multiple_of(LINE)
-    }
-
     /// Cells of a slot that must be zero before its round begins: words, ticket, claims.
+    #[inline]
     pub(crate) fn home_cells(&self) -> usize {
-        self.word_cells() + LINE + self.shares() as usize * LINE
-    }
-
-    fn slot_cells(&self) -> usize {
-        if let Some(program) = &self.program {
-            return program.cells();
-        }
-        if self.path == Path::Relayed {
-            return (self.inputs().count() + self.ranks as usize).next_multiple_of(LINE);
-        }
-        self.home_cells() + LINE + Cut::cells(self.ranks).next_multiple_of(LINE)
+        self.extents.home_cells
     }
 
     /// A cell of the program's slot of a round.
@@ -164,11 +177,11 @@ impl Plan {
     }
 
     pub(crate) fn ticket(&self, round: u64) -> usize {
-        self.slot_base(round) + self.word_cells()
+        self.slot_base(round) + self.extents.word_cells
     }
 
     pub(crate) fn claim(&self, round: u64, share: u64) -> usize {
-        self.slot_base(round) + self.word_cells() + LINE + share as usize * LINE
+        self.slot_base(round) + self.extents.word_cells + LINE + share as usize * LINE
     }
 
     pub(crate) fn done(&self, round: u64) -> usize {
@@ -186,7 +199,7 @@ impl Plan {
 
     /// Cells of a control region.
     pub(crate) fn control_cells(&self) -> usize {
-        self.ranks as usize * LINE + self.slots() as usize * self.slot_cells()
+        self.ranks as usize * LINE + self.slots() as usize * self.extents.slot_cells
     }
 }
 
@@ -249,14 +262,13 @@ impl Plan {
     }
 
     /// Where the outcome of a round lies in the data region of this rank's host.
+    #[inline]
     pub(crate) fn outcome(&self, round: u64) -> usize {
-        if self.path == Path::Relayed {
-            return self.area(Area::Outcome, round);
-        }
         let slot = match self.movement() {
             MovementBy::Everyone => u64::from(self.topology.index_on_host(self.me)),
             // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
             MovementBy::Lowest(_) => 0,
+            MovementBy::Program if self.path == Path::Relayed => return self.area(Buffer::Outcome, round),
             _ => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()

@@ -7,6 +7,7 @@ mod spans;
 mod tests;
 mod topology;
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::input::{Cells, Time};
@@ -16,7 +17,8 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Fire, Grace, Path, Schedule};
 use crate::trigger::{Layout, Request, Start};
-pub(crate) use layout::{TagCells, slot_of};
+pub(crate) use layout::slot_of;
+use layout::{Extents, TagCells};
 pub(crate) use topology::Topology;
 
 /// Buffers of a rank: one being moved, one carried, one being written.
@@ -75,9 +77,9 @@ pub(crate) enum Share {
     ByHost,
 }
 
-/// The agreed form of a collective, as one rank sees it.
+/// What all ranks of a collective agreed on, and which of them this is.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Terms {
     pub(crate) ranks: u32,
     pub(crate) me: u32,
     pub(crate) topology: Topology,
@@ -106,6 +108,23 @@ pub(crate) struct Plan {
     pub(crate) fault: Option<Fault>,
 }
 
+/// The agreed form of a collective, as one rank sees it: the terms, and what follows from them.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    terms: Terms,
+    extents: Extents,
+    tags: TagCells,
+}
+
+impl Deref for Plan {
+    type Target = Terms;
+
+    #[inline]
+    fn deref(&self) -> &Terms {
+        &self.terms
+    }
+}
+
 /// The tables of a collective whose ranks share memory.
 pub(crate) fn program(
     ranks: u32,
@@ -120,11 +139,11 @@ pub(crate) fn program(
 }
 
 #[cfg(test)]
-impl Plan {
+impl Terms {
     /// A small world of ranks on these hosts, with nothing but the ordinary; tests change what they are about.
     pub(crate) fn sample(me: u32, hosts: Vec<u32>, fire: Fire, path: Path) -> Self {
         let word = size_of::<u64>();
-        Plan {
+        Terms {
             ranks: hosts.len() as u32,
             me,
             topology: Topology::new(hosts),
@@ -147,6 +166,18 @@ impl Plan {
 }
 
 impl Plan {
+    pub(crate) fn new(terms: Terms) -> Self {
+        let mut plan = Plan { terms, extents: Extents::default(), tags: TagCells::default() };
+        plan.extents = Extents::of(&plan);
+        plan.tags = TagCells::of(&plan);
+        plan
+    }
+
+    /// The same plan, as another rank sees it.
+    pub(crate) fn seen_by(&self, me: u32) -> Self {
+        Plan { terms: Terms { me, ..self.terms.clone() }, ..*self }
+    }
+
     #[inline]
     pub(crate) fn agreement(&self) -> AgreementBy {
         match self.path {

@@ -8,7 +8,7 @@ use crate::trigger::span;
 const MAX_SHARES: u64 = 32;
 
 impl Plan {
-    pub(crate) fn segments(&self) -> u64 {
+    pub(super) fn count_segments(&self) -> u64 {
         match self.movement() {
             MovementBy::Segments => self.parts().max(1) as u64,
             _ => 1,
@@ -39,8 +39,12 @@ impl Plan {
         self.segment.min(self.bytes)
     }
 
+    pub(super) fn count_shares(segments: u64, ranks: u32) -> u64 {
+        segments.min(u64::from(ranks)).min(MAX_SHARES)
+    }
+
     pub(crate) fn shares(&self) -> u64 {
-        self.segments().min(u64::from(self.ranks)).min(MAX_SHARES)
+        Self::count_shares(self.segments(), self.ranks)
     }
 
     /// Segments of share `index`, from and to.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, program};
+use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::Path;
 use crate::rule::{Fire, Grace, Schedule};
 
@@ -64,8 +64,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let schedule = if scatter { Schedule::Scatter } else { Schedule::Doubling };
             let program =
                 (path == Path::Program).then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
-            let sample = Plan::sample(0, hosts, fire, path);
-            Plan { grace, depth, bytes, wide_bytes: elements * wide, segment, program, ..sample }
+            let sample = Terms::sample(0, hosts, fire, path);
+            Plan::new(Terms { grace, depth, bytes, wide_bytes: elements * wide, segment, program, ..sample })
         },
     )
 }
@@ -73,10 +73,6 @@ fn any_plan() -> impl Strategy<Value = Plan> {
 impl Plan {
     fn every_rank(&self) -> Range<u32> {
         0..self.ranks
-    }
-
-    fn seen_by(&self, me: u32) -> Plan {
-        Plan { me, ..self.clone() }
     }
 
     fn on_host(&self, host: u32) -> impl Iterator<Item = Plan> {
