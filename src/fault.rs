@@ -134,6 +134,8 @@ faults! {
         KeepOldTable,
         /// Passes a lone contribution on as if it were a sum.
         RelaySumOfOne,
+        /// Sums the half that it sent, not the one that it keeps.
+        SumWhatWasSent,
     }
     "collective/driver" in Simulator {
         /// Writes a record's round to another host before its entries.
@@ -333,6 +335,7 @@ impl Fault {
             | Fault::CompleteEarly
             | Fault::KeepOldTable
             | Fault::RelaySumOfOne
+            | Fault::SumWhatWasSent
             | Fault::GiveUpEarly
             | Fault::AbandonTheDead => Some(Mover::Tree),
             Fault::MiscountQuorum

@@ -71,7 +71,7 @@ fn data_messages_and_reductions_are_those_of_the_textbook() {
         if profile.shared {
             assert_eq!(counts.puts, 0);
             let sums = match request.schedule {
-                Schedule::Doubling => (p - 1).max(1),
+                Schedule::Doubling | Schedule::Halving => (p - 1).max(1),
                 Schedule::Scatter => n / 512,
                 Schedule::Gather => 1,
             };
@@ -85,6 +85,10 @@ fn data_messages_and_reductions_are_those_of_the_textbook() {
             Schedule::Doubling => {
                 let puts = power * u64::from(power.ilog2()) + 2 * extra;
                 (puts, puts * n)
+            }
+            Schedule::Halving => {
+                let halvings = 2 * power * u64::from(power.ilog2());
+                (halvings + 2 * extra, 2 * (power - 1) * n + 2 * extra * n)
             }
             Schedule::Gather => (p * (p - 1), p * (p - 1) * n),
             // Each byte goes to its reducer and from there to all ranks.

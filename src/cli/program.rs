@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use earlybird::trigger::{
-    Action, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, Start, buffer_bytes, check,
-    compile, hops,
+    Action, Chunk, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, Start, buffer_bytes,
+    check, compile, hops,
 };
 use earlybird::{Fire, Grace, Mover};
 use serde_json::json;
@@ -19,6 +19,7 @@ enum Reduction {
     Doubling,
     Scatter,
     Gather,
+    Halving,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -103,6 +104,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         Reduction::Doubling => Schedule::Doubling,
         Reduction::Scatter => Schedule::Scatter,
         Reduction::Gather => Schedule::Gather,
+        Reduction::Halving => Schedule::Halving,
     };
     let profile = match args.profile {
         Runner::Shared => Profile::SHARED,
@@ -167,8 +169,12 @@ fn place(place: &Place, own: u32) -> String {
     if place.rank == own { place.buffer.to_string() } else { format!("{} of {}", place.buffer, place.rank) }
 }
 
-fn chunk((index, of): (u32, u32)) -> String {
-    if of == 1 { String::new() } else { format!(", chunk {index}/{of}") }
+fn chunk(part: Chunk) -> String {
+    match part {
+        part if part.is_whole() => String::new(),
+        Chunk { from, to, of } if to == from + 1 => format!(", chunk {from}/{of}"),
+        Chunk { from, to, of } => format!(", chunks {from}..{to}/{of}"),
+    }
 }
 
 fn action(operation: &Operation, rank: u32) -> String {

@@ -286,10 +286,9 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             _ => 1,
         };
         let segment = parameters.segment();
-        let program = (path == Path::Program).then(|| {
-            let schedule = parameters.schedule(bytes as u64);
-            program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth)
-        });
+        let schedule = parameters.schedule(bytes as u64, path == Path::Relayed);
+        let program =
+            (path == Path::Program).then(|| program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth));
         let plan = Plan::new(Terms {
             ranks,
             me: rank,
@@ -306,6 +305,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             run: parameters.run(),
             pull_after: parameters.pull_after(bytes),
             helpers: self.world.cores().clamp(1, ranks),
+            schedule,
             program,
             fault: Fault::chosen(),
         });
@@ -357,7 +357,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
 
     /// All that must be the same on all ranks.
     fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
-        let schedule = |plan: &Plan| plan.program.as_ref().map_or("none", |program| program.schedule.name());
+        let schedule = |plan: &Plan| match plan.path {
+            Path::Program | Path::Relayed => plan.schedule.name(),
+            _ => "none",
+        };
         // It is not known yet whether there is a provider.
         let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
         let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));

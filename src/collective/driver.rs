@@ -19,7 +19,7 @@ use crate::rank_set::RankSet;
 use crate::reduce::{Arena, Dtype, Goal, Place, Reduce, Source};
 use crate::rule::{Absent, Scale};
 use crate::sync;
-use crate::trigger::LAST_ROUND;
+use crate::trigger::{Chunk, LAST_ROUND};
 use cells::HostCells;
 use relaying::Parts;
 
@@ -408,8 +408,11 @@ impl Driver {
             Op::Combine { round, from, len } => self.combine(Some(round), (from, len)),
             Op::CombineRead { from, len } => self.combine(None, (from, len)),
             Op::Run(task) => self.run(task),
-            Op::Seal { round, deposit, initiator, crowded } => self.seal(round, (deposit, initiator), crowded),
-            Op::Sum { round, from, to } => self.sum(round, from, to),
+            Op::Seal { round, deposit, initiator, crowded, pieces, order } => {
+                let whole = Chunk { from: 0, to: pieces, of: pieces };
+                self.seal(round, (deposit, initiator), crowded, (whole, order));
+            }
+            Op::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
             Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
             Op::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
             Op::Ready { round } => self.offloaded(|provider| provider.ready(round))?,

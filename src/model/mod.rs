@@ -150,9 +150,13 @@ impl Parameters {
         self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= self.relay)
     }
 
-    /// How the program of a tree reduces.
-    pub(crate) fn schedule(&self, bytes: u64) -> Schedule {
-        if bytes > self.tree_scatter { Schedule::Scatter } else { Schedule::Doubling }
+    /// How the program of a tree reduces: by one rank for all, or by ranks that relay.
+    pub(crate) fn schedule(&self, bytes: u64, relays: bool) -> Schedule {
+        match bytes > self.tree_scatter {
+            false => Schedule::Doubling,
+            true if relays => Schedule::Halving,
+            true => Schedule::Scatter,
+        }
     }
 
     /// What [`Executor::Auto`] stands for.

@@ -92,11 +92,14 @@ pub enum Schedule {
     Scatter,
     /// All ranks write to all ranks, and each one sums: no arithmetic at the target.
     Gather,
+    /// Reduce-scatter by recursive halving, then all-gather by doubling: as many bytes as for scatter in 2⌈log2 P⌉
+    /// steps, with the bits of doubling. In shared memory it is doubling.
+    Halving,
 }
 
 impl Schedule {
     /// All schedules.
-    pub const EVERY: [Schedule; 3] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather];
+    pub const EVERY: [Schedule; 4] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather, Schedule::Halving];
 
     /// Its name on the command line.
     #[must_use]
@@ -105,6 +108,7 @@ impl Schedule {
             Schedule::Doubling => "doubling",
             Schedule::Scatter => "scatter",
             Schedule::Gather => "gather",
+            Schedule::Halving => "halving",
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 6;
+pub const GENERATOR: u32 = 7;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -126,10 +126,15 @@ impl Scenario {
             false => [1, 1, 2, 3, 5][rng.random_range(0..5)],
         };
         let reduction = draw_reduction(rng, options);
-        let schedule = (path == Path::Program).then(|| Schedule::EVERY[rng.random_range(0..3)]);
+        let schedule = match path {
+            // Where ranks share memory, halving is doubling.
+            Path::Program => Some([Schedule::Doubling, Schedule::Scatter, Schedule::Gather][rng.random_range(0..3)]),
+            Path::Relayed if rng.random_bool(0.5) => Some(Schedule::Halving),
+            _ => None,
+        };
         let (elements, segment) = match schedule {
             // A chunk of a program is at least a cache line.
-            Some(Schedule::Scatter) => (rng.random_range(0..50), 64),
+            Some(Schedule::Scatter | Schedule::Halving) => (rng.random_range(0..50), 64),
             _ => {
                 // Of several reducers only the first has a share of a few elements.
                 let most = if path == Path::Scattered && rng.random_bool(0.5) { 64 } else { 9 };

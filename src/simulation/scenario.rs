@@ -299,6 +299,7 @@ impl Scenario {
             run: self.run,
             helpers: 2,
             pull_after: self.pull_after,
+            schedule: self.schedule.unwrap_or(Schedule::Doubling),
             program: self.program.clone(),
             fault: self.fault,
         })

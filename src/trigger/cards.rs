@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::program::{Action, Buffer, Place, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Place, Program, Role, Signal};
 
 /// The contributions in a buffer, by rank and number.
 pub type Sum = BTreeSet<(u32, u64)>;
 
-/// A chunk of a buffer, by its index.
-type Chunk = (Place, u32);
+/// A part of a buffer.
+type Piece = (Place, Chunk);
 
 /// The cards of all ranks of a world.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct SlotState {
     armed: Vec<u64>,
     /// Operations that have not run: rank, index, and the value that triggers them.
     queued: Vec<(u32, usize, u64)>,
-    buffers: BTreeMap<Chunk, Sum>,
+    buffers: BTreeMap<Piece, Sum>,
     /// Ranks that are writing their contribution.
     writing: BTreeSet<u32>,
 }
@@ -47,7 +47,12 @@ struct SlotState {
 #[derive(Debug)]
 enum Message {
     Signal { slot: usize, to: Signal },
-    Put { slot: usize, to: Chunk, data: Sum, then: Vec<Signal> },
+    Put { slot: usize, to: Piece, data: Sum, then: Vec<Signal> },
+}
+
+fn parts(buffers: &BTreeMap<Piece, Sum>, place: Place) -> impl Iterator<Item = (Chunk, &Sum)> {
+    let from = Chunk { from: 0, to: 0, of: 0 };
+    buffers.range((place, from)..).take_while(move |((at, _), _)| *at == place).map(|((_, part), sum)| (*part, sum))
 }
 
 impl Cards {
@@ -99,16 +104,16 @@ impl Cards {
             Action::Reduce { from, to, chunk } => {
                 let mut sum = Sum::new();
                 for place in from {
-                    for contribution in self.read(slot, place, chunk.0) {
+                    for contribution in self.read(slot, place, chunk) {
                         assert!(sum.insert(contribution), "{contribution:?} is summed twice");
                     }
                 }
-                self.slots[slot].buffers.insert((own(to), chunk.0), sum);
+                self.slots[slot].buffers.insert((own(to), chunk), sum);
             }
             Action::Put { from, to, chunk } => {
-                let data = self.read(slot, own(from), chunk.0);
+                let data = self.read(slot, own(from), chunk);
                 let (carried, others) = then.into_iter().partition(|signal: &Signal| signal.rank == to.rank);
-                self.messages.push(Message::Put { slot, to: (to, chunk.0), data, then: carried });
+                self.messages.push(Message::Put { slot, to: (to, chunk), data, then: carried });
                 then = others;
             }
         }
@@ -135,12 +140,21 @@ impl Cards {
         *self.slots[slot].values.entry((to.rank, to.counter)).or_default() += 1;
     }
 
-    fn read(&mut self, slot: usize, place: Place, chunk: u32) -> Sum {
-        // A contribution is whole; a chunk is a part of it.
-        let chunk = if place.buffer == Buffer::Contribution { 0 } else { chunk };
+    /// What lies in a part of a buffer, all of whose pieces must be alike: nothing, if any is missing.
+    fn read(&mut self, slot: usize, place: Place, chunk: Chunk) -> Sum {
         let state = &self.slots[slot];
         self.torn += u64::from(place.buffer == Buffer::Contribution && state.writing.contains(&place.rank));
-        state.buffers.get(&(place, chunk)).cloned().unwrap_or_default()
+        let (mut found, mut pieces) = (None, 0);
+        for (part, sum) in parts(&state.buffers, place) {
+            let part = if part.is_whole() { chunk } else { part };
+            assert_eq!(part.of, chunk.of, "a buffer has one division");
+            let common = part.to.min(chunk.to).saturating_sub(part.from.max(chunk.from));
+            if common > 0 {
+                assert!(found.is_none_or(|found| found == sum), "pieces of {place:?} hold different sums");
+                (found, pieces) = (Some(sum), pieces + common);
+            }
+        }
+        found.filter(|_| pieces == chunk.to - chunk.from).cloned().unwrap_or_default()
     }
 
     fn value(&self, slot: usize, rank: u32, counter: Role) -> u64 {
@@ -155,7 +169,7 @@ impl Cards {
     /// Ends the write: the buffer holds contribution `number`, too.
     pub fn written(&mut self, slot: usize, rank: u32, number: u64) {
         self.slots[slot].writing.remove(&rank);
-        let part = (Place { rank, buffer: Buffer::Contribution }, 0);
+        let part = (Place { rank, buffer: Buffer::Contribution }, Chunk::WHOLE);
         self.slots[slot].buffers.entry(part).or_default().insert((rank, number));
     }
 
@@ -163,8 +177,7 @@ impl Cards {
     #[must_use]
     pub fn outcome(&self, slot: usize, rank: u32) -> Vec<Sum> {
         let place = Place { rank, buffer: Buffer::Outcome };
-        let parts = self.slots[slot].buffers.range((place, 0)..=(place, u32::MAX));
-        parts.map(|(_, sum)| sum.clone()).collect()
+        parts(&self.slots[slot].buffers, place).map(|(_, sum)| sum.clone()).collect()
     }
 
     /// How often a contribution was read while its rank was writing it.

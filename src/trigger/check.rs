@@ -13,7 +13,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::compile::{Profile, Request};
-use super::program::{Action, Buffer, Operation, Place, Program, Role, Signal, span};
+use super::program::{Action, Buffer, Chunk, Operation, Place, Program, Role, Signal};
 
 /// Why a set of tables is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,8 +71,8 @@ pub enum Defect {
     Rewritten {
         /// The buffer.
         place: Place,
-        /// The chunk: its index and the number of chunks.
-        chunk: (u32, u32),
+        /// The part of it.
+        chunk: Chunk,
     },
     /// A reader that does not wait for the writer.
     #[error("rank {rank} reads {} of rank {} without waiting for its writer", .place.buffer, .place.rank)]
@@ -193,33 +193,79 @@ fn acyclic(world: &[Program]) -> Result<(), Defect> {
     }
 }
 
-/// A chunk of a buffer: its index and the number of chunks.
-type Chunk = (Place, (u32, u32));
+/// The parts of buffers that are complete when a counter has all its inputs.
+type Known = HashMap<Place, HashSet<Chunk>>;
 
-fn data(world: &[Program]) -> Result<(), Defect> {
-    // The buffers written by the operations that feed each counter.
-    let mut written: HashSet<Chunk> = HashSet::new();
-    let mut pieces_of: HashMap<Place, u32> = HashMap::new();
-    let mut fed: HashMap<(u32, Role), HashSet<Chunk>> = HashMap::new();
-    for (program, operation) in operations(world) {
-        let target = match &operation.action {
-            Action::Signal => continue,
-            Action::Seal => Place { rank: program.rank, buffer: Buffer::Contribution },
-            Action::Reduce { to, .. } => Place { rank: program.rank, buffer: *to },
-            Action::Put { to, .. } => *to,
-        };
-        let chunk = match &operation.action {
-            Action::Reduce { chunk, .. } | Action::Put { chunk, .. } => *chunk,
-            _ => (0, 1),
-        };
-        let pieces = *pieces_of.entry(target).or_insert(chunk.1);
-        if !written.insert((target, chunk)) || pieces != chunk.1 {
-            return Err(Defect::Rewritten { place: target, chunk });
+/// What an operation writes.
+fn written(program: &Program, operation: &Operation) -> Option<(Place, Chunk)> {
+    let own = |buffer| Place { rank: program.rank, buffer };
+    match &operation.action {
+        Action::Signal => None,
+        // A contribution is sealed as a whole.
+        Action::Seal => Some((own(Buffer::Contribution), Chunk::WHOLE)),
+        Action::Reduce { to, chunk, .. } => Some((own(*to), *chunk)),
+        Action::Put { to, chunk, .. } => Some((*to, *chunk)),
+    }
+}
+
+/// Whether these parts together cover a chunk.
+fn cover<'a>(parts: impl IntoIterator<Item = &'a Chunk>, chunk: Chunk) -> bool {
+    let mut parts: Vec<&Chunk> = parts.into_iter().collect();
+    parts.sort_unstable();
+    let mut next = chunk.from;
+    for part in parts {
+        if part.is_whole() {
+            return true;
         }
-        for signal in &operation.then {
-            fed.entry((signal.rank, signal.counter)).or_default().insert((target, chunk));
+        if part.of == chunk.of && part.from <= next {
+            next = next.max(part.to);
         }
     }
+    next >= chunk.to
+}
+
+/// What is complete when each counter is full: what the operations that feed it write, and on the same rank what those
+/// operations have waited for.
+fn complete(world: &[Program]) -> HashMap<(u32, Role), Known> {
+    let mut known: HashMap<(u32, Role), Known> = HashMap::new();
+    for (program, operation) in operations(world) {
+        let Some((place, chunk)) = written(program, operation) else { continue };
+        for signal in &operation.then {
+            known.entry((signal.rank, signal.counter)).or_default().entry(place).or_default().insert(chunk);
+        }
+    }
+    let mut grows = true;
+    while grows {
+        grows = false;
+        for (program, operation) in operations(world).filter(|(program, operation)| program.waits_for_all(operation)) {
+            let before = known.get(&(program.rank, operation.when)).cloned().unwrap_or_default();
+            for signal in operation.then.iter().filter(|signal| signal.rank == program.rank) {
+                let after = known.entry((signal.rank, signal.counter)).or_default();
+                for (place, chunks) in &before {
+                    let parts = after.entry(*place).or_default();
+                    grows |= chunks.iter().fold(false, |grew, &chunk| parts.insert(chunk) | grew);
+                }
+            }
+        }
+    }
+    known
+}
+
+fn data(world: &[Program]) -> Result<(), Defect> {
+    let mut writes: HashMap<Place, Vec<Chunk>> = HashMap::new();
+    for (program, operation) in operations(world) {
+        let Some((place, chunk)) = written(program, operation) else { continue };
+        let others = writes.entry(place).or_default();
+        let is_apart = |other: &Chunk| other.of == chunk.of && (other.to <= chunk.from || chunk.to <= other.from);
+        if !others.iter().all(is_apart) {
+            return Err(Defect::Rewritten { place, chunk });
+        }
+        others.push(chunk);
+    }
+    let known = complete(world);
+    let is_known = |counter: &(u32, Role), place: &Place, chunk| {
+        known.get(counter).and_then(|known| known.get(place)).is_some_and(|parts| cover(parts, chunk))
+    };
     for (program, operation) in operations(world) {
         let own = |buffer| Place { rank: program.rank, buffer };
         let (sources, chunk) = match &operation.action {
@@ -227,11 +273,8 @@ fn data(world: &[Program]) -> Result<(), Defect> {
             Action::Put { from, chunk, .. } => (vec![own(*from)], *chunk),
             _ => continue,
         };
-        let feeders = fed.get(&(program.rank, operation.when));
         for place in sources {
-            // A contribution is sealed as a whole.
-            let part = if place.buffer == Buffer::Contribution { (0, 1) } else { chunk };
-            if !program.waits_for_all(operation) || !feeders.is_some_and(|feeders| feeders.contains(&(place, part))) {
+            if !program.waits_for_all(operation) || !is_known(&(program.rank, operation.when), &place, chunk) {
                 return Err(Defect::Unordered { rank: program.rank, place });
             }
         }
@@ -239,10 +282,8 @@ fn data(world: &[Program]) -> Result<(), Defect> {
     // All parts of the outcome must feed the counter that announces it.
     for program in world {
         let (place, done) = program.receives;
-        let feeders = fed.get(&done);
-        let announced = |part: &(u32, u32)| feeders.is_some_and(|feeders| feeders.contains(&(place, *part)));
-        let mut parts = written.iter().filter(|(to, _)| *to == place).map(|(_, part)| part).peekable();
-        if parts.peek().is_none() || !parts.all(announced) {
+        let parts = writes.get(&place).map_or(&[][..], |parts| parts);
+        if parts.is_empty() || !parts.iter().all(|&part| is_known(&done, &place, part)) {
             return Err(Defect::Unordered { rank: program.rank, place });
         }
     }
@@ -274,7 +315,7 @@ pub fn buffer_bytes(world: &[Program], bytes: u64) -> Vec<u64> {
             Action::Put { to, chunk, .. } => (to.rank, *chunk),
             Action::Signal | Action::Seal => continue,
         };
-        sizes[owner as usize] = sizes[owner as usize].saturating_add(span(bytes, chunk).1);
+        sizes[owner as usize] = sizes[owner as usize].saturating_add(chunk.span(bytes).1);
     }
     sizes
 }

@@ -6,7 +6,7 @@
 //! first ranks are folded in pairs (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations
 //! in MPICH, IJHPCA 19(1), 2005).
 
-use super::program::{Action, Buffer, Counter, Operation, Place, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Counter, Operation, Place, Program, Role, Signal};
 use crate::rule::{Fire, Grace, Schedule, When};
 
 /// What triggers the activation.
@@ -105,8 +105,9 @@ pub(super) fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> P
     let virtual_ranks = VirtualRanks::of(ranks);
     let shared = profile.shared;
     match request.schedule {
-        Schedule::Doubling if ranks > 1 && shared => table.combining_tree(virtual_ranks, sealed),
-        Schedule::Doubling if ranks > 1 => table.doubling(virtual_ranks, sealed),
+        Schedule::Doubling | Schedule::Halving if ranks > 1 && shared => table.combining_tree(virtual_ranks, sealed),
+        Schedule::Doubling if ranks > 1 => table.doubling(virtual_ranks, sealed, false),
+        Schedule::Halving if ranks > 1 => table.doubling(virtual_ranks, sealed, true),
         Schedule::Gather if !shared => table.all_to_all(sealed),
         Schedule::Scatter if !shared => table.reduce_scatter(sealed),
         _ => table.reduce_in_place(sealed),
@@ -267,7 +268,8 @@ impl Builder<'_> {
             self.also_signal(sealed, Signal { rank: rank - 1, counter: Role::Level(0), input: 1 });
             return;
         };
-        let sum = |low: Place, high: Place, to: Buffer| Action::Reduce { from: vec![low, high], to, chunk: (0, 1) };
+        let sum =
+            |low: Place, high: Place, to: Buffer| Action::Reduce { from: vec![low, high], to, chunk: Chunk::WHOLE };
         if rank == 0 {
             self.counter(Role::Done, 1, 0);
         }
@@ -311,16 +313,18 @@ impl Builder<'_> {
         self.counter(Role::Done, chunks, 0);
         let from: Vec<Place> = (0..request.ranks).map(|rank| Place { rank, buffer: Buffer::Contribution }).collect();
         for chunk in 0..chunks {
-            let action = Action::Reduce { from: from.clone(), to: Buffer::Outcome, chunk: (chunk, chunks) };
+            let action = Action::Reduce { from: from.clone(), to: Buffer::Outcome, chunk: Chunk::piece(chunk, chunks) };
             self.when_full(Role::Sealed, action, vec![self.own(Role::Done, chunk)]);
         }
     }
 
-    /// Recursive doubling by puts into the partner's inbox.
-    fn doubling(&mut self, virtual_ranks: VirtualRanks, sealed: usize) {
+    /// Recursive doubling by puts into the partner's inbox; or recursive halving, in which the partners of a level each
+    /// reduce one half of what both have, and gather the outcome on the way back. The pairs of a level are the same, so
+    /// both give the same bits.
+    fn doubling(&mut self, virtual_ranks: VirtualRanks, sealed: usize, halves: bool) {
         let (rank, levels) = (self.rank, virtual_ranks.levels());
         self.counter(Role::Done, 1, 0);
-        let whole = (0, 1);
+        let whole = if halves { Chunk { from: 0, to: 1 << levels, of: 1 << levels } } else { Chunk::WHOLE };
         let Some(leaf) = virtual_ranks.leaf(rank) else {
             // The second rank of a pair sends its contribution and receives the outcome.
             self.counter(Role::Made(0), 1, 0);
@@ -341,25 +345,51 @@ impl Builder<'_> {
             self.when_full(Role::Level(0), action, Vec::new());
             (mine, maker) = (Buffer::Partial(0), self.operations.len() - 1);
         }
+        // What this rank reduces at each level.
+        let mut kept = vec![whole];
         for level in 1..=levels {
             let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
+            let low_first = leaf >> (level - 1) & 1 == 0;
+            let (keep, send) = match kept[level as usize - 1].halves() {
+                _ if !halves => (whole, whole),
+                [low, high] if low_first => (low, high),
+                [low, high] => (high, low),
+            };
+            kept.push(keep);
             self.counter(Role::Made(level), 1, 0);
             self.counter(Role::Level(level), 2, 0);
             self.also_signal(maker, self.own(Role::Made(level), 0));
             self.also_signal(maker, self.own(Role::Level(level), 0));
             let to = Place { rank: partner, buffer: Buffer::Inbox(level) };
             let there = Signal { rank: partner, counter: Role::Level(level), input: 1 };
-            self.when_full(Role::Made(level), Action::Put { from: mine, to, chunk: whole }, vec![there]);
+            self.when_full(Role::Made(level), Action::Put { from: mine, to, chunk: send }, vec![there]);
             let theirs = own(Buffer::Inbox(level));
-            let low_first = leaf >> (level - 1) & 1 == 0;
             let from = if low_first { vec![own(mine), theirs] } else { vec![theirs, own(mine)] };
             let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
-            self.when_full(Role::Level(level), Action::Reduce { from, to, chunk: whole }, Vec::new());
+            self.when_full(Role::Level(level), Action::Reduce { from, to, chunk: keep }, Vec::new());
             (mine, maker) = (to, self.operations.len() - 1);
+        }
+        if halves {
+            let mut made = Role::Made(levels + 1);
+            self.counter(made, 1, 0);
+            self.also_signal(maker, self.own(made, 0));
+            for level in (1..=levels).rev() {
+                let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
+                let to = Place { rank: partner, buffer: Buffer::Outcome };
+                let chunk = kept[level as usize];
+                let gathered = Role::Gathered(level);
+                self.counter(gathered, 2, 0);
+                let there = Signal { rank: partner, counter: gathered, input: 1 };
+                self.when_full(made, Action::Signal, vec![self.own(gathered, 0)]);
+                self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk }, vec![there]);
+                made = gathered;
+            }
+            self.when_full(made, Action::Signal, Vec::new());
+            maker = self.operations.len() - 1;
         }
         self.also_signal(maker, self.own(Role::Done, 0));
         if virtual_ranks.is_pair(leaf) {
-            let made = Role::Made(levels + 1);
+            let made = Role::Made(levels + 2);
             self.counter(made, 1, 0);
             self.also_signal(maker, self.own(made, 0));
             let to = Place { rank: rank + 1, buffer: Buffer::Outcome };
@@ -380,7 +410,7 @@ impl Builder<'_> {
     }
 
     fn all_to_all(&mut self, sealed: usize) {
-        let whole = (0, 1);
+        let whole = Chunk::WHOLE;
         self.counter(Role::Made(0), 1, 0);
         self.counter(Role::Sealed, self.request.ranks, 0);
         self.counter(Role::Done, 1, 0);
@@ -406,10 +436,10 @@ impl Builder<'_> {
         for peer in self.others() {
             let to = Place { rank: peer, buffer: Buffer::Inbox(self.rank) };
             let there = Signal { rank: peer, counter: Role::Sealed, input: self.rank };
-            let action = Action::Put { from: Buffer::Contribution, to, chunk: (peer, ranks) };
+            let action = Action::Put { from: Buffer::Contribution, to, chunk: Chunk::piece(peer, ranks) };
             self.when_full(Role::Made(0), action, vec![there]);
         }
-        let chunk = (self.rank, ranks);
+        let chunk = Chunk::piece(self.rank, ranks);
         let action = Action::Reduce { from: self.all_sources(), to: Buffer::Outcome, chunk };
         let then = vec![self.own(Role::Made(1), 0), self.own(Role::Done, self.rank)];
         self.when_full(Role::Sealed, action, then);

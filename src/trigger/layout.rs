@@ -9,8 +9,7 @@
 use std::collections::HashMap;
 
 use super::compile::{Profile, Request, Start, compile};
-use super::program::{Action, Buffer, Place, Program, Role, Signal};
-use crate::rule::Schedule;
+use super::program::{Action, Buffer, Chunk, Place, Program, Role, Signal};
 
 /// Cells in two cache lines.
 const LINE: usize = 16;
@@ -39,7 +38,7 @@ pub(crate) enum Work {
     /// Closes the gate of a rank.
     Seal(u32),
     /// Sums inputs, in this order.
-    Reduce { from: Vec<Input>, to: Target, chunk: (u32, u32) },
+    Reduce { from: Vec<Input>, to: Target, chunk: Chunk },
 }
 
 /// An operation, resolved to counters and cells.
@@ -67,7 +66,6 @@ pub(crate) struct CounterCells {
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) start: Start,
-    pub(crate) schedule: Schedule,
     pub(crate) rows: Vec<Row>,
     pub(crate) counters: Vec<CounterCells>,
     gates: Vec<usize>,
@@ -205,7 +203,6 @@ impl Resolver {
         let many = |id: &u32| self.counters[*id as usize].rows.len() > 1;
         Layout {
             start: request.start,
-            schedule: request.schedule,
             activations: world.iter().map(activation).collect(),
             arrived: counter(0, Role::Arrived),
             shared_work: counter(0, Role::Sealed).filter(many),

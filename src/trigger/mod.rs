@@ -23,8 +23,8 @@ pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
 pub(crate) use layout::{Input, Layout, State, Target, Work};
-pub use program::{Action, Buffer, Counter, Counts, Operation, Place, Program, Role, Signal, span};
-pub(crate) use table::{InputCells, Progress, Table};
+pub use program::{Action, Buffer, Chunk, Counter, Counts, Operation, Place, Program, Role, Signal};
+pub(crate) use table::{InputCells, Order, Progress, Table};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};
 
 pub use crate::rule::Schedule;

@@ -21,6 +21,8 @@ pub enum Role {
     Sealed,
     /// Own puts that have read their source.
     Sent,
+    /// Both halves of an outcome that two ranks gather at a level.
+    Gathered(u32),
     /// Parts of the outcome that are complete.
     Done,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Role {
             Role::Level(level) => f.pad(&format!("level {level}")),
             Role::Sealed => f.pad("sealed"),
             Role::Sent => f.pad("sent"),
+            Role::Gathered(level) => f.pad(&format!("gathered {level}")),
             Role::Done => f.pad("done"),
         }
     }
@@ -97,6 +100,58 @@ pub struct Place {
     pub buffer: Buffer,
 }
 
+/// A part of a contribution: of `of` pieces those from `from` up to `to`. Pieces are equally long and begin at cache
+/// lines; the last ones may be short, or empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Chunk {
+    /// The first piece.
+    pub from: u32,
+    /// The first piece behind it.
+    pub to: u32,
+    /// How many pieces make the whole.
+    pub of: u32,
+}
+
+impl Chunk {
+    /// All of a contribution.
+    pub const WHOLE: Chunk = Chunk { from: 0, to: 1, of: 1 };
+
+    /// One piece.
+    #[must_use]
+    pub fn piece(index: u32, of: u32) -> Self {
+        Chunk { from: index, to: index + 1, of }
+    }
+
+    /// Whether it is all of a contribution.
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        self.from == 0 && self.to == self.of
+    }
+
+    /// The part before its middle, and the part behind.
+    #[must_use]
+    pub fn halves(self) -> [Chunk; 2] {
+        let middle = self.from + (self.to - self.from) / 2;
+        [Chunk { to: middle, ..self }, Chunk { from: middle, ..self }]
+    }
+
+    /// The other half of what this is a half of, where the number of pieces is a power of two.
+    pub(crate) fn sibling(self) -> Chunk {
+        let pieces = self.to - self.from;
+        let from = self.from ^ pieces;
+        Chunk { from, to: from + pieces, ..self }
+    }
+
+    /// The bytes of a contribution that it covers: offset and length.
+    #[must_use]
+    pub fn span(self, bytes: u64) -> (u64, u64) {
+        const LINE: u64 = 64;
+        let piece = if self.of <= 1 { bytes } else { bytes.div_ceil(u64::from(self.of)).next_multiple_of(LINE) };
+        let bound = |pieces: u32| piece.saturating_mul(u64::from(pieces)).min(bytes);
+        (bound(self.from), bound(self.to) - bound(self.from))
+    }
+}
+
 /// What an operation does to memory before it signals. Data travels with the set of its
 /// contributors; a reduction reduces both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,8 +166,8 @@ pub enum Action {
         from: Vec<Place>,
         /// No other operation writes it in this use.
         to: Buffer,
-        /// The chunk: its index and the number of chunks.
-        chunk: (u32, u32),
+        /// The part of both that it reads and writes.
+        chunk: Chunk,
     },
     /// Writes an own buffer into one of another rank; the signals to that rank follow the data.
     Put {
@@ -120,8 +175,8 @@ pub enum Action {
         from: Buffer,
         /// No other operation writes it in this use.
         to: Place,
-        /// The chunk: its index and the number of chunks.
-        chunk: (u32, u32),
+        /// The part of both that it reads and writes.
+        chunk: Chunk,
     },
 }
 
@@ -207,7 +262,7 @@ impl Counts {
             match &operation.action {
                 Action::Put { to, chunk, .. } if to.rank != program.rank => {
                     counts.puts += 1;
-                    counts.bytes += span(bytes, *chunk).1;
+                    counts.bytes += chunk.span(bytes).1;
                     carried_by_put = Some(to.rank);
                 }
                 Action::Reduce { .. } => counts.reductions += 1,
@@ -254,14 +309,4 @@ impl Counts {
             reductions: sum.reductions + one.reductions,
         })
     }
-}
-
-/// The bytes of a contribution that a chunk (index, number of chunks) covers: offset and length.
-/// Chunks begin at cache lines; the last ones may be short, or empty.
-#[must_use]
-pub fn span(bytes: u64, (index, of): (u32, u32)) -> (u64, u64) {
-    const LINE: u64 = 64;
-    let piece = if of <= 1 { bytes } else { bytes.div_ceil(u64::from(of)).next_multiple_of(LINE) };
-    let from = (piece * u64::from(index)).min(bytes);
-    (from, piece.min(bytes - from))
 }

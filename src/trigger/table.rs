@@ -5,7 +5,7 @@
 //! needs no table but its own to know where its signals go.
 
 use super::compile::{Profile, Request, Start, compile_rank, hops};
-use super::program::{Action, Buffer, Counter, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Counter, Program, Role, Signal};
 
 /// Numbers of the cells in which a rank gets inputs from others, within a slot.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ impl InputCells {
 
     /// How many there are, but for those of arrivals.
     pub(crate) fn count(self) -> usize {
-        2 * self.hops + 2
+        3 * self.hops + 2
     }
 
     fn cell(self, counter: Role, input: u32) -> usize {
@@ -30,6 +30,7 @@ impl InputCells {
             // The second half of a level; the first one is the rank's own.
             Role::Level(level) => self.hops + level as usize,
             Role::Done => 2 * self.hops + 1,
+            Role::Gathered(level) => 2 * self.hops + 1 + level as usize,
             other => unreachable!("no other rank counts in {other}"),
         }
     }
@@ -52,11 +53,50 @@ struct Inputs {
     remote: Vec<Remote>,
 }
 
+/// In which order the halves of what is in a buffer lie: the half that is sent on lies in front, right behind the label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Order {
+    /// All of it is sent on, or nothing.
+    AsItIs,
+    LowFirst,
+    HighFirst,
+}
+
+impl Order {
+    /// The parts of a chunk, in this order, each with the one in front of it.
+    pub(crate) fn parts(self, chunk: Chunk) -> impl Iterator<Item = (Option<Chunk>, Chunk)> {
+        let [low, high] = chunk.halves();
+        let (first, second) = match self {
+            Order::AsItIs => (chunk, None),
+            Order::LowFirst => (low, Some(high)),
+            Order::HighFirst => (high, Some(low)),
+        };
+        std::iter::once((None, first)).chain(second.map(|second| (Some(first), second)))
+    }
+
+    /// The order of a buffer that holds a chunk.
+    fn of(buffer: Buffer, chunk: Chunk, program: &Program) -> Self {
+        let sent = program.operations.iter().find_map(|operation| match operation.action {
+            // An outcome is for the caller.
+            Action::Put { from, chunk, .. } if from == buffer && from != Buffer::Outcome => Some(chunk),
+            _ => None,
+        });
+        match (sent, chunk.halves()) {
+            (None, _) => Order::AsItIs,
+            (Some(sent), _) if sent == chunk => Order::AsItIs,
+            (Some(sent), [low, _]) if sent == low => Order::LowFirst,
+            _ => Order::HighFirst,
+        }
+    }
+}
+
 /// A row, resolved to counters and cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     when: usize,
     pub(crate) action: Action,
+    /// How what it writes into a buffer of its rank lies there.
+    pub(crate) order: Order,
     /// Inputs of own counters.
     gives: Vec<(usize, u32)>,
     /// Inputs of other ranks' counters: the rank and the cell.
@@ -75,6 +115,8 @@ pub(crate) struct Table {
     done: usize,
     /// The row that closes the gate.
     seal: usize,
+    /// All of a contribution, in the pieces that this table divides it into.
+    whole: Chunk,
 }
 
 /// How far the rows of a round are.
@@ -83,7 +125,7 @@ pub(crate) struct Progress {
     /// Inputs that have come, by counter.
     given: Vec<u32>,
     /// Rows that have run.
-    ran: u64,
+    ran: u128,
 }
 
 /// The input by which a rank starts a round itself. No table has so many neighbours.
@@ -97,6 +139,11 @@ impl Table {
         let is_run = |role: Role| !matches!(role, Role::Start | Role::Arrived | Role::Sent);
         let counters: Vec<_> = program.counters.iter().filter(|counter| is_run(counter.role)).collect();
         let index = |role: Role| counters.iter().position(|counter| counter.role == role);
+        let whole = program.operations.iter().filter_map(|operation| match operation.action {
+            Action::Put { chunk, .. } => Some(Chunk { from: 0, to: chunk.of, of: chunk.of }),
+            _ => None,
+        });
+        let whole = whole.max().unwrap_or(Chunk::WHOLE);
         let mut rows = Vec::new();
         let mut own = vec![0u32; counters.len()];
         let mut thresholds: Vec<u32> = counters.iter().map(|counter| counter.inputs).collect();
@@ -109,7 +156,12 @@ impl Table {
             gives.iter().for_each(|&(id, input)| own[id] |= 1 << input);
             let signals = others.iter().map(|to| (to.rank, cells.cell(to.counter, to.input))).collect();
             let activates = others.iter().any(|to| to.counter == Role::Active);
-            rows.push(Row { when, action: operation.action.clone(), gives, signals, activates });
+            let order = match operation.action {
+                Action::Reduce { to, chunk, .. } => Order::of(to, chunk, &program),
+                Action::Seal => Order::of(Buffer::Contribution, whole, &program),
+                Action::Signal | Action::Put { .. } => Order::AsItIs,
+            };
+            rows.push(Row { when, action: operation.action.clone(), order, gives, signals, activates });
         }
         let inputs = |(id, counter): (usize, &&Counter)| {
             let before = (1 << counter.external) - 1;
@@ -126,8 +178,8 @@ impl Table {
             _ => unreachable!("each table has an activation, a gate and an outcome"),
         };
         let counters: Vec<Inputs> = counters.iter().enumerate().map(inputs).collect();
-        assert!(rows.len() <= u64::BITS as usize, "a table of {} rows", rows.len());
-        Table { counters, rows, active, done, seal }
+        assert!(rows.len() <= u128::BITS as usize, "a table of {} rows", rows.len());
+        Table { counters, rows, active, done, seal, whole }
     }
 
     /// The beginning of a round.
@@ -142,6 +194,11 @@ impl Table {
         progress.given.clear();
         progress.given.extend(self.counters.iter().map(|counter| counter.before));
         progress.ran = 0;
+    }
+
+    /// All of a contribution, in the pieces that this table divides it into.
+    pub(crate) fn whole(&self) -> Chunk {
+        self.whole
     }
 
     pub(crate) fn row(&self, row: usize) -> &Row {
@@ -217,13 +274,11 @@ fn sender(program: &Program, request: &Request, counter: Role, input: u32) -> Op
         Role::Active if request.start == Start::Everybody => None,
         Role::Active => (input < hops(ranks)).then(|| (rank + ranks - (1 << input)) % ranks),
         // The partners of a level send each other what they have.
-        Role::Level(level) => {
-            let partner = |action: &Action| match action {
-                Action::Put { to, .. } if to.buffer == Buffer::Inbox(level) => Some(to.rank),
-                _ => None,
-            };
+        Role::Level(_) | Role::Gathered(_) => {
+            let mut signals = program.operations.iter().flat_map(|operation| &operation.then);
+            let partner = signals.find(|signal| signal.rank != rank && signal.counter == counter);
             // The second rank of a pair sends, and gets the outcome.
-            program.operations.iter().find_map(|operation| partner(&operation.action)).or(Some(rank + 1))
+            Some(partner.map_or(rank + 1, |signal| signal.rank))
         }
         Role::Done => rank.checked_sub(1),
         _ => None,
@@ -235,21 +290,23 @@ mod tests {
     use super::*;
     use crate::rule::Schedule;
 
-    fn tables(ranks: u32, start: Start) -> Vec<Table> {
-        let request = Request { ranks, start, schedule: Schedule::Doubling, bytes: 8, chunk: 0, slots: 3 };
+    const RELAYED: [Schedule; 2] = [Schedule::Doubling, Schedule::Halving];
+
+    fn tables(ranks: u32, start: Start, schedule: Schedule) -> Vec<Table> {
+        let request = Request { ranks, start, schedule, bytes: 8, chunk: 0, slots: 3 };
         (0..ranks).map(|rank| Table::new(&request, rank, InputCells::of(ranks))).collect()
     }
 
     /// A rank runs O(log P) rows and sends no more messages than that, its arrival included.
     #[test]
     fn a_round_takes_few_messages_of_each_rank() {
-        for ranks in 2..=300 {
+        for (ranks, schedule) in (2..=300).flat_map(|ranks| RELAYED.map(|schedule| (ranks, schedule))) {
             for start in [Start::Everybody, Start::First, Start::Designated, Start::Count(ranks / 2 + 1)] {
-                for table in tables(ranks, start) {
+                for table in tables(ranks, start, schedule) {
                     let messages: usize = table.rows.iter().map(|row| row.signals.len()).sum();
-                    let most = 3 * hops(ranks) as usize + 4;
-                    assert!(messages < most, "{messages} messages of {ranks} ranks, {start:?}");
-                    assert!(table.rows.len() <= most, "{} rows of {ranks} ranks", table.rows.len());
+                    let most = if schedule == Schedule::Halving { 4 } else { 3 } * hops(ranks) as usize + 4;
+                    assert!(messages < most, "{messages} messages of {ranks} ranks, {start:?}, {schedule:?}");
+                    assert!(table.rows.len() <= most + 1, "{} rows of {ranks} ranks", table.rows.len());
                 }
             }
         }
@@ -296,12 +353,12 @@ mod tests {
     fn every_table_runs_to_its_end() {
         use rand::{RngExt, SeedableRng};
         let mut rng = rand_xoshiro::Xoshiro256PlusPlus::seed_from_u64(7);
-        for ranks in 1..=40 {
+        for (ranks, schedule) in (1..=40).flat_map(|ranks| RELAYED.map(|schedule| (ranks, schedule))) {
             let all: Vec<usize> = (0..ranks as usize).collect();
             let cases =
                 [(Start::Everybody, &all[..]), (Start::First, &all[ranks as usize / 2..]), (Start::Count(1), &[0])];
             for (start, starters) in cases {
-                play(&tables(ranks, start), starters, |count| rng.random_range(0..count.max(1)));
+                play(&tables(ranks, start, schedule), starters, |count| rng.random_range(0..count.max(1)));
             }
         }
     }

@@ -14,6 +14,13 @@ pub(crate) enum Form {
     Sum,
 }
 
+impl Form {
+    /// Rows that such data has.
+    pub(crate) fn rows(self) -> usize {
+        if let Form::Rows(rows) = self { rows } else { 1 }
+    }
+}
+
 /// A label, read by cells: the first one lies right in front of the data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label<F> {

@@ -2,7 +2,7 @@
 
 use super::plan::{BUFFERS, RELAYED_ROUNDS, TOLD_ROUNDS};
 use crate::fabric::{Atomic, Change};
-use crate::trigger::{Buffer, Deposit, Task};
+use crate::trigger::{Buffer, Chunk, Deposit, Order, Task};
 
 /// Operations of which several may be in flight towards a host, so that they are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -186,10 +186,11 @@ pub(crate) enum Op {
     CombineRead { from: usize, len: usize },
     /// Carries out a reduction of a program.
     Run(Task),
-    /// Puts what a gate let in where it is relayed from. `crowded`: this rank has no room for the next round.
-    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool },
-    /// Sums what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
-    Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer },
+    /// Puts what a gate let in, of so many pieces, where it is relayed from. `crowded`: this rank has no room for the next
+    /// round.
+    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool, pieces: u32, order: Order },
+    /// Sums a chunk of what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
+    Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer, chunk: Chunk, order: Order },
     /// Writes the record of the round's cut on a host, its round last.
     Publish { host: u32, round: u64, token: Token },
     /// Queues a slot's operations for this round, with an empty gate.
@@ -205,6 +206,9 @@ pub(crate) enum Op {
     /// Wakes ranks of the own host that wait for this: at most so many, or all.
     Wake { most: u32, interest: Interest },
 }
+
+// Each round in shared memory queues some of them.
+const _: () = assert!(size_of::<Op>() <= 72);
 
 #[cfg(test)]
 mod tests {

@@ -72,7 +72,7 @@ impl Driver {
                 }
             }
             Target::Outcome => {
-                if chunk.0 == 0 {
+                if chunk.from == 0 {
                     control.store_all(plan.program_cell(round, layout.record()), scratch.encode());
                 }
                 let divisor = reduction.divisor(plan.ranks, scratch);

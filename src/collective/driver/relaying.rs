@@ -1,10 +1,12 @@
 //! What a rank relays: contributions as they were sealed, and sums of them, each behind its label.
 
+use std::ops::Range;
+
 use super::Driver;
 use crate::collective::core::{Cells, Cut, Entry, Form, Label, Part, Plan, label, rows};
 use crate::fault::Fault;
 use crate::reduce::{Goal, Place, Source};
-use crate::trigger::{Buffer, Deposit};
+use crate::trigger::{Buffer, Chunk, Deposit, Order};
 
 /// A cut that is being assembled, and the ranks that said that they have no room.
 #[derive(Debug, Default)]
@@ -31,77 +33,102 @@ fn has_data(entry: &Entry) -> bool {
 impl Driver {
     /// Copies what a gate let in to where it is relayed from: the buffers are free then.
     #[inline(never)]
-    pub(super) fn seal(&mut self, round: u64, (deposit, initiator): (Deposit, Option<u32>), crowded: bool) {
+    pub(super) fn seal(
+        &mut self,
+        round: u64,
+        (deposit, initiator): (Deposit, Option<u32>),
+        crowded: bool,
+        (whole, order): (Chunk, Order),
+    ) {
         let Driver { machine, control, arena, reduction, parts, .. } = self;
         let plan = machine.plan();
         let to = plan.area(Buffer::Contribution, round);
         parts.begin(round, initiator);
         parts.cut.add_gate(plan.me, deposit, |buffer| plan.weight(plan.me, buffer, &*control));
         parts.crowded.extend(crowded.then_some(plan.me));
-        let elements = plan.bytes / reduction.dtype.size();
-        for (row, entry) in parts.cut.contributions().enumerate() {
-            let at = Place::Here(plan.contribution(plan.me, entry.buffer));
-            let goal = Goal { at: to + row * plan.row(), wide: false };
-            arena.combine(
-                reduction.kind(),
-                [Source { at, wide: false, factor: 1.0 }].into_iter(),
-                goal,
-                elements,
-                None,
-            );
-        }
         let form = rows(parts.cut.entries());
+        for (row, entry) in parts.cut.contributions().enumerate() {
+            for (before, part) in order.parts(whole) {
+                let (skip, len) = plan.chunk_span(part);
+                let at = Place::Here(plan.contribution(plan.me, entry.buffer) + skip);
+                let goal = Goal { at: to + plan.row_offset(before, part, form, row), wide: false };
+                let source = Source { at, wide: false, factor: 1.0 };
+                arena.combine(reduction.kind(), [source].into_iter(), goal, len / reduction.dtype.size(), None);
+            }
+        }
         control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.crowded));
     }
 
-    /// Sums what lies in one or two buffers, and joins what is in them.
+    /// Sums a chunk of what lies in one or two buffers, and joins what is in them.
     #[inline(never)]
-    pub(super) fn sum(&mut self, round: u64, from: (Buffer, Option<Buffer>), to: Buffer) {
+    pub(super) fn sum(
+        &mut self,
+        round: u64,
+        from: (Buffer, Option<Buffer>),
+        to: Buffer,
+        (chunk, order): (Chunk, Order),
+    ) {
         let Driver { machine, control, arena, reduction, parts, sources, .. } = self;
         let plan = machine.plan();
         let is_outcome = to == Buffer::Outcome;
-        let to = plan.area(to, round);
         parts.begin(round, None);
-        sources.clear();
-        let mut only = None;
-        for from in [Some(from.0), from.1].into_iter().flatten() {
-            let at = plan.area(from, round);
+        let inputs = [Some(from.0), from.1].map(|from| {
+            let from = from?;
+            let (at, first) = (plan.area(from, round), parts.cut.entries.len());
             let last = last_cell(plan, at);
             let label = Label::new(|index| control.load(last - index));
-            let first = parts.cut.entries.len();
             parts.cut.add(|index| label.record(index));
             parts.crowded.extend(label.crowded());
-            let added = parts.cut.entries.from(first).filter(has_data);
-            match label.form() {
-                Form::Sum => sources.push(Source { at: Place::Here(at), wide: true, factor: 1.0 }),
-                Form::Rows(_) => {
-                    for (row, entry) in added.enumerate() {
-                        let at = Place::Here(at + row * plan.row());
-                        only = Some(at);
-                        sources.extend(reduction.source(entry, at));
-                    }
-                }
-            }
-        }
-        let elements = plan.bytes / reduction.dtype.size();
+            // In front of what this rank keeps lies what it sent; another rank sent no more than is summed.
+            let is_own = !matches!(from, Buffer::Inbox(_));
+            let is_divided = is_own && !chunk.is_whole() && !plan.fault(Fault::SumWhatWasSent);
+            let front = is_divided.then(|| chunk.sibling());
+            Some(Input { at, form: label.form(), entries: first..parts.cut.entries.len(), front })
+        });
         let count = parts.cut.contributions().count();
-        let (form, divisor) = match (is_outcome, count) {
-            (true, _) => (Form::Rows(1), reduction.divisor(plan.ranks, &parts.cut)),
-            // One contribution is passed on as it is: its weight counts in the outcome.
-            (false, 0 | 1) => {
-                sources.clear();
-                sources.extend(only.map(|at| Source { at, wide: false, factor: 1.0 }));
-                (Form::Rows(count), None)
-            }
-            (false, _) => (Form::Sum, None),
+        // One contribution is passed on as it is: its weight counts in the outcome.
+        let passes_on = !is_outcome && count <= 1;
+        let form = match passes_on {
+            true if count == 1 && plan.fault(Fault::RelaySumOfOne) => Form::Sum,
+            true => Form::Rows(count),
+            false if is_outcome => Form::Rows(1),
+            false => Form::Sum,
         };
-        let form = if plan.fault(Fault::RelaySumOfOne) && count == 1 && !is_outcome { Form::Sum } else { form };
-        if is_outcome || count > 0 {
-            let goal = Goal { at: to, wide: form == Form::Sum };
+        let divisor = reduction.divisor(plan.ranks, &parts.cut).filter(|_| is_outcome);
+        let at = plan.area(to, round);
+        for (before, part) in order.parts(chunk).filter(|_| is_outcome || count > 0) {
+            sources.clear();
+            for input in inputs.iter().flatten() {
+                let inner = plan.within(chunk, part, input.form);
+                let place = |row| Place::Here(input.at + plan.row_offset(input.front, chunk, input.form, row) + inner);
+                if input.form == Form::Sum {
+                    sources.push(Source { at: place(0), wide: true, factor: 1.0 });
+                    continue;
+                }
+                let entries = parts.cut.entries.from(input.entries.start).take(input.entries.len()).filter(has_data);
+                sources.extend(entries.enumerate().filter_map(|(row, entry)| match passes_on {
+                    true => Some(Source { at: place(row), wide: false, factor: 1.0 }),
+                    false => reduction.source(entry, place(row)),
+                }));
+            }
+            let skip = if is_outcome { plan.chunk_span(part).0 } else { plan.row_offset(before, part, form, 0) };
+            let goal = Goal { at: at + skip, wide: form == Form::Sum };
+            let elements = plan.chunk_span(part).1 / reduction.dtype.size();
             arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
         }
-        control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.crowded));
+        control.store_down(last_cell(plan, at), label(parts.cut.encode(), form, &parts.crowded));
     }
+}
+
+/// What one input of a sum is.
+struct Input {
+    /// Where its data begins.
+    at: usize,
+    form: Form,
+    /// The entries of its label, among all.
+    entries: Range<usize>,
+    /// What lies in front of what is summed.
+    front: Option<Chunk>,
 }
 
 /// The cell right in front of the data at an offset.

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use super::wqe::{Condition, Element, Location, Miss, Operation, Payload, Report, WaitWord};
-use crate::trigger::{Action, Buffer, Place, Program, Role, Signal, span};
+use crate::trigger::{Action, Buffer, Chunk, Place, Program, Role, Signal};
 
 /// Why a NIC cannot run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +66,7 @@ pub trait Wiring {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Signal { input: u32 },
-    Put { from: Buffer, to: Place, chunk: (u32, u32), input: u32 },
+    Put { from: Buffer, to: Place, chunk: Chunk, input: u32 },
 }
 
 /// A queue pair from a rank to a counter.
@@ -218,7 +218,7 @@ impl Lanes {
             }
             Step::Put { from, to, chunk, input } => {
                 // A chunk has the same offset in all buffers.
-                let (offset, length) = span(self.bytes, chunk);
+                let (offset, length) = chunk.span(self.bytes);
                 let at = |base: Location| Location { address: base.address + offset, ..base };
                 let piece = (at(wiring.own(from)), length as u32);
                 let data = Payload::Gather(if length == 0 { Vec::new() } else { vec![piece] });

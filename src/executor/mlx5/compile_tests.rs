@@ -12,9 +12,7 @@ use super::compile::{Lanes, Unsupported, Wiring};
 use super::host::{Number, What};
 use super::mock::Mock;
 use super::wqe::{Element, Location};
-use crate::trigger::{
-    Action, Buffer, Cards, Place, Profile, Program, Request, Role, Schedule, Signal, Start, compile, span,
-};
+use crate::trigger::{Action, Buffer, Cards, Place, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
 use software::Software;
 
 /// Bytes of a contribution: three cache lines.
@@ -232,7 +230,7 @@ impl Nics {
         let Some(&index) = self.lanes[rank as usize].by_rank().iter().find(due) else { return false };
         let operation = program.operations[index].clone();
         let Action::Reduce { from, to, chunk } = &operation.action else { panic!("{operation:?}") };
-        let (offset, length) = span(self.bytes, *chunk);
+        let (offset, length) = chunk.span(self.bytes);
         let host = rank as usize;
         let at = |wires: &Wires, buffer: Buffer| Location {
             address: wires.buffers[&buffer].address + offset,
@@ -358,7 +356,7 @@ fn nics_activate_and_signal_as_the_software_does() {
 /// Arrivals while the NICs run: every schedule gives every rank the sum of all contributions, over many rounds.
 #[test]
 fn every_rank_gets_the_sum_in_every_schedule() {
-    for schedule in [Schedule::Gather, Schedule::Scatter, Schedule::Doubling] {
+    for schedule in Schedule::EVERY {
         for ranks in 1..=6 {
             for (seed, start) in starts(ranks).into_iter().enumerate() {
                 let mut nics = Nics::new(&request(ranks, start, schedule), seed as u64);

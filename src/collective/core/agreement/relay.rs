@@ -20,7 +20,7 @@ use std::hash::{Hash, Hasher};
 
 use super::super::context::Context;
 use super::super::input::{Cells, Effort, FOREVER, Time};
-use super::super::label::{Form, Label};
+use super::super::label::Label;
 use super::super::op::{Counted, Op};
 use super::super::outbox::Outbox;
 use super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
@@ -29,8 +29,8 @@ use super::{Arrival, ArrivalStage, condition};
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
-use crate::rule::{Condition, Grace, Schedule};
-use crate::trigger::{Action, Buffer, Deposit, Progress, Request, Start, Table};
+use crate::rule::{Condition, Grace};
+use crate::trigger::{Action, Buffer, Chunk, Deposit, Order, Progress, Request, Start, Table};
 
 /// This rank's table, and how far it is with the next round.
 #[derive(Clone)]
@@ -79,7 +79,7 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
     let request = Request {
         ranks: members.len() as u32,
         start,
-        schedule: Schedule::Doubling,
+        schedule: plan.schedule,
         bytes: plan.bytes as u64,
         chunk: 0,
         slots: plan.slots(),
@@ -253,19 +253,20 @@ impl Relay {
 
     /// Runs a row; returns whether it could.
     fn run(&mut self, row: usize, round: u64, effort: Effort, cx: &mut Context, cells: &impl Cells) -> bool {
+        let order = self.table.row(row).order;
         match &self.table.row(row).action {
             Action::Signal | Action::Put { .. } => {}
             Action::Seal => {
                 if !self.has_settled(round, cx) {
                     return false;
                 }
-                self.seal(round, cx);
+                self.seal(round, order, cx);
             }
             Action::Reduce { .. } if effort == Effort::Nothing => return false,
-            Action::Reduce { from, to, .. } => {
+            Action::Reduce { from, to, chunk } => {
                 debug_assert!(from.len() <= 2, "a rank sums two halves of a level");
                 let from = (from[0].buffer, from.get(1).map(|place| place.buffer));
-                cx.outbox.push(Op::Sum { round, from, to: *to });
+                cx.outbox.push(Op::Sum { round, from, to: *to, chunk: *chunk, order });
             }
         }
         let signals = self.table.row(row).signals.len();
@@ -273,7 +274,10 @@ impl Relay {
             let table = self.table.row(row);
             let (number, cell) = table.signals[index];
             let data = match table.action {
-                Action::Put { from, to, .. } => Some(relayed((from, to.buffer), round, &cx.plan, cells)),
+                Action::Put { from: Buffer::Outcome, chunk, .. } if !chunk.is_whole() => {
+                    gathered(chunk, round, &cx.plan)
+                }
+                Action::Put { from, to, chunk } => Some(relayed((from, to.buffer), chunk, round, &cx.plan, cells)),
                 _ => None,
             };
             cx.stats.activations += u64::from(table.activates);
@@ -311,13 +315,14 @@ impl Relay {
     }
 
     /// Closes the gate of the round.
-    fn seal(&mut self, round: u64, cx: &mut Context) {
+    fn seal(&mut self, round: u64, order: Order, cx: &mut Context) {
         let deposit = std::mem::take(&mut self.gate);
         let needed = (round + 1).saturating_sub(cx.plan.depth);
         // A synchronous round waits for this rank's arrival, which comes when there is room.
         let crowded = self.start != Start::Everybody && cx.ledger.released() < needed;
         self.unsaid = crowded.then_some(round + 1);
-        cx.outbox.push(Op::Seal { round, deposit, initiator: self.initiator, crowded });
+        let (initiator, pieces) = (self.initiator, self.table.whole().of);
+        cx.outbox.push(Op::Seal { round, deposit, initiator, crowded, pieces, order });
     }
 
     /// Tells all ranks that there is room for the round that they may be waiting to start.
@@ -453,15 +458,24 @@ fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) 
     Label::new(move |index| cells.load(last - index))
 }
 
-/// What is written to another rank: from where, to where there, and how many bytes.
-fn relayed((from, to): (Buffer, Buffer), round: u64, plan: &Plan, cells: &impl Cells) -> (usize, usize, usize) {
+/// What is written to another rank: from where, to where there, and how many bytes. The part that is sent lies right behind
+/// the label.
+fn relayed(
+    (from, to): (Buffer, Buffer),
+    chunk: Chunk,
+    round: u64,
+    plan: &Plan,
+    cells: &impl Cells,
+) -> (usize, usize, usize) {
     let (from, to) = (plan.area(from, round), plan.area(to, round));
     let label = label_of(from, plan, cells);
-    let data = match label.form() {
-        Form::Sum => plan.wide_bytes,
-        Form::Rows(0) => 0,
-        Form::Rows(rows) => (rows - 1) * plan.row() + plan.bytes,
-    };
     let before = label.cells() * size_of::<u64>();
-    (from - before, to - before, before + data)
+    (from - before, to - before, before + plan.part_bytes(chunk, label.form()))
+}
+
+/// The same for a part of an outcome, if it is not empty: all ranks have the label.
+fn gathered(chunk: Chunk, round: u64, plan: &Plan) -> Option<(usize, usize, usize)> {
+    let (skip, len) = plan.chunk_span(chunk);
+    let at = plan.area(Buffer::Outcome, round) + skip;
+    Some((at, at, len)).filter(|_| len > 0)
 }

@@ -103,6 +103,8 @@ pub(crate) struct Terms {
     pub(crate) helpers: u32,
     /// How long the reducers of a round are waited for at first.
     pub(crate) pull_after: Time,
+    /// How a program reduces, where there is one.
+    pub(crate) schedule: Schedule,
     /// The tables, where agreement is by gates.
     pub(crate) program: Option<Arc<Layout>>,
     pub(crate) fault: Option<Fault>,
@@ -159,6 +161,7 @@ impl Terms {
             run: 1,
             helpers: 1,
             pull_after: 1,
+            schedule: Schedule::Doubling,
             program: None,
             fault: None,
         }

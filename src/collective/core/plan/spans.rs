@@ -2,7 +2,7 @@
 
 use super::layout::LINE;
 use super::{MovementBy, Plan};
-use crate::trigger::span;
+use crate::trigger::Chunk;
 
 /// Most work-stealing shares of a round. More would only cost memory: a share is a claim counter.
 const MAX_SHARES: u64 = 32;
@@ -89,8 +89,8 @@ impl Plan {
     }
 
     /// Bytes of a contribution that a chunk of a program covers: offset and length.
-    pub(crate) fn chunk_span(&self, chunk: (u32, u32)) -> (usize, usize) {
-        let (from, len) = span(self.bytes as u64, chunk);
+    pub(crate) fn chunk_span(&self, chunk: Chunk) -> (usize, usize) {
+        let (from, len) = chunk.span(self.bytes as u64);
         (from as usize, len as usize)
     }
 }

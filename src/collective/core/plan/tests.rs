@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::Path;
 use crate::rule::{Fire, Grace, Schedule};
+use crate::trigger::Chunk;
 
 /// Numbers hosts from 0 without a gap.
 fn dense(hosts: Vec<u32>) -> Vec<u32> {
@@ -61,11 +62,16 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 _ => depth,
             };
             let (bytes, segment) = (elements * size, segment * 8);
-            let schedule = if scatter { Schedule::Scatter } else { Schedule::Doubling };
+            let schedule = match scatter {
+                true if path == Path::Relayed => Schedule::Halving,
+                true => Schedule::Scatter,
+                false => Schedule::Doubling,
+            };
             let program =
                 (path == Path::Program).then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
             let sample = Terms::sample(0, hosts, fire, path);
-            Plan::new(Terms { grace, depth, bytes, wide_bytes: elements * wide, segment, program, ..sample })
+            let wide_bytes = elements * wide;
+            Plan::new(Terms { grace, depth, bytes, wide_bytes, segment, schedule, program, ..sample })
         },
     )
 }
@@ -178,7 +184,7 @@ proptest! {
         let ways = [
             (0..plan.segments()).map(|index| plan.segment_span(index)).collect::<Vec<_>>(),
             (0..plan.parts()).map(|index| plan.part_span(index)).collect(),
-            (0..3).map(|chunk| plan.chunk_span((chunk, 3))).collect(),
+            (0..3).map(|chunk| plan.chunk_span(Chunk::piece(chunk, 3))).collect(),
         ];
         let ways = ways.into_iter().chain(by_homes);
         for spans in ways {
