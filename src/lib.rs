@@ -59,6 +59,8 @@ pub mod fault;
 #[cfg(feature = "internals")]
 pub mod measure;
 #[cfg(feature = "internals")]
+pub mod merge;
+#[cfg(feature = "internals")]
 pub mod model;
 #[cfg(feature = "internals")]
 pub mod reduce;
@@ -87,6 +89,8 @@ mod executor;
 mod fabric;
 #[cfg(not(feature = "internals"))]
 mod fault;
+#[cfg(not(feature = "internals"))]
+mod merge;
 #[cfg(not(feature = "internals"))]
 mod model;
 #[cfg(not(feature = "internals"))]

@@ -67,6 +67,26 @@ fn sleeping_on_a_lock_allocates_nothing() {
     sum.finish(DEADLINE).unwrap();
 }
 
+/// A planner of merged gradients keeps its memory.
+#[cfg(feature = "internals")]
+#[test]
+fn planning_again_allocates_nothing() {
+    use earlybird::merge::{Cost, Gradient, Merging, Planner};
+    let gradients: Vec<_> =
+        (1..=200).map(|at| Gradient { ready: Duration::from_millis(at), bytes: at << 10 }).collect();
+    let mut planner = Planner::default();
+    let mut plan = |message: Duration| {
+        let cost = Cost { message, per_mib: Duration::from_millis(1) };
+        [Merging::Optimal, Merging::Each, Merging::One, Merging::Bytes(1 << 20)]
+            .map(|merging| planner.plan(merging, &gradients, cost).len())
+    };
+    let merged = plan(Duration::from_millis(50))[0];
+    let before = ALLOCATIONS.with(Cell::get);
+    // Free messages have as many buckets as there are gradients.
+    assert!(plan(Duration::ZERO)[0] > merged);
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+}
+
 fn play(world: &World, (mover, executor): (Mover, Executor), fire: Fire, length: usize) {
     let mut sum = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
     let mut seen = 0.0;
