@@ -86,7 +86,7 @@ fn bad_input_is_named_before_anything_starts() {
 #[test]
 fn help_lists_every_command() {
     let output = earlybird(&["--help"]).output().unwrap();
-    for command in ["run", "bench", "train", "program", "fuzz", "simulate", "selftest", "info"] {
+    for command in ["run", "bench", "train", "program", "fuzz", "simulate", "model", "selftest", "info"] {
         let listed = text(&output).lines().any(|line| line.split_whitespace().next() == Some(command));
         assert!(listed, "{command}: {}", text(&output));
     }

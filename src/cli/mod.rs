@@ -14,6 +14,7 @@ mod distribution;
 mod fuzz;
 mod info;
 mod launch;
+mod model;
 mod pattern;
 mod program;
 mod rank;
@@ -50,6 +51,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Simulate worlds without troubles, of up to 4,096 ranks, and print the cost
     Simulate(simulate::Args),
+    /// Predict from formulas what a method gains
+    Model(model::Args),
     /// Check on these devices what the library promises, and print what holds
     Selftest(selftest::Args),
     /// Show what this build and machine can do
@@ -72,6 +75,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Program(args) => program::main(&args),
         Command::Fuzz(args) => fuzz::main(&args),
         Command::Simulate(args) => simulate::main(&args),
+        Command::Model(args) => model::main(&args),
         Command::Selftest(args) => selftest::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Rank(args) => rank::main(&args),

@@ -1,0 +1,23 @@
+//! `earlybird model`: predictions from formulas. Nothing is run.
+
+mod merge;
+mod network;
+mod trace;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    model: Model,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Model {
+    /// Which gradients of a backward pass should share a message, and what that gains
+    Merge(merge::Args),
+}
+
+pub(super) fn main(args: &Args) -> super::Outcome {
+    match &args.model {
+        Model::Merge(args) => merge::main(args),
+    }
+}
