@@ -286,7 +286,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             _ => 1,
         };
         let segment = parameters.segment();
-        let schedule = parameters.schedule(bytes as u64, path == Path::Relayed);
+        let schedule = parameters.schedule(bytes as u64, path, ranks);
         let program =
             (path == Path::Program).then(|| program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth));
         let plan = Plan::new(Terms {

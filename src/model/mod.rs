@@ -150,12 +150,14 @@ impl Parameters {
         self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= self.relay)
     }
 
-    /// How the program of a tree reduces: by one rank for all, or by ranks that relay.
-    pub(crate) fn schedule(&self, bytes: u64, relays: bool) -> Schedule {
-        match bytes > self.tree_scatter {
-            false => Schedule::Doubling,
-            true if relays => Schedule::Halving,
-            true => Schedule::Scatter,
+    /// How the program of a tree reduces.
+    pub(crate) fn schedule(&self, bytes: u64, path: Path, ranks: u32) -> Schedule {
+        match path {
+            _ if bytes <= self.tree_scatter => Schedule::Doubling,
+            // Two ranks would send as many bytes, in more messages.
+            Path::Relayed if ranks < 4 => Schedule::Doubling,
+            Path::Relayed => Schedule::Halving,
+            _ => Schedule::Scatter,
         }
     }
 

@@ -200,3 +200,17 @@ proptest! {
         prop_assert_eq!((shares[0].0, shares[shares.len() - 1].1), (0, plan.segments()));
     }
 }
+
+/// As multiples of a contribution, apart from labels, which take less than one.
+#[test]
+fn relayed_data_takes_so_much_memory() {
+    for ranks in [2u32, 5, 64, 1000] {
+        for (schedule, most) in [(Schedule::Doubling, 6 + 2 * ranks.ilog2() as usize), (Schedule::Halving, 9)] {
+            let bytes = 4 << 20;
+            let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Relayed);
+            let plan = Plan::new(Terms { bytes, wide_bytes: bytes, schedule, ..sample });
+            let total = plan.relayed_bytes().unwrap();
+            assert!(total < (RELAYED_ROUNDS as usize * most + 1) * bytes, "{ranks} ranks, {schedule:?}: {total} bytes");
+        }
+    }
+}
