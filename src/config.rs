@@ -21,7 +21,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 18] = [
+pub const VARIABLES: [Variable; 19] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -63,6 +63,11 @@ pub const VARIABLES: [Variable; 18] = [
         name: "EARLYBIRD_SERVICE_LEVEL",
         default: "0",
         meaning: "the service level of InfiniBand packets, 0 to 15",
+    },
+    Variable {
+        name: "EARLYBIRD_LINK_TIMEOUT",
+        default: "4s",
+        meaning: "an RDMA device gives up a peer whose device answers nothing for about this long, 1ms to 2h",
     },
     Variable {
         name: "EARLYBIRD_SILENCE",
@@ -166,6 +171,9 @@ pub struct VerbsSettings {
     pub traffic_class: u8,
     /// The service level of this rank's InfiniBand packets, below 16.
     pub service_level: u8,
+    /// How long this rank's device tries to reach one that answers nothing, to a factor of 1.5; `None` for about four
+    /// seconds.
+    pub link_timeout: Option<Duration>,
     /// Whether the device carries out signals and atomics by itself, so that no processor of the
     /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
     /// ranks. `None`: yes, where the device has atomics.
@@ -308,6 +316,14 @@ impl Config {
                     let level = level.ok_or_else(|| bad("use a number from 0 to 15".to_owned()))?;
                     config.verbs.service_level = level;
                 }
+                "EARLYBIRD_LINK_TIMEOUT" => {
+                    let longest = Duration::from_secs(2 * 60 * 60);
+                    let time = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
+                    if !(Duration::from_millis(1)..=longest).contains(&time) {
+                        return Err(bad("use a time from 1ms to 2h".to_owned()));
+                    }
+                    config.verbs.link_timeout = Some(time);
+                }
                 SECRET => config.secret = Some(long_enough(value)?),
                 "EARLYBIRD_SILENCE" => {
                     let silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
@@ -365,6 +381,8 @@ mod tests {
             ("EARLYBIRD_GID_INDEX", "-1"),
             ("EARLYBIRD_TRAFFIC_CLASS", "256"),
             ("EARLYBIRD_SERVICE_LEVEL", "16"),
+            ("EARLYBIRD_LINK_TIMEOUT", "0"),
+            ("EARLYBIRD_LINK_TIMEOUT", "9000s"),
             ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
@@ -373,6 +391,8 @@ mod tests {
             assert!(error.contains(name), "{error}");
         }
         assert_eq!(config("EARLYBIRD_TRAFFIC_CLASS", "104").unwrap().verbs.traffic_class, 104);
+        let link_timeout = config("EARLYBIRD_LINK_TIMEOUT", "30s").unwrap().verbs.link_timeout;
+        assert_eq!(link_timeout, Some(Duration::from_secs(30)));
         assert_eq!(config("EARLYBIRD_SERVICE_LEVEL", "15").unwrap().verbs.service_level, 15);
         for (secret, named) in [("x", "has 1 byte; use 8 or more"), ("seven..", "has 7 bytes; use 8 or more")] {
             let error = config("EARLYBIRD_SECRET", secret).unwrap_err().to_string();

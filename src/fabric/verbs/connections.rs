@@ -245,7 +245,10 @@ impl Connections {
     fn connect(&self, peer: u32, end: End) -> Result<(), Code> {
         let Peer { address, connection, .. } = &self.peers[peer as usize];
         let Some(connection) = connection else { return Ok(()) };
-        let settings = settings::of_connection(address.mtu.min(self.port.mtu), self.port.outstanding_reads);
+        let settings = {
+            let Port { mtu, outstanding_reads, link_timeout, .. } = self.port;
+            settings::of_connection(address.mtu.min(mtu), outstanding_reads, link_timeout)
+        };
         let other = verbs::Peer { number: end.pair, packet_sequence: end.sequence };
         let pair = connection.pair();
         let connected = pair.connect(&self.route(address), other, &settings);

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use earlybird_ffi::verbs::sys::{
     IBV_ATOMIC_GLOB, IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_ARMED, IBV_PORT_DOWN,
@@ -12,6 +13,7 @@ use earlybird_ffi::verbs::sys::{
 use earlybird_ffi::verbs::{Context, Device, Gid, GidKind, Library, Transport};
 
 use super::numa;
+use super::settings::LINK_TIMEOUT;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::fabric::net::Atomicity;
@@ -96,6 +98,8 @@ pub(super) struct Port {
     /// How switches treat its packets.
     pub(super) traffic_class: u8,
     pub(super) service_level: u8,
+    /// How long it tries to reach another device.
+    pub(super) link_timeout: Duration,
 }
 
 impl Port {
@@ -123,6 +127,7 @@ impl Port {
             },
             traffic_class: settings.traffic_class,
             service_level: settings.service_level,
+            link_timeout: settings.link_timeout.unwrap_or(LINK_TIMEOUT),
         })
     }
 

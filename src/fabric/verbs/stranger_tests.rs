@@ -119,7 +119,11 @@ impl Stranger {
     /// Points a queue pair at a rank's and makes a request, whose packets have numbers from `sequence` on. How it ends.
     fn tries(&self, number: u32, sequence: u32, verb: Verb) -> ibv_wc_status {
         let pair = self.pair();
-        let settings = Settings { timeout: 13, retry_count: 2, ..settings::of_connection(self.port.mtu, 1) };
+        let settings = Settings {
+            timeout: 13,
+            retry_count: 2,
+            ..settings::of_connection(self.port.mtu, 1, settings::LINK_TIMEOUT)
+        };
         let peer = verbs::Peer { number, packet_sequence: sequence };
         pair.connect(&self.route(), peer, &settings).unwrap();
         pair.ready_to_send(sequence, &settings).unwrap();
