@@ -201,6 +201,11 @@ impl Table {
         self.whole
     }
 
+    #[cfg(test)]
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
     pub(crate) fn row(&self, row: usize) -> &Row {
         &self.rows[row]
     }

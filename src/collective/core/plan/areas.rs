@@ -3,10 +3,12 @@
 //! Behind the contributions lie the outcomes, and then an area for each thing that a round's rows read or write, for
 //! some rounds in turn. In front of the data of each lies its label.
 
+use std::sync::Arc;
+
 use super::layout::lines;
 use super::{Plan, RELAYED_ROUNDS};
 use crate::collective::core::label::{Form, most_cells};
-use crate::rule::Schedule;
+use crate::rule::{Path, Schedule};
 use crate::trigger::{Buffer, Chunk};
 
 /// Rows of relayed data begin at such multiples.
@@ -14,6 +16,53 @@ const ROW: usize = size_of::<u64>();
 
 /// Pieces of a chunk begin at such multiples.
 const PIECE: usize = 64;
+
+/// Where areas begin. It is counted once, since each of them lies behind others.
+#[derive(Clone, Debug)]
+pub(super) struct Areas {
+    /// Outcomes that lie there at once: another rank writes some of them, so they take turns as areas do.
+    outcomes: u64,
+    /// Where the data of the first one begins, and bytes from one to the next.
+    outcomes_from: usize,
+    outcome_bytes: usize,
+    /// Where the areas begin of rounds that take turns.
+    rounds_from: [usize; RELAYED_ROUNDS as usize],
+    /// Where the data of each area of a round begins, from there on.
+    starts: Arc<[usize]>,
+    /// Bytes of all of it.
+    total: usize,
+}
+
+impl Areas {
+    /// Nothing if ranks do not relay, or if what they relay cannot be addressed.
+    pub(super) fn of(plan: &Plan) -> Option<Self> {
+        if plan.path != Path::Relayed {
+            return None;
+        }
+        let first = plan.checked_contributions_end()?;
+        let outcomes = plan.depth.max(RELAYED_ROUNDS);
+        let (label, data) = plan.shape(Buffer::Outcome)?;
+        let outcome_bytes = label.checked_add(data)?;
+        let rounds = outcome_bytes.checked_mul(usize::try_from(outcomes).ok()?)?;
+        let (mut starts, mut round) = (Vec::new(), 0usize);
+        for area in plan.areas() {
+            let (label, data) = plan.shape(area)?;
+            let start = round.checked_add(label)?;
+            starts.push(start);
+            round = start.checked_add(data)?;
+        }
+        let total = rounds.checked_add(round.checked_mul(RELAYED_ROUNDS as usize)?)?;
+        first.checked_add(total)?;
+        Some(Areas {
+            outcomes,
+            outcomes_from: first + label,
+            outcome_bytes,
+            rounds_from: std::array::from_fn(|turn| first + rounds + turn * round),
+            starts: starts.into(),
+            total,
+        })
+    }
+}
 
 impl Plan {
     /// So many bytes of a contribution, in the width in which sums are made; nothing if they cannot be addressed.
@@ -71,10 +120,6 @@ impl Plan {
         Some((lines(most_cells(ranks.min(self.ranks)) * size_of::<u64>())?, lines(data)?))
     }
 
-    fn area_bytes(&self, area: Buffer) -> Option<usize> {
-        self.shape(area).and_then(|(label, data)| label.checked_add(data))
-    }
-
     /// The areas of a round, in their order in memory.
     pub(super) fn areas(&self) -> impl Iterator<Item = Buffer> + use<> {
         // The sum of the last level is the outcome. When ranks have left, there are as many levels or fewer.
@@ -83,36 +128,24 @@ impl Plan {
         std::iter::once(Buffer::Contribution).chain(levels).chain([Buffer::Inbox(last)])
     }
 
-    fn round_bytes(&self) -> Option<usize> {
-        self.areas().try_fold(0usize, |sum, area| sum.checked_add(self.area_bytes(area)?))
-    }
-
-    /// Outcomes that lie there at once: another rank writes some of them, so they take turns as areas do.
-    fn relayed_outcomes(&self) -> u64 {
-        self.depth.max(RELAYED_ROUNDS)
+    /// Where the data of an area begins that a round uses. All of it can be addressed: that was checked when the plan
+    /// was made.
+    pub(crate) fn area(&self, area: Buffer, round: u64) -> usize {
+        let areas = self.areas.as_ref().expect("ranks relay, in memory that can be addressed");
+        let number = match area {
+            Buffer::Contribution => 0,
+            Buffer::Inbox(level) => 1 + 2 * level as usize,
+            Buffer::Partial(level) => 2 + 2 * level as usize,
+            Buffer::Outcome => {
+                return areas.outcomes_from + ((round - 1) % areas.outcomes) as usize * areas.outcome_bytes;
+            }
+        };
+        areas.rounds_from[(round % RELAYED_ROUNDS) as usize] + areas.starts[number]
     }
 
     /// Bytes of all that is relayed, or nothing if they cannot be addressed.
     pub(super) fn relayed_bytes(&self) -> Option<usize> {
-        let outcomes = self.area_bytes(Buffer::Outcome)?.checked_mul(usize::try_from(self.relayed_outcomes()).ok()?)?;
-        outcomes.checked_add(self.round_bytes()?.checked_mul(RELAYED_ROUNDS as usize)?)
-    }
-
-    /// Where the data of an area begins that a round uses. All of it can be addressed: that was checked when the plan
-    /// was made.
-    #[inline(never)]
-    pub(crate) fn area(&self, area: Buffer, round: u64) -> usize {
-        let bytes = |area| self.area_bytes(area).unwrap_or(0);
-        let label = self.shape(area).map_or(0, |(label, _)| label);
-        let outcomes = self.relayed_outcomes();
-        let first = self.contributions_end() + label;
-        if area == Buffer::Outcome {
-            return first + ((round - 1) % outcomes) as usize * bytes(area);
-        }
-        debug_assert!(self.areas().any(|other| other == area), "{area} is relayed");
-        let before: usize = self.areas().take_while(|&other| other != area).map(bytes).sum();
-        let turn = (round % RELAYED_ROUNDS) as usize * self.round_bytes().unwrap_or(0);
-        first + outcomes as usize * bytes(Buffer::Outcome) + turn + before
+        self.areas.as_ref().map(|areas| areas.total)
     }
 
     /// The cell of the data region at an offset.

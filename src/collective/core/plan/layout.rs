@@ -235,9 +235,9 @@ impl Plan {
         if self.pushes() { self.ranks } else { self.topology.widest() }
     }
 
-    /// Where contributions end in a data region.
-    pub(super) fn contributions_end(&self) -> usize {
-        (self.contribution_rows() * BUFFERS) as usize * self.stride()
+    /// Where contributions end in a data region; nothing if they cannot be addressed.
+    pub(super) fn checked_contributions_end(&self) -> Option<usize> {
+        lines(self.bytes)?.checked_mul((self.contribution_rows() * BUFFERS) as usize)
     }
 
     fn outcome_slots(&self) -> u64 {
@@ -309,7 +309,7 @@ impl Plan {
         let sized = |bytes: usize, rows: u64| lines(bytes)?.checked_mul(usize::try_from(rows).ok()?);
         let contributions = u64::from(self.contribution_rows() * BUFFERS);
         if self.path == Path::Relayed {
-            let total = sized(self.bytes, contributions)?.checked_add(self.relayed_bytes()?)?;
+            let total = self.checked_contributions_end()?.checked_add(self.relayed_bytes()?)?;
             return Some(total).filter(|&total| total <= isize::MAX as usize);
         }
         let rows = contributions + self.outcome_slots();

@@ -17,6 +17,7 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Fire, Grace, Path, Schedule};
 use crate::trigger::{Layout, Request, Start};
+use areas::Areas;
 pub(crate) use layout::slot_of;
 use layout::{Extents, TagCells};
 pub(crate) use topology::Topology;
@@ -116,6 +117,7 @@ pub(crate) struct Plan {
     terms: Terms,
     extents: Extents,
     tags: TagCells,
+    areas: Option<Areas>,
 }
 
 impl Deref for Plan {
@@ -170,15 +172,16 @@ impl Terms {
 
 impl Plan {
     pub(crate) fn new(terms: Terms) -> Self {
-        let mut plan = Plan { terms, extents: Extents::default(), tags: TagCells::default() };
+        let mut plan = Plan { terms, extents: Extents::default(), tags: TagCells::default(), areas: None };
         plan.extents = Extents::of(&plan);
         plan.tags = TagCells::of(&plan);
+        plan.areas = Areas::of(&plan);
         plan
     }
 
     /// The same plan, as another rank sees it.
     pub(crate) fn seen_by(&self, me: u32) -> Self {
-        Plan { terms: Terms { me, ..self.terms.clone() }, ..*self }
+        Plan { terms: Terms { me, ..self.terms.clone() }, areas: self.areas.clone(), ..*self }
     }
 
     #[inline]

@@ -7,8 +7,9 @@ use proptest::prelude::*;
 
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::Path;
+use crate::collective::core::label::Form;
 use crate::rule::{Fire, Grace, Schedule};
-use crate::trigger::Chunk;
+use crate::trigger::{Action, Buffer, Chunk, Request, Start, Table};
 
 /// Numbers hosts from 0 without a gap.
 fn dense(hosts: Vec<u32>) -> Vec<u32> {
@@ -211,6 +212,60 @@ fn relayed_data_takes_so_much_memory() {
             let plan = Plan::new(Terms { bytes, wide_bytes: bytes, schedule, ..sample });
             let total = plan.relayed_bytes().unwrap();
             assert!(total < (RELAYED_ROUNDS as usize * most + 1) * bytes, "{ranks} ranks, {schedule:?}: {total} bytes");
+        }
+    }
+}
+
+/// The furthest byte of each write of a table, behind where its buffer begins.
+fn writes(table: &Table, plan: &Plan) -> Vec<(Buffer, usize)> {
+    let mut all = Vec::new();
+    let forms = [Form::Sum, Form::Rows(0), Form::Rows(1)];
+    for row in table.rows() {
+        match &row.action {
+            Action::Signal => {}
+            Action::Seal => {
+                for (before, part) in row.order.parts(table.whole()) {
+                    let last = plan.row_offset(before, part, Form::Rows(2), 1);
+                    all.push((Buffer::Contribution, last + plan.chunk_span(part).1));
+                }
+            }
+            Action::Reduce { to: Buffer::Outcome, chunk, .. } | Action::Put { from: Buffer::Outcome, chunk, .. } => {
+                let (from, len) = plan.chunk_span(*chunk);
+                all.push((Buffer::Outcome, from + len));
+            }
+            Action::Reduce { to, chunk, .. } => {
+                for (form, (before, part)) in
+                    forms.into_iter().flat_map(|form| row.order.parts(*chunk).map(move |part| (form, part)))
+                {
+                    all.push((*to, plan.row_offset(before, part, form, 0) + plan.part_bytes(part, form)));
+                }
+            }
+            Action::Put { from, to, chunk } => {
+                let rows = if *from == Buffer::Contribution { Form::Rows(2) } else { Form::Sum };
+                all.push((to.buffer, plan.part_bytes(*chunk, rows)));
+            }
+        }
+    }
+    all
+}
+
+proptest! {
+    /// Also for the ranks that are left when others have gone.
+    #[test]
+    fn what_a_table_writes_fits_its_area(
+        ranks in 2..70u32, gone in 0..69u32, rank in 0..70u32, halves: bool,
+        elements in prop_oneof![0..300usize, 0..40_000usize], size in prop_oneof![Just((2, 4)), Just((4, 4)), Just((8, 8))],
+    ) {
+        let schedule = if halves { Schedule::Halving } else { Schedule::Doubling };
+        let (bytes, wide_bytes) = (elements * size.0, elements * size.1);
+        let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Relayed);
+        let plan = Plan::new(Terms { bytes, wide_bytes, schedule, ..sample });
+        let left = ranks - gone % (ranks - 1);
+        let request = Request { ranks: left, start: Start::First, schedule, bytes: bytes as u64, chunk: 0, slots: 4 };
+        let table = Table::new(&request, rank % left, plan.inputs());
+        for (buffer, end) in writes(&table, &plan) {
+            let (_, room) = plan.shape(buffer).unwrap();
+            prop_assert!(end <= room, "{} bytes in {}, which has {}: {} of {} ranks", end, buffer, room, left, ranks);
         }
     }
 }
