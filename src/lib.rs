@@ -57,6 +57,8 @@ pub mod fabric;
 #[cfg(feature = "internals")]
 pub mod fault;
 #[cfg(feature = "internals")]
+pub mod group;
+#[cfg(feature = "internals")]
 pub mod measure;
 #[cfg(feature = "internals")]
 pub mod merge;
@@ -89,6 +91,8 @@ mod executor;
 mod fabric;
 #[cfg(not(feature = "internals"))]
 mod fault;
+#[cfg(not(feature = "internals"))]
+mod group;
 #[cfg(not(feature = "internals"))]
 mod merge;
 #[cfg(not(feature = "internals"))]

@@ -97,6 +97,30 @@ impl RankSet {
         Some(index as u32 * 64 + word.trailing_zeros())
     }
 
+    /// The number of members below `rank`.
+    pub(crate) fn below(&self, rank: u32) -> u32 {
+        let (index, mask) = (rank as usize / 64, !(u64::MAX << (rank % 64)));
+        let words = self.bits.iter().take(index).map(|word| word.count_ones());
+        words.sum::<u32>() + self.bits.get(index).map_or(0, |word| (word & mask).count_ones())
+    }
+
+    /// Replaces positions in the list of members by the members there. Positions count from 0 and ascend; each is below
+    /// `len`.
+    pub(crate) fn replace_positions(&self, positions: &mut [u32]) {
+        // The members of a word from position `first` on.
+        let (mut index, mut first, mut word) = (0, 0, self.bits.first().map_or(0, |&word| word));
+        for position in positions {
+            while first + word.count_ones() <= *position {
+                first += word.count_ones();
+                index += 1;
+                word = self.bits[index];
+            }
+            word = (first..*position).fold(word, |word, _| word & (word - 1));
+            first = *position;
+            *position = index as u32 * 64 + word.trailing_zeros();
+        }
+    }
+
     /// The bits of fewer than 64 ranks from `first` on, shifted down to bit 0.
     pub(crate) fn group(&self, first: u32, ranks: u32) -> u64 {
         let (index, shift) = (first as usize / 64, first % 64);
@@ -134,7 +158,16 @@ mod tests {
             }
             assert_eq!(set.iter().count() as u32, set.len());
             assert!(set.iter().all(|rank| set.contains(rank)));
+            for step in [1, 2, 5, 70] {
+                let positions = || (0..set.len()).step_by(step);
+                let mut members: Vec<u32> = positions().collect();
+                set.replace_positions(&mut members);
+                assert!(members.iter().copied().eq(set.iter().step_by(step)), "{ranks} ranks, every {step}th");
+                assert!(members.iter().map(|&rank| set.below(rank)).eq(positions()));
+            }
+            assert_eq!(set.below(ranks + 200), set.len());
         }
         assert_eq!(RankSet::full(70).len(), 70);
+        RankSet::empty(0).replace_positions(&mut []);
     }
 }

@@ -87,6 +87,23 @@ fn planning_again_allocates_nothing() {
     assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
 }
 
+/// A rank finds its group in memory that the caller keeps.
+#[cfg(feature = "internals")]
+#[test]
+fn finding_a_group_allocates_nothing() {
+    use earlybird::RankSet;
+    use earlybird::group::Butterfly;
+    let active = RankSet::from_iter((0..1000).filter(|rank| rank % 7 != 3));
+    let schedule = Butterfly::new(32).unwrap();
+    let mut members = Vec::with_capacity(32);
+    let before = ALLOCATIONS.with(Cell::get);
+    for round in 1..=10 {
+        schedule.group(&active, round, 501, &mut members);
+        assert!(members.len() > 30 && members.contains(&501));
+    }
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+}
+
 fn play(world: &World, (mover, executor): (Mover, Executor), fire: Fire, length: usize) {
     let mut sum = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
     let mut seen = 0.0;

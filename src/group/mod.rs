@@ -1,0 +1,146 @@
+//! Which ranks average with each other. Every round divides the active ranks into groups, and each group takes the mean
+//! of its own values. The groups change from round to round, so what one rank learns reaches all.
+//!
+//! [`Butterfly`] computes the groups from the active ranks, the size and the round. So ranks that know these three agree
+//! on the groups without a message. It works for any number of ranks *P* and any size *S* from 2 on:
+//! - A round has *G* = ceil(*P* / *S*) groups. Their sizes differ by one at most.
+//! - A cycle has *R* = ceil(log *P* / log *S*) rounds. Any *R* rounds in a row connect all ranks: from each rank a chain
+//!   leads to each other one, in which neighbours share a group. Any 2 *R* rounds in a row carry what a rank contributes
+//!   to all. Tests check both for up to 1,024 ranks and groups of up to 16.
+//! - If *P* = *S*^*R*, all ranks hold the mean of all after any *R* rounds. This is the classical butterfly.
+//!
+//! No schedule reaches the mean of all for every *P*. The weights that groups of at most *S* give to the first values are
+//! fractions whose denominators have no prime factor above *S*. With 5 ranks and groups of 4, a fifth is none of them.
+//!
+//! Round *i* of a cycle lists the ranks by columns. With *b* = ceil(*P* / *G*), column *c* has the ranks *c*, *c* + *b*^*i*,
+//! *c* + 2 *b*^*i* and so on. Consecutive ranks of the list form the groups. If *b*^(*R* - 1) does not divide *P*, the list
+//! of round *i* is rotated by *i*. Otherwise pairs of an odd number of ranks would always leave rank 0 alone.
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod tests;
+
+use crate::rank_set::RankSet;
+
+/// A size that is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("groups of {size} average nothing; use 2 ranks or more")]
+pub struct GroupSizeError {
+    size: u32,
+}
+
+/// A schedule of groups for any number of ranks: the same for all, and different in each round of a cycle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Butterfly {
+    size: u32,
+}
+
+impl Butterfly {
+    /// Groups of at most `size` ranks.
+    ///
+    /// # Errors
+    /// If `size` is less than 2.
+    pub fn new(size: u32) -> Result<Self, GroupSizeError> {
+        if size < 2 { Err(GroupSizeError { size }) } else { Ok(Butterfly { size }) }
+    }
+
+    /// The most ranks of a group.
+    #[must_use]
+    pub fn size(self) -> u32 {
+        self.size
+    }
+
+    /// The number of rounds after which the groups repeat, as long as the same ranks are active. So many in a row connect
+    /// all ranks.
+    #[must_use]
+    pub fn cycle(self, ranks: u32) -> u32 {
+        let (mut rounds, mut reached) = (1, u64::from(self.size));
+        while reached < u64::from(ranks) {
+            reached *= u64::from(self.size);
+            rounds += 1;
+        }
+        rounds
+    }
+
+    /// The groups of a round among `ranks` active ranks.
+    #[must_use]
+    pub fn partition(self, ranks: u32, round: u64) -> Partition {
+        let groups = ranks.div_ceil(self.size);
+        let base = ranks.div_ceil(groups.max(1));
+        let cycle = self.cycle(ranks);
+        let step = (round % u64::from(cycle)) as u32;
+        // Less than `ranks`, because `base` is at most the size.
+        let longest = base.pow(cycle - 1);
+        Partition {
+            ranks: ranks.into(),
+            groups: groups.into(),
+            stride: base.pow(step).into(),
+            rotation: if ranks.is_multiple_of(longest) { 0 } else { step.into() },
+        }
+    }
+
+    /// Fills `members` with the group of a rank, ascending and with the rank itself. A rank that is not active is in no
+    /// group. Memory for as many members as the size is enough. The time grows with the members and, by a few
+    /// instructions each, with the ranks.
+    pub fn group(self, active: &RankSet, round: u64, rank: u32, members: &mut Vec<u32>) {
+        members.clear();
+        if active.contains(rank) {
+            let partition = self.partition(active.len(), round);
+            members.extend(partition.members(partition.group_of(active.below(rank))));
+            members.sort_unstable();
+            active.replace_positions(members);
+        }
+    }
+}
+
+/// The groups of a round. A rank is named by its position among the active ranks, which count from 0 and ascend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    ranks: u64,
+    groups: u64,
+    /// The distance of neighbours in a column; as many as there are columns.
+    stride: u64,
+    /// How many ranks at the front of the list move to its end.
+    rotation: u64,
+}
+
+impl Partition {
+    /// The number of groups.
+    #[must_use]
+    pub fn groups(self) -> u32 {
+        self.groups as u32
+    }
+
+    /// The group of a rank.
+    ///
+    /// # Panics
+    /// If no rank is active.
+    #[must_use]
+    pub fn group_of(self, position: u32) -> u32 {
+        let (column, row) = (u64::from(position) % self.stride, u64::from(position) / self.stride);
+        let (rows, longer) = (self.ranks / self.stride, self.ranks % self.stride);
+        let index = column * rows + column.min(longer) + row;
+        let listed = (index + self.ranks - self.rotation) % self.ranks;
+        // The last group that begins here or before.
+        (((listed + 1) * self.groups - 1) / self.ranks) as u32
+    }
+
+    /// The ranks of a group, in the order of the list.
+    pub fn members(self, group: u32) -> impl Iterator<Item = u32> {
+        let begin = |group: u64| self.ranks * group / self.groups;
+        (begin(group.into())..begin(u64::from(group) + 1)).map(move |listed| self.position(listed))
+    }
+
+    /// The rank at a place in the list.
+    fn position(self, listed: u64) -> u32 {
+        let index = (listed + self.rotation) % self.ranks;
+        // The first columns have one rank more than the others.
+        let (rows, longer) = (self.ranks / self.stride, self.ranks % self.stride);
+        let of_longer = longer * (rows + 1);
+        let (column, row) = match index.checked_sub(of_longer) {
+            None => (index / (rows + 1), index % (rows + 1)),
+            Some(rest) => (longer + rest / rows, rest % rows),
+        };
+        (row * self.stride + column) as u32
+    }
+}
