@@ -234,16 +234,20 @@ fn complete(world: &[Program]) -> HashMap<(u32, Role), Known> {
             known.entry((signal.rank, signal.counter)).or_default().entry(place).or_default().insert(chunk);
         }
     }
+    // What is complete at other counters is of no use.
+    let triggers = operations(world).map(|(program, operation)| (program.rank, operation.when));
+    let asked: HashSet<(u32, Role)> = triggers.chain(world.iter().map(|program| program.receives.1)).collect();
     let mut grows = true;
     while grows {
         grows = false;
         for (program, operation) in operations(world).filter(|(program, operation)| program.waits_for_all(operation)) {
-            let before = known.get(&(program.rank, operation.when)).cloned().unwrap_or_default();
-            for signal in operation.then.iter().filter(|signal| signal.rank == program.rank) {
-                let after = known.entry((signal.rank, signal.counter)).or_default();
-                for (place, chunks) in &before {
-                    let parts = after.entry(*place).or_default();
-                    grows |= chunks.iter().fold(false, |grew, &chunk| parts.insert(chunk) | grew);
+            let own = operation.then.iter().filter(|signal| signal.rank == program.rank);
+            for to in own.map(|signal| (signal.rank, signal.counter)).filter(|to| asked.contains(to)) {
+                let before = known.get(&(program.rank, operation.when)).cloned().unwrap_or_default();
+                let after = known.entry(to).or_default();
+                for (place, chunks) in before {
+                    let parts = after.entry(place).or_default();
+                    grows |= chunks.into_iter().fold(false, |grew, chunk| parts.insert(chunk) | grew);
                 }
             }
         }
