@@ -27,7 +27,7 @@ fn earliest_of_buckets(gradients: &[Gradient], cost: Cost) -> Duration {
             if last + 1 == gradients.len() || division >> last & 1 == 1 {
                 let bucket = &gradients[first..=last];
                 let ready = bucket.iter().map(|gradient| gradient.ready).max().unwrap();
-                end = end.max(ready) + cost.of(bucket.iter().map(|gradient| gradient.bytes).sum());
+                end = end.max(ready) + cost.of(bucket.iter().map(|gradient| gradient.bytes).sum::<u64>());
                 first = last + 1;
             }
         }
@@ -108,7 +108,7 @@ fn plans_are_schedules() {
             for bucket in planner.plan(merging, &gradients, cost) {
                 let members = &gradients[bucket.gradients.clone()];
                 assert_eq!(bucket.gradients.start, next);
-                assert_eq!(bucket.bytes, members.iter().map(|gradient| gradient.bytes).sum());
+                assert_eq!(bucket.bytes, members.iter().map(|gradient| gradient.bytes).sum::<u64>());
                 assert_eq!(bucket.begin, members.iter().map(|gradient| gradient.ready).fold(free, Duration::max));
                 assert_eq!(bucket.end, bucket.begin + cost.of(bucket.bytes));
                 (next, free) = (bucket.gradients.end, bucket.end);
