@@ -55,9 +55,29 @@ struct Target {
     wide: bool,
 }
 
-/// Reduces `operands` element by element, `len` elements each, in the order given, and divides by
-/// `divisor` if there is one. Without operands the result is zeros. A single operand, neither
-/// scaled nor divided, is copied.
+/// What becomes of a reduction's result.
+#[derive(Clone, Copy, Debug)]
+enum Ending<'a> {
+    /// It is the outcome.
+    Plain,
+    /// It is divided.
+    Over(f64),
+    /// It is a sum of updates to models.
+    Model(Model<'a>),
+}
+
+/// Models that are averaged, all of them narrow, without a factor: the outcome is `first` + (the sum of updates + the sum
+/// over `others` of their differences from `first`) / `members`. If all models are equal and there is no update, the
+/// outcome is equal, too, to the bit (where zeros are not negative).
+#[derive(Clone, Copy, Debug)]
+struct Model<'a> {
+    first: Operand,
+    others: &'a [Operand],
+    members: f64,
+}
+
+/// Reduces `operands` element by element, `len` elements each, in the order given, and ends it as `ending` says. Without
+/// operands the result is zeros. A single operand that stays as it is, is copied.
 ///
 /// # Safety
 /// Every address must be valid for `len` elements of its width and aligned to them; the target must
@@ -68,7 +88,7 @@ unsafe fn combine(
     target: Target,
     operands: &[Operand],
     len: usize,
-    divisor: Option<f64>,
+    ending: Ending<'_>,
 ) {
     let vectors = Vectors::best();
     macro_rules! typed {
@@ -77,10 +97,10 @@ unsafe fn combine(
             unsafe {
                 match dtype {
                     $(Dtype::$dtype => match reduce {
-                        Reduce::Sum => with::<$type, Sum>(vectors, target, operands, len, divisor),
-                        Reduce::Min => with::<$type, Min>(vectors, target, operands, len, divisor),
-                        Reduce::Max => with::<$type, Max>(vectors, target, operands, len, divisor),
-                        Reduce::Prod => with::<$type, Prod>(vectors, target, operands, len, divisor),
+                        Reduce::Sum => with::<$type, Sum>(vectors, target, operands, len, ending),
+                        Reduce::Min => with::<$type, Min>(vectors, target, operands, len, ending),
+                        Reduce::Max => with::<$type, Max>(vectors, target, operands, len, ending),
+                        Reduce::Prod => with::<$type, Prod>(vectors, target, operands, len, ending),
                     },)*
                 }
             }
@@ -100,7 +120,7 @@ pub(crate) fn sum<T: Element>(sources: &[&[T]], target: &mut [T]) {
     let data = target.as_mut_ptr().cast();
     // SAFETY: the slices have one length and the alignment of their type; the exclusive borrow of
     // the target rules out that it overlaps a source or that another thread accesses it.
-    unsafe { combine((T::DTYPE, Reduce::Sum), Target { data, wide: false }, &operands, target.len(), None) };
+    unsafe { combine((T::DTYPE, Reduce::Sum), Target { data, wide: false }, &operands, target.len(), Ending::Plain) };
 }
 
 /// A set of vector instructions for which there is a kernel.
@@ -142,16 +162,16 @@ unsafe fn with<N: Narrow, F: Fold<N::Wide>>(
     target: Target,
     operands: &[Operand],
     len: usize,
-    divisor: Option<f64>,
+    ending: Ending<'_>,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         match vectors {
-            Vectors::Baseline => portable::<N, F>(target, operands, len, divisor),
+            Vectors::Baseline => portable::<N, F>(target, operands, len, ending),
             #[cfg(target_arch = "x86_64")]
-            Vectors::Avx2 => with_avx2::<N, F>(target, operands, len, divisor),
+            Vectors::Avx2 => with_avx2::<N, F>(target, operands, len, ending),
             #[cfg(target_arch = "x86_64")]
-            Vectors::Avx512 => with_avx512::<N, F>(target, operands, len, divisor),
+            Vectors::Avx512 => with_avx512::<N, F>(target, operands, len, ending),
         }
     }
 }
@@ -160,14 +180,9 @@ unsafe fn with<N: Narrow, F: Fold<N::Wide>>(
 /// As [`combine`]; the processor must have AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn with_avx2<N: Narrow, F: Fold<N::Wide>>(
-    target: Target,
-    operands: &[Operand],
-    len: usize,
-    divisor: Option<f64>,
-) {
+unsafe fn with_avx2<N: Narrow, F: Fold<N::Wide>>(target: Target, operands: &[Operand], len: usize, ending: Ending<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { portable::<N, F>(target, operands, len, divisor) }
+    unsafe { portable::<N, F>(target, operands, len, ending) }
 }
 
 /// # Safety
@@ -178,21 +193,16 @@ unsafe fn with_avx512<N: Narrow, F: Fold<N::Wide>>(
     target: Target,
     operands: &[Operand],
     len: usize,
-    divisor: Option<f64>,
+    ending: Ending<'_>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { portable::<N, F>(target, operands, len, divisor) }
+    unsafe { portable::<N, F>(target, operands, len, ending) }
 }
 
 /// # Safety
 /// As [`combine`].
 #[inline(always)]
-unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(
-    target: Target,
-    operands: &[Operand],
-    len: usize,
-    divisor: Option<f64>,
-) {
+unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(target: Target, operands: &[Operand], len: usize, ending: Ending<'_>) {
     let same_width = TypeId::of::<N>() == TypeId::of::<N::Wide>();
     let aligned = |address: *const u8, wide: bool| {
         address.align_offset(if wide { align_of::<N::Wide>() } else { align_of::<N>() }) == 0
@@ -200,7 +210,7 @@ unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(
     debug_assert!(
         aligned(target.data, target.wide) && operands.iter().all(|operand| aligned(operand.data, operand.wide))
     );
-    if let ([only], None) = (operands, divisor)
+    if let ([only], Ending::Plain) = (operands, ending)
         && only.factor == 1.0
         && (only.wide == target.wide || same_width)
     {
@@ -221,8 +231,11 @@ unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(
         };
         // SAFETY: the caller's promise, for the elements of this block.
         unsafe { reduce_block::<N, F>(sum, operands, from, same_width) };
-        if let Some(divisor) = divisor {
-            sum.iter_mut().for_each(|value| *value = value.over(divisor));
+        match ending {
+            Ending::Plain => {}
+            Ending::Over(divisor) => sum.iter_mut().for_each(|value| *value = value.over(divisor)),
+            // SAFETY: the caller's promise, for the elements of this block.
+            Ending::Model(model) => unsafe { add_to_model::<N>(sum, model, from) },
         }
         if !in_place {
             // SAFETY: as above, with elements of the narrow type.
@@ -230,6 +243,27 @@ unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(
             out.iter_mut().zip(&scratch[..count]).for_each(|(out, &value)| *out = N::round(value));
         }
         from += count;
+    }
+}
+
+/// Makes a new model of a sum of updates: of its elements from `from` on.
+///
+/// # Safety
+/// As [`combine`].
+#[inline(always)]
+unsafe fn add_to_model<N: Narrow>(sum: &mut [N::Wide], Model { first, others, members }: Model<'_>, from: usize) {
+    let count = sum.len();
+    // SAFETY: the caller's promise: valid, aligned, and not written meanwhile.
+    let narrow = |operand: &Operand| unsafe { std::slice::from_raw_parts(operand.data.cast::<N>().add(from), count) };
+    let first = narrow(&first);
+    for other in others {
+        let other = narrow(other);
+        for i in 0..count {
+            sum[i] = sum[i].plus(other[i].widen().minus(first[i].widen()));
+        }
+    }
+    for i in 0..count {
+        sum[i] = first[i].widen().plus(sum[i].over(members));
     }
 }
 

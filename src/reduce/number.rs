@@ -9,6 +9,7 @@ use half::{bf16, f16};
 pub(super) trait Wide: Copy + 'static {
     const ZERO: Self;
     fn plus(self, other: Self) -> Self;
+    fn minus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
     fn max(self, other: Self) -> Self;
@@ -31,6 +32,10 @@ macro_rules! float {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 self + other
+            }
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self {
+                self - other
             }
             #[inline(always)]
             fn times(self, other: Self) -> Self {
@@ -63,6 +68,10 @@ macro_rules! integer {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self {
+                self.wrapping_sub(other)
             }
             #[inline(always)]
             fn times(self, other: Self) -> Self {

@@ -5,7 +5,7 @@
 //! segment has one writer (G1 to G4; the simulator checks them in every schedule).
 #![allow(unsafe_code)]
 
-use super::{Operand, Target, combine};
+use super::{Ending, Model, Operand, Target, combine};
 use crate::fabric::{Lender, Window};
 use crate::reduce::{Dtype, Reduce};
 
@@ -50,8 +50,9 @@ pub(crate) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    pub(crate) fn new(data: Window, staging: Option<Window>, ranks: u32) -> Self {
-        Arena { data, staging, operands: Vec::new(), most: 2 * ranks as usize }
+    /// `most`: how many sources a reduction can have.
+    pub(crate) fn new(data: Window, staging: Option<Window>, most: usize) -> Self {
+        Arena { data, staging, operands: Vec::new(), most }
     }
 
     /// Makes memory for as many sources as there can be, if there is none: at the latest the first reduction does.
@@ -68,24 +69,65 @@ impl Arena {
         len: usize,
         divisor: Option<f64>,
     ) {
-        let bytes = |wide: bool| len * if wide { dtype.wide_size() } else { dtype.size() };
+        self.find(dtype, sources, len);
+        let target = self.target(dtype, goal, len);
+        let ending = divisor.map_or(Ending::Plain, Ending::Over);
+        // SAFETY: all lie in mapped memory (`find` and `target` check) at multiples of the element size (the plan's
+        // offsets are). The sources are members of a closed cut, the target is a claimed segment of a slot that every
+        // receiver has released: no rank writes the sources or accesses the target.
+        unsafe { combine((dtype, reduce), target, &self.operands, len, ending) };
+    }
+
+    /// Averages models, `len` elements of each, and adds updates to them. `sources` are the models, one at least, and then
+    /// the updates; so many ranks are `members` of the group. Elements are floats.
+    pub(crate) fn average(
+        &mut self,
+        dtype: Dtype,
+        (models, sources): (usize, impl Iterator<Item = Source>),
+        at: usize,
+        len: usize,
+        members: u32,
+    ) {
+        self.find(dtype, sources, len);
+        let target = self.target(dtype, Goal { at, wide: false }, len);
+        let (models, updates) = self.operands.split_at(models.min(self.operands.len()));
+        let Some((&first, others)) = models.split_first() else { return };
+        let ending = Ending::Model(Model { first, others, members: f64::from(members) });
+        // SAFETY: as in `combine`. Models are read where members of the group have them from rounds that have landed, and
+        // each is written next to another place.
+        unsafe { combine((dtype, Reduce::Sum), target, updates, len, ending) };
+    }
+
+    /// Copies bytes within the data region.
+    pub(crate) fn copy(&mut self, from: usize, to: usize, bytes: usize) {
+        let (from, to) = (self.data.source(from, bytes), self.data.target(to, bytes));
+        // SAFETY: both are mapped, as checked here. They are claimed segments of two outcomes, which lie apart.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), bytes) };
+    }
+
+    /// Finds the addresses of sources.
+    fn find(&mut self, dtype: Dtype, sources: impl Iterator<Item = Source>, len: usize) {
         self.operands.clear();
         self.reserve();
         for Source { at, wide, factor } in sources {
+            let bytes = bytes_of(dtype, wide, len);
             let address = match (at, &self.staging) {
-                (Place::Staged(offset), Some(staging)) => staging.source(offset, bytes(wide)),
-                (Place::Here(offset) | Place::Staged(offset), _) => self.data.source(offset, bytes(wide)),
+                (Place::Staged(offset), Some(staging)) => staging.source(offset, bytes),
+                (Place::Here(offset) | Place::Staged(offset), _) => self.data.source(offset, bytes),
             };
             self.operands.push(Operand { data: address.as_ptr(), wide, factor });
         }
-        let data = self.data.target(goal.at, bytes(goal.wide)).as_ptr();
-        // SAFETY: all lie in mapped memory (`bytes` checks) at multiples of the element size (the plan's offsets are).
-        // The sources are members of a closed cut, the target is a claimed segment of a slot that every receiver has
-        // released: no rank writes the sources or accesses the target.
-        unsafe { combine((dtype, reduce), Target { data, wide: goal.wide }, &self.operands, len, divisor) };
+    }
+
+    fn target(&self, dtype: Dtype, Goal { at, wide }: Goal, len: usize) -> Target {
+        Target { data: self.data.target(at, bytes_of(dtype, wide, len)).as_ptr(), wide }
     }
 
     pub(crate) fn lender(&self) -> Lender {
         Lender::new(self.data.clone())
     }
+}
+
+fn bytes_of(dtype: Dtype, wide: bool, len: usize) -> usize {
+    len * if wide { dtype.wide_size() } else { dtype.size() }
 }

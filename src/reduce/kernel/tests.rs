@@ -155,6 +155,10 @@ fn every_set() -> Vec<Vectors> {
     sets
 }
 
+fn draw_bits<N: Scalar>(seed: u64, i: usize) -> N {
+    N::random((seed ^ i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(17))
+}
+
 fn check<N: Scalar, F: Fold<N::Wide>>(case: &Case, reduce: Reduce) -> Result<(), TestCaseError>
 where
     N::Wide: bytemuck::Pod,
@@ -162,8 +166,8 @@ where
     let &Case { len, ref sources, divisor, wide_target } = case;
     let integer = !N::DTYPE.is_float();
     let adds = reduce == Reduce::Sum && !integer;
-    let draw = |seed: u64, i: usize| N::random((seed ^ i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(17));
-    let narrow: Vec<Vec<N>> = sources.iter().map(|&(seed, ..)| (0..len).map(|i| draw(seed, i)).collect()).collect();
+    let narrow: Vec<Vec<N>> =
+        sources.iter().map(|&(seed, ..)| (0..len).map(|i| draw_bits(seed, i)).collect()).collect();
     let wide: Vec<Vec<N::Wide>> = narrow.iter().map(|of| of.iter().map(|x| x.wide()).collect()).collect();
     let operands: Vec<Operand> = sources
         .iter()
@@ -190,7 +194,7 @@ where
         let mut out = vec![N::narrow(<N::Wide as Wide>::ZERO); len];
         let data = if wide_target { out_wide.as_mut_ptr().cast() } else { out.as_mut_ptr().cast() };
         // SAFETY: vectors of `len` elements of the widths named, borrowed for the call.
-        unsafe { with::<N, F>(vectors, Target { data, wide: wide_target }, &operands, len, divisor) };
+        unsafe { with::<N, F>(vectors, Target { data, wide: wide_target }, &operands, len, ending(divisor)) };
         for i in 0..len {
             let got = if wide_target { N::narrow(out_wide[i]) } else { out[i] };
             prop_assert!(N::same(got, N::narrow(expected(i))), "{vectors:?} {} {reduce:?} at {i}", N::DTYPE);
@@ -225,6 +229,66 @@ proptest! {
     }
 }
 
+fn ending(divisor: Option<f64>) -> Ending<'static> {
+    divisor.map_or(Ending::Plain, Ending::Over)
+}
+
+/// The first models are averaged, and the others are updates.
+fn average<T: Scalar>(vectors: Vectors, models: usize, sources: &[Vec<T>], members: u32) -> Vec<T> {
+    let len = sources[0].len();
+    let mut out = vec![T::zeroed(); len];
+    let operand = |source: &Vec<T>| Operand { data: source.as_ptr().cast(), wide: false, factor: 1.0 };
+    let operands: Vec<Operand> = sources.iter().map(operand).collect();
+    let target = Target { data: out.as_mut_ptr().cast(), wide: false };
+    let (models, updates) = operands.split_at(models);
+    let ending = Ending::Model(Model { first: models[0], others: &models[1..], members: f64::from(members) });
+    // SAFETY: vectors of `len` elements, borrowed for the call.
+    unsafe { with::<T, Sum>(vectors, target, updates, len, ending) };
+    out
+}
+
+fn check_models<N: Scalar>(len: usize, (models, updates): (usize, usize), seed: u64) -> Result<(), TestCaseError> {
+    let draw = |source: usize| (0..len).map(move |i| draw_bits::<N>(seed ^ (source as u64) << 32, i));
+    let sources: Vec<Vec<N>> = (0..models + updates).map(|source| draw(source).collect()).collect();
+    let add = |left: N::Wide, right: N::Wide| N::fold(Reduce::Sum, left, right);
+    let expected = |i: usize| {
+        let first = sources[0][i].wide();
+        let updates = sources[models..].iter().map(|source| source[i].wide());
+        let sum = updates.reduce(add).unwrap_or(N::Wide::ZERO);
+        let differences = sources[1..models].iter().map(|source| source[i].wide().minus(first));
+        N::narrow(add(first, N::divide(differences.fold(sum, add), models as f64)))
+    };
+    for vectors in every_set() {
+        let got = average(vectors, models, &sources, models as u32);
+        for (i, &got) in got.iter().enumerate() {
+            prop_assert!(N::same(got, expected(i)), "{vectors:?} {} at {i}", N::DTYPE);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn averaged_models_equal_scalar_arithmetic_to_the_bit(
+        len in 0usize..5000, models in 1usize..7, updates in 0usize..7, seed: u64,
+    ) {
+        check_models::<f32>(len, (models, updates), seed)?;
+        check_models::<f64>(len, (models, updates), seed)?;
+        check_models::<f16>(len, (models, updates), seed)?;
+        check_models::<bf16>(len, (models, updates), seed)?;
+    }
+}
+
+/// Where nothing is learned, models of 16 bits do not drift either.
+#[test]
+fn equal_models_stay_as_they_are() {
+    let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|model| model.is_finite()).collect();
+    let averaged = average(Vectors::best(), 3, &[all.clone(), all.clone(), all.clone()], 3);
+    assert_eq!(averaged, all);
+}
+
 fn reduce<T: Scalar>(reduce: Reduce, sources: &[Vec<T>], divisor: Option<f64>) -> Vec<T> {
     let len = sources.first().map_or(3, Vec::len);
     let mut out = vec![T::zeroed(); len];
@@ -232,7 +296,7 @@ fn reduce<T: Scalar>(reduce: Reduce, sources: &[Vec<T>], divisor: Option<f64>) -
     let operands: Vec<Operand> = sources.iter().map(operand).collect();
     let target = Target { data: out.as_mut_ptr().cast(), wide: false };
     // SAFETY: vectors of `len` elements, borrowed for the call.
-    unsafe { combine((T::DTYPE, reduce), target, &operands, len, divisor) };
+    unsafe { combine((T::DTYPE, reduce), target, &operands, len, ending(divisor)) };
     out
 }
 
