@@ -118,6 +118,16 @@ faults! {
         ReceiveAmongOldShares,
         /// Enters a round while ranks that left with the last one may still read it.
         OvertakeLeavers,
+        /// Leaves an absent member of a group with the model that it had.
+        ForgetRegister,
+        /// Moves groups to which no member contributed.
+        MoveIdleGroup,
+        /// Divides the sum of a group by its contributors.
+        WrongDivisor,
+        /// Divides all ranks into groups, also those that have left.
+        ScheduleByRank,
+        /// Counts a segment of a register that may not have landed everywhere.
+        CountBeforeLanding,
     }
     "collective/core/agreement/relay" in Simulator {
         /// Closes a gate while writes for the round before the last may still land.

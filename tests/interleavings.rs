@@ -8,9 +8,9 @@ mod tier;
 
 use std::sync::Mutex;
 
-use earlybird::Fire;
 use earlybird::simulation::explore::{Explored, Means, World, explore};
 use earlybird::trigger::Schedule;
+use earlybird::{Fire, Group};
 use tier::{by_tier, is_deep};
 
 /// More states than any of these worlds has.
@@ -71,6 +71,12 @@ fn two_ranks() {
             worlds.push(world(fire, means, &[2, 1], None));
         }
     }
+    for group in [Group::World, Group::Butterfly(2)] {
+        for fire in [Fire::ALL, Fire::SOLO] {
+            worlds.push(world(fire, Means::Registers(group), &[1, 1], None));
+            worlds.push(world(fire, Means::Registers(group), &[1, 0], Some(0)));
+        }
+    }
     if is_deep() {
         worlds.push(world(Fire::ALL, DOUBLING, &[2, 2], Some(1)));
         worlds.push(world(Fire::SOLO, Means::Eager, &[2, 2], Some(1)));
@@ -108,6 +114,7 @@ fn three_ranks() {
         world(Fire::ALL, Means::Eager, &[1, 0, 0], Some(2)),
         world(Fire::ALL, Means::Segments, &[1, 0, 0], Some(2)),
         world(Fire::quorum(3), Means::Segments, &[1, 0, 0], None),
+        world(Fire::quorum(3), Means::Registers(Group::Butterfly(2)), &[1, 0, 0], None),
     ];
     // The first ones are the largest.
     worlds.drain(..by_tier(7, 0));

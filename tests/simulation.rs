@@ -67,27 +67,22 @@ const IMMORTAL: [&str; 5] = ["deaths", "deaths_together", "deaths_while_leaving"
 /// Cases that need the tree mover.
 const PROGRAMS: [&str; 2] = ["operations", "messages_relayed"];
 
+/// Cases that need the cut mover.
+const CUTS: [&str; 6] = ["segments", "awaited", "groups", "idle", "pulled", "moved_shares"];
+
 /// Cases that need a network with troubles.
 const CALM: [&str; 5] = ["repeats", "not_ready", "stalled", "broken", "freezes"];
 
 #[test]
 fn trees() {
     let options = Options { movers: vec![Mover::Tree], ..Options::default() };
-    holds(
-        2_000_000..2_000_000 + TREE,
-        &options,
-        &[&CALM[..], &IMMORTAL, &["segments", "awaited", "pulled", "moved_shares"]].concat(),
-    );
+    holds(2_000_000..2_000_000 + TREE, &options, &[&CALM[..], &IMMORTAL, &CUTS].concat());
 }
 
 #[test]
 fn deaths() {
     let options = Options { deaths: 1.0, movers: vec![Mover::Tree], ..Options::default() };
-    holds(
-        3_000_000..3_000_000 + DEADLY,
-        &options,
-        &[&CALM[..], &["segments", "awaited", "pulled", "moved_shares"]].concat(),
-    );
+    holds(3_000_000..3_000_000 + DEADLY, &options, &[&CALM[..], &CUTS].concat());
     let options = Options { deaths: 1.0, ..Options::default() };
     holds(
         4_000_000..4_000_000 + DEADLY / 2,

@@ -10,8 +10,9 @@ use super::raw::Raw;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
-use crate::fabric::{Access, Endpoint, Key, MOST_EXCHANGED, RawAccess, Region};
+use crate::fabric::{Access, Endpoint, Key, Lender, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
+use crate::group::Group;
 use crate::reduce::{Element, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale, Schedule};
 use crate::time::Deadline;
@@ -32,6 +33,8 @@ pub struct AllreduceBuilder<'w, T> {
     depth: u32,
     mover: Mover,
     executor: Executor,
+    group: Group,
+    initial: Option<&'w [T]>,
     #[cfg(feature = "faults")]
     fuse: Option<crate::fault::Fuse>,
     element: PhantomData<T>,
@@ -61,6 +64,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             depth: 8,
             mover: Mover::Auto,
             executor: Executor::Auto,
+            group: Group::World,
+            initial: None,
             #[cfg(feature = "faults")]
             fuse: None,
             element: PhantomData,
@@ -117,6 +122,27 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
+    /// Which ranks average with each other. Default: [`Group::World`]. Other groups need a
+    /// [`memory`](AllreduceBuilder::memory).
+    pub fn group(mut self, group: Group) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// Gives each rank a *register*, which holds a model, all tensors one after the other; at first this one, the same on
+    /// all ranks. A contribution is an update of the model then, and an outcome is the model itself.
+    ///
+    /// In each round every group to which a member contributed averages the registers of its members, absent ones
+    /// included, and adds the sum of the updates, divided by the number of members. All members have the result in their
+    /// registers then. So every update enters once, late ones in the next round that fires, and the sum of all registers
+    /// grows by the sum of the updates. A rank computes its next update on its newest outcome.
+    ///
+    /// Floating-point sums only, with [`Scale::Sum`]: the division is that by the members.
+    pub fn memory(mut self, initial: &'w [T]) -> Self {
+        self.initial = Some(initial);
+        self
+    }
+
     /// Kills this process when it has passed a place so many times.
     #[cfg(feature = "faults")]
     pub fn crash(mut self, place: crate::fault::Crash, after: u64) -> Self {
@@ -164,7 +190,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             plan = self.plan(false)?;
             executor = parameters.executor();
         }
-        let made = make_regions(&mut *endpoint, &plan).map_err(|error| error.in_call(operation));
+        let made = make_regions(&mut *endpoint, &plan, self.initial).map_err(|error| error.in_call(operation));
         let keys = match &made {
             Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.encode()).collect()].concat(),
             Err(error) => error.to_string().into_bytes(),
@@ -246,6 +272,15 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         if matches!(self.absent, Absent::Decay(_)) && !adds {
             return Err(usage("only sums of floating-point numbers can decay; use Absent::Carry or Absent::Drop"));
         }
+        if self.group.schedule().is_err() {
+            return Err(usage("groups need a size of 2 ranks or more"));
+        }
+        if self.initial.is_none() && self.group != Group::World {
+            return Err(usage("groups average models; give the ranks one with memory()"));
+        }
+        if self.initial.is_some() {
+            self.check_memory(adds)?;
+        }
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
         let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
@@ -268,6 +303,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
                 ));
             }
             Mover::Tree => true,
+            _ if self.initial.is_some() => false,
             Mover::Auto if topology.hosts() == 1 => parameters.mover() == Mover::Tree,
             Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
@@ -276,6 +312,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             _ if offloaded => Path::Offloaded,
             true if topology.hosts() > 1 => Path::Relayed,
             true => Path::Program,
+            false if self.initial.is_some() => Path::Segmented,
             false => parameters.path(self.fire, ranks, bytes as u64),
         };
         let grace = if offloaded { Grace::NONE } else { self.grace };
@@ -299,6 +336,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             weighted: self.scale == Scale::Weights,
             depth,
             path,
+            memory: self.initial.map(|_| self.group),
             bytes,
             wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
             segment,
@@ -314,9 +352,43 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(plan)
     }
 
+    /// Rejects choices that do not go with registers.
+    fn check_memory(&self, adds: bool) -> Result<()> {
+        let usage = |problem| Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem };
+        let length = self.initial.map_or(0, <[T]>::len);
+        if !adds {
+            return Err(usage("only floating-point models are averaged; use a memory with a sum of floats"));
+        }
+        if self.scale != Scale::Sum {
+            return Err(usage(
+                "updates of a model are divided by the members of a group; leave the scale at Scale::Sum",
+            ));
+        }
+        if self.mover == Mover::Tree || self.executor == Executor::Provider {
+            return Err(usage("models move by the cut mover, and by no provider; use auto"));
+        }
+        if self.lengths.iter().try_fold(0usize, |sum, &tensor| sum.checked_add(tensor)) != Some(length) {
+            return Err(usage("the model of memory() must be as long as all tensors together"));
+        }
+        Ok(())
+    }
+
+    /// A digest of the model that all begin with, if they have one.
+    fn model(&self) -> String {
+        let digest = |model: &[T]| {
+            let bytes: &[u8] = bytemuck::cast_slice(model);
+            let mix = |hash: u64, part: &[u8]| {
+                let word = part.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+                (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            };
+            format!("{:016x}", bytes.chunks(8).fold(0, mix))
+        };
+        self.initial.map_or_else(|| "none".to_owned(), digest)
+    }
+
     /// Whether `auto` stands for relays here, if the executor lets it.
     fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
-        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size();
+        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size() && self.initial.is_none();
         self.mover == Mover::Auto && alone && self.world.parameters().relays(self.fire, bytes as u64)
     }
 
@@ -376,6 +448,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("reduce", self.reduce.to_string()),
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
+            ("group", self.group.to_string()),
+            ("the model of memory()", self.model()),
             ("mover", self.mover.to_string()),
             ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
             ("the path (by hw-config)", plan.path.name().to_owned()),
@@ -419,8 +493,9 @@ pub(crate) fn compare(
     Ok(())
 }
 
-/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none.
-fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
+/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If ranks
+/// have registers, those of the host begin with this model.
+fn make_regions<T: Element>(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Option<&[T]>) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
     }
@@ -431,6 +506,12 @@ fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan) -> Result<Vec<Key>> {
     }
     let control = endpoint.register(cells, Regions::CONTROL)?;
     let data = endpoint.register(plan.data_bytes(), Regions::DATA)?;
+    if let Some((model, window)) = initial.zip(endpoint.window(data)) {
+        let mut memory = Lender::new(window);
+        for &rank in plan.topology.ranks_of(plan.host()) {
+            memory.contribution::<T>(plan.register(rank, 0), plan.bytes).copy_from_slice(model);
+        }
+    }
     Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 

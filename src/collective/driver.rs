@@ -136,12 +136,12 @@ impl Driver {
         if plan.topology.hosts() > 1 && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>(), Access::Local)?);
             if plan.reads_from_elsewhere() {
-                let bytes = 2 * plan.ranks as usize * plan.staging_row();
+                let bytes = plan.most_sources() * plan.staging_row();
                 staging = Some(endpoint.register(bytes, Access::Local)?);
             }
         }
         let staged = staging.map(|region| window(&*endpoint, region));
-        let arena = Arena::new(data, staged, plan.ranks);
+        let arena = Arena::new(data, staged, plan.most_sources());
         // On other paths ranks read cuts from records, and need not assemble them.
         let by_parts = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
         let parts = if by_parts { Parts::with_room_for(plan.ranks) } else { Parts::default() };
@@ -397,6 +397,11 @@ impl Driver {
                 let posted = self.endpoint.atomic(self.cell_at(host, cell), atomic, token.code())?;
                 self.posted(posted, token, now);
             }
+            Op::Put { host, from, to, len, token } => {
+                let (from, to) = (self.data_at(own, from), self.data_at(host, to));
+                let posted = self.endpoint.put(from, to, len, None, token.code())?;
+                self.posted(posted, token, now);
+            }
             Op::Read { host, from, len, row, token } => {
                 let from = self.data_at(host, from);
                 if let Some(region) = self.staging {
@@ -406,6 +411,7 @@ impl Driver {
                 }
             }
             Op::Combine { round, from, len } => self.combine(Some(round), (from, len)),
+            Op::Average { round, group, from, len } => self.average(round, group, (from, len)),
             Op::CombineRead { from, len } => self.combine(None, (from, len)),
             Op::Run(task) => self.run(task),
             Op::Seal { round, deposit, initiator, crowded, pieces, order } => {

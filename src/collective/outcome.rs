@@ -4,7 +4,7 @@
 use std::ops::{Deref, RangeInclusive};
 
 use super::allreduce::Allreduce;
-use super::core::{Cut, Part};
+use super::core::{Cut, Entry, Part};
 use crate::error::Result;
 use crate::rank_set::RankSet;
 use crate::reduce::{self, Element};
@@ -138,6 +138,19 @@ impl<'a, T: Element> Outcome<'a, T> {
     #[must_use]
     pub fn cut(&self) -> &'a Cut {
         self.of.cut(self.round)
+    }
+
+    /// The ranks whose contributions this outcome can have, this one among them: all that were active, or this rank's
+    /// group of the round where ranks average in groups. Allocates.
+    #[must_use]
+    pub fn group(&self) -> RankSet {
+        self.of.raw().session().group(self.round)
+    }
+
+    /// What this rank has in the round: a carried contribution, a fresh one, both or nothing.
+    pub fn own(&self) -> impl Iterator<Item = Entry> + use<'a, T> {
+        let session = self.of.raw().session();
+        session.cut(self.round).of(session.plan().me)
     }
 
     /// Ranks with a fresh contribution. Allocates; [`Outcome::cut`] does not.

@@ -14,6 +14,7 @@ use super::engine::{Engine, Goal};
 use crate::error::{Error, Result};
 use crate::executor::work::Shared;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 use crate::time::Time;
 
 /// How far a rank has left.
@@ -55,6 +56,8 @@ pub(crate) struct Session {
     released: Cell<u64>,
     /// Newest round in which each rank was fresh, up to `released`.
     last_fresh: RefCell<Vec<u64>>,
+    /// Ranks that are active after it.
+    active: RefCell<RankSet>,
 }
 
 impl Session {
@@ -72,6 +75,7 @@ impl Session {
             leaving: Leaving::No,
             released: Cell::new(0),
             last_fresh: RefCell::new(vec![0; plan.ranks as usize]),
+            active: RefCell::new(RankSet::full(plan.ranks)),
             plan,
         }
     }
@@ -215,6 +219,20 @@ impl Session {
         &self.cuts[self.plan.slot(round)]
     }
 
+    /// The ranks with which this one averages in a held round.
+    pub(crate) fn group(&self, round: u64) -> RankSet {
+        let mut active = self.active.borrow().clone();
+        for before in self.released.get() + 1..round {
+            self.cut(before).leaving().for_each(|rank| active.remove(rank));
+        }
+        let Some(butterfly) = self.plan.butterfly() else { return active };
+        let mut members = Vec::with_capacity(butterfly.size().min(self.plan.ranks) as usize);
+        butterfly.group(&active, round, self.plan.me, &mut members);
+        active.clear();
+        members.into_iter().for_each(|rank| active.insert(rank));
+        active
+    }
+
     /// Offset and bytes of a held round's outcome.
     pub(crate) fn place(&self, round: u64) -> (usize, usize) {
         (self.places[self.plan.slot(round)], self.plan.bytes)
@@ -241,10 +259,15 @@ impl Session {
     #[inline]
     pub(crate) fn release(&self, engine: &mut Engine) {
         let before = self.released.replace(self.taken);
-        let mut last_fresh = self.last_fresh.borrow_mut();
+        let (mut last_fresh, mut active) = (self.last_fresh.borrow_mut(), self.active.borrow_mut());
         for round in before + 1..=self.taken {
-            let fresh = self.cut(round).entries.ranks(Part::Fresh);
-            fresh.for_each(|rank| last_fresh[rank as usize] = round);
+            for entry in self.cut(round).entries.iter() {
+                match entry.part {
+                    Part::Fresh => last_fresh[entry.rank as usize] = round,
+                    Part::Leaving => active.remove(entry.rank),
+                    Part::Carried => {}
+                }
+            }
         }
         engine.machine_mut().release(self.taken);
     }

@@ -20,7 +20,64 @@
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
 use crate::rank_set::RankSet;
+
+/// Which ranks average with each other in a round of a collective with a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// All that are active.
+    #[default]
+    World,
+    /// Groups of so many ranks at most, by a [`Butterfly`].
+    Butterfly(u32),
+}
+
+impl Group {
+    /// Its schedule, if the ranks are divided.
+    ///
+    /// # Errors
+    /// A size that is less than 2.
+    pub fn schedule(self) -> Result<Option<Butterfly>, GroupSizeError> {
+        match self {
+            Group::World => Ok(None),
+            Group::Butterfly(size) => Butterfly::new(size).map(Some),
+        }
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Group::World => f.pad("world"),
+            Group::Butterfly(size) => f.pad(&format!("butterfly={size}")),
+        }
+    }
+}
+
+/// A text that names no way to divide ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown groups {text:?}; use world or butterfly=SIZE with a size of 2 or more")]
+pub struct UnknownGroup {
+    text: String,
+}
+
+impl FromStr for Group {
+    type Err = UnknownGroup;
+
+    fn from_str(text: &str) -> Result<Self, UnknownGroup> {
+        let unknown = || UnknownGroup { text: text.to_owned() };
+        let size = || text.strip_prefix("butterfly=")?.parse().ok();
+        let group = if text == "world" { Group::World } else { Group::Butterfly(size().ok_or_else(unknown)?) };
+        group.schedule().map_err(|_| unknown())?;
+        Ok(group)
+    }
+}
 
 /// A size that is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

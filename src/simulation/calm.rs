@@ -87,6 +87,7 @@ impl Calm {
                 true => Path::Replicated,
                 false => Path::Eager,
             },
+            memory: None,
             elements: self.elements,
             segment: size_of::<u64>(),
             run: 1,

@@ -10,7 +10,7 @@ use super::scenario::{Habits, Scenario};
 use crate::fabric::sim::Weather;
 use crate::rule::Grace;
 
-/// One schedule. Written as `7:17`, or `7:17+3,ranks=2,calm`: the world that generator 7 draws from seed 17, in
+/// One schedule. Written as `8:17`, or `8:17+3,ranks=2,calm`: the world that generator 8 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.
 #[derive(Clone, Debug)]
 pub struct Case {

@@ -2,6 +2,7 @@
 
 use crate::collective::core::{Counted, Op, Path, Stats, Token};
 use crate::fabric::sim::Met;
+use crate::group::Group;
 use crate::rule::{Absent, Grace, Scale, When};
 
 use super::scenario::Scenario;
@@ -60,6 +61,10 @@ coverage! {
     segments,
     /// Segments that a member had not filled yet.
     awaited,
+    /// Groups of registers that moved, as each rank saw them.
+    groups,
+    /// Rounds in which no member of a rank's group contributed.
+    idle,
     /// Fallback reads of a round, because its reducer took too long.
     pulled,
     /// Arrivals that found reducers with other shares while data for earlier reducers was in flight.
@@ -122,6 +127,8 @@ impl Coverage {
         self.closed_for_others += stats.closed_for_others;
         self.segments += stats.segments;
         self.awaited += stats.awaited;
+        self.groups += stats.groups;
+        self.idle += stats.idle;
         self.pulled += stats.pulled;
         self.moved_shares += stats.moved_shares;
         self.operations += stats.operations;
@@ -155,6 +162,7 @@ pub(super) fn operation(op: &Op) -> u32 {
         Op::CombineRead { .. } => Some(12),
         Op::Signal { token, .. }
         | Op::Clear { token, .. }
+        | Op::Put { token, .. }
         | Op::Atomic { token, .. }
         | Op::Read { token, .. }
         | Op::Publish { token, .. } => match token {
@@ -202,6 +210,8 @@ impl Conditions {
             ("hosts with several ranks", several && together),
             ("several words", hosts.len() > 31),
             ("drop", reduction.absent == Absent::Drop),
+            ("registers", scenario.memory.is_some()),
+            ("groups of registers", scenario.memory.is_some_and(|group| group != Group::World)),
             ("decay", matches!(reduction.absent, Absent::Decay(_))),
             ("weights", reduction.scale == Scale::Weights),
             ("16-bit", reduction.dtype.size() == 2),

@@ -19,6 +19,7 @@ use super::scenario::Scenario;
 use super::{build, panic_text};
 use crate::fabric::Fabric;
 use crate::fabric::sim::{Net, SimFabric, Snapshot};
+use crate::group::Group;
 use crate::rule::{Fire, Schedule};
 
 /// A world that is small enough.
@@ -51,6 +52,8 @@ pub enum Means {
     Segments,
     /// By a cut and segments that are filled after the arrival.
     Pieces,
+    /// By a cut and segments of the registers of groups.
+    Registers(Group),
 }
 
 /// What was seen.
@@ -158,10 +161,11 @@ impl Explorer {
         let net = fabrics[0].net();
         net.lock().take_over();
         net.lock().make_instant();
-        let actors = build(&scenario, &fabrics)?;
+        let oracle = Oracle::new(&scenario);
+        let actors = build(&scenario, &oracle, &fabrics)?;
         let mortal = world.mortal.map(|rank| rank as usize);
         let (as_kept, rng) = (vec![None; actors.len()], Xoshiro256PlusPlus::seed_from_u64(0));
-        Ok(Explorer { actors, as_kept, oracle: Rc::new(Oracle::new(&scenario)), net, rng, mortal })
+        Ok(Explorer { actors, as_kept, oracle: Rc::new(oracle), net, rng, mortal })
     }
 
     fn save(&mut self, way: Option<Rc<Way>>) -> State {

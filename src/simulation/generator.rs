@@ -15,12 +15,13 @@ use crate::collective::core::{Effort, Path};
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::{Kind, Stall, Weather};
 use crate::fault::Fault;
+use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 7;
+pub const GENERATOR: u32 = 8;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -125,7 +126,16 @@ impl Scenario {
             true => 1,
             false => [1, 1, 2, 3, 5][rng.random_range(0..5)],
         };
-        let reduction = draw_reduction(rng, options);
+        let memory = (path == Path::Segmented && rng.random_bool(0.4)).then(|| draw_group(rng, ranks));
+        let reduction = match memory {
+            None => draw_reduction(rng, options),
+            Some(_) => Reduction {
+                dtype: [Dtype::F32, Dtype::F16][rng.random_range(0..2)],
+                reduce: Reduce::Sum,
+                scale: Scale::Sum,
+                absent: draw_absent(rng, options, true),
+            },
+        };
         let schedule = match path {
             // Where ranks share memory, halving is doubling.
             Path::Program => Some([Schedule::Doubling, Schedule::Scatter, Schedule::Gather][rng.random_range(0..3)]),
@@ -169,6 +179,7 @@ impl Scenario {
             grace,
             depth,
             path,
+            memory,
             elements,
             segment,
             run: if fills { rng.random_range(1..=2) } else { 1 },
@@ -329,12 +340,25 @@ fn draw_reduction(rng: &mut Xoshiro256PlusPlus, options: &Options) -> Reduction 
         2 if divides => Scale::Weights,
         _ => Scale::Sum,
     };
-    let absent = match rng.random_range(0..5) {
+    Reduction { dtype, reduce, scale, absent: draw_absent(rng, options, divides) }
+}
+
+fn draw_absent(rng: &mut Xoshiro256PlusPlus, options: &Options, divides: bool) -> Absent {
+    match rng.random_range(0..5) {
         0 if options.variations => Absent::Drop,
         1 if options.variations && divides => Absent::Decay(rng.random_range(0.25..=1.0)),
         _ => Absent::Carry,
-    };
-    Reduction { dtype, reduce, scale, absent }
+    }
+}
+
+/// Small groups are likely: of large ones a small world has only one.
+fn draw_group(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Group {
+    match rng.random_range(0..4) {
+        0 => Group::World,
+        1 => Group::Butterfly(2),
+        2 => Group::Butterfly(rng.random_range(2..=4)),
+        _ => Group::Butterfly(rng.random_range(2..=ranks.max(2))),
+    }
 }
 
 /// A path of the data: all paths of the rule are equally likely.

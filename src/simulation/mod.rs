@@ -15,6 +15,7 @@ mod fuzz;
 mod generator;
 mod oracle;
 mod recording;
+mod registers;
 mod scenario;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +35,7 @@ pub use recording::{NotAWorld, Recording};
 use crate::collective::core::Time;
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
-use crate::fabric::{Endpoint, Fabric, RawAccess};
+use crate::fabric::{Endpoint, Fabric, Lender, RawAccess};
 use actor::{Actor, Next};
 use agenda::Agenda;
 use coverage::Conditions;
@@ -120,8 +121,8 @@ fn simulate(
     let net = fabrics[0].net();
     net.lock().take_over();
     net.lock().set_weather(scenario.weather.clone());
-    let mut actors = build(scenario, &fabrics)?;
     let mut oracle = Rc::new(Oracle::new(scenario));
+    let mut actors = build(scenario, &oracle, &fabrics)?;
     let mut agenda = Agenda::new(actors.len());
     (0..actors.len()).for_each(|index| agenda.set(index, rng.random_range(0..1000)));
     let mut woken = Vec::new();
@@ -225,7 +226,7 @@ fn log_event(log: &mut EventLog, time: u64, rank: usize, what: impl FnOnce() -> 
     }
 }
 
-fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, String> {
+fn build(scenario: &Scenario, oracle: &Oracle, fabrics: &[SimFabric]) -> Result<Vec<Actor>, String> {
     let text = |error: crate::Error| error.to_string();
     let ends = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE));
     let mut ends: Vec<Box<dyn Endpoint>> = ends.collect::<crate::Result<_>>().map_err(text)?;
@@ -235,7 +236,13 @@ fn build(scenario: &Scenario, fabrics: &[SimFabric]) -> Result<Vec<Actor>, Strin
         let leader = &mut ends[plan.topology.leader(host) as usize];
         let cells = plan.control_cells() * size_of::<u64>();
         controls.push(leader.register(cells, Regions::CONTROL).map_err(text)?);
-        datas.push(leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?);
+        let data = leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?;
+        datas.push(data);
+        if let Some(mut memory) = leader.window(data).map(Lender::new).filter(|_| plan.has_memory()) {
+            for &rank in plan.topology.ranks_of(host) {
+                memory.contribution(plan.register(rank, 0), plan.bytes).copy_from_slice(&oracle.initial());
+            }
+        }
     }
     let regions = Regions { control: controls.into(), data: datas.into() };
     (0..)

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::registers::Registers;
 use super::scenario::Scenario;
 use crate::collective::core::{Cut, Entry, Part, Path, Time};
 use crate::collective::driver::Reduction;
@@ -23,7 +24,25 @@ struct Contribution {
 #[derive(Clone, Debug)]
 struct Round {
     cut: Cut,
-    data: Vec<u8>,
+    outcome: Outcome,
+}
+
+/// What ranks see of a round.
+#[derive(Clone, Debug)]
+enum Outcome {
+    /// All see the same.
+    Shared(Vec<u8>),
+    /// Each sees its register.
+    Registers(Registers),
+}
+
+impl Outcome {
+    fn of(&self, rank: u32) -> &[u8] {
+        match self {
+            Outcome::Shared(data) => data,
+            Outcome::Registers(registers) => registers.of(rank),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -33,6 +52,8 @@ pub(super) struct Oracle {
     depth: u64,
     elements: usize,
     reduction: Reduction,
+    /// The registers after the newest round, if ranks have any.
+    registers: Option<Registers>,
     /// The order in which a program sums.
     schedule: Option<Schedule>,
     /// The tree of sums is that of the active ranks, not of all.
@@ -58,12 +79,13 @@ impl Oracle {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let Scenario { fire, depth, elements, reduction, schedule, .. } = *scenario;
         let ranks = scenario.hosts.len() as u32;
-        Oracle {
+        let mut oracle = Oracle {
             ranks,
             fire,
             depth,
             elements,
             reduction,
+            registers: None,
             schedule,
             relayed: scenario.path == Path::Relayed,
             made: HashMap::new(),
@@ -76,7 +98,16 @@ impl Oracle {
             contributions: 0,
             full_with_carried: 0,
             early: 0,
-        }
+        };
+        oracle.registers = scenario.memory.map(|group| Registers::new(group, &oracle.initial(), ranks));
+        oracle
+    }
+
+    /// The model with which all ranks begin.
+    pub(super) fn initial(&self) -> Vec<u8> {
+        let mut model = vec![0; self.elements * self.reduction.dtype.size()];
+        self.fill(0xFF_FFFF, 0, &mut model);
+        model
     }
 
     /// Writes the elements of a rank's contribution as bytes: no two contributions are alike.
@@ -155,15 +186,24 @@ impl Oracle {
         }
         self.judge(cut)?;
         self.judge_firing(cut, now)?;
-        let expected = self.expected(cut);
+        let outcome = match &self.registers {
+            None => Outcome::Shared(self.expected(cut)),
+            Some(registers) => {
+                Outcome::Registers(registers.after(cut, &self.active, &self.sources(cut), self.reduction)?)
+            }
+        };
+        let expected = outcome.of(rank);
         if data != expected {
             return Err(format!("data: round {round} has {data:?}; its cut {cut:?} gives {expected:?}"));
+        }
+        if let Outcome::Registers(registers) = &outcome {
+            self.registers = Some(registers.clone());
         }
         for entry in cut.entries().filter(|entry| entry.part == Part::Leaving) {
             self.active.remove(entry.rank);
             self.released[entry.rank as usize] = u64::MAX;
         }
-        self.rounds.insert(round, Round { cut: cut.clone(), data: data.to_vec() });
+        self.rounds.insert(round, Round { cut: cut.clone(), outcome });
         Ok(())
     }
 
@@ -254,18 +294,21 @@ impl Oracle {
         Ok(())
     }
 
+    /// The contributions of a cut that count, in the order of reduction.
+    fn sources(&self, cut: &Cut) -> Vec<(Entry, Vec<u8>)> {
+        let counts = |entry: &Entry| self.reduction.factor(*entry) != 0.0;
+        let source = |entry: Entry| {
+            let contribution = self.made.get(&(entry.rank, cut.round() - entry.age))?;
+            let mut source = vec![0; self.elements * self.reduction.dtype.size()];
+            self.fill(entry.rank, contribution.number, &mut source);
+            Some((entry, source))
+        };
+        cut.contributions().filter(counts).filter_map(source).collect()
+    }
+
     fn expected(&self, cut: &Cut) -> Vec<u8> {
         let size = self.reduction.dtype.size();
-        let sources: Vec<(Entry, Vec<u8>)> = cut
-            .contributions()
-            .filter(|entry| self.reduction.factor(*entry) != 0.0)
-            .filter_map(|entry| {
-                let contribution = self.made.get(&(entry.rank, cut.round() - entry.age))?;
-                let mut source = vec![0; self.elements * size];
-                self.fill(entry.rank, contribution.number, &mut source);
-                Some((entry, source))
-            })
-            .collect();
+        let sources = self.sources(cut);
         let divisor = self.reduction.divisor(self.ranks, cut).unwrap_or(1.0);
         let float = |at: usize, read: fn(&[u8]) -> f32| {
             let scaled = |entry: &Entry, source: &[u8]| match self.reduction.factor(*entry) {
@@ -349,7 +392,9 @@ impl Oracle {
     /// Checks that an outcome is the same as when any rank first saw it.
     pub(super) fn still(&self, rank: u32, round: u64, data: &[u8]) -> Verdict {
         match self.rounds.get(&round) {
-            Some(known) if known.data != data => Err(format!("G2: rank {rank} sees other bits in round {round}")),
+            Some(known) if known.outcome.of(rank) != data => {
+                Err(format!("G2: rank {rank} sees other bits in round {round}"))
+            }
             _ => Ok(()),
         }
     }
@@ -366,7 +411,7 @@ impl Oracle {
     }
 }
 
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().unwrap_or([0; N])
 }
 

@@ -10,6 +10,7 @@ use crate::collective::core::{Effort, Path, Plan, Terms, Topology, program};
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::Weather;
 use crate::fault::Fault;
+use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
 use crate::trigger::Layout;
@@ -25,6 +26,9 @@ pub(super) struct Scenario {
     pub(super) grace: Grace,
     pub(super) depth: u64,
     pub(super) path: Path,
+    /// Whether ranks have registers, and which of them average.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) memory: Option<Group>,
     pub(super) elements: usize,
     pub(super) segment: usize,
     /// Segments of a piece.
@@ -71,6 +75,7 @@ impl std::fmt::Debug for Scenario {
             grace,
             depth,
             path,
+            memory,
             elements,
             segment,
             schedule,
@@ -84,7 +89,7 @@ impl std::fmt::Debug for Scenario {
         } = self;
         write!(
             f,
-            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, {} {schedule:?}, {elements} elements, \
+            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, {} {schedule:?}, memory {memory:?}, {elements} elements, \
              segments of {segment}, {reduction:?}, deaths {deaths:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
             hosts.len(),
             path.name(),
@@ -203,6 +208,13 @@ impl Scenario {
         if !has_program && !is_relayed && self.path != Path::Segmented && synchronous != self.fire.is_synchronous() {
             return bad("replicated, gathered and scattered are for the rule `all`, eager is for the others");
         }
+        if let Some(group) = self.memory {
+            let Reduction { dtype, reduce, scale, .. } = self.reduction;
+            let averages = dtype.is_float() && reduce == Reduce::Sum && scale == Scale::Sum;
+            if self.path != Path::Segmented || !averages || group.schedule().is_err() {
+                return bad("`memory` needs the path `segmented`, the sum of floats, and groups of 2 or more");
+            }
+        }
         let depths = match self.fire.is_synchronous() {
             true if has_program || is_relayed => 2..=2,
             true => 1..=1,
@@ -237,11 +249,16 @@ impl Scenario {
             Means::Tree(_) => Path::Program,
             Means::Eager if world.fire.is_synchronous() => Path::Replicated,
             Means::Eager => Path::Eager,
-            Means::Segments | Means::Pieces => Path::Segmented,
+            Means::Segments | Means::Pieces | Means::Registers(_) => Path::Segmented,
         };
         let schedule = match world.means {
             Means::Tree(schedule) => Some(schedule),
             _ => None,
+        };
+        let (memory, dtype) = match world.means {
+            // Two elements of 32 bits take a segment together, and so do two of 64.
+            Means::Registers(group) => (Some(group), Dtype::F32),
+            _ => (None, Dtype::U64),
         };
         let depth = if world.fire.is_synchronous() && schedule.is_none() { 1 } else { depth };
         let program = schedule.map(|schedule| program(ranks, (world.fire, grace), schedule, (16, segment), depth));
@@ -266,13 +283,14 @@ impl Scenario {
             grace,
             depth,
             path,
+            memory,
             elements,
             segment,
             run: 1,
             pull_after: 1,
             schedule,
             program,
-            reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
+            reduction: Reduction { dtype, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
             ranks: (0..).zip(&world.steps).map(habits).collect(),
             deaths: Vec::new(),
             freeze: None,
@@ -293,6 +311,7 @@ impl Scenario {
             weighted: self.reduction.scale == Scale::Weights,
             depth: self.depth,
             path: self.path,
+            memory: self.memory,
             bytes: self.elements * self.reduction.dtype.size(),
             wide_bytes: self.elements * self.reduction.dtype.wide_size(),
             segment: self.segment,

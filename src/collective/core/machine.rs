@@ -11,7 +11,7 @@ use super::cut::Cut;
 use super::entry::Part;
 use super::input::{Cells, Effort, FOREVER, Time};
 use super::ledger::Ledger;
-use super::movement::{Inputs, Movement, Reducers, Segments, fill, lack};
+use super::movement::{Inputs, Movement, Reducers, Registers, Segments, fill, lack};
 use super::op::{Counted, Interest, Op, Token};
 use super::outbox::Outbox;
 use super::plan::Plan;
@@ -106,6 +106,13 @@ impl Machine {
         self.movement.inputs(&self.cx, round)
     }
 
+    /// What an average of registers reads and writes: the registers, and the cut that says which updates there are. Nothing
+    /// if ranks have no registers.
+    #[inline]
+    pub(crate) fn averages(&self, round: u64) -> Option<(&Registers, &Cut)> {
+        Some((self.movement.segments()?.registers()?, self.cx.ledger.cut(round)))
+    }
+
     /// Where the outcome of the newest round lies in the data region of this rank's host.
     pub(crate) fn outcome_at(&self, round: u64) -> usize {
         self.movement.outcome_at(round, &self.cx.plan)
@@ -178,6 +185,7 @@ impl Machine {
             agreement.learn(arrival, movement, cx, cells);
             while cx.ledger.landed() < cx.ledger.fired() && movement.has_landed(cx.ledger.landed() + 1, cx, cells) {
                 cx.land(cx.ledger.landed() + 1);
+                movement.land(cx);
             }
             if !arrival.is_over() {
                 agreement.step(effort, arrival, movement, cx, cells);

@@ -77,8 +77,12 @@ impl Plan {
                     }
                 }
             }
+            Op::Put { host, to, len, .. } => format!("puts {len} bytes at {to} on host {host}"),
             Op::Read { host, len, row, .. } => format!("reads {len} bytes from host {host} into row {row}"),
             Op::Combine { round, from, len } => format!("reduces {len} bytes of round {round} from {from} on"),
+            Op::Average { round, group, from, len } => {
+                format!("averages {len} bytes of group {group} in round {round} from {from} on")
+            }
             Op::CombineRead { from, len } => format!("reduces {len} bytes that it read from {from} on"),
             Op::Run(task) => format!("runs {task:?}"),
             Op::Seal { round, ref deposit, .. } => format!("seals {deposit:?} for round {round}"),

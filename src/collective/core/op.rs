@@ -177,11 +177,16 @@ pub(crate) enum Op {
     Clear { host: u32, round: u64, token: Token },
     /// An atomic on a cell; completes with the value before.
     Atomic { host: u32, cell: usize, atomic: Atomic, token: Token },
+    /// Writes data to another host: from an offset on the own host, to one there.
+    Put { host: u32, from: usize, to: usize, len: usize, token: Token },
     /// Reads a piece of a contribution into staging row `row`.
     Read { host: u32, from: usize, len: usize, row: usize, token: Token },
     /// Reduces so many bytes of the contributions to a round, from an offset on. [`super::Machine::inputs`] says where they
     /// lie.
     Combine { round: u64, from: usize, len: usize },
+    /// Averages so many bytes, from an offset on, of the registers of a group that moves in a round, and adds its updates.
+    /// [`super::Machine::averages`] says where they lie.
+    Average { round: u64, group: usize, from: usize, len: usize },
     /// Reduces so many bytes of what a fallback read has brought.
     CombineRead { from: usize, len: usize },
     /// Carries out a reduction of a program.

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
-use super::cut::Cut;
 use super::op::{Counted, Interest, Op, Token};
 use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
@@ -86,14 +85,19 @@ impl Outbox {
         }
     }
 
-    /// Reads so many bytes, from an offset on, of the contributions that lie on other hosts; whether there are any.
-    pub(super) fn read_from_elsewhere(&mut self, plan: &Plan, cut: &Cut, (from, len): (usize, usize)) -> bool {
-        for (row, entry) in cut.contributions().enumerate() {
-            let host = plan.host_of(entry.rank);
+    /// Reads so many bytes, from an offset on, of those of `sources` that lie on other hosts; whether there are any. Each
+    /// is a rank and a place on that one's host.
+    pub(super) fn read_from_elsewhere(
+        &mut self,
+        plan: &Plan,
+        sources: impl Iterator<Item = (u32, usize)>,
+        (from, len): (usize, usize),
+    ) -> bool {
+        for (row, (rank, at)) in sources.enumerate() {
+            let host = plan.host_of(rank);
             if host != plan.host() {
-                let from = plan.contribution(entry.rank, entry.buffer) + from;
                 let token = self.count(Counted::Read, host);
-                self.push(Op::Read { host, from, len, row, token });
+                self.push(Op::Read { host, from: at + from, len, row, token });
             }
         }
         self.has(Counted::Read)

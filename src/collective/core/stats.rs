@@ -31,6 +31,10 @@ pub struct Stats {
     pub segments: u64,
     /// Segments that this rank could not move yet, because a rank was still filling them.
     pub awaited: u64,
+    /// Where ranks have registers: groups that moved in the rounds that this rank has seen.
+    pub groups: u64,
+    /// Rounds in which this rank's group did not move, because none of its members contributed.
+    pub idle: u64,
     /// How often the library was entered for this rank's part, or looked again while waiting.
     pub polls: u64,
     /// Messages to other ranks that this rank sent, for itself or for others, to say that a round

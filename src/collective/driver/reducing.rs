@@ -21,6 +21,25 @@ impl Driver {
         arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 
+    /// Averages so many bytes of a group's registers, from an offset on, and adds the updates of its members.
+    pub(super) fn average(&mut self, round: u64, group: usize, (from, len): (usize, usize)) {
+        let Driver { machine, arena, reduction, .. } = self;
+        let Some((registers, cut)) = machine.averages(round) else { return };
+        let plan = machine.plan();
+        let (models, sources) = registers.sources(group, cut, plan);
+        let sources = sources.enumerate().filter_map(|(row, (rank, at, entry))| {
+            let here = plan.host_of(rank) == plan.host();
+            let at = if here { Place::Here(at + from) } else { Place::Staged(row * plan.staging_row()) };
+            let model = Source { at, wide: false, factor: 1.0 };
+            entry.map_or(Some(model), |update| reduction.source(update, at))
+        });
+        let mut goals = registers.goals(group, plan.host(), plan);
+        let at = goals.next().map_or(plan.transit(), |goal| goal + from);
+        let elements = len / reduction.dtype.size();
+        arena.average(reduction.dtype, (models, sources), at, elements, registers.divisor(group, plan));
+        goals.for_each(|goal| arena.copy(at, goal + from, len));
+    }
+
     /// A reduction of a program: the set of parts and the data.
     pub(super) fn run(&mut self, task: Task) {
         Fuse::pass(&mut self.fuse, Crash::AfterClaim);

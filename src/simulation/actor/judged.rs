@@ -76,8 +76,10 @@ impl Actor {
 
     /// Other ranks do not wait for a rank that has nothing handed in, so it may hold no claim.
     fn judge_claim(&self, op: &Op) -> Step<()> {
-        let claims =
-            matches!(op, Op::Run(_) | Op::Combine { .. } | Op::Atomic { token: Token::Claim | Token::Swap, .. });
+        let claims = matches!(
+            op,
+            Op::Run(_) | Op::Combine { .. } | Op::Average { .. } | Op::Atomic { token: Token::Claim | Token::Swap, .. }
+        );
         let takes_part = self.session.is_outstanding() || self.is_leaving();
         match claims && !takes_part {
             true => {

@@ -142,7 +142,7 @@ impl Fallback {
     /// Reads a part of all contributions; behind the last one the round is complete.
     fn read_parts(&mut self, round: u64, first: usize, cx: &mut Context) {
         for part in first..cx.plan.parts() {
-            if cx.outbox.read_from_elsewhere(&cx.plan, &self.cut, cx.plan.part_span(part)) {
+            if cx.outbox.read_from_elsewhere(&cx.plan, cx.plan.contributions(&self.cut), cx.plan.part_span(part)) {
                 self.stage = FallbackStage::Reading { round, part };
                 return;
             }

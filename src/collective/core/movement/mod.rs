@@ -3,6 +3,7 @@
 
 mod fallback;
 mod reducers;
+mod registers;
 mod segments;
 
 use super::context::Context;
@@ -13,6 +14,7 @@ use super::op::{Counted, Op, Token};
 use super::plan::{MovementBy, Plan};
 use crate::fabric::Change;
 pub(super) use reducers::{Reducers, reduce_first};
+pub(crate) use registers::Registers;
 pub(super) use segments::{Segments, fill, lack};
 
 /// This rank's part in moving.
@@ -62,7 +64,7 @@ impl Movement {
             MovementBy::Everyone => Movement::Everyone,
             MovementBy::Initiator => Movement::Initiator,
             MovementBy::Lowest(share) => Movement::Reducers(Reducers::new(plan, share)),
-            MovementBy::Segments => Movement::Segments(Segments::default()),
+            MovementBy::Segments => Movement::Segments(Segments::new(plan)),
             MovementBy::Program => Movement::Program,
         }
     }
@@ -103,6 +105,9 @@ impl Movement {
     pub(super) fn outcome_at(&self, round: u64, plan: &Plan) -> usize {
         match self {
             Movement::Reducers(reducers) if reducers.has_read(round) => plan.fallback_outcome(),
+            Movement::Segments(segments) => {
+                segments.registers().map_or_else(|| plan.outcome(round), |registers| registers.place(round, plan))
+            }
             _ => plan.outcome(round),
         }
     }
@@ -157,13 +162,22 @@ impl Movement {
 
     /// Whether the outcome of the oldest round that fired and has not landed is complete on this host.
     #[inline(never)]
-    pub(super) fn has_landed(&self, round: u64, cx: &Context, cells: &impl Cells) -> bool {
+    pub(super) fn has_landed(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         match self {
             // What this rank reduces for itself was done by the operation before this poll.
             Movement::Everyone => cx.outbox.is_empty(),
             Movement::Reducers(reducers) => cx.outbox.is_empty() && reducers.has_landed(round, &cx.plan, cells),
-            Movement::Initiator | Movement::Segments(_) => cx.plan.is_done(round, cells),
+            Movement::Initiator => cx.plan.is_done(round, cells),
+            Movement::Segments(segments) => segments.has_landed(round, cx, cells),
             Movement::Program => true,
+        }
+    }
+
+    /// That round has landed.
+    #[inline]
+    pub(super) fn land(&mut self, cx: &mut Context) {
+        if let Movement::Segments(segments) = self {
+            segments.land(cx);
         }
     }
 

@@ -5,20 +5,34 @@
 //! elsewhere has to copy it, and large data that is copied whole has left the caches before it is reduced. So the data
 //! follows the arrival in *pieces* of some segments each. A cell beside the buffer's tag says how many are missing, and a
 //! segment is claimed when every rank has filled its piece. A rank that fills is inside a call and depends on no other.
+//!
+//! Where ranks have registers, each group that moves has all segments, and they are numbered group after group. The next
+//! round may read a register on any host. So a rank counts what it has moved when that has landed on all hosts.
 
 use super::super::context::Context;
 use super::super::input::Cells;
 use super::super::op::{Counted, Interest, Op, Token};
 use super::super::outbox::Outbox;
 use super::super::plan::Plan;
-use crate::fabric::Atomic;
+use super::registers::Registers;
+use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 
+/// This rank's part in moving segments.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct Segments {
+    claims: Claims,
+    /// What they are segments of, where ranks have registers.
+    registers: Option<Box<Registers>>,
+}
+
 /// What this rank has claimed of a round.
 #[derive(Clone, Debug, Default, Hash)]
-pub(crate) struct Segments {
+struct Claims {
     round: u64,
+    /// What the count of segments on this host shows when the round has landed.
+    expected: u64,
     /// Shares that are known to be claimed to the end.
     exhausted: u64,
     /// Segments moved and not yet counted as landed.
@@ -43,23 +57,35 @@ enum ClaimStage {
     Reading {
         segment: u64,
     },
+    /// All is here, and the memory from which the result is sent is in use.
+    Waiting {
+        segment: u64,
+    },
     Counting,
 }
 
 impl Segments {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Segments { claims: Claims::default(), registers: Registers::new(plan) }
+    }
+
     #[inline(never)]
     pub(super) fn step(&mut self, cx: &mut Context, cells: &impl Cells) {
-        if cx.ledger.landed() >= cx.ledger.fired() || self.stage != ClaimStage::Idle {
+        if let ClaimStage::Waiting { segment } = self.claims.stage {
+            self.combine(segment, cx);
+        }
+        if cx.ledger.landed() >= cx.ledger.fired() || self.claims.stage != ClaimStage::Idle {
             return;
         }
         let round = cx.ledger.landed() + 1;
-        if self.round != round {
-            debug_assert_eq!(self.batch, 0);
-            *self = Segments { round, ..Segments::default() };
+        if self.claims.round != round {
+            debug_assert_eq!(self.claims.batch, 0);
+            let expected = self.expected(round, &cx.plan);
+            self.claims = Claims { round, expected, ..Claims::default() };
         }
-        if self.exhausted < cx.plan.shares() {
-            self.filled = self.filled || is_filled(round, cx, cells);
-            if self.filled {
+        if self.claims.exhausted < cx.plan.shares() {
+            self.claims.filled = self.claims.filled || is_filled(round, cx, cells);
+            if self.claims.filled {
                 self.claim(None, cx);
             } else {
                 self.claim_filled(cx, cells);
@@ -69,15 +95,56 @@ impl Segments {
         }
     }
 
+    /// Whether all segments of the oldest round that has not landed have landed on this host.
+    pub(super) fn has_landed(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
+        if let Some(registers) = &mut self.registers {
+            registers.begin(round, cx);
+        }
+        cells.load(cx.plan.done(round)) >= self.expected(round, &cx.plan)
+    }
+
+    /// What the count of segments on this host shows when that round has landed.
+    fn expected(&self, round: u64, plan: &Plan) -> u64 {
+        match &self.registers {
+            None => plan.uses(round) * plan.segments(),
+            Some(registers) => registers.expected(plan),
+        }
+    }
+
+    /// That round has landed.
+    pub(super) fn land(&mut self, cx: &mut Context) {
+        if let Some(registers) = &mut self.registers {
+            registers.land(cx);
+            if registers.groups() == 0 {
+                // No rank moves a segment of it and wakes those that wait.
+                cx.outbox.wake(u32::MAX, Interest::Outcome);
+            }
+        }
+    }
+
+    pub(in super::super) fn registers(&self) -> Option<&Registers> {
+        self.registers.as_deref()
+    }
+
+    /// Segments of the round: of all groups that move.
+    fn total(&self, plan: &Plan) -> u64 {
+        plan.segments() * self.registers.as_ref().map_or(1, |registers| registers.groups())
+    }
+
+    /// The group of a segment, and its place in that.
+    fn place_of(segment: u64, plan: &Plan) -> (usize, u64) {
+        ((segment / plan.segments()) as usize, segment % plan.segments())
+    }
+
     fn claim(&mut self, wanted: Option<u64>, cx: &mut Context) {
-        let cell = cx.plan.claim(self.round, self.share(cx));
+        let cell = cx.plan.claim(self.claims.round, self.share(cx));
         let atomic = match wanted {
             None => Atomic::FetchAdd(1),
             Some(ticket) => Atomic::CompareSwap { expect: ticket, new: ticket + 1 },
         };
-        self.awaited = None;
+        self.claims.awaited = None;
         let host = self.claim_host(cx);
-        self.stage = ClaimStage::Claiming { wanted, host };
+        self.claims.stage = ClaimStage::Claiming { wanted, host };
         cx.outbox.atomic(host, cell, atomic, Token::Claim);
     }
 
@@ -85,16 +152,16 @@ impl Segments {
     /// another one: it may have to leave the library.
     fn claim_filled(&mut self, cx: &mut Context, cells: &impl Cells) {
         let share = self.share(cx);
-        let ticket = cells.load(cx.plan.claim(self.round, share));
-        let (from, to) = cx.plan.share(share);
+        let ticket = cells.load(cx.plan.claim(self.claims.round, share));
+        let (from, to) = cx.plan.share(share, self.total(&cx.plan));
         if from.saturating_add(ticket) >= to {
-            self.exhausted += 1;
-            self.awaited = None;
+            self.claims.exhausted += 1;
+            self.claims.awaited = None;
             return cx.outbox.note();
         }
         let piece = cx.plan.piece_of(share, ticket);
-        if lacking(self.round, piece, cx, cells).next().is_some() {
-            let already = self.awaited.replace(piece) == Some(piece);
+        if lacking(self.claims.round, piece, cx, cells).next().is_some() {
+            let already = self.claims.awaited.replace(piece) == Some(piece);
             cx.stats.awaited += u64::from(!already);
             self.count(cx);
         } else {
@@ -104,18 +171,33 @@ impl Segments {
 
     /// Says how many segments it moved since it last did.
     pub(crate) fn count(&mut self, cx: &mut Context) {
-        if self.batch > 0 && self.stage == ClaimStage::Idle {
-            self.stage = ClaimStage::Counting;
-            let cell = cx.plan.done(self.round);
-            cx.outbox.atomic(cx.plan.host(), cell, Atomic::FetchAdd(self.batch), Token::Done);
+        let Claims { round, batch, .. } = self.claims;
+        if batch == 0 || self.claims.stage != ClaimStage::Idle {
+            return;
         }
+        let (plan, cell) = (&cx.plan, cx.plan.done(round));
+        if self.registers.is_some() && plan.topology.hosts() > 1 {
+            if cx.outbox.has(Counted::Push) && !plan.fault(Fault::CountBeforeLanding) {
+                return;
+            }
+            for host in plan.hosts_elsewhere(cx.ledger.active_in(round)) {
+                cx.outbox.signal(Counted::Notice, host, None, (cell, Change::Add(batch)));
+            }
+        }
+        self.claims.stage = ClaimStage::Counting;
+        cx.outbox.atomic(plan.host(), cell, Atomic::FetchAdd(batch), Token::Done);
     }
 
     /// The share to claim from: the own one first, so that the same rank touches the same memory
     /// round after round, then those of others.
     fn share(&self, Context { plan, .. }: &Context) -> u64 {
-        let own = u64::from(plan.me) * plan.shares() / u64::from(plan.ranks);
-        (own + self.exhausted) % plan.shares()
+        let total = self.total(plan);
+        let of_group = self.registers.as_ref().and_then(|registers| registers.own_segment(plan.me, plan.segments()));
+        let own = match of_group {
+            Some(segment) => segment * plan.shares() / total,
+            None => u64::from(plan.me) * plan.shares() / u64::from(plan.ranks),
+        };
+        (own + self.claims.exhausted) % plan.shares()
     }
 
     /// The ranks that were active in the round decide where its claims lie, and its cut names them.
@@ -123,16 +205,16 @@ impl Segments {
         if cx.plan.topology.hosts() == 1 {
             return cx.plan.host();
         }
-        cx.plan.host_of(cx.plan.home(self.round, cx.ledger.active_in(self.round)))
+        cx.plan.host_of(cx.plan.home(self.claims.round, cx.ledger.active_in(self.claims.round)))
     }
 
     pub(super) fn complete(&mut self, token: Token, value: u64, cx: &mut Context) {
-        match (token, &self.stage) {
+        match (token, &self.claims.stage) {
             (Token::Counted { .. }, ClaimStage::Reading { .. }) if cx.outbox.has(Counted::Read) => {}
             (Token::Counted { .. }, &ClaimStage::Reading { segment }) => self.combine(segment, cx),
             // Another rank was faster.
             (Token::Claim, &ClaimStage::Claiming { wanted: Some(ticket), .. }) if ticket != value => {
-                self.stage = ClaimStage::Idle;
+                self.claims.stage = ClaimStage::Idle;
             }
             (Token::Claim, ClaimStage::Claiming { .. }) => self.claimed(value, cx),
             (Token::Done, ClaimStage::Counting) => self.counted(value, cx),
@@ -141,53 +223,98 @@ impl Segments {
     }
 
     fn claimed(&mut self, ticket: u64, cx: &mut Context) {
-        let (from, to) = cx.plan.share(self.share(cx));
+        let (from, to) = cx.plan.share(self.share(cx), self.total(&cx.plan));
         let segment = from.saturating_add(ticket);
         if segment >= to {
-            self.exhausted += 1;
-            self.stage = ClaimStage::Idle;
+            self.claims.exhausted += 1;
+            self.claims.stage = ClaimStage::Idle;
             return;
         }
-        let span = cx.plan.segment_span(segment);
-        let elsewhere = cx.plan.topology.hosts() > 1 && span.1 > 0;
-        if elsewhere && cx.outbox.read_from_elsewhere(&cx.plan, cx.ledger.cut(self.round), span) {
-            self.stage = ClaimStage::Reading { segment };
+        if self.read_from_elsewhere(segment, cx) {
+            self.claims.stage = ClaimStage::Reading { segment };
         } else {
             self.combine(segment, cx);
         }
     }
 
+    /// Reads what a segment needs from other hosts; whether there is anything to read.
+    fn read_from_elsewhere(&self, segment: u64, cx: &mut Context) -> bool {
+        let (group, place) = Self::place_of(segment, &cx.plan);
+        let (span, cut) = (cx.plan.segment_span(place), cx.ledger.cut(self.claims.round));
+        if cx.plan.topology.hosts() == 1 || span.1 == 0 {
+            return false;
+        }
+        match &self.registers {
+            None => cx.outbox.read_from_elsewhere(&cx.plan, cx.plan.contributions(cut), span),
+            Some(registers) => {
+                let (_, sources) = registers.sources(group, cut, &cx.plan);
+                cx.outbox.read_from_elsewhere(&cx.plan, sources.map(|(rank, at, _)| (rank, at)), span)
+            }
+        }
+    }
+
     fn combine(&mut self, segment: u64, cx: &mut Context) {
-        let round = self.round;
-        if !(cx.plan.fault(Fault::SkipSegment) && segment + 1 == cx.plan.segments()) {
-            let (from, len) = cx.plan.segment_span(segment);
-            cx.outbox.push(Op::Combine { round, from, len });
+        let round = self.claims.round;
+        let (group, place) = Self::place_of(segment, &cx.plan);
+        if self.is_sent_on(group, cx) && cx.outbox.has(Counted::Push) {
+            self.claims.stage = ClaimStage::Waiting { segment };
+            return;
+        }
+        if !(cx.plan.fault(Fault::SkipSegment) && segment + 1 == self.total(&cx.plan)) {
+            let (from, len) = cx.plan.segment_span(place);
+            cx.outbox.push(match &self.registers {
+                None => Op::Combine { round, from, len },
+                Some(_) => Op::Average { round, group, from, len },
+            });
         }
         if cx.plan.topology.hosts() > 1 {
-            cx.outbox.land_elsewhere(&cx.plan, round, segment, cx.ledger.active_in(round));
+            self.land_elsewhere(group, place, cx);
         }
         cx.stats.segments += 1;
-        self.batch += 1;
-        self.stage = ClaimStage::Idle;
+        self.claims.batch += 1;
+        self.claims.stage = ClaimStage::Idle;
+    }
+
+    /// Whether no member of a group is on this host.
+    fn is_sent_on(&self, group: usize, Context { plan, .. }: &Context) -> bool {
+        let registers = self.registers.as_ref();
+        registers.is_some_and(|registers| registers.goals(group, plan.host(), plan).next().is_none())
+    }
+
+    /// Writes a segment of the outcome to every other host that wants it.
+    fn land_elsewhere(&self, group: usize, place: u64, cx: &mut Context) {
+        let (round, plan) = (self.claims.round, &cx.plan);
+        let receivers = cx.ledger.active_in(round);
+        let Some(registers) = &self.registers else {
+            return cx.outbox.land_elsewhere(plan, round, place, receivers);
+        };
+        let (from, len) = plan.segment_span(place);
+        let own = registers.goals(group, plan.host(), plan).next().map_or(plan.transit(), |at| at + from);
+        for host in plan.hosts_elsewhere(receivers).filter(|_| len > 0) {
+            for goal in registers.goals(group, host, plan) {
+                let token = cx.outbox.count(Counted::Push, host);
+                cx.outbox.push(Op::Put { host, from: own, to: goal + from, len, token });
+            }
+        }
     }
 
     fn counted(&mut self, before: u64, cx: &mut Context) {
-        let after = before + self.batch;
-        self.batch = 0;
-        self.stage = ClaimStage::Idle;
-        if after >= cx.plan.uses(self.round) * cx.plan.segments() {
+        let after = before + self.claims.batch;
+        self.claims.batch = 0;
+        self.claims.stage = ClaimStage::Idle;
+        if after >= self.claims.expected {
             cx.outbox.wake(u32::MAX, Interest::Outcome);
         }
     }
 
     /// Whether no rank waits for a segment of this rank, or to be woken by it.
     pub(crate) fn owes_nothing(&self) -> bool {
-        self.stage == ClaimStage::Idle && self.batch == 0
+        self.claims.stage == ClaimStage::Idle && self.claims.batch == 0
     }
 
     /// The host that is asked for a segment.
     pub(crate) fn asked(&self) -> Option<u32> {
-        match self.stage {
+        match self.claims.stage {
             ClaimStage::Claiming { host, .. } => Some(host),
             _ => None,
         }
@@ -195,13 +322,13 @@ impl Segments {
 
     /// The piece of the round that some rank has to fill before there is more to move.
     pub(crate) fn awaited(&self, cx: &Context) -> Option<u64> {
-        self.awaited.filter(|_| self.round > cx.ledger.landed())
+        self.claims.awaited.filter(|_| self.claims.round > cx.ledger.landed())
     }
 
     /// The ranks that have to fill it.
     pub(crate) fn unfilled(&self, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
         if let Some(piece) = self.awaited(cx) {
-            lacking(self.round, piece, cx, cells).for_each(|rank| missing.insert(rank));
+            lacking(self.claims.round, piece, cx, cells).for_each(|rank| missing.insert(rank));
         }
     }
 }

@@ -34,6 +34,7 @@ pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
 pub(super) struct Extents {
     slots: u64,
     segments: u64,
+    shares: u64,
     word_cells: usize,
     home_cells: usize,
     slot_cells: usize,
@@ -42,9 +43,9 @@ pub(super) struct Extents {
 impl Extents {
     pub(super) fn of(plan: &Plan) -> Self {
         let segments = plan.count_segments();
-        let shares = Plan::count_shares(segments, plan.ranks) as usize;
+        let shares = Plan::count_shares(segments.saturating_mul(plan.most_groups()), plan.ranks);
         let word_cells = (plan.words() as usize).next_multiple_of(LINE);
-        let home_cells = word_cells + LINE + shares * LINE;
+        let home_cells = word_cells + LINE + shares as usize * LINE;
         let slot_cells = match (&plan.program, plan.path) {
             (Some(program), _) => program.cells(),
             (None, Path::Relayed) => (plan.inputs().count() + plan.ranks as usize).next_multiple_of(LINE),
@@ -52,7 +53,7 @@ impl Extents {
         };
         // Activations go out before the gate closes, which shows that what lies in areas may be written.
         let least = if plan.path == Path::Relayed { RELAYED_ROUNDS + 1 } else { 1 };
-        Extents { slots: least.max(plan.depth + 1), segments, word_cells, home_cells, slot_cells }
+        Extents { slots: least.max(plan.depth + 1), segments, shares, word_cells, home_cells, slot_cells }
     }
 }
 
@@ -67,6 +68,12 @@ impl Plan {
     #[inline]
     pub(crate) fn segments(&self) -> u64 {
         self.extents.segments
+    }
+
+    /// Work-stealing shares of a round.
+    #[inline]
+    pub(crate) fn shares(&self) -> u64 {
+        self.extents.shares
     }
 
     /// The control slot of a round. Rounds count from 1.
@@ -231,6 +238,11 @@ impl Plan {
         (row * BUFFERS + buffer) as usize * self.stride()
     }
 
+    /// Where the contributions of a cut lie, each with its rank.
+    pub(crate) fn contributions<'a>(&'a self, cut: &'a Cut) -> impl Iterator<Item = (u32, usize)> + 'a {
+        cut.contributions().map(|entry| (entry.rank, self.contribution(entry.rank, entry.buffer)))
+    }
+
     fn contribution_rows(&self) -> u32 {
         if self.pushes() { self.ranks } else { self.topology.widest() }
     }
@@ -241,6 +253,9 @@ impl Plan {
     }
 
     fn outcome_slots(&self) -> u64 {
+        if self.has_memory() {
+            return u64::from(self.register_rows()) * self.register_slots();
+        }
         match self.movement() {
             MovementBy::Everyone => u64::from(self.topology.widest()),
             // The reducers', and one for each rank's fallback reads.
@@ -272,6 +287,37 @@ impl Plan {
             _ => (round - 1) % self.depth,
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Registers that a host keeps apart. Where all ranks average, theirs are always equal.
+    fn register_rows(&self) -> u32 {
+        if self.butterfly().is_some() { self.topology.widest() } else { 1 }
+    }
+
+    /// How many values of a register are kept at once. When a register is written in round *t*, all ranks have released
+    /// round *t* - depth. So a rank may hold those that it had after the `depth` - 1 rounds since, and the newest of them
+    /// is read for the one that is written.
+    fn register_slots(&self) -> u64 {
+        self.depth.max(2)
+    }
+
+    /// Where the value of a rank's register lies in the data region of its host that was written as number `count`; the
+    /// first one has number 0.
+    pub(crate) fn register(&self, rank: u32, count: u64) -> usize {
+        let row = if self.butterfly().is_some() { self.topology.index_on_host(rank) } else { 0 };
+        let slot = u64::from(row) * self.register_slots() + count % self.register_slots();
+        ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Where this rank puts a segment of a group that has no member on its host, before it sends it.
+    pub(crate) fn transit(&self) -> usize {
+        let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;
+        before * self.stride()
+            + self.topology.index_on_host(self.me) as usize * self.transit_bytes().unwrap_or(usize::MAX)
+    }
+
+    fn transit_bytes(&self) -> Option<usize> {
+        if self.butterfly().is_some() && self.topology.hosts() > 1 { lines(self.staging_row()) } else { Some(0) }
     }
 
     /// Where an outcome lies that this rank made by a fallback read.
@@ -316,6 +362,7 @@ impl Plan {
         let partials = self.depth.checked_mul(u64::from(self.partials()))?;
         let total = sized(self.bytes, rows)?.checked_add(sized(self.wide_bytes, partials)?)?;
         let total = total.checked_add(self.receiving()?.checked_mul(RECEIVING_ROWS as usize)?)?;
+        let total = total.checked_add(self.transit_bytes()?.checked_mul(self.topology.widest() as usize)?)?;
         Some(total).filter(|&total| total <= isize::MAX as usize)
     }
 }

@@ -14,6 +14,7 @@ use super::input::{Cells, Time};
 use super::tag::Tag;
 use crate::fabric::cell_behind;
 use crate::fault::Fault;
+use crate::group::{Butterfly, Group};
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Fire, Grace, Path, Schedule};
 use crate::trigger::{Layout, Request, Start};
@@ -92,6 +93,8 @@ pub(crate) struct Terms {
     /// Rounds that may be unreleased anywhere.
     pub(crate) depth: u64,
     pub(crate) path: Path,
+    /// Whether ranks have registers, and which of them average theirs.
+    pub(crate) memory: Option<Group>,
     /// Bytes of a contribution.
     pub(crate) bytes: usize,
     /// Bytes of a partial sum of contributions.
@@ -157,6 +160,7 @@ impl Terms {
             weighted: false,
             depth: 1,
             path,
+            memory: None,
             bytes: word,
             wide_bytes: word,
             segment: word,
@@ -225,6 +229,17 @@ impl Plan {
     #[inline]
     pub(super) fn packed_tag(&self) -> Option<usize> {
         if self.topology.hosts() > 1 && self.pushes() { cell_behind(0, self.bytes) } else { None }
+    }
+
+    /// Whether ranks have registers.
+    #[inline]
+    pub(crate) fn has_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// How the ranks are divided, if they are. A size that means nothing was refused before.
+    pub(crate) fn butterfly(&self) -> Option<Butterfly> {
+        self.memory.and_then(|group| group.schedule().ok().flatten())
     }
 
     /// Whether tags lie behind the data that they announce.

@@ -34,6 +34,13 @@ impl Plan {
         (from, self.segment.min(self.bytes - from))
     }
 
+    /// The most sources of a reduction, of which each may be read from another host: two contributions of a rank, and its
+    /// register.
+    pub(crate) fn most_sources(&self) -> usize {
+        let members = self.butterfly().map_or(self.ranks, |butterfly| butterfly.size().min(self.ranks));
+        members as usize * if self.has_memory() { 3 } else { 2 }
+    }
+
     /// Bytes between the pieces of a segment that are read from other hosts.
     pub(crate) fn staging_row(&self) -> usize {
         self.segment.min(self.bytes)
@@ -43,20 +50,21 @@ impl Plan {
         segments.min(u64::from(ranks)).min(MAX_SHARES)
     }
 
-    pub(crate) fn shares(&self) -> u64 {
-        Self::count_shares(self.segments(), self.ranks)
+    /// The most groups that a round can have.
+    pub(super) fn most_groups(&self) -> u64 {
+        self.butterfly().map_or(1, |butterfly| u64::from(self.ranks.div_ceil(butterfly.size())))
     }
 
-    /// Segments of share `index`, from and to.
-    pub(crate) fn share(&self, index: u64) -> (u64, u64) {
-        let bound = |i| i * self.segments() / self.shares();
+    /// Of so many segments in a round, those of share `index`, from and to.
+    pub(crate) fn share(&self, index: u64, segments: u64) -> (u64, u64) {
+        let bound = |i| i * segments / self.shares();
         (bound(index), bound(index + 1))
     }
 
     /// In how many pieces a contribution may be filled after its arrival; 1 if it has to be filled
     /// before. They take turns between the shares, as the ranks that move them do.
     pub(crate) fn pieces(&self) -> u64 {
-        let fills = self.movement() == MovementBy::Segments && self.topology.hosts() == 1;
+        let fills = self.movement() == MovementBy::Segments && self.topology.hosts() == 1 && !self.has_memory();
         if fills { self.segments().div_ceil(self.shares()).div_ceil(self.run) * self.shares() } else { 1 }
     }
 
@@ -68,7 +76,7 @@ impl Plan {
     /// Bytes of a contribution that a piece covers: offset and length. Shares differ by a segment,
     /// so the last ones may be empty.
     pub(crate) fn piece_span(&self, piece: u64) -> (usize, usize) {
-        let (from, to) = self.share(piece % self.shares());
+        let (from, to) = self.share(piece % self.shares(), self.segments());
         let first = to.min(from + piece / self.shares() * self.run);
         let offset = |segment: u64| self.bytes.min(segment as usize * self.segment);
         (offset(first), offset(to.min(first + self.run)) - offset(first))

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::Path;
 use crate::collective::core::label::Form;
+use crate::group::Group;
 use crate::rule::{Fire, Grace, Schedule};
 use crate::trigger::{Action, Buffer, Chunk, Request, Start, Table};
 
@@ -63,6 +64,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 _ => depth,
             };
             let (bytes, segment) = (elements * size, segment * 8);
+            let groups = [None, Some(Group::World), Some(Group::Butterfly(2)), Some(Group::Butterfly(3 + rule))];
+            let memory = if path == Path::Segmented { groups[elements % 4] } else { None };
             let schedule = match scatter {
                 true if path == Path::Relayed => Schedule::Halving,
                 true => Schedule::Scatter,
@@ -72,7 +75,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 (path == Path::Program).then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
             let sample = Terms::sample(0, hosts, fire, path);
             let wide_bytes = elements * wide;
-            Plan::new(Terms { grace, depth, bytes, wide_bytes, segment, schedule, program, ..sample })
+            Plan::new(Terms { grace, depth, memory, bytes, wide_bytes, segment, schedule, program, ..sample })
         },
     )
 }
@@ -103,7 +106,18 @@ impl Plan {
             }
         }
         let Some(plan) = self.on_host(host).next() else { return all };
-        if plan.path != Path::Replicated {
+        if plan.has_memory() {
+            let several = plan.butterfly().is_some();
+            for plan in self.on_host(host).take(if several { usize::MAX } else { 1 }) {
+                let me = plan.me;
+                for count in 0..plan.depth.max(2) {
+                    add(format!("register {count} of {me}"), plan.register(me, count), plan.bytes);
+                }
+                if several && plan.topology.hosts() > 1 {
+                    add(format!("what {me} sends on"), plan.transit(), plan.staging_row());
+                }
+            }
+        } else if plan.path != Path::Replicated {
             let slots = if plan.elects_reducers() { 1 } else { plan.depth };
             (1..=slots).for_each(|round| add(format!("outcome of {round}"), plan.outcome(round), plan.bytes));
         }
@@ -196,7 +210,7 @@ proptest! {
             }
             prop_assert_eq!(next, plan.bytes);
         }
-        let shares: Vec<_> = (0..plan.shares()).map(|index| plan.share(index)).collect();
+        let shares: Vec<_> = (0..plan.shares()).map(|index| plan.share(index, plan.segments())).collect();
         prop_assert!(shares.windows(2).all(|pair| pair[0].1 == pair[1].0));
         prop_assert_eq!((shares[0].0, shares[shares.len() - 1].1), (0, plan.segments()));
     }

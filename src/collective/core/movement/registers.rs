@@ -1,0 +1,207 @@
+//! Models that move. Each rank has a *register*, which holds its model; a contribution is an update of it.
+//!
+//! In a round, the groups of a [`Group`](crate::group::Group) average the registers of their members and add the updates
+//! of those that contributed. Every member has the result in its register then, an absent one, too. So no model is ever
+//! stale, and every update enters once: the sum over all registers after a round is the sum before it and the updates of
+//! its cut. A group to which no member contributed leaves its registers as they are.
+//!
+//! The groups of a round, and which of them move, follow from its cut and from the ranks that are active in it. All
+//! ranks know these, so they know where each register lies: how often it was written says which of its places holds it
+//! (`Plan::register`). A round has landed when all its groups have: any rank may have to read any register for the next
+//! one.
+
+use std::fmt;
+
+use super::super::context::Context;
+use super::super::cut::Cut;
+use super::super::entry::{Entry, Part};
+use super::super::plan::Plan;
+use crate::fault::Fault;
+use crate::group::Butterfly;
+use crate::rank_set::RankSet;
+
+/// What a rank knows of the registers of all.
+#[derive(Clone, Hash)]
+pub(crate) struct Registers {
+    /// How ranks are divided; nothing if all average.
+    butterfly: Option<Butterfly>,
+    /// The round whose groups these are: the oldest that has not landed, or the one that landed last.
+    round: u64,
+    /// The members of the groups that move in it, ascending in each group, and where each group ends.
+    members: Vec<u32>,
+    ends: Vec<usize>,
+    /// How often the register of each rank was written, up to the round that landed last. Where all ranks average, there
+    /// is one count for all.
+    written: Vec<u64>,
+    /// By slot: what the count of segments of this host shows when all rounds that used the slot have landed.
+    counts: Vec<u64>,
+    /// By slot: where the own register lies after a round that landed.
+    places: Vec<usize>,
+    /// The ranks that contributed to the round.
+    contributors: RankSet,
+}
+
+impl fmt::Debug for Registers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Registers { round, members, ends, written, .. } = self;
+        write!(f, "round {round}: {members:?} to {ends:?}, written {written:?}")
+    }
+}
+
+impl Registers {
+    /// Nothing if ranks have no registers.
+    pub(super) fn new(plan: &Plan) -> Option<Box<Self>> {
+        let (butterfly, slots) = (plan.butterfly(), plan.slots() as usize);
+        let ranks = plan.ranks as usize;
+        let registers = || {
+            Box::new(Registers {
+                butterfly,
+                round: 0,
+                members: Vec::with_capacity(ranks),
+                ends: Vec::with_capacity(ranks),
+                written: vec![0; if butterfly.is_some() { ranks } else { 1 }],
+                counts: vec![0; slots],
+                places: vec![0; slots],
+                contributors: RankSet::empty(plan.ranks),
+            })
+        };
+        plan.has_memory().then(registers)
+    }
+
+    /// Finds the groups that move in a round, which is the next one to land.
+    pub(super) fn begin(&mut self, round: u64, cx: &mut Context) {
+        if self.round == round {
+            return;
+        }
+        let Registers { butterfly, members, ends, contributors, .. } = self;
+        self.round = round;
+        members.clear();
+        ends.clear();
+        contributors.clear();
+        cx.ledger.cut(round).contributions().for_each(|entry| contributors.insert(entry.rank));
+        let (plan, active) = (&cx.plan, cx.ledger.active_in(round));
+        let moves =
+            |group: &[u32]| group.iter().any(|&rank| contributors.contains(rank)) || plan.fault(Fault::MoveIdleGroup);
+        let by_rank = plan.fault(Fault::ScheduleByRank);
+        let partition = butterfly.map(|it| it.partition(if by_rank { plan.ranks } else { active.len() }, round));
+        for group in 0..partition.map_or(1, |partition| partition.groups()) {
+            let first = members.len();
+            match partition {
+                None => members.extend(active.iter()),
+                Some(partition) => {
+                    members.extend(partition.members(group));
+                    members[first..].sort_unstable();
+                    if by_rank {
+                        let left = |rank: &u32| active.contains(*rank);
+                        let kept: Vec<u32> = members.drain(first..).filter(left).collect();
+                        members.extend(kept);
+                    } else {
+                        active.replace_positions(&mut members[first..]);
+                    }
+                }
+            }
+            if moves(&members[first..]) {
+                ends.push(members.len());
+            } else {
+                members.truncate(first);
+            }
+        }
+    }
+
+    /// The number of groups that move in the round.
+    pub(super) fn groups(&self) -> u64 {
+        self.ends.len() as u64
+    }
+
+    /// Where a group begins among all members.
+    fn first(&self, group: usize) -> usize {
+        group.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
+    /// The members of a group, ascending.
+    fn members(&self, group: usize) -> &[u32] {
+        &self.members[self.first(group)..self.ends[group]]
+    }
+
+    /// Of so many segments in each group, the first that a rank should move: one of its own group, if that moves, and not
+    /// the same as other members.
+    pub(super) fn own_segment(&self, rank: u32, segments: u64) -> Option<u64> {
+        let at = self.members.iter().position(|&member| member == rank)?;
+        let group = self.ends.partition_point(|&end| end <= at);
+        let place = (at - self.first(group)) as u64 * segments / self.members(group).len() as u64;
+        Some(group as u64 * segments + place)
+    }
+
+    fn count(&self, rank: u32) -> u64 {
+        self.written[if self.butterfly.is_some() { rank as usize } else { 0 }]
+    }
+
+    /// Where on a host the new registers of a group are to lie.
+    pub(crate) fn goals(&self, group: usize, host: u32, plan: &Plan) -> impl Iterator<Item = usize> {
+        let most = if self.butterfly.is_some() { usize::MAX } else { 1 };
+        let here = self.members(group).iter().filter(move |&&rank| plan.host_of(rank) == host);
+        here.take(most).map(|&rank| plan.register(rank, self.count(rank) + 1))
+    }
+
+    /// The registers that are averaged, each by its rank and with its place on that one's host, and then the updates.
+    pub(crate) fn sources<'a>(
+        &'a self,
+        group: usize,
+        cut: &'a Cut,
+        plan: &'a Plan,
+    ) -> (usize, impl Iterator<Item = (u32, usize, Option<Entry>)> + 'a) {
+        // Where all ranks average, the register of this host is that of all.
+        let alone = [plan.me];
+        let members = self.members(group);
+        let (models, all) = match self.butterfly {
+            Some(_) => (members.len(), false),
+            None => (alone.len(), true),
+        };
+        let own = alone.into_iter().filter(move |_| all);
+        let each = members.iter().copied().filter(move |_| !all);
+        let registers = own.chain(each).map(move |rank| (rank, plan.register(rank, self.count(rank)), None));
+        let of_members = members.iter().filter(move |_| !all).flat_map(move |&rank| cut.of(rank));
+        let updates = cut.contributions().filter(move |_| all).chain(of_members);
+        let updates = updates.filter(|entry| entry.part != Part::Leaving);
+        let updates = updates.map(move |entry| (entry.rank, plan.contribution(entry.rank, entry.buffer), Some(entry)));
+        (models, registers.chain(updates))
+    }
+
+    /// How many ranks share the sum of a group.
+    pub(crate) fn divisor(&self, group: usize, plan: &Plan) -> u32 {
+        let members = self.members(group);
+        match plan.fault(Fault::WrongDivisor) {
+            true => members.iter().filter(|&&rank| self.contributors.contains(rank)).count() as u32,
+            false => members.len() as u32,
+        }
+    }
+
+    /// What the count of segments on this host shows when the round has landed.
+    pub(super) fn expected(&self, plan: &Plan) -> u64 {
+        self.counts[plan.slot(self.round)] + self.groups() * plan.segments()
+    }
+
+    /// The round has landed: the registers of the groups that moved are new.
+    pub(super) fn land(&mut self, cx: &mut Context) {
+        let plan = &cx.plan;
+        let slot = plan.slot(self.round);
+        self.counts[slot] = self.expected(plan);
+        match self.butterfly {
+            None => self.written[0] += self.groups(),
+            Some(_) => {
+                for &rank in &self.members {
+                    let forgotten = plan.fault(Fault::ForgetRegister) && !self.contributors.contains(rank);
+                    self.written[rank as usize] += u64::from(!forgotten);
+                }
+            }
+        }
+        self.places[slot] = plan.register(plan.me, self.count(plan.me));
+        cx.stats.groups += self.groups();
+        cx.stats.idle += u64::from(!self.members.contains(&plan.me));
+    }
+
+    /// Where the own register lies after a round that has landed.
+    pub(super) fn place(&self, round: u64, plan: &Plan) -> usize {
+        self.places[plan.slot(round)]
+    }
+}
