@@ -120,7 +120,7 @@ mod sync;
 mod untrusted;
 mod world;
 
-pub use collective::{Allreduce, AllreduceBuilder, Cut, Entry, Outcome, Outcomes, Part, Stats};
+pub use collective::{Allreduce, AllreduceBuilder, Cut, Entry, Outcome, Outcomes, Part, Preset, Stats};
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, Ranks, Result};
 pub use group::{Group, UnknownGroup};

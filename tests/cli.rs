@@ -50,6 +50,8 @@ fn bad_input_is_named_before_anything_starts() {
         (&["train", "cats"], "digits"),
         (&["train", "digits", "--fire", "quorum=9"], "quorum=9 can never be reached by 4"),
         (&["train", "digits", "--epochs", "0"], "--epochs"),
+        (&["train", "digits", "--preset", "eager"], "synchronous, solo, majority, quorum, wagma"),
+        (&["train", "digits", "--preset", "solo", "--fire", "all"], "cannot be used with"),
         (&["train", "digits", "--compute-ms", "nan"], "--compute-ms"),
         (&["train", "digits", "--rate=-1"], "--rate"),
         (&["train", "digits", "--report", "/no/such/folder/x.html"], "--report"),
@@ -291,6 +293,26 @@ fn training_compares_rules() {
             assert!(row.get(key).is_some(), "{key} is missing in {row}");
         }
         assert!(row["accuracy"].as_f64().unwrap() > 0.9, "{row}");
+    }
+}
+
+/// Ranks that average models in groups end near each other, and those that sum gradients with equal models.
+#[test]
+fn training_compares_presets() {
+    let mut args =
+        vec!["train", "digits", "-n", "5", "--compute-ms", "0", "--skew", "one:4:2ms", "--epochs", "16", "--json"];
+    let presets = ["synchronous", "quorum", "wagma"];
+    presets.iter().for_each(|preset| args.extend(["--preset", preset]));
+    let output = earlybird(&args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let rows: Vec<serde_json::Value> =
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(rows.iter().map(|row| row["preset"].as_str().unwrap()).eq(presets), "{rows:?}");
+    for row in rows {
+        let (apart, groups) = (row["apart"].as_f64().unwrap(), row["groups_moved"].as_u64().unwrap());
+        let averages = row["preset"] == "wagma";
+        assert_eq!((apart > 0.0, groups > row["steps"].as_u64().unwrap()), (averages, averages), "{row}");
+        assert!(apart < 0.1 && row["accuracy"].as_f64().unwrap() > 0.85, "{row}");
     }
 }
 

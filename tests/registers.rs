@@ -62,14 +62,15 @@ impl Registers {
             if members[0] != lowest || updates.is_empty() {
                 continue;
             }
-            for index in 0..before[0].len() {
+            let model = |index: usize| {
                 let first = before[lowest as usize][index];
                 let sum = updates.iter().map(|&(rank, target)| update(rank, target, index)).reduce(|a, b| a + b);
                 let others = members[1..].iter().filter(|_| self.group != Group::World);
                 let differences = others.map(|&rank| before[rank as usize][index] - first);
-                let model = first + differences.fold(sum.unwrap(), |a, b| a + b) / members.len() as f32;
-                members.iter().for_each(|&rank| self.models[rank as usize][index] = model);
-            }
+                first + differences.fold(sum.unwrap(), |a, b| a + b) / members.len() as f32
+            };
+            let model: Vec<f32> = (0..before[0].len()).map(model).collect();
+            members.iter().for_each(|&rank| self.models[rank as usize].clone_from(&model));
         }
         let left = cut.leavers();
         self.active = self.active.iter().filter(|&rank| !left.contains(rank)).collect();

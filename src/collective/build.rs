@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use super::allreduce::Allreduce;
 use super::core::{Path, Plan, Terms, Topology, program};
 use super::driver::{Driver, Reduction, Regions};
+use super::preset::Preset;
 use super::raw::Raw;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
@@ -75,6 +76,16 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// When a round fires. Default: [`Fire::ALL`].
     pub fn fire(mut self, fire: Fire) -> Self {
         self.fire = fire;
+        self
+    }
+
+    /// Makes the choices of a method: [`fire`](AllreduceBuilder::fire), [`scale`](AllreduceBuilder::scale) and
+    /// [`group`](AllreduceBuilder::group). Calls behind this one change them.
+    pub fn preset(mut self, preset: Preset) -> Self {
+        let ranks = self.world.size();
+        self.fire = preset.fire(ranks);
+        self.scale = preset.scale();
+        self.group = preset.group(ranks).unwrap_or_default();
         self
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod engine;
 pub(crate) mod session;
 
 mod outcome;
+mod preset;
 mod raw;
 
 pub use self::core::{Cut, Entry, Part, Stats};
@@ -16,3 +17,4 @@ pub use allreduce::Allreduce;
 pub use allreduce::Chosen;
 pub use build::AllreduceBuilder;
 pub use outcome::{Outcome, Outcomes};
+pub use preset::Preset;

@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use earlybird::Fire;
-
 use super::plot::{COLOURS, Series, bars, lines};
 use super::worker::{Point, Trained};
 
@@ -16,18 +14,18 @@ height:.7em;margin-right:.4em}@media(prefers-color-scheme:dark){body{background:
 svg text{fill:#bbb}.grid{stroke:#333}td,th{border-color:#444}}";
 
 /// A page with a table and curves for each rule.
-pub(super) fn page(title: &str, runs: &[(Fire, Trained)]) -> String {
+pub(super) fn page(title: &str, runs: &[(String, Trained)]) -> String {
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n\
-         <table><tr><th>rule<th>rounds<th>samples/s<th>speed-up<th>first loss<th>last loss<th>accuracy<th>fresh a round<th>mean age<th>greatest age</tr>\n"
+         <table><tr><th>rule<th>rounds<th>samples/s<th>speed-up<th>first loss<th>last loss<th>accuracy<th>fresh a round<th>mean age<th>greatest age<th>apart</tr>\n"
     );
     let yardstick = runs.first().map_or(1.0, |(_, run)| run.samples_per_s);
-    for (index, (fire, run)) in runs.iter().enumerate() {
+    for (index, (label, run)) in runs.iter().enumerate() {
         let (first, last, tally) = (run.first(), run.last(), &run.tally);
         let accuracy = last.accuracy.map_or("-".to_owned(), |accuracy| format!("{accuracy:.3}"));
         let _ = writeln!(
             html,
-            "<tr><td><span class=\"key\" style=\"background:{}\"></span>{fire}<td>{}<td>{:.0}<td>{:.2}<td>{:.4}<td>{:.4}<td>{accuracy}<td>{:.2}<td>{:.2}<td>{}</tr>",
+            "<tr><td><span class=\"key\" style=\"background:{}\"></span>{label}<td>{}<td>{:.0}<td>{:.2}<td>{:.4}<td>{:.4}<td>{accuracy}<td>{:.2}<td>{:.2}<td>{}<td>{:.4}</tr>",
             COLOURS[index % COLOURS.len()],
             tally.rounds,
             run.samples_per_s,
@@ -37,6 +35,7 @@ pub(super) fn page(title: &str, runs: &[(Fire, Trained)]) -> String {
             tally.fresh_mean(),
             tally.age_mean(),
             tally.age_max(),
+            run.apart,
         );
     }
     html.push_str("</table>\n<div class=\"charts\">\n");

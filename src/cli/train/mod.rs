@@ -4,6 +4,7 @@ mod digits;
 mod html;
 mod hyperplane;
 mod learner;
+mod method;
 mod mlp;
 mod plot;
 mod report;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Fire, World};
+use earlybird::{Fire, Preset, World};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -22,6 +23,7 @@ use super::skew::Skew;
 use digits::DigitsLearner;
 use hyperplane::Hyperplane;
 use learner::Learner;
+use method::Method;
 use report::Report;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -50,6 +52,9 @@ pub(super) struct Args {
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
+    /// A published method in place of a rule: synchronous, solo, majority, quorum or wagma; may be repeated
+    #[arg(long, value_name = "PRESET", conflicts_with = "fire")]
+    preset: Vec<Preset>,
     /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms,
     /// random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms]
     #[arg(long)]
@@ -76,7 +81,8 @@ pub(super) struct Args {
 
 impl Args {
     fn check(&self, ranks: u32) -> Result<(), String> {
-        self.common.check(ranks, &self.fires(ranks))?;
+        let fires: Vec<Fire> = self.methods(ranks).iter().map(|method| method.fire).collect();
+        self.common.check(ranks, &fires)?;
         self.skew(ranks).check(ranks)?;
         if !(0.0..=600_000.0).contains(&self.compute_ms) {
             return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms));
@@ -115,10 +121,12 @@ impl Args {
         }
     }
 
-    fn fires(&self, ranks: u32) -> Vec<Fire> {
-        match self.fire.is_empty() {
-            true => vec![Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2))],
-            false => self.fire.clone(),
+    fn methods(&self, ranks: u32) -> Vec<Method> {
+        let usual = [Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2))];
+        let fires = if self.fire.is_empty() { &usual[..] } else { &self.fire };
+        match self.preset.is_empty() {
+            true => fires.iter().map(|&fire| Method::of_rule(fire)).collect(),
+            false => self.preset.iter().map(|&preset| Method::of_preset(preset, ranks)).collect(),
         }
     }
 
@@ -136,10 +144,10 @@ pub(super) fn main(args: Args) -> super::Outcome {
     }
     let world = World::from_env(&config)?;
     let mut report = Report::new(&world, &args);
-    for fire in args.fires(ranks) {
+    for method in args.methods(ranks) {
         let mut learner = args.learner(world.rank(), world.size());
-        let result = worker::train(&world, &args, fire, &mut *learner, &mut report)?;
-        report.row(fire, result);
+        let result = worker::train(&world, &args, &method, &mut *learner, &mut report)?;
+        report.row(&method, result);
     }
     report.finish()?;
     Ok(ExitCode::SUCCESS)

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use earlybird::{Fire, When, World};
+use earlybird::World;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use super::super::table::Table;
+use super::method::Method;
 use super::worker::Trained;
 use super::{Args, html};
 
@@ -18,14 +19,13 @@ pub(super) struct Report {
     task: &'static str,
     compute_ms: f64,
     page: Option<PathBuf>,
-    runs: Vec<(Fire, Trained)>,
-    bar: Option<(Fire, ProgressBar)>,
+    runs: Vec<(String, Trained)>,
+    bar: Option<(String, ProgressBar)>,
     yardstick: Option<f64>,
     table: Table,
 }
 
 const COLUMNS: [&str; 11] = [
-    "fire",
     "steps",
     "samples_per_s",
     "speedup",
@@ -35,22 +35,14 @@ const COLUMNS: [&str; 11] = [
     "age_mean",
     "age_max",
     "wait_s",
+    "apart",
     "method",
 ];
-
-fn method(fire: Fire) -> &'static str {
-    match fire.when() {
-        When::All if fire.is_synchronous() => "synchronous SGD",
-        When::All => "SGD with a deadline",
-        When::Solo => "eager-SGD solo",
-        When::Majority(_) => "eager-SGD majority",
-        When::Quorum(_) => "SGD with an exact quorum",
-    }
-}
 
 impl Report {
     pub(super) fn new(world: &World, args: &Args) -> Self {
         let skew = args.skew(world.size()).to_string();
+        let first = if args.preset.is_empty() { "fire" } else { "preset" };
         let report = Report {
             speaks: world.rank() == 0,
             json: args.common.start.json,
@@ -62,7 +54,7 @@ impl Report {
             runs: Vec::new(),
             bar: None,
             yardstick: None,
-            table: Table::new(&COLUMNS),
+            table: Table::new(&[&[first][..], &COLUMNS].concat()),
         };
         if report.speaks && !report.json {
             say!("{}", report.title());
@@ -75,23 +67,24 @@ impl Report {
         format!("{task}: {ranks} ranks, {compute_ms} ms a step, late: {skew}")
     }
 
-    pub(super) fn progress(&mut self, fire: Fire, done: u64, wanted: u64) {
+    pub(super) fn progress(&mut self, method: &Method, done: u64, wanted: u64) {
         if !self.speaks {
             return;
         }
-        if self.bar.as_ref().is_none_or(|(of, _)| *of != fire) {
+        let label = method.label();
+        if self.bar.as_ref().is_none_or(|(of, _)| *of != label) {
             let bar = ProgressBar::new(wanted);
             let style = ProgressStyle::with_template("{msg:>12} [{bar:40}] {pos}/{len} contributions, {elapsed}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.set_message(fire.to_string());
-            self.bar = Some((fire, bar));
+            bar.set_message(label.clone());
+            self.bar = Some((label, bar));
         }
         if let Some((_, bar)) = &self.bar {
             bar.set_position(done.min(wanted));
         }
     }
 
-    pub(super) fn row(&mut self, fire: Fire, result: Trained) {
+    pub(super) fn row(&mut self, method: &Method, result: Trained) {
         if !self.speaks {
             return;
         }
@@ -104,16 +97,18 @@ impl Report {
             say!(
                 "{}",
                 json!({
-                    "task": self.task, "method": method(fire), "fire": fire.to_string(), "ranks": self.ranks,
+                    "task": self.task, "method": method.description(),
+                    "preset": method.preset.map(|preset| preset.to_string()), "fire": method.fire.to_string(), "ranks": self.ranks,
                     "skew": self.skew, "compute_ms": self.compute_ms, "steps": tally.rounds,
                     "samples_per_s": result.samples_per_s, "speedup": speedup, "first_loss": first.loss,
                     "final_loss": last.loss, "accuracy": last.accuracy, "fresh_mean": tally.fresh_mean(),
                     "age_mean": tally.age_mean(), "age_max": tally.age_max(), "wait_s": result.wait_s,
+                    "apart": result.apart, "groups_moved": result.moved,
                 })
             );
         } else {
             self.table.row(&[
-                fire.to_string(),
+                method.label(),
                 tally.rounds.to_string(),
                 format!("{:.0}", result.samples_per_s),
                 format!("{speedup:.2}"),
@@ -123,10 +118,11 @@ impl Report {
                 format!("{:.2}", tally.age_mean()),
                 tally.age_max().to_string(),
                 format!("{:.2}", result.wait_s),
-                method(fire).to_owned(),
+                spread(result.apart),
+                method.description().to_owned(),
             ]);
         }
-        self.runs.push((fire, result));
+        self.runs.push((method.label(), result));
     }
 
     pub(super) fn finish(self) -> Result<(), String> {
@@ -144,4 +140,9 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// How far models are apart, or that they are equal.
+fn spread(apart: f64) -> String {
+    if apart == 0.0 { "0".to_owned() } else { format!("{apart:.1e}") }
 }

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use earlybird::collective::Part;
-use earlybird::{Fire, Outcome, Result, World};
+use earlybird::{Outcome, Result, Scale, World};
 
 use super::super::common::mean_over_ranks;
 use super::Args;
 use super::learner::{Learner, Quality};
+use super::method::Method;
 use super::report::Report;
 
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -28,6 +29,10 @@ pub(super) struct Trained {
     pub(super) samples_per_s: f64,
     pub(super) wait_s: f64,
     pub(super) tally: Tally,
+    /// How far the models of ranks are from their mean, in the end: the root of the mean square, by the mean's length.
+    pub(super) apart: f64,
+    /// Groups that moved, where ranks average models.
+    pub(super) moved: u64,
     pub(super) curve: Vec<Point>,
 }
 
@@ -91,7 +96,7 @@ fn mean(counts: &[u64]) -> f64 {
 pub(super) fn train(
     world: &World,
     args: &Args,
-    fire: Fire,
+    method: &Method,
     learner: &mut dyn Learner,
     report: &mut Report,
 ) -> Result<Trained> {
@@ -100,16 +105,15 @@ pub(super) fn train(
     let skew = args.skew(ranks);
     let mut weights = learner.initial();
     world.broadcast(&mut weights, 0, PATIENCE)?;
-    let mut gradients = world
+    let initial = weights.clone();
+    let builder = world
         .allreduce::<f32>(&[weights.len()])
-        .fire(fire)
         .grace(args.common.grace)
         .absent(args.common.absent)
         .depth(args.common.depth)
         .mover(args.common.mover)
-        .executor(args.common.executor)
-        .scale(learner.scale())
-        .build()?;
+        .executor(args.common.executor);
+    let mut channel = method.choose(builder, &initial, learner.scale()).build()?;
 
     let mut tally = Tally::default();
     let mut waited = Duration::ZERO;
@@ -119,36 +123,52 @@ pub(super) fn train(
     let start = Instant::now();
     for step in 0.. {
         let begun = Instant::now();
-        learner.gradient(&weights, step, gradients.contribution()?);
+        // The rate falls with the contributions that entered, on which all ranks agree.
+        let rate = |tally: &Tally| learner.rate(tally.contributions as f32 / wanted as f32);
+        let contribution = channel.contribution()?;
+        let now = rate(&tally);
+        learner.gradient(&weights, step, contribution);
+        if method.averages_models() {
+            contribution.iter_mut().for_each(|x| *x *= -now);
+        }
         let whole =
             Duration::from_secs_f64(args.compute_ms / 1e3) + skew.delays(ranks, step, args.common.seed)[rank as usize];
         std::thread::sleep(whole.saturating_sub(begun.elapsed()));
 
-        gradients.arrive()?;
+        channel.arrive()?;
         let before = Instant::now();
-        let outcomes = gradients.wait(PATIENCE)?;
+        let outcomes = channel.wait(PATIENCE)?;
         waited += before.elapsed();
         for outcome in outcomes {
             // All ranks stop after the same round, whatever else was returned with it.
             if tally.contributions < wanted {
-                // The rate falls with the contributions that entered, on which all ranks agree.
                 let rate = learner.rate(tally.contributions as f32 / wanted as f32);
                 tally.count(&outcome);
-                weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);
+                if method.averages_models() {
+                    weights.copy_from_slice(outcome.data());
+                } else {
+                    weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);
+                }
                 let due = snapshots.len() as u64 * wanted / POINTS;
                 if rank == 0 && (tally.contributions >= due || tally.contributions >= wanted) {
                     snapshots.push((start.elapsed().as_secs_f64(), tally.contributions, weights.clone()));
                 }
             }
         }
-        report.progress(fire, tally.contributions, wanted);
+        report.progress(method, tally.contributions, wanted);
         if tally.contributions >= wanted {
             break;
         }
     }
     let elapsed = start.elapsed().as_secs_f64();
-    gradients.finish(PATIENCE)?;
-    drop(gradients);
+    let moved = channel.stats().groups;
+    channel.finish(PATIENCE)?;
+    drop(channel);
+    let (mean, apart) = mean_model(world, &weights)?;
+    if let Some((.., last)) = snapshots.last_mut().filter(|_| method.averages_models()) {
+        // What training leaves behind.
+        *last = mean;
+    }
 
     let batch = learner.batch();
     let point = |(seconds, contributions, weights): (f64, u64, Vec<f32>)| Point {
@@ -160,6 +180,26 @@ pub(super) fn train(
         samples_per_s: tally.contributions as f64 * batch / elapsed,
         wait_s: mean_over_ranks(world, &[waited.as_secs_f64()], PATIENCE)?[0],
         tally,
+        apart,
+        moved,
         curve: snapshots.into_iter().map(point).collect(),
     })
+}
+
+/// The mean of the models of all ranks, and how far these are from it; of equal models it is equal to the bit.
+fn mean_model(world: &World, model: &[f32]) -> Result<(Vec<f32>, f64)> {
+    let mut mean = model.to_vec();
+    world.broadcast(&mut mean, 0, PATIENCE)?;
+    let mut differences = world.allreduce::<f32>(&[model.len()]).scale(Scale::World).build()?;
+    let contribution = differences.contribution()?;
+    contribution.iter_mut().zip(model.iter().zip(&mean)).for_each(|(into, (&own, &first))| *into = own - first);
+    differences.arrive()?;
+    let difference = differences.wait(PATIENCE)?.newest().to_vec();
+    differences.finish(PATIENCE)?;
+    mean.iter_mut().zip(&difference).for_each(|(mean, &difference)| *mean += difference);
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let distance: f64 = model.iter().zip(&mean).map(|(&x, &y)| square(x - y)).sum();
+    let length: f64 = mean.iter().map(|&x| square(x)).sum();
+    let distance = mean_over_ranks(world, &[distance], PATIENCE)?[0];
+    Ok((mean, (distance / length.max(f64::MIN_POSITIVE)).sqrt()))
 }

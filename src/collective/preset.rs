@@ -1,0 +1,88 @@
+//! Published methods as sets of choices.
+#![forbid(unsafe_code)]
+
+use crate::group::Group;
+use crate::named::named;
+use crate::rule::{Fire, Scale};
+
+/// A method by name: a set of the choices of a collective ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Preset {
+    /// Synchronous SGD: the mean of the gradients of all ranks.
+    Synchronous,
+    /// Eager-SGD, *solo* (Li et al., PPoPP 2020): the first rank fires; the sum is divided by the number of ranks. Unlike
+    /// there, no late gradient is lost.
+    Solo,
+    /// Eager-SGD, *majority*: a rank that is drawn fires.
+    Majority,
+    /// The mean of the gradients of half of the ranks or more, exactly counted.
+    Quorum,
+    /// WAGMA-SGD (Li et al., TPDS 2021): the first rank fires, and groups of about the square root of the number of ranks
+    /// average models; every tenth round waits for all. Unlike there, contributions are updates of models that ranks
+    /// have in registers: no stale model takes part, and no update is lost. It needs a
+    /// [`memory`](crate::AllreduceBuilder::memory).
+    Wagma,
+}
+
+named!(
+    Preset, "preset", "synchronous, solo, majority, quorum, wagma",
+    "synchronous" => Synchronous, "solo" => Solo, "majority" => Majority, "quorum" => Quorum, "wagma" => Wagma
+);
+
+/// How often a round waits for all ranks, as in the experiments of the paper.
+const WAGMA_PERIOD: u32 = 10;
+
+impl Preset {
+    /// All of them.
+    pub const EVERY: [Preset; 5] = [Preset::Synchronous, Preset::Solo, Preset::Majority, Preset::Quorum, Preset::Wagma];
+
+    /// When rounds fire in a world of so many ranks.
+    #[must_use]
+    pub fn fire(self, ranks: u32) -> Fire {
+        match self {
+            Preset::Synchronous => Fire::ALL,
+            Preset::Solo => Fire::SOLO,
+            Preset::Majority => Fire::majority(0),
+            Preset::Quorum => Fire::quorum(ranks.div_ceil(2)),
+            Preset::Wagma => Fire::SOLO.full_every(WAGMA_PERIOD),
+        }
+    }
+
+    /// Which ranks average models, if it is models that they average.
+    #[must_use]
+    pub fn group(self, ranks: u32) -> Option<Group> {
+        match self {
+            Preset::Synchronous | Preset::Solo | Preset::Majority | Preset::Quorum => None,
+            Preset::Wagma => Some(Group::Butterfly(ranks.isqrt().max(2))),
+        }
+    }
+
+    /// What the sum of a round is divided by.
+    #[must_use]
+    pub fn scale(self) -> Scale {
+        match self {
+            Preset::Synchronous | Preset::Quorum => Scale::Contributions,
+            Preset::Solo | Preset::Majority => Scale::World,
+            // The members of a group.
+            Preset::Wagma => Scale::Sum,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_print_as_they_are_written_and_are_valid_in_every_world() {
+        for preset in Preset::EVERY {
+            assert_eq!(preset.to_string().parse::<Preset>(), Ok(preset));
+            for ranks in 1..200 {
+                preset.fire(ranks).check(ranks).unwrap();
+                assert!(preset.group(ranks).is_none_or(|group| group.schedule().is_ok()));
+            }
+        }
+        assert_eq!(Preset::Wagma.group(64), Some(Group::Butterfly(8)));
+        assert!("eager".parse::<Preset>().unwrap_err().to_string().ends_with("quorum, wagma"));
+    }
+}
