@@ -126,6 +126,8 @@ faults! {
         WrongDivisor,
         /// Divides all ranks into groups, also those that have left.
         ScheduleByRank,
+        /// Averages the first model of each rank in place of its newest.
+        HoldOldTag,
         /// Counts a segment of a register that may not have landed everywhere.
         CountBeforeLanding,
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways};
 use common::{Job, Way, role, said};
-use earlybird::{Config, Cut, Error, Fire, Group, Mover, RankSet, Scale, World};
+use earlybird::{Absent, Config, Cut, Error, Fire, Group, Mover, RankSet, Scale, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -18,11 +18,11 @@ const DEADLINE: Duration = Duration::from_secs(60);
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     let role = role().unwrap();
-    let [_, group, fire, length, steps] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
+    let [_, group, fire, absent, length, steps] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
     let world = World::from_env(&config).unwrap();
-    let followed =
-        follow(&world, group.parse().unwrap(), fire.parse().unwrap(), length.parse().unwrap(), steps.parse().unwrap());
+    let rules = (group.parse().unwrap(), fire.parse().unwrap(), absent.parse().unwrap());
+    let followed = follow(&world, rules, length.parse().unwrap(), steps.parse().unwrap());
     println!("\nLATE {}\nIDLE {}\nROUNDS {}", followed.late, followed.idle, followed.rounds);
 }
 
@@ -37,6 +37,10 @@ fn update(rank: u32, target: u64, index: usize) -> f32 {
 struct Registers {
     group: Group,
     models: Vec<Vec<f32>>,
+    /// The newest contribution of each rank, where those are models.
+    held: Option<Vec<Vec<f32>>>,
+    /// The factor of a contribution for each round of its age: a power of two, so that its powers are exact.
+    decay: f32,
     active: RankSet,
 }
 
@@ -44,7 +48,13 @@ impl Registers {
     /// Follows a round. Returns the ranks in the group of a rank.
     fn follow(&mut self, cut: &Cut, me: u32) -> Vec<u32> {
         let mut own = Vec::new();
-        let before = self.models.clone();
+        if let Some(held) = &mut self.held {
+            for entry in cut.contributions() {
+                let model = (0..held[0].len()).map(|index| update(entry.rank, cut.round() - entry.age, index));
+                held[entry.rank as usize] = model.collect();
+            }
+        }
+        let before = self.held.clone().unwrap_or_else(|| self.models.clone());
         for lowest in self.active.iter() {
             let mut members = Vec::new();
             match self.group.schedule().unwrap() {
@@ -54,20 +64,23 @@ impl Registers {
             if members.contains(&me) {
                 own.clone_from(&members);
             }
-            let updates: Vec<(u32, u64)> = cut
+            let updates: Vec<(u32, u64, f32)> = cut
                 .contributions()
                 .filter(|entry| members.contains(&entry.rank))
-                .map(|entry| (entry.rank, cut.round() - entry.age))
+                .map(|entry| (entry.rank, cut.round() - entry.age, self.decay.powi(entry.age as i32)))
                 .collect();
             if members[0] != lowest || updates.is_empty() {
                 continue;
             }
             let model = |index: usize| {
                 let first = before[lowest as usize][index];
-                let sum = updates.iter().map(|&(rank, target)| update(rank, target, index)).reduce(|a, b| a + b);
-                let others = members[1..].iter().filter(|_| self.group != Group::World);
+                let updates = updates.iter().filter(|_| self.held.is_none());
+                let scaled = |&(rank, target, factor): &(u32, u64, f32)| update(rank, target, index) * factor;
+                let sum = updates.map(scaled).reduce(|a, b| a + b);
+                let all_equal = self.group == Group::World && self.held.is_none();
+                let others = members[1..].iter().filter(|_| !all_equal);
                 let differences = others.map(|&rank| before[rank as usize][index] - first);
-                first + differences.fold(sum.unwrap(), |a, b| a + b) / members.len() as f32
+                first + differences.fold(sum.unwrap_or(0.0), |a, b| a + b) / members.len() as f32
             };
             let model: Vec<f32> = (0..before[0].len()).map(model).collect();
             members.iter().for_each(|&rank| self.models[rank as usize].clone_from(&model));
@@ -86,13 +99,16 @@ struct Followed {
 }
 
 /// Makes so many contributions, and checks each outcome.
-fn follow(world: &World, group: Group, fire: Fire, length: usize, steps: u64) -> Followed {
+fn follow(world: &World, (group, fire, absent): (Group, Fire, Absent), length: usize, steps: u64) -> Followed {
     let initial: Vec<f32> = (0..length).map(|index| update(9999, 0, index)).collect();
-    let mut models =
-        world.allreduce::<f32>(&[length]).group(group).memory(&initial).fire(fire).depth(3).build().unwrap();
+    let models = world.allreduce::<f32>(&[length]).group(group).memory(&initial);
+    let mut models = models.fire(fire).absent(absent).depth(3).build().unwrap();
     let (me, ranks) = (world.rank(), world.size());
     let active: RankSet = (0..ranks).collect();
-    let mut registers = Registers { group, models: vec![initial.clone(); ranks as usize], active };
+    let models_of_all = vec![initial.clone(); ranks as usize];
+    let held = (absent == Absent::Hold).then(|| models_of_all.clone());
+    let decay = if let Absent::Decay(factor) = absent { factor } else { 1.0 };
+    let mut registers = Registers { group, models: models_of_all, held, decay, active };
     let mut rounds = 0;
     // Ranks leave one after the other.
     for step in 0..steps + u64::from(me) {
@@ -129,11 +145,18 @@ fn every_rank_finds_the_model_that_follows_from_the_cuts() {
         };
         let (mut late, mut idle) = (0, 0);
         for group in ["world", "butterfly=2", "butterfly=3"] {
-            for fire in ["all", "solo", "quorum=2", "majority"] {
+            let hold = "hold";
+            for (fire, absent) in [
+                ("all", "carry"),
+                ("solo", "carry"),
+                ("solo,full=5", hold),
+                ("quorum=2", "decay=0.5"),
+                ("majority", hold),
+            ] {
                 // Of ranks that wait for each other, none is late.
                 let steps = if fire == "all" { 60 } else { most };
-                let ends =
-                    Job::start(way, ranks, "rank", &format!("follow {group} {fire} 300 {steps}")).finish(DEADLINE);
+                let role = format!("follow {group} {fire} {absent} 300 {steps}");
+                let ends = Job::start(way, ranks, "rank", &role).finish(DEADLINE);
                 assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}, {group}, {fire}: {ends:?}");
                 let count =
                     |what: &str| ends.iter().map(|(_, text)| said(text, what)[0].parse::<u64>().unwrap()).sum::<u64>();
@@ -148,7 +171,9 @@ fn every_rank_finds_the_model_that_follows_from_the_cuts() {
 /// Several segments, which ranks of all groups move.
 #[test]
 fn large_models_are_moved_in_segments() {
-    for followed in everywhere(4, DEADLINE, |world| follow(&world, Group::Butterfly(2), Fire::SOLO, 200_001, 6)) {
+    for followed in
+        everywhere(4, DEADLINE, |world| follow(&world, (Group::Butterfly(2), Fire::SOLO, Absent::Carry), 200_001, 6))
+    {
         assert!(followed.iter().all(|rank| rank.rounds > 0), "{followed:?}");
     }
 }
@@ -163,6 +188,7 @@ fn choices_that_mean_nothing_are_refused() {
             other => panic!("{:?}", other.map(|_: earlybird::Allreduce<f32>| ())),
         };
         assert!(usage(build().group(Group::Butterfly(2)).build()).contains("memory()"));
+        assert!(usage(build().absent(Absent::Hold).build()).contains("memory()"));
         assert!(usage(build().group(Group::Butterfly(1)).memory(&model).build()).contains("2 ranks or more"));
         assert!(usage(build().memory(&model[1..]).build()).contains("as long as all tensors"));
         assert!(usage(build().memory(&model).scale(Scale::World).build()).contains("Scale::Sum"));

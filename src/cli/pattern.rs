@@ -92,7 +92,8 @@ impl Pattern {
                 };
                 looked_at.filter(bad).count() as u64
             }
-            Absent::Carry | Absent::Drop => {
+            // What is held stands in a model, which is not what is checked here.
+            Absent::Carry | Absent::Drop | Absent::Hold => {
                 let (part, count) = entries().fold((0, 0), |(part, count), entry| (part + own(entry), count + 1));
                 let bad = |index: &usize| data[*index] != T::from_small(part + count * self.position_part(*index));
                 looked_at.filter(bad).count() as u64

@@ -79,12 +79,12 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// Makes the choices of a method: [`fire`](AllreduceBuilder::fire), [`scale`](AllreduceBuilder::scale) and
-    /// [`group`](AllreduceBuilder::group). Calls behind this one change them.
+    /// Makes the choices of a method: [`fire`](AllreduceBuilder::fire), [`absent`](AllreduceBuilder::absent),
+    /// [`scale`](AllreduceBuilder::scale) and [`group`](AllreduceBuilder::group). Calls behind this one change them.
     pub fn preset(mut self, preset: Preset) -> Self {
         let ranks = self.world.size();
         self.fire = preset.fire(ranks);
-        self.scale = preset.scale();
+        (self.absent, self.scale) = (preset.absent(), preset.scale());
         self.group = preset.group(ranks).unwrap_or_default();
         self
     }
@@ -286,8 +286,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         if self.group.schedule().is_err() {
             return Err(usage("groups need a size of 2 ranks or more"));
         }
-        if self.initial.is_none() && self.group != Group::World {
-            return Err(usage("groups average models; give the ranks one with memory()"));
+        if self.initial.is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
+            return Err(usage("groups, and Absent::Hold, are for models; give the ranks one with memory()"));
         }
         if self.initial.is_some() {
             self.check_memory(adds)?;
@@ -519,8 +519,8 @@ fn make_regions<T: Element>(endpoint: &mut dyn Endpoint, plan: &Plan, initial: O
     let data = endpoint.register(plan.data_bytes(), Regions::DATA)?;
     if let Some((model, window)) = initial.zip(endpoint.window(data)) {
         let mut memory = Lender::new(window);
-        for &rank in plan.topology.ranks_of(plan.host()) {
-            memory.contribution::<T>(plan.register(rank, 0), plan.bytes).copy_from_slice(model);
+        for at in plan.initial_models(plan.host()) {
+            memory.contribution::<T>(at, plan.bytes).copy_from_slice(model);
         }
     }
     Ok(vec![endpoint.key(control), endpoint.key(data)])

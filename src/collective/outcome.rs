@@ -8,6 +8,7 @@ use super::core::{Cut, Entry, Part};
 use crate::error::Result;
 use crate::rank_set::RankSet;
 use crate::reduce::{self, Element};
+use crate::rule::Absent;
 
 /// The outcomes that a call returned, oldest first. When this and every [`Outcome`] of it are
 /// dropped, the rounds are released: their memory may be used again.
@@ -151,6 +152,29 @@ impl<'a, T: Element> Outcome<'a, T> {
     pub fn own(&self) -> impl Iterator<Item = Entry> + use<'a, T> {
         let session = self.of.raw().session();
         session.cut(self.round).of(session.plan().me)
+    }
+
+    /// Takes an average of models over into this rank's own one, which it contributed last; under
+    /// [`Absent::Hold`](crate::Absent::Hold). If that entered this round fresh, it becomes the average. Otherwise the
+    /// average does not have it, and it counts as one more member: it becomes (*n* · average + own) / (*n* + 1), where *n*
+    /// is the number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021).
+    ///
+    /// # Errors
+    /// [`Error::Usage`](crate::Error::Usage) under another choice for late contributions, or if `own` has another length.
+    pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
+        let holds = self.of.raw().session().plan().absent == Absent::Hold;
+        if !holds || own.len() != self.data.len() {
+            let problem = "models are merged where they are held, with Absent::Hold, and must be as long as an outcome";
+            return Err(self.of.usage("merge_into", problem));
+        }
+        if self.own().any(|entry| entry.part == Part::Fresh) {
+            own.copy_from_slice(self.data);
+        } else {
+            let share = 1.0 / (self.group().len() + 1) as f32;
+            let before = own.to_vec();
+            reduce::scaled_sum(&[(self.data, 1.0 - share), (&before, share)], own);
+        }
+        Ok(())
     }
 
     /// Ranks with a fresh contribution. Allocates; [`Outcome::cut`] does not.

@@ -3,7 +3,7 @@
 
 use crate::group::Group;
 use crate::named::named;
-use crate::rule::{Fire, Scale};
+use crate::rule::{Absent, Fire, Scale};
 
 /// A method by name: a set of the choices of a collective ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,11 +22,16 @@ pub enum Preset {
     /// have in registers: no stale model takes part, and no update is lost. It needs a
     /// [`memory`](crate::AllreduceBuilder::memory).
     Wagma,
+    /// The same as it was published: ranks contribute models, and the newest model of an absent rank takes part
+    /// ([`Absent::Hold`]). A rank takes an average over with
+    /// [`merge_into`](crate::Outcome::merge_into).
+    WagmaPublished,
 }
 
 named!(
-    Preset, "preset", "synchronous, solo, majority, quorum, wagma",
-    "synchronous" => Synchronous, "solo" => Solo, "majority" => Majority, "quorum" => Quorum, "wagma" => Wagma
+    Preset, "preset", "synchronous, solo, majority, quorum, wagma, wagma-published",
+    "synchronous" => Synchronous, "solo" => Solo, "majority" => Majority, "quorum" => Quorum, "wagma" => Wagma,
+    "wagma-published" => WagmaPublished
 );
 
 /// How often a round waits for all ranks, as in the experiments of the paper.
@@ -34,7 +39,8 @@ const WAGMA_PERIOD: u32 = 10;
 
 impl Preset {
     /// All of them.
-    pub const EVERY: [Preset; 5] = [Preset::Synchronous, Preset::Solo, Preset::Majority, Preset::Quorum, Preset::Wagma];
+    pub const EVERY: [Preset; 6] =
+        [Preset::Synchronous, Preset::Solo, Preset::Majority, Preset::Quorum, Preset::Wagma, Preset::WagmaPublished];
 
     /// When rounds fire in a world of so many ranks.
     #[must_use]
@@ -44,7 +50,7 @@ impl Preset {
             Preset::Solo => Fire::SOLO,
             Preset::Majority => Fire::majority(0),
             Preset::Quorum => Fire::quorum(ranks.div_ceil(2)),
-            Preset::Wagma => Fire::SOLO.full_every(WAGMA_PERIOD),
+            Preset::Wagma | Preset::WagmaPublished => Fire::SOLO.full_every(WAGMA_PERIOD),
         }
     }
 
@@ -53,7 +59,7 @@ impl Preset {
     pub fn group(self, ranks: u32) -> Option<Group> {
         match self {
             Preset::Synchronous | Preset::Solo | Preset::Majority | Preset::Quorum => None,
-            Preset::Wagma => Some(Group::Butterfly(ranks.isqrt().max(2))),
+            Preset::Wagma | Preset::WagmaPublished => Some(Group::Butterfly(ranks.isqrt().max(2))),
         }
     }
 
@@ -64,8 +70,14 @@ impl Preset {
             Preset::Synchronous | Preset::Quorum => Scale::Contributions,
             Preset::Solo | Preset::Majority => Scale::World,
             // The members of a group.
-            Preset::Wagma => Scale::Sum,
+            Preset::Wagma | Preset::WagmaPublished => Scale::Sum,
         }
+    }
+
+    /// What happens to late contributions.
+    #[must_use]
+    pub fn absent(self) -> Absent {
+        if self == Preset::WagmaPublished { Absent::Hold } else { Absent::Carry }
     }
 }
 
@@ -83,6 +95,6 @@ mod tests {
             }
         }
         assert_eq!(Preset::Wagma.group(64), Some(Group::Butterfly(8)));
-        assert!("eager".parse::<Preset>().unwrap_err().to_string().ends_with("quorum, wagma"));
+        assert!("eager".parse::<Preset>().unwrap_err().to_string().ends_with("wagma, wagma-published"));
     }
 }

@@ -114,8 +114,17 @@ unsafe fn combine(
 /// # Panics
 /// If one has another length.
 pub(crate) fn sum<T: Element>(sources: &[&[T]], target: &mut [T]) {
-    assert!(sources.iter().all(|source| source.len() == target.len()));
-    let operand = |source: &&[T]| Operand { data: source.as_ptr().cast(), wide: false, factor: 1.0 };
+    let unscaled: Vec<(&[T], f32)> = sources.iter().map(|&source| (source, 1.0)).collect();
+    scaled_sum(&unscaled, target);
+}
+
+/// Adds slices of the target's length, each multiplied by its factor. Only sums of floats may have factors other than 1.
+///
+/// # Panics
+/// If one has another length.
+pub(crate) fn scaled_sum<T: Element>(sources: &[(&[T], f32)], target: &mut [T]) {
+    assert!(sources.iter().all(|(source, _)| source.len() == target.len()));
+    let operand = |&(source, factor): &(&[T], f32)| Operand { data: source.as_ptr().cast(), wide: false, factor };
     let operands: Vec<Operand> = sources.iter().map(operand).collect();
     let data = target.as_mut_ptr().cast();
     // SAFETY: the slices have one length and the alignment of their type; the exclusive borrow of

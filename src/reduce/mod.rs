@@ -7,7 +7,7 @@
 mod kernel;
 mod number;
 
-pub(crate) use kernel::{Arena, Goal, Place, Source, sum};
+pub(crate) use kernel::{Arena, Goal, Place, Source, scaled_sum, sum};
 
 use std::fmt;
 

@@ -83,13 +83,17 @@ pub enum Absent {
     /// It enters the next round that fires, multiplied by this factor once for every round of its
     /// age. Floating-point sums only.
     Decay(f32),
+    /// It enters the next round that fires, and stands for its rank in all rounds until the rank's next contribution
+    /// enters. Contributions are models then, and a round averages the newest of each member of a group. Needs a
+    /// [`memory`](crate::AllreduceBuilder::memory).
+    Hold,
 }
 
 impl Absent {
     /// The factor of a contribution of an age.
     pub(crate) fn factor(self, age: u64) -> f32 {
         match self {
-            Absent::Carry | Absent::Drop => 1.0,
+            Absent::Carry | Absent::Drop | Absent::Hold => 1.0,
             Absent::Decay(factor) => {
                 // By squaring: the library's power may round differently elsewhere, and all ranks
                 // must compute the same bits.
@@ -124,6 +128,7 @@ impl fmt::Display for Absent {
             Absent::Carry => f.pad("carry"),
             Absent::Drop => f.pad("drop"),
             Absent::Decay(factor) => f.pad(&format!("decay={factor}")),
+            Absent::Hold => f.pad("hold"),
         }
     }
 }
@@ -136,6 +141,7 @@ impl FromStr for Absent {
         let absent = match text.split_once('=') {
             None if text == "carry" => Absent::Carry,
             None if text == "drop" => Absent::Drop,
+            None if text == "hold" => Absent::Hold,
             Some(("decay", factor)) => Absent::Decay(factor.parse().map_err(|_| unknown())?),
             _ => return Err(unknown()),
         };
@@ -204,7 +210,7 @@ pub enum RuleError {
         text: String,
     },
     /// Not a choice for late contributions.
-    #[error("unknown fate of late contributions {text:?}; use carry, drop or decay=FACTOR")]
+    #[error("unknown fate of late contributions {text:?}; use carry, drop, decay=FACTOR or hold")]
     UnknownAbsent {
         /// What was given.
         text: String,
@@ -285,7 +291,7 @@ mod tests {
         for text in ["auto", "0", "300µs", "1.5ms", "2s"] {
             assert_eq!(text.parse::<Grace>().unwrap().to_string(), text);
         }
-        for text in ["carry", "drop", "decay=0.5"] {
+        for text in ["carry", "drop", "decay=0.5", "hold"] {
             assert_eq!(text.parse::<Absent>().unwrap().to_string(), text);
         }
         for text in ["sum", "world", "contributions", "weights"] {

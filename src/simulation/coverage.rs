@@ -212,6 +212,7 @@ impl Conditions {
             ("drop", reduction.absent == Absent::Drop),
             ("registers", scenario.memory.is_some()),
             ("groups of registers", scenario.memory.is_some_and(|group| group != Group::World)),
+            ("hold", reduction.absent == Absent::Hold),
             ("decay", matches!(reduction.absent, Absent::Decay(_))),
             ("weights", reduction.scale == Scale::Weights),
             ("16-bit", reduction.dtype.size() == 2),

@@ -133,7 +133,7 @@ impl Scenario {
                 dtype: [Dtype::F32, Dtype::F16][rng.random_range(0..2)],
                 reduce: Reduce::Sum,
                 scale: Scale::Sum,
-                absent: draw_absent(rng, options, true),
+                absent: if rng.random_bool(0.3) { Absent::Hold } else { draw_absent(rng, options, true) },
             },
         };
         let schedule = match path {

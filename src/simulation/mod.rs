@@ -239,8 +239,8 @@ fn build(scenario: &Scenario, oracle: &Oracle, fabrics: &[SimFabric]) -> Result<
         let data = leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?;
         datas.push(data);
         if let Some(mut memory) = leader.window(data).map(Lender::new).filter(|_| plan.has_memory()) {
-            for &rank in plan.topology.ranks_of(host) {
-                memory.contribution(plan.register(rank, 0), plan.bytes).copy_from_slice(&oracle.initial());
+            for at in plan.initial_models(host) {
+                memory.contribution(at, plan.bytes).copy_from_slice(&oracle.initial());
             }
         }
     }

@@ -99,7 +99,8 @@ impl Oracle {
             full_with_carried: 0,
             early: 0,
         };
-        oracle.registers = scenario.memory.map(|group| Registers::new(group, &oracle.initial(), ranks));
+        oracle.registers =
+            scenario.memory.map(|group| Registers::new(group, reduction.absent, &oracle.initial(), ranks));
         oracle
     }
 

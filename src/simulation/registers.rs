@@ -8,17 +8,21 @@ use crate::collective::driver::Reduction;
 use crate::group::Group;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, f16};
+use crate::rule::Absent;
 
 /// The model of each rank after a round.
 #[derive(Clone, Debug)]
 pub(super) struct Registers {
     group: Group,
     models: Vec<Rc<[u8]>>,
+    /// Under [`Absent::Hold`]: the newest contribution of each rank that has entered.
+    held: Option<Vec<Rc<[u8]>>>,
 }
 
 impl Registers {
-    pub(super) fn new(group: Group, initial: &[u8], ranks: u32) -> Self {
-        Registers { group, models: vec![initial.into(); ranks as usize] }
+    pub(super) fn new(group: Group, absent: Absent, initial: &[u8], ranks: u32) -> Self {
+        let models: Vec<Rc<[u8]>> = vec![initial.into(); ranks as usize];
+        Registers { group, held: (absent == Absent::Hold).then(|| models.clone()), models }
     }
 
     pub(super) fn of(&self, rank: u32) -> &[u8] {
@@ -34,6 +38,9 @@ impl Registers {
         reduction: Reduction,
     ) -> Result<Self, String> {
         let mut after = self.clone();
+        if let Some(held) = &mut after.held {
+            sources.iter().for_each(|(entry, source)| held[entry.rank as usize] = source.as_slice().into());
+        }
         for (lowest, members) in active.iter().map(|rank| (rank, self.members(active, cut.round(), rank))) {
             let contributed = cut.contributions().any(|entry| members.contains(&entry.rank));
             if members.first() != Some(&lowest) || !contributed {
@@ -41,14 +48,24 @@ impl Registers {
             }
             let updates: Vec<&(Entry, Vec<u8>)> =
                 sources.iter().filter(|(entry, _)| members.contains(&entry.rank)).collect();
-            let model: Rc<[u8]> = self.average(&members, &updates, reduction).into();
+            let model: Rc<[u8]> = match &after.held {
+                Some(held) => Self::average(held, &members, &[], reduction).into(),
+                // Where all ranks average, their models are equal.
+                None if self.group == Group::World => {
+                    Self::average(&vec![self.models[0].clone(); self.models.len()], &members, &updates, reduction)
+                        .into()
+                }
+                None => Self::average(&self.models, &members, &updates, reduction).into(),
+            };
             match self.group {
                 // The one register is also what a rank sees that has left.
                 Group::World => after.models.fill(model),
                 Group::Butterfly(_) => members.iter().for_each(|&member| after.models[member as usize] = model.clone()),
             }
         }
-        self.check_sum(&after, active, sources, reduction).map_err(|what| format!("{what} in {cut:?}"))?;
+        if self.held.is_none() {
+            self.check_sum(&after, active, sources, reduction).map_err(|what| format!("{what} in {cut:?}"))?;
+        }
         Ok(after)
     }
 
@@ -61,9 +78,9 @@ impl Registers {
         members
     }
 
-    fn average(&self, members: &[u32], updates: &[&(Entry, Vec<u8>)], reduction: Reduction) -> Vec<u8> {
+    fn average(models: &[Rc<[u8]>], members: &[u32], updates: &[&(Entry, Vec<u8>)], reduction: Reduction) -> Vec<u8> {
         let dtype = reduction.dtype;
-        let first = self.of(members[0]);
+        let first = &models[members[0] as usize];
         let one = |at: usize| {
             let base = read(dtype, first, at);
             let update = |(entry, source): &&(Entry, Vec<u8>)| match reduction.factor(*entry) {
@@ -71,9 +88,8 @@ impl Registers {
                 factor => read(dtype, source, at) * factor,
             };
             let sum = updates.iter().map(update).reduce(|left, right| left + right).unwrap_or(0.0);
-            let difference = |&member: &u32| read(dtype, self.of(member), at) - base;
-            let others = if self.group == Group::World { &[] } else { &members[1..] };
-            base + others.iter().map(difference).fold(sum, |left, right| left + right) / members.len() as f32
+            let difference = |&member: &u32| read(dtype, &models[member as usize], at) - base;
+            base + members[1..].iter().map(difference).fold(sum, |left, right| left + right) / members.len() as f32
         };
         let values = (0..first.len() / dtype.size()).map(one);
         match dtype {

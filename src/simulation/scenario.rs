@@ -214,6 +214,8 @@ impl Scenario {
             if self.path != Path::Segmented || !averages || group.schedule().is_err() {
                 return bad("`memory` needs the path `segmented`, the sum of floats, and groups of 2 or more");
             }
+        } else if self.reduction.absent == Absent::Hold {
+            return bad("`hold` needs `memory`");
         }
         let depths = match self.fire.is_synchronous() {
             true if has_program || is_relayed => 2..=2,

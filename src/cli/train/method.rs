@@ -1,6 +1,6 @@
 //! What one training run does otherwise than another.
 
-use earlybird::{AllreduceBuilder, Fire, Group, Preset, Scale, When};
+use earlybird::{Absent, AllreduceBuilder, Fire, Group, Preset, Scale, When};
 
 /// A firing rule over gradients, or a preset.
 #[derive(Clone, Copy, Debug)]
@@ -20,9 +20,14 @@ impl Method {
         Method { preset: Some(preset), fire: preset.fire(ranks), group: preset.group(ranks) }
     }
 
-    /// Whether ranks contribute updates of models, and not gradients.
+    /// Whether ranks average models, and do not sum gradients.
     pub(super) fn averages_models(&self) -> bool {
         self.group.is_some()
+    }
+
+    /// Whether ranks contribute models, and not updates of them.
+    pub(super) fn holds_models(&self) -> bool {
+        self.preset.is_some_and(|preset| preset.absent() == Absent::Hold)
     }
 
     /// Makes the choices of the method; under a rule, gradients are divided as the task does.
@@ -34,6 +39,7 @@ impl Method {
     ) -> AllreduceBuilder<'w, f32> {
         let scale = self.preset.map_or(scale, Preset::scale);
         let builder = builder.fire(self.fire).scale(scale);
+        let builder = if self.holds_models() { builder.absent(Absent::Hold) } else { builder };
         match self.group {
             Some(group) => builder.group(group).memory(model),
             None => builder,
@@ -47,6 +53,7 @@ impl Method {
 
     pub(super) fn description(&self) -> &'static str {
         match self.fire.when() {
+            _ if self.holds_models() => "WAGMA-SGD as published",
             _ if self.averages_models() => "WAGMA-SGD with registers",
             When::All if self.fire.is_synchronous() => "synchronous SGD",
             When::All => "SGD with a deadline",

@@ -52,7 +52,8 @@ pub(super) struct Args {
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
-    /// A published method in place of a rule: synchronous, solo, majority, quorum or wagma; may be repeated
+    /// A published method in place of a rule: synchronous, solo, majority, quorum, wagma or
+    /// wagma-published; may be repeated
     #[arg(long, value_name = "PRESET", conflicts_with = "fire")]
     preset: Vec<Preset>,
     /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms,

@@ -115,6 +115,8 @@ pub(super) fn train(
         .executor(args.common.executor);
     let mut channel = method.choose(builder, &initial, learner.scale()).build()?;
 
+    // The model that was contributed last.
+    let mut mine = Vec::new();
     let mut tally = Tally::default();
     let mut waited = Duration::ZERO;
     // Evaluated after training, because that takes longer than some steps.
@@ -128,7 +130,11 @@ pub(super) fn train(
         let contribution = channel.contribution()?;
         let now = rate(&tally);
         learner.gradient(&weights, step, contribution);
-        if method.averages_models() {
+        if method.holds_models() {
+            weights.iter_mut().zip(&*contribution).for_each(|(w, g)| *w -= now * g);
+            contribution.copy_from_slice(&weights);
+            mine.clone_from(&weights);
+        } else if method.averages_models() {
             contribution.iter_mut().for_each(|x| *x *= -now);
         }
         let whole =
@@ -144,7 +150,11 @@ pub(super) fn train(
             if tally.contributions < wanted {
                 let rate = learner.rate(tally.contributions as f32 / wanted as f32);
                 tally.count(&outcome);
-                if method.averages_models() {
+                if method.holds_models() {
+                    // Of several, the newest counts.
+                    weights.copy_from_slice(&mine);
+                    outcome.merge_into(&mut weights)?;
+                } else if method.averages_models() {
                     weights.copy_from_slice(outcome.data());
                 } else {
                     weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);

@@ -38,6 +38,12 @@ impl Buffers {
         self.next = (0..BUFFERS).min_by_key(|&buffer| self.used[buffer as usize]).unwrap_or(0);
     }
 
+    /// No rank will read a buffer, so it comes next after the one that is being written. Another one may be read for as
+    /// long as nothing newer takes its place.
+    pub(super) fn free(&mut self, buffer: u32) {
+        self.used[buffer as usize] = 0;
+    }
+
     /// Nothing was written into the next one yet: another one may be better.
     pub(super) fn choose(&mut self, cx: &Context) {
         if !cx.plan.by_tags() {

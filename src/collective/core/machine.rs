@@ -246,7 +246,9 @@ impl Machine {
         let first = self.cx.ledger.taken() + 1;
         if self.is_ready() {
             self.cx.ledger.take();
-            self.arrival.end();
+            if let Some(unread) = self.arrival.end() {
+                self.buffers.free(unread);
+            }
             self.cx.outbox.note();
             if !begun {
                 self.buffers.choose(&self.cx);

@@ -55,7 +55,7 @@ impl Actor {
             }
         }
         let machine = self.engine.machine();
-        if machine.plan().absent == Absent::Drop && self.dropped < machine.stats().dropped {
+        if matches!(machine.plan().absent, Absent::Drop | Absent::Hold) && self.dropped < machine.stats().dropped {
             self.dropped += 1;
             Rc::make_mut(oracle).drops(machine.plan().me, machine.taken() + 1)?;
         }

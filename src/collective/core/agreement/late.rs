@@ -59,6 +59,12 @@ impl Arrival {
         } else {
             // It cannot be waited for before the caller has released what it missed; and it
             // does not fire without this rank's next arrival.
+            if plan.absent == Absent::Hold {
+                // The next one is newer, and no two of a rank stand for it in one round.
+                cx.stats.dropped += 1;
+                self.superseded = Some(buffer);
+                return self.enter(passed, &mut cx.outbox);
+            }
             cx.stats.deferred += 1;
             let forgotten = plan.fault(Fault::ForgetDeferred);
             self.deferred = Some(Deferred { made_for: self.made_for, buffer }).filter(|_| !forgotten);

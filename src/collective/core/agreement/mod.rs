@@ -55,6 +55,8 @@ pub(crate) struct Arrival {
     asked: Option<u32>,
     /// A late contribution that could not be placed yet.
     deferred: Option<Deferred>,
+    /// The buffer of a late contribution that enters no round, because the next one takes its place.
+    superseded: Option<u32>,
     pace: Pace,
     /// The newest round that this rank closed, until it was measured how long it took to land.
     unmeasured: Option<u64>,
@@ -119,7 +121,7 @@ impl Hash for Arrival {
             ArrivalStage::Over { .. } => buffer.hash(state),
             _ => (target, made_for, part, buffer, weight, close_by).hash(state),
         }
-        self.deferred.hash(state);
+        (self.deferred, self.superseded).hash(state);
     }
 }
 
@@ -136,6 +138,7 @@ impl Arrival {
             waited_for_room: false,
             asked: None,
             deferred: None,
+            superseded: None,
             pace: Pace::new(plan.grace),
             unmeasured: None,
         }
@@ -155,9 +158,11 @@ impl Arrival {
         self.enter(ArrivalStage::Blocked, &mut cx.outbox);
     }
 
-    /// The arrival is over, and the caller has what it waited for.
-    pub(super) fn end(&mut self) {
+    /// The arrival is over, and the caller has what it waited for. Returns the buffer of a contribution that no rank will
+    /// read.
+    pub(super) fn end(&mut self) -> Option<u32> {
         self.stage = ArrivalStage::Away;
+        self.superseded.take()
     }
 
     #[inline]

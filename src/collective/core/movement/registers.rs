@@ -9,16 +9,21 @@
 //! ranks know these, so they know where each register lies: how often it was written says which of its places holds it
 //! (`Plan::register`). A round has landed when all its groups have: any rank may have to read any register for the next
 //! one.
+//!
+//! Under [`Absent::Hold`] contributions are models. A group averages the newest one of each member, from the round in
+//! which that entered until the next one does; and what lies in registers is not read. Three buffers are enough: when a
+//! contribution has entered a round that landed, no later round reads the one before.
 
 use std::fmt;
 
 use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
-use super::super::plan::Plan;
+use super::super::plan::{FIRST_HELD, Plan};
 use crate::fault::Fault;
 use crate::group::Butterfly;
 use crate::rank_set::RankSet;
+use crate::rule::Absent;
 
 /// What a rank knows of the registers of all.
 #[derive(Clone, Hash)]
@@ -39,6 +44,8 @@ pub(crate) struct Registers {
     places: Vec<usize>,
     /// The ranks that contributed to the round.
     contributors: RankSet,
+    /// Under [`Absent::Hold`]: the buffer of the newest contribution of each rank, up to the round that landed last.
+    held: Vec<u32>,
 }
 
 impl fmt::Debug for Registers {
@@ -63,6 +70,7 @@ impl Registers {
                 counts: vec![0; slots],
                 places: vec![0; slots],
                 contributors: RankSet::empty(plan.ranks),
+                held: if plan.absent == Absent::Hold { vec![FIRST_HELD; ranks] } else { Vec::new() },
             })
         };
         plan.has_memory().then(registers)
@@ -152,17 +160,18 @@ impl Registers {
     ) -> (usize, impl Iterator<Item = (u32, usize, Option<Entry>)> + 'a) {
         // Where all ranks average, the register of this host is that of all.
         let alone = [plan.me];
-        let members = self.members(group);
-        let (models, all) = match self.butterfly {
-            Some(_) => (members.len(), false),
-            None => (alone.len(), true),
-        };
-        let own = alone.into_iter().filter(move |_| all);
-        let each = members.iter().copied().filter(move |_| !all);
-        let registers = own.chain(each).map(move |rank| (rank, plan.register(rank, self.count(rank)), None));
+        let (members, holds) = (self.members(group), !self.held.is_empty());
+        let all = self.butterfly.is_none();
+        let models = if all && !holds { alone.len() } else { members.len() };
+        let own = alone.into_iter().filter(move |_| all && !holds);
+        let each = members.iter().copied().filter(move |_| !all || holds);
+        let registers = own.chain(each).map(move |rank| match self.held.get(rank as usize) {
+            Some(&held) => (rank, plan.contribution(rank, newest(rank, cut).unwrap_or(held)), None),
+            None => (rank, plan.register(rank, self.count(rank)), None),
+        });
         let of_members = members.iter().filter(move |_| !all).flat_map(move |&rank| cut.of(rank));
         let updates = cut.contributions().filter(move |_| all).chain(of_members);
-        let updates = updates.filter(|entry| entry.part != Part::Leaving);
+        let updates = updates.filter(move |entry| entry.part != Part::Leaving && !holds);
         let updates = updates.map(move |entry| (entry.rank, plan.contribution(entry.rank, entry.buffer), Some(entry)));
         (models, registers.chain(updates))
     }
@@ -186,6 +195,10 @@ impl Registers {
         let plan = &cx.plan;
         let slot = plan.slot(self.round);
         self.counts[slot] = self.expected(plan);
+        if !self.held.is_empty() && !plan.fault(Fault::HoldOldTag) {
+            let cut = cx.ledger.cut(self.round);
+            cut.contributions().for_each(|entry| self.held[entry.rank as usize] = entry.buffer);
+        }
         match self.butterfly {
             None => self.written[0] += self.groups(),
             Some(_) => {
@@ -204,4 +217,9 @@ impl Registers {
     pub(super) fn place(&self, round: u64, plan: &Plan) -> usize {
         self.places[plan.slot(round)]
     }
+}
+
+/// The buffer of the newest contribution of a rank in a cut.
+fn newest(rank: u32, cut: &Cut) -> Option<u32> {
+    cut.of(rank).filter(|entry| entry.part != Part::Leaving).last().map(|entry| entry.buffer)
 }

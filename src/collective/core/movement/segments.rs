@@ -33,6 +33,11 @@ struct Claims {
     round: u64,
     /// What the count of segments on this host shows when the round has landed.
     expected: u64,
+    /// Segments of the round: of all groups that move. A claim may be answered when the round has landed and other groups
+    /// move.
+    total: u64,
+    /// The share that this rank claims from first.
+    own: u64,
     /// Shares that are known to be claimed to the end.
     exhausted: u64,
     /// Segments moved and not yet counted as landed.
@@ -81,7 +86,8 @@ impl Segments {
         if self.claims.round != round {
             debug_assert_eq!(self.claims.batch, 0);
             let expected = self.expected(round, &cx.plan);
-            self.claims = Claims { round, expected, ..Claims::default() };
+            let (total, own) = (self.total(&cx.plan), self.own_share(&cx.plan));
+            self.claims = Claims { round, expected, total, own, ..Claims::default() };
         }
         if self.claims.exhausted < cx.plan.shares() {
             self.claims.filled = self.claims.filled || is_filled(round, cx, cells);
@@ -126,7 +132,7 @@ impl Segments {
         self.registers.as_deref()
     }
 
-    /// Segments of the round: of all groups that move.
+    /// Segments of the round that moves next.
     fn total(&self, plan: &Plan) -> u64 {
         plan.segments() * self.registers.as_ref().map_or(1, |registers| registers.groups())
     }
@@ -153,7 +159,7 @@ impl Segments {
     fn claim_filled(&mut self, cx: &mut Context, cells: &impl Cells) {
         let share = self.share(cx);
         let ticket = cells.load(cx.plan.claim(self.claims.round, share));
-        let (from, to) = cx.plan.share(share, self.total(&cx.plan));
+        let (from, to) = cx.plan.share(share, self.claims.total);
         if from.saturating_add(ticket) >= to {
             self.claims.exhausted += 1;
             self.claims.awaited = None;
@@ -191,13 +197,16 @@ impl Segments {
     /// The share to claim from: the own one first, so that the same rank touches the same memory
     /// round after round, then those of others.
     fn share(&self, Context { plan, .. }: &Context) -> u64 {
-        let total = self.total(plan);
+        (self.claims.own + self.claims.exhausted) % plan.shares()
+    }
+
+    /// Of the round that moves next.
+    fn own_share(&self, plan: &Plan) -> u64 {
         let of_group = self.registers.as_ref().and_then(|registers| registers.own_segment(plan.me, plan.segments()));
-        let own = match of_group {
-            Some(segment) => segment * plan.shares() / total,
+        match of_group {
+            Some(segment) => segment * plan.shares() / self.total(plan),
             None => u64::from(plan.me) * plan.shares() / u64::from(plan.ranks),
-        };
-        (own + self.claims.exhausted) % plan.shares()
+        }
     }
 
     /// The ranks that were active in the round decide where its claims lie, and its cut names them.
@@ -223,7 +232,7 @@ impl Segments {
     }
 
     fn claimed(&mut self, ticket: u64, cx: &mut Context) {
-        let (from, to) = cx.plan.share(self.share(cx), self.total(&cx.plan));
+        let (from, to) = cx.plan.share(self.share(cx), self.claims.total);
         let segment = from.saturating_add(ticket);
         if segment >= to {
             self.claims.exhausted += 1;
@@ -260,7 +269,7 @@ impl Segments {
             self.claims.stage = ClaimStage::Waiting { segment };
             return;
         }
-        if !(cx.plan.fault(Fault::SkipSegment) && segment + 1 == self.total(&cx.plan)) {
+        if !(cx.plan.fault(Fault::SkipSegment) && segment + 1 == self.claims.total) {
             let (from, len) = cx.plan.segment_span(place);
             cx.outbox.push(match &self.registers {
                 None => Op::Combine { round, from, len },

@@ -5,7 +5,10 @@
 //! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
 
 use super::super::cut::Cut;
-use super::{BUFFERS, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS};
+use super::{
+    BUFFERS, FIRST_HELD, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS,
+};
+use crate::rule::Absent;
 use crate::trigger::{Buffer, InputCells};
 
 /// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
@@ -307,6 +310,15 @@ impl Plan {
         let row = if self.butterfly().is_some() { self.topology.index_on_host(rank) } else { 0 };
         let slot = u64::from(row) * self.register_slots() + count % self.register_slots();
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Where the model that all ranks begin with lies in the data region of a host.
+    pub(crate) fn initial_models(&self, host: u32) -> impl Iterator<Item = usize> {
+        let holds = self.absent == Absent::Hold;
+        let held = move |&rank: &u32| self.contribution(rank, FIRST_HELD);
+        let ranks = self.topology.ranks_of(host);
+        let registers = ranks.iter().map(|&rank| self.register(rank, 0));
+        registers.chain(ranks.iter().filter(move |_| holds).map(held))
     }
 
     /// Where this rank puts a segment of a group that has no member on its host, before it sends it.

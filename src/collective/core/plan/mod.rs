@@ -26,6 +26,10 @@ pub(crate) use topology::Topology;
 /// Buffers of a rank: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
 
+/// The buffer of what stands for a rank before its first contribution enters, under [`Absent::Hold`]: the rank writes into
+/// it third.
+pub(crate) const FIRST_HELD: u32 = BUFFERS - 1;
+
 /// Rows for the shares that reducers receive: those of two rounds in turn, and one that has rested for when shares
 /// change.
 pub(crate) const RECEIVING_ROWS: u64 = 3;
