@@ -56,6 +56,7 @@ fn bad_input_is_named_before_anything_starts() {
         (&["train", "digits", "--rate=-1"], "--rate"),
         (&["train", "digits", "--report", "/no/such/folder/x.html"], "--report"),
         (&["train", "hyperplane", "--batch", "7"], "--batch"),
+        (&["train", "words", "--batch", "1025"], "up to 1024 lines"),
         (&["selftest", "-n", "0"], "0 ranks"),
         (&["selftest", "--fabric", "shm", "--provider", "tcp"], "--provider is for --fabric ofi"),
         (&["run", "-n", "0", "--", "true"], "0 ranks"),
@@ -314,6 +315,18 @@ fn training_compares_presets() {
         assert_eq!((apart > 0.0, groups > row["steps"].as_u64().unwrap()), (averages, averages), "{row}");
         assert!(apart < 0.1 && row["accuracy"].as_f64().unwrap() > 0.85, "{row}");
     }
+}
+
+/// Lines of any length, and gradients in several tensors.
+#[test]
+fn training_with_words_learns_under_a_partial_rule() {
+    let args = ["train", "words", "-n", "2", "--fire", "solo", "--compute-ms", "0", "--epochs", "1", "--json"];
+    let output = earlybird(&args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&row["task"], &row["skew"]), (&"words".into(), &"none".into()));
+    assert!(row["first_loss"].as_f64().unwrap() > 4.0 && row["final_loss"].as_f64().unwrap() < 2.5, "{row}");
+    assert!(row["accuracy"].as_f64().unwrap() > 0.33, "{row}");
 }
 
 /// A secret that is not text is an error, and not a missing secret.

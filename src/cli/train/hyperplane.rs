@@ -9,6 +9,7 @@ use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::learner::{Learner, Quality};
+use super::rows::dot;
 
 const DIMENSIONS: usize = 8192;
 const POINTS: u64 = 32_768;
@@ -73,17 +74,6 @@ impl Hyperplane {
         let noise: f32 = StandardNormal.sample(&mut rng);
         dot(point, &self.truth) + NOISE * noise
     }
-}
-
-/// Eight sums side by side, which the compiler turns into vector instructions.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 8];
-    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
-        for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum()
 }
 
 impl Learner for Hyperplane {

@@ -4,11 +4,21 @@ use earlybird::Scale;
 
 /// A model and its data, one rank's view.
 pub(super) trait Learner {
+    /// Elements of the tensors of the model, which lie one after the other in its weights and in gradients.
+    fn tensors(&self) -> Vec<usize> {
+        vec![self.initial().len()]
+    }
+
     /// The weights that training begins with, before rank 0's are given to all.
     fn initial(&self) -> Vec<f32>;
 
     /// Writes the gradient over this rank's batch number `step`.
     fn gradient(&mut self, weights: &[f32], step: u64, into: &mut [f32]);
+
+    /// The work of the last batch, relative to the mean over batches.
+    fn share(&self) -> f64 {
+        1.0
+    }
 
     /// The learning rate at a progress from 0 to 1.
     fn rate(&self, progress: f32) -> f32;

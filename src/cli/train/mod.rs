@@ -1,6 +1,7 @@
 //! `earlybird train`: data-parallel training through the public API, one firing rule against another.
 
 mod digits;
+mod gru;
 mod html;
 mod hyperplane;
 mod learner;
@@ -8,6 +9,8 @@ mod method;
 mod mlp;
 mod plot;
 mod report;
+mod rows;
+mod words;
 mod worker;
 
 use std::path::PathBuf;
@@ -25,6 +28,7 @@ use hyperplane::Hyperplane;
 use learner::Learner;
 use method::Method;
 use report::Report;
+use words::WordsLearner;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Task {
@@ -32,6 +36,8 @@ pub(super) enum Task {
     Digits,
     /// Linear regression in 8,192 dimensions over 32,768 points, global batch 2,048 (PPoPP 2020)
     Hyperplane,
+    /// 3,159 verses of 11 to 528 characters, a recurrent network that predicts the next character
+    Words,
 }
 
 impl Task {
@@ -39,6 +45,7 @@ impl Task {
         match self {
             Task::Digits => "digits",
             Task::Hyperplane => "hyperplane",
+            Task::Words => "words",
         }
     }
 }
@@ -57,20 +64,24 @@ pub(super) struct Args {
     #[arg(long, value_name = "PRESET", conflicts_with = "fire")]
     preset: Vec<Preset>,
     /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms,
-    /// random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms]
+    /// random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms, and none for words,
+    /// where batches differ in length]
     #[arg(long)]
     skew: Option<Skew>,
-    /// Milliseconds of computation in a step, padded by sleeping
-    #[arg(long, default_value_t = 10.0)]
-    compute_ms: f64,
-    /// Passes over the training set, counted in contributions [default: 24 for digits, 7 for hyperplane]
+    /// Milliseconds of computation in a step, padded by sleeping; words: of a step with a batch of mean
+    /// length [default: 10, and 50 for words]
+    #[arg(long)]
+    compute_ms: Option<f64>,
+    /// Passes over the training set, counted in contributions [default: 24 for digits, 7 for
+    /// hyperplane, 4 for words]
     #[arg(long)]
     epochs: Option<u32>,
-    /// Samples in a contribution [default: 16 for digits; hyperplane has its share of 2,048]
+    /// Samples in a contribution [default: 16 for digits, 4 for words; hyperplane has its share of
+    /// 2,048]
     #[arg(long)]
     batch: Option<u32>,
-    /// digits: initial learning rate, falling linearly to 0 [default: 0.8]; hyperplane: fraction of
-    /// the largest stable synchronous rate [default: 0.1]
+    /// digits and words: initial learning rate, falling linearly to 0 [default: 0.8 and 4];
+    /// hyperplane: fraction of the largest stable synchronous rate [default: 0.1]
     #[arg(long)]
     rate: Option<f32>,
     /// Write a page with curves: loss and accuracy over time and samples, arrivals, ages
@@ -85,14 +96,17 @@ impl Args {
         let fires: Vec<Fire> = self.methods(ranks).iter().map(|method| method.fire).collect();
         self.common.check(ranks, &fires)?;
         self.skew(ranks).check(ranks)?;
-        if !(0.0..=600_000.0).contains(&self.compute_ms) {
-            return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms));
+        if !(0.0..=600_000.0).contains(&self.compute_ms()) {
+            return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms()));
         }
         if self.epochs == Some(0) || self.batch.is_some_and(|batch| batch == 0 || batch > 4096) {
             return Err("--epochs must be 1 or more, and --batch 1 to 4096".to_owned());
         }
         if self.batch.is_some() && self.task == Task::Hyperplane {
             return Err("--batch: a rank of hyperplane has its share of 2,048 points".to_owned());
+        }
+        if let Some(batch) = self.batch.filter(|&batch| self.task == Task::Words && batch > words::LARGEST_BATCH) {
+            return Err(format!("--batch {batch}: words has batches of up to {} lines", words::LARGEST_BATCH));
         }
         if let Some(rate) = self.rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return Err(format!("--rate {rate}: use a number greater than 0"));
@@ -119,6 +133,11 @@ impl Args {
                 let rate = self.rate.unwrap_or(hyperplane::USUAL_RATE);
                 Box::new(Hyperplane::new(seed, (rank, ranks), rate, self.epochs.unwrap_or(hyperplane::USUAL_EPOCHS)))
             }
+            Task::Words => {
+                let batch = self.batch.unwrap_or(words::USUAL_BATCH);
+                let epochs = self.epochs.unwrap_or(words::USUAL_EPOCHS);
+                Box::new(WordsLearner::new(seed, rank, self.rate.unwrap_or(words::USUAL_RATE), batch, epochs))
+            }
         }
     }
 
@@ -133,7 +152,12 @@ impl Args {
 
     fn skew(&self, ranks: u32) -> Skew {
         let straggler = Skew::One { rank: ranks.saturating_sub(1), by: Duration::from_millis(30) };
-        self.skew.clone().unwrap_or(if ranks > 1 { straggler } else { Skew::None })
+        let balanced = self.task != Task::Words;
+        self.skew.clone().unwrap_or(if balanced && ranks > 1 { straggler } else { Skew::None })
+    }
+
+    fn compute_ms(&self) -> f64 {
+        self.compute_ms.unwrap_or(if self.task == Task::Words { words::USUAL_COMPUTE_MS } else { 10.0 })
     }
 }
 

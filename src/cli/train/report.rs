@@ -49,7 +49,7 @@ impl Report {
             ranks: world.size(),
             skew,
             task: args.task.name(),
-            compute_ms: args.compute_ms,
+            compute_ms: args.compute_ms(),
             page: args.report.clone(),
             runs: Vec::new(),
             bar: None,

@@ -107,7 +107,7 @@ pub(super) fn train(
     world.broadcast(&mut weights, 0, PATIENCE)?;
     let initial = weights.clone();
     let builder = world
-        .allreduce::<f32>(&[weights.len()])
+        .allreduce::<f32>(&learner.tensors())
         .grace(args.common.grace)
         .absent(args.common.absent)
         .depth(args.common.depth)
@@ -137,8 +137,8 @@ pub(super) fn train(
         } else if method.averages_models() {
             contribution.iter_mut().for_each(|x| *x *= -now);
         }
-        let whole =
-            Duration::from_secs_f64(args.compute_ms / 1e3) + skew.delays(ranks, step, args.common.seed)[rank as usize];
+        let compute = Duration::from_secs_f64(args.compute_ms() / 1e3 * learner.share());
+        let whole = compute + skew.delays(ranks, step, args.common.seed)[rank as usize];
         std::thread::sleep(whole.saturating_sub(begun.elapsed()));
 
         channel.arrive()?;
