@@ -181,6 +181,16 @@ faults! {
         /// Writes the next contribution into the buffer of the last one.
         KeepBuffer,
     }
+    "collective/tickets" in Tickets {
+        /// Waits for a full group although too few ranks are active.
+        NoTail,
+        /// Closes a group early by adding the free seats, whether or not another rank has arrived since.
+        CloseByAdd,
+        /// Writes into a record whose group is not over.
+        ReuseRecord,
+        /// Adds a lender without claiming its register.
+        UnclaimedBridge,
+    }
     "trigger" in Simulator {
         /// Reads a gate without closing it, so a deposit may come in between.
         GateOff,
@@ -272,6 +282,8 @@ pub enum Suite {
     Meetings,
     /// Broadcasts in one process: `world/tests.rs`.
     Broadcasts,
+    /// Random orders of operations: `collective/tickets/tests.rs`.
+    Tickets,
 }
 
 impl Suite {
@@ -450,6 +462,7 @@ mod tests {
             "collective/driver",
             "collective/engine",
             "collective/session",
+            "collective/tickets",
             "fabric/net",
             "fabric/shm",
             "trigger",

@@ -1,0 +1,90 @@
+//! What a closer does between closing its group and all members knowing it.
+
+use super::super::claim;
+use super::super::isolation::Window;
+use super::super::op::Op;
+use super::super::plan::Plan;
+use super::super::record::Cut;
+use super::{Machine, Stage};
+use crate::collective::core::Cells;
+use crate::fabric::Atomic;
+use crate::fault::Fault;
+
+impl Machine {
+    /// Publishes the cut once the entry of every seat is there, with a lender if the members are apart from other ranks.
+    pub(super) fn gather(&mut self, seats: u32, cells: &impl Cells) {
+        let group = self.ticket.seat.group;
+        let record = self.plan.record(group);
+        let is_there = |&index: &u32| record.rank_at(index, cells).is_some();
+        self.seen += (self.seen..seats).take_while(is_there).count() as u32;
+        if self.seen < seats {
+            return;
+        }
+        record.read(seats, &mut self.cut, cells);
+        let Some(member) = self.apart(cells) else { return self.publish() };
+        match self.choose(member, cells) {
+            None => {
+                self.stats.no_lender += 1;
+                self.publish();
+            }
+            Some((lender, _)) if self.plan.fault(Fault::UnclaimedBridge) => self.borrow(lender),
+            Some((lender, claim)) => {
+                let atomic = Atomic::CompareSwap { expect: claim, new: claim::of(group) };
+                let op = Op::Atomic { rank: lender, cell: self.plan.claim(lender), atomic };
+                self.ask(op, Stage::Borrowing { seats, lender, claim });
+            }
+        }
+    }
+
+    /// A member that goes on, if the window that ends with the group leaves an active rank apart from it.
+    fn apart(&mut self, cells: &impl Cells) -> Option<u32> {
+        if !self.plan.lends() {
+            return None;
+        }
+        look_back(&mut self.window, &self.cut, &self.plan, cells);
+        let member = self.cut.members.iter().find(|member| !member.leaving)?.rank;
+        self.window.is_apart(member).then_some(member)
+    }
+
+    /// The rank whose register is to take part, if there is one, with the claim on it, which has ended.
+    fn choose(&mut self, member: u32, cells: &impl Cells) -> Option<(u32, u64)> {
+        let Machine { plan, refused, window, .. } = self;
+        window.lender(member, |rank, newest| {
+            // What the records say is cheaper to learn than a claim.
+            let is_over = newest.is_none_or(|group| plan.record(group).is_over(cells)) && !refused.contains(&rank);
+            let claim = if is_over { cells.load(plan.claim(rank)) } else { claim::INSIDE };
+            claim::has_ended(claim, plan, cells).then_some(claim)
+        })
+    }
+
+    /// The cut has a lender.
+    pub(super) fn borrow(&mut self, lender: u32) {
+        self.stats.bridges += 1;
+        self.cut.lender = Some(lender);
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        self.stats.closed += 1;
+        self.write_home(self.plan.record(self.cut.group).cut(&self.cut), Stage::Publishing);
+    }
+}
+
+/// Fills the window that ends with a group. What records no longer hold is left out, and so is a group that is not
+/// published: with fewer edges ranks may seem apart that are not, never the other way round.
+fn look_back(window: &mut Window, cut: &Cut, plan: &Plan, cells: &impl Cells) {
+    window.clear();
+    for group in plan.window_before(cut.group)..cut.group {
+        let record = plan.record(group);
+        let Some(seats) = record.published(cells) else { continue };
+        let members = (0..seats).filter_map(|index| record.rank_at(index, cells));
+        window.add(group, members.chain(record.lender(cells)));
+    }
+    window.add(cut.group, cut.members.iter().map(|member| member.rank));
+    for rank in 0..plan.ranks() {
+        let (cell, bit) = plan.gone(rank);
+        if cells.load(cell) & bit != 0 {
+            window.leave(rank);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Groups by order of arrival: the ranks that arrive next to each other average, and no rank waits for a slow one.
+//!
+//! This is the Partial Reduce of the P-Reduce paper (Miao et al., SIGMOD 2021), without its controller. There a server
+//! queues the arrivals, forms groups and answers each member. Here an arrival draws a ticket by one fetch-add, and the
+//! ticket says its group and its seat ([`word`]). [`Machine`] is one rank's part: a state machine without I/O, threads
+//! or a clock. A driver carries out its [`Op`]s, tells it what they found, and polls it with a view of the cells.
+//!
+//! # The stages of an arrival
+//! 1. It draws a ticket. Tickets divide into groups of S seats.
+//! 2. It waits until the record of its group is free. That bounds how far groups can overtake a slow one ([`record`]).
+//! 3. It writes its entry: rank, buffer, iteration, weight, and whether it leaves.
+//! 4. One member is the *closer*: the one with the last seat. Where fewer than S ranks are active, it is the one behind
+//!    which none may come; after a deadline, the first whose time is over. The latter two close the group by a
+//!    compare-swap, which leaves its free seats out.
+//! 5. The closer waits for the entries and publishes the cut. If its members are apart from other ranks, it adds a
+//!    lender ([`isolation`], [`claim`]).
+//! 6. The members learn the cut, move the data, and release the group. The last release frees the record.
+//!
+//! # What is guaranteed
+//! - Every arrival is in exactly one cut. A cut has S members, unless fewer than S ranks are active or a deadline is over.
+//! - All members see the same cut. A member holds a seat in no other group.
+//! - A record is used again only when all members have released it.
+//! - Every arrival ends, if each rank is polled until it has left. A last arrival counts like the others, so no rank waits
+//!   for one that left. While S ranks or more are active, an arrival waits for others to arrive, and for no particular one.
+//!   A rank that has its ticket and stops before it has written its entry holds up its group.
+//! - A register takes part in one group at a time. A lender has no ticket in a group that is not over.
+//!
+//! # What it costs
+//! An arrival makes 3 operations: ticket, entry and release. A group makes 2 more, for its cut and its end, and 1 if it
+//! is closed before it is full. Where registers are lent, an arrival also claims its own register and names its group,
+//! both in its own memory. A last arrival says on the home that it leaves. A lender costs one compare-swap.
+//!
+//! # What a driver must do
+//! - It carries out one operation at a time and reports it when it has taken effect. Each one may let other ranks go on:
+//!   it wakes those that sleep.
+//! - It polls a machine with a view of the cells of the home, and of the claims of all ranks. All of them lie in one
+//!   host's memory in this version. Operations name the rank whose memory they change, so that a network can carry them
+//!   out; there a driver would read what the view is to show.
+//! - The memory of a rank outlives its own last arrival. Others use its cells until [`Plan::is_over`].
+#![forbid(unsafe_code)]
+
+mod claim;
+mod isolation;
+mod machine;
+mod op;
+mod plan;
+mod record;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod word;
+
+pub(crate) use machine::Machine;
+pub(crate) use op::Op;
+pub(crate) use plan::{Plan, Terms};
+pub(crate) use record::{Cut, Member};
+pub(crate) use word::Seat;
+
+/// What a rank did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Stats {
+    pub(crate) arrivals: u64,
+    /// Groups that it closed.
+    pub(crate) closed: u64,
+    /// Of these, the ones that could not fill.
+    pub(crate) closed_early: u64,
+    /// Of these, the ones whose deadline was over.
+    pub(crate) expired: u64,
+    /// Of these, the ones that have a lender.
+    pub(crate) bridges: u64,
+    /// Of these, the ones that were apart from other ranks and found no lender.
+    pub(crate) no_lender: u64,
+    /// How often it found at an arrival that others had borrowed its register since.
+    pub(crate) lent: u64,
+}

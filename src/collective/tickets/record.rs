@@ -1,0 +1,237 @@
+//! The record of a group: its seats, its cut, and how many members have released it.
+//!
+//! Groups use the records of a ring in turn. A record's *turn* counts the groups that are over. Group g may use it when
+//! that is g / records. The rank that releases it last begins the next turn; then the group before is *over*. An entry
+//! and a cut name their group, so what an earlier group has left in a record is never taken for another one's.
+//!
+//! ```text
+//! 0  releases      members that have released the group
+//! 1  turn          groups that have used the record and are over
+//! 2  lender        group + 1, and a lender's rank + 1
+//! 3  cut           group + 1, and the seats of the cut: the lender is visible before
+//! 8  for each seat: iteration and weight, then group + 1, rank, buffer and whether the rank leaves
+//! ```
+//!
+//! # Liveness
+//! One record is enough for every arrival to end. A ticket of a later group exists only when the group before is full
+//! or closed. Its members hold seats in no other group, and wait for no later group. So it ends by itself, and the next
+//! one gets its record. More records let later groups pass by a slow one: 4 ceil(N / S) let each rank do so four times.
+
+use crate::collective::core::Cells;
+
+const RELEASES: usize = 0;
+const TURN: usize = 1;
+const LENDER: usize = 2;
+const CUT: usize = 3;
+const SEATS: usize = 8;
+/// Cells of an entry.
+const ENTRY: usize = 2;
+
+const RANK_BITS: u32 = 21;
+const BUFFER_SHIFT: u32 = RANK_BITS;
+const LEAVING_SHIFT: u32 = BUFFER_SHIFT + 2;
+/// The group fills the other 40 bits: there are fewer than 2^39 groups, because there are 2^40 tickets.
+const GROUP_SHIFT: u32 = LEAVING_SHIFT + 1;
+const WEIGHT_BITS: u32 = u16::BITS;
+
+/// The most ranks that an entry can name. A cut has as many seats at most.
+pub(super) const MOST_RANKS: u32 = 1 << RANK_BITS;
+
+/// How many cells a record has.
+pub(super) fn cells(size: u32) -> usize {
+    SEATS + size as usize * ENTRY
+}
+
+/// A member of a group, with what it brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Member {
+    pub(crate) rank: u32,
+    /// Which of its buffers holds the contribution: less than 4.
+    pub(crate) buffer: u32,
+    /// How many contributions it made before: 48 bits.
+    pub(crate) iteration: u64,
+    pub(crate) weight: u16,
+    /// This arrival is its last one, and brings no data.
+    pub(crate) leaving: bool,
+}
+
+impl Member {
+    fn encode(self, group: u64) -> [u64; ENTRY] {
+        let Member { rank, buffer, iteration, weight, leaving } = self;
+        debug_assert!(buffer < 4);
+        let named = u64::from(rank) | u64::from(buffer) << BUFFER_SHIFT | u64::from(leaving) << LEAVING_SHIFT;
+        [iteration << WEIGHT_BITS | u64::from(weight), tagged(group, named)]
+    }
+
+    fn decode([brought, named]: [u64; ENTRY]) -> Self {
+        Member {
+            rank: (named & u64::from(MOST_RANKS - 1)) as u32,
+            buffer: (named >> BUFFER_SHIFT & 3) as u32,
+            iteration: brought >> WEIGHT_BITS,
+            weight: brought as u16,
+            leaving: named >> LEAVING_SHIFT & 1 == 1,
+        }
+    }
+}
+
+/// A value that names its group. No group's value is zero.
+fn tagged(group: u64, value: u64) -> u64 {
+    (group + 1) << GROUP_SHIFT | value
+}
+
+/// What a cell holds of this group.
+fn of_group(group: u64, value: u64) -> Option<u64> {
+    (value >> GROUP_SHIFT == group + 1).then_some(value & ((1 << GROUP_SHIFT) - 1))
+}
+
+/// A group that has formed: the same for all its members.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Cut {
+    pub(crate) group: u64,
+    /// In the order of reduction: ascending by rank.
+    pub(crate) members: Vec<Member>,
+    /// A rank that computes, whose register takes part.
+    pub(crate) lender: Option<u32>,
+}
+
+/// The record of a group: where it lies, and which turn it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// Its first cell.
+    first: usize,
+    group: u64,
+    /// The groups that use it before.
+    turn: u64,
+}
+
+impl Record {
+    pub(super) fn new(first: usize, group: u64, turn: u64) -> Self {
+        Record { first, group, turn }
+    }
+
+    fn seat(self, index: u32) -> usize {
+        self.first + SEATS + index as usize * ENTRY
+    }
+
+    /// The cell and the values of a seat's entry.
+    pub(super) fn entry(self, index: u32, member: Member) -> (usize, [u64; 2]) {
+        (self.seat(index), member.encode(self.group))
+    }
+
+    /// The rank that a seat's entry names, once it is there.
+    pub(super) fn rank_at(self, index: u32, cells: &impl Cells) -> Option<u32> {
+        let named = of_group(self.group, cells.load(self.seat(index) + 1))?;
+        Some(Member::decode([0, named]).rank)
+    }
+
+    /// Reads the entries of the first seats, which are there. There is no lender.
+    pub(super) fn read(self, seats: u32, cut: &mut Cut, cells: &impl Cells) {
+        cut.group = self.group;
+        cut.lender = None;
+        cut.members.clear();
+        let entry = |seat: usize| Member::decode([cells.load(seat), cells.load(seat + 1)]);
+        cut.members.extend((0..seats).map(|index| entry(self.seat(index))));
+        cut.members.sort_unstable_by_key(|member| member.rank);
+    }
+
+    /// Reads the cut, if it is published.
+    pub(super) fn learn(self, cut: &mut Cut, cells: &impl Cells) -> bool {
+        let Some(seats) = self.published(cells) else { return false };
+        self.read(seats, cut, cells);
+        cut.lender = self.lender(cells);
+        true
+    }
+
+    /// The cell and the values that publish a cut.
+    pub(super) fn cut(self, cut: &Cut) -> (usize, [u64; 2]) {
+        let lender = cut.lender.map_or(0, |rank| u64::from(rank) + 1);
+        (self.first + LENDER, [tagged(self.group, lender), tagged(self.group, cut.members.len() as u64)])
+    }
+
+    /// The seats of the cut, once it is published.
+    pub(super) fn published(self, cells: &impl Cells) -> Option<u32> {
+        Some(of_group(self.group, cells.load(self.first + CUT))? as u32)
+    }
+
+    /// The rank that lends its register, if the cut is published.
+    pub(super) fn lender(self, cells: &impl Cells) -> Option<u32> {
+        let lender = of_group(self.group, cells.load(self.first + LENDER))?;
+        lender.checked_sub(1).map(|rank| rank as u32)
+    }
+
+    /// The cell that counts releases.
+    pub(super) fn releases(self) -> usize {
+        self.first + RELEASES
+    }
+
+    /// The cell and the values that end the group.
+    pub(super) fn end(self) -> (usize, [u64; 2]) {
+        (self.releases(), [0, self.turn + 1])
+    }
+
+    /// The groups that have used this memory and are over.
+    pub(super) fn turns(self, cells: &impl Cells) -> u64 {
+        cells.load(self.first + TURN)
+    }
+
+    /// Whether the group may use it.
+    pub(super) fn is_free(self, cells: &impl Cells) -> bool {
+        self.turns(cells) == self.turn
+    }
+
+    /// Whether all members have released the group.
+    pub(super) fn is_over(self, cells: &impl Cells) -> bool {
+        self.turns(cells) > self.turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(cells: &mut [u64], (cell, values): (usize, [u64; 2])) {
+        cells[cell..cell + 2].copy_from_slice(&values);
+    }
+
+    #[test]
+    fn entries_keep_what_they_hold() {
+        let most = (1 << 39) - 1;
+        for rank in [0, 5, MOST_RANKS - 1] {
+            for (buffer, iteration, weight) in [(0, 0, 0), (3, (1 << 48) - 1, u16::MAX), (1, 70_000, 1)] {
+                for leaving in [false, true] {
+                    let member = Member { rank, buffer, iteration, weight, leaving };
+                    let [brought, named] = member.encode(most);
+                    assert_eq!(of_group(most, named).map(|named| Member::decode([brought, named])), Some(member));
+                    assert_eq!(of_group(most - 1, named), None);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_is_read_as_it_was_published_and_by_its_own_group_only() {
+        let mut cells = vec![0; 8 + cells(3)];
+        let (record, later) = (Record::new(8, 2, 0), Record::new(8, 14, 1));
+        for (index, rank) in (0..).zip([7, 0, 4]) {
+            let member = Member { rank, buffer: 1, iteration: u64::from(rank) * 9, weight: 3, leaving: rank == 4 };
+            store(&mut cells, record.entry(index, member));
+        }
+        let view = |cells: &[u64]| {
+            let cells = cells.to_vec();
+            move |cell: usize| cells[cell]
+        };
+        let mut cut = Cut::default();
+        assert!(!record.learn(&mut cut, &view(&cells)));
+        record.read(3, &mut cut, &view(&cells));
+        cut.lender = Some(0);
+        store(&mut cells, record.cut(&cut));
+        let mut other = Cut::default();
+        assert!(record.learn(&mut other, &view(&cells)) && other == cut);
+        assert!(other.members.iter().map(|member| member.rank).eq([0, 4, 7]));
+        assert!(!later.learn(&mut other, &view(&cells)));
+        assert_eq!(later.rank_at(0, &view(&cells)), None);
+        assert!(record.is_free(&view(&cells)) && !later.is_free(&view(&cells)));
+        store(&mut cells, record.end());
+        assert!(record.is_over(&view(&cells)) && later.is_free(&view(&cells)));
+    }
+}

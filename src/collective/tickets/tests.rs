@@ -1,0 +1,153 @@
+//! Random orders of operations, deliberate mistakes, all orders of small worlds, and ranks of fixed speeds.
+
+mod explore;
+mod speeds;
+mod world;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::Terms;
+use crate::fault::Fault;
+use world::{Checked, Log, Step, World, ensure};
+
+const SCHEDULES: u64 = 20_000;
+
+/// What schedules met.
+#[derive(Clone, Copy, Debug, Default)]
+struct Coverage {
+    arrivals: u64,
+    groups: u64,
+    closed_early: u64,
+    expired: u64,
+    bridges: u64,
+    no_lender: u64,
+    lent: u64,
+    refusals: u64,
+    full_ring: u64,
+    overtaken: u64,
+}
+
+impl Coverage {
+    fn add(&mut self, world: &World) {
+        for rank in &world.ranks {
+            let stats = rank.machine.stats();
+            self.arrivals += stats.arrivals;
+            self.groups += stats.closed;
+            self.closed_early += stats.closed_early;
+            self.expired += stats.expired;
+            self.bridges += stats.bridges;
+            self.no_lender += stats.no_lender;
+            self.lent += stats.lent;
+        }
+        if let Some(Log { full_ring, overtaken, refusals, .. }) = world.log {
+            self.full_ring += full_ring;
+            self.overtaken += overtaken;
+            self.refusals += refusals;
+        }
+    }
+
+    fn all(&self) -> [u64; 10] {
+        let Coverage { arrivals, groups, closed_early, expired, bridges, no_lender, .. } = *self;
+        let Coverage { lent, refusals, full_ring, overtaken, .. } = *self;
+        [arrivals, groups, closed_early, expired, bridges, no_lender, lent, refusals, full_ring, overtaken]
+    }
+}
+
+/// A world drawn from a seed, run to its end.
+fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let ranks = rng.random_range(1..=8);
+    let size = rng.random_range(2..=ranks.max(2));
+    let terms = Terms {
+        me: 0,
+        ranks,
+        size,
+        home: rng.random_range(0..ranks),
+        deadline: rng.random_bool(0.3).then(|| rng.random_range(1..200)),
+        lends: rng.random_bool(0.5),
+        fault,
+    };
+    let records = rng.random_bool(0.7).then(|| rng.random_range(1..=2 * u64::from(ranks.div_ceil(size))));
+    let steps: Vec<u64> = (0..ranks).map(|_| rng.random_range(0..=7)).collect();
+    let mut world = World::new(&terms, records, &steps);
+    // A rank's next arrival, while it computes.
+    let mut arrives_at = vec![Some(0); ranks as usize];
+    // How often a rank gets its turn, and how long it computes.
+    let speeds: Vec<u32> = (0..ranks).map(|_| if rng.random_bool(0.3) { 1 } else { 8 }).collect();
+    let longest: Vec<u64> = (0..ranks).map(|_| [1, 10, 100][rng.random_range(0..3)]).collect();
+    let (mut now, mut idle) = (0, 0);
+    while !world.all_left() {
+        now += rng.random_range(0..3);
+        let me = rng.random_range(0..ranks);
+        if world.has_left(me) || rng.random_range(0..8) >= speeds[me as usize] {
+            continue;
+        }
+        let arrival = &mut arrives_at[me as usize];
+        let step = if arrival.is_some_and(|at| at <= now) {
+            *arrival = None;
+            world.arrive(me, now);
+            Step::Something
+        } else if arrival.is_some() {
+            // It will come.
+            Step::Something
+        } else {
+            world.step(me, now)?
+        };
+        if step == Step::Took && !world.has_left(me) {
+            *arrival = Some(now + rng.random_range(0..longest[me as usize]));
+        }
+        idle = if step == Step::Nothing { idle + 1 } else { 0 };
+        if idle > 64 * ranks {
+            // Nothing but a deadline can end this, and each rank has had its turn since.
+            ensure!(
+                (0..ranks).any(|me| world.ranks[me as usize].machine.next_timer().is_some_and(|at| at > now)),
+                "hangs"
+            );
+            now += 200;
+            idle = 0;
+        }
+    }
+    world.check_end_of_all()?;
+    Ok(world)
+}
+
+/// Runs schedules until one fails; what they met, or the first failure.
+fn run(fault: Option<Fault>) -> Checked<Coverage> {
+    let mut coverage = Coverage::default();
+    for seed in 0..SCHEDULES {
+        let world = schedule(seed, fault).map_err(|what| format!("seed {seed}: {what}"))?;
+        coverage.add(&world);
+    }
+    Ok(coverage)
+}
+
+#[test]
+fn random_schedules_hold_what_is_promised() {
+    let coverage = run(None).unwrap();
+    println!("{coverage:?}");
+    assert!(coverage.all().iter().all(|&count| count > 100), "{coverage:?}");
+}
+
+/// Each mistake does the harm that it stands for, not just any.
+#[cfg(feature = "faults")]
+#[test]
+fn every_fault_is_found() {
+    for fault in crate::fault::Suite::Tickets.faults() {
+        let harm = match fault {
+            Fault::NoTail => "hangs",
+            Fault::CloseByAdd => "publishes",
+            Fault::ReuseRecord => "writes into the record",
+            Fault::UnclaimedBridge => "register is in groups",
+            _ => panic!("{fault:?} has no harm here"),
+        };
+        let does_harm = |seed: &u64| {
+            // A mistake may also break what the code itself asserts.
+            let run = std::panic::catch_unwind(|| schedule(*seed, Some(fault)).err());
+            run.is_ok_and(|what| what.is_some_and(|what| what.contains(harm)))
+        };
+        let found = (0..SCHEDULES).find(does_harm);
+        println!("{fault:?}: seed {found:?}");
+        assert!(found.is_some(), "{fault:?} is not found in {SCHEDULES} schedules");
+    }
+}
