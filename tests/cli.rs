@@ -54,6 +54,7 @@ fn bad_input_is_named_before_anything_starts() {
         (&["train", "digits", "--preset", "solo", "--fire", "all"], "cannot be used with"),
         (&["train", "digits", "--compute-ms", "nan"], "--compute-ms"),
         (&["train", "digits", "--rate=-1"], "--rate"),
+        (&["train", "digits", "--loss", "nan"], "--loss"),
         (&["train", "digits", "--report", "/no/such/folder/x.html"], "--report"),
         (&["train", "hyperplane", "--batch", "7"], "--batch"),
         (&["train", "words", "--batch", "1025"], "up to 1024 lines"),
@@ -290,6 +291,7 @@ fn training_compares_rules() {
             "age_mean",
             "age_max",
             "wait_s",
+            "to_loss_s",
         ] {
             assert!(row.get(key).is_some(), "{key} is missing in {row}");
         }

@@ -84,6 +84,9 @@ pub(super) struct Args {
     /// hyperplane: fraction of the largest stable synchronous rate [default: 0.1]
     #[arg(long)]
     rate: Option<f32>,
+    /// Tell the time to this loss [default: 1.1 times the final loss of the first run]
+    #[arg(long, value_name = "LOSS")]
+    loss: Option<f64>,
     /// Write a page with curves: loss and accuracy over time and samples, arrivals, ages
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
@@ -110,6 +113,9 @@ impl Args {
         }
         if let Some(rate) = self.rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return Err(format!("--rate {rate}: use a number greater than 0"));
+        }
+        if let Some(loss) = self.loss.filter(|loss| !loss.is_finite()) {
+            return Err(format!("--loss {loss}: use a number"));
         }
         if let Some(path) = &self.report {
             // A bad path is reported before training, which takes a while.

@@ -22,15 +22,18 @@ pub(super) struct Report {
     runs: Vec<(String, Trained)>,
     bar: Option<(String, ProgressBar)>,
     yardstick: Option<f64>,
+    /// The loss to which the time is told.
+    goal: Option<f64>,
     table: Table,
 }
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 12] = [
     "steps",
     "samples_per_s",
     "speedup",
     "final_loss",
     "accuracy",
+    "to_loss_s",
     "fresh_mean",
     "age_mean",
     "age_max",
@@ -54,6 +57,7 @@ impl Report {
             runs: Vec::new(),
             bar: None,
             yardstick: None,
+            goal: args.loss,
             table: Table::new(&[&[first][..], &COLUMNS].concat()),
         };
         if report.speaks && !report.json {
@@ -93,6 +97,8 @@ impl Report {
         }
         let speedup = result.samples_per_s / *self.yardstick.get_or_insert(result.samples_per_s);
         let (first, last, tally) = (result.first(), result.last(), &result.tally);
+        let goal = *self.goal.get_or_insert(NEAR * last.loss);
+        let seconds = result.seconds_to(goal);
         if self.json {
             say!(
                 "{}",
@@ -103,7 +109,7 @@ impl Report {
                     "samples_per_s": result.samples_per_s, "speedup": speedup, "first_loss": first.loss,
                     "final_loss": last.loss, "accuracy": last.accuracy, "fresh_mean": tally.fresh_mean(),
                     "age_mean": tally.age_mean(), "age_max": tally.age_max(), "wait_s": result.wait_s,
-                    "apart": result.apart, "groups_moved": result.moved,
+                    "goal_loss": goal, "to_loss_s": seconds, "apart": result.apart, "groups_moved": result.moved,
                 })
             );
         } else {
@@ -114,6 +120,7 @@ impl Report {
                 format!("{speedup:.2}"),
                 format!("{:.4}", last.loss),
                 last.accuracy.map_or("-".to_owned(), |accuracy| format!("{accuracy:.3}")),
+                seconds.map_or("-".to_owned(), |seconds| format!("{seconds:.2}")),
                 format!("{:.2}", tally.fresh_mean()),
                 format!("{:.2}", tally.age_mean()),
                 tally.age_max().to_string(),
@@ -131,6 +138,9 @@ impl Report {
         }
         if !self.json {
             say!("{}", self.table);
+            if let Some(goal) = self.goal {
+                say!("to_loss_s: seconds until the loss was {goal:.4}");
+            }
         }
         let Some(path) = &self.page else { return Ok(()) };
         std::fs::write(path, html::page(&self.title(), &self.runs))
@@ -141,6 +151,9 @@ impl Report {
         Ok(())
     }
 }
+
+/// Unless a loss is given, that of the first run and a tenth more is near enough.
+const NEAR: f64 = 1.1;
 
 /// How far models are apart, or that they are equal.
 fn spread(apart: f64) -> String {

@@ -41,6 +41,11 @@ impl Trained {
         self.curve.last().map_or(Quality::default(), |point| point.quality)
     }
 
+    /// When the loss was at most this for the first time, if it ever was.
+    pub(super) fn seconds_to(&self, loss: f64) -> Option<f64> {
+        self.curve.iter().find(|point| point.quality.loss <= loss).map(|point| point.seconds)
+    }
+
     pub(super) fn first(&self) -> Quality {
         self.curve.first().map_or(Quality::default(), |point| point.quality)
     }
