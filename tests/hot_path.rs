@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use earlybird::{Config, Executor, Fire, Mover, World};
+use earlybird::{Absent, Allreduce, Config, Executor, Fire, Group, Mover, World};
 use parking_lot::{Condvar, Mutex};
 
 struct Counting;
@@ -49,6 +49,25 @@ fn rounds_allocate_nothing() {
                 let worlds = World::in_this_process(2, &Config::default()).unwrap();
                 std::thread::scope(|scope| {
                     worlds.into_iter().for_each(|world| _ = scope.spawn(move || play(&world, way, fire, length)))
+                });
+            }
+        }
+    }
+}
+
+/// Models in registers, and models that are held.
+#[test]
+fn averaging_models_allocates_nothing() {
+    for absent in [Absent::Carry, Absent::Hold] {
+        for group in [Group::World, Group::Butterfly(2)] {
+            for fire in [Fire::ALL, Fire::SOLO] {
+                let worlds = World::in_this_process(3, &Config::default()).unwrap();
+                let play = |world: World| {
+                    let models = world.allreduce::<f32>(&[1000]).fire(fire).absent(absent).group(group);
+                    count(models.memory(&[1.0; 1000]).build().unwrap(), &format!("{fire}, {absent}, {group}"));
+                };
+                std::thread::scope(|scope| {
+                    worlds.into_iter().for_each(|world| _ = scope.spawn(move || play(world)));
                 });
             }
         }
@@ -105,9 +124,14 @@ fn finding_a_group_allocates_nothing() {
 }
 
 fn play(world: &World, (mover, executor): (Mover, Executor), fire: Fire, length: usize) {
-    let mut sum = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    let sum = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(executor).build().unwrap();
+    count(sum, &format!("{mover} {executor}, {fire}, {length} elements"));
+}
+
+/// Counts what this thread allocates in rounds.
+fn count(mut sum: Allreduce<f32>, what: &str) {
     let mut seen = 0.0;
-    let mut rounds = |sum: &mut earlybird::Allreduce<f32>, count: u32| {
+    let mut rounds = |sum: &mut Allreduce<f32>, count: u32| {
         for _ in 0..count {
             sum.contribution().unwrap()[0] = 1.0;
             sum.arrive().unwrap();
@@ -120,7 +144,7 @@ fn play(world: &World, (mover, executor): (Mover, Executor), fire: Fire, length:
     let before = ALLOCATIONS.with(Cell::get);
     rounds(&mut sum, 200);
     let after = ALLOCATIONS.with(Cell::get);
-    assert_eq!(after - before, 0, "{mover} {executor}, {fire}, {length} elements");
+    assert_eq!(after - before, 0, "{what}");
     sum.finish(DEADLINE).unwrap();
     assert!(seen > 0.0);
 }
