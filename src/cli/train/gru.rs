@@ -1,5 +1,5 @@
-//! A recurrent network with gates over the symbols of a line: a GRU (Cho et al., arXiv 1406.1078), in the form in which
-//! the reset gate scales a product (arXiv 1412.3555), so that one product of matrices serves all three gates.
+//! A recurrent network with gates over the symbols of a line: a GRU (Cho et al., arXiv 1406.1078v1). Its reset gate scales
+//! a product and not the state before it, so one product of matrices serves all three gates.
 //!
 //! For each symbol the network reads, it predicts the next one. With x the row of that symbol in `input`, h the state
 //! before and p = h · `recurrent` + `bias`, each in three parts:
@@ -63,8 +63,7 @@ pub(super) struct Predicted {
     pub(super) symbols: u64,
 }
 
-/// A symbol's place in the lines that are computed side by side. Longer lines come first, so the lines that go on at
-/// any time are the first ones.
+/// The rows of the lines that have a symbol at a time. Longer lines come first, so these are always the first lines.
 #[derive(Clone, Copy, Debug)]
 struct Time {
     first_row: usize,
@@ -81,10 +80,11 @@ pub(super) struct Gru {
     scaled: Vec<f32>,
     /// A row of zeros, and the states.
     states: Vec<f32>,
-    /// Probabilities of the next symbol; on the way back what each score changes.
+    /// Probabilities of the next symbol; the pass back writes slopes of the scores over them.
     scores: Vec<f32>,
-    /// Of one time, a row for each line: products, then their slopes, and the slopes of states.
+    /// Products of the present time, a row for each line; in the pass back their slopes.
     products: Vec<f32>,
+    /// Slopes of the states of the present time, a row for each line.
     slopes: Vec<f32>,
 }
 
@@ -296,7 +296,7 @@ mod tests {
             let largest = |part: std::ops::Range<usize>| {
                 part.max_by(|&a, &b| slope[a].abs().total_cmp(&slope[b].abs())).unwrap_or_default()
             };
-            // The largest slope of each third: tensors of gates have three parts, if not in this order.
+            // The bias has a third for each gate.
             for third in 0..3 {
                 let index = largest(first + third * length / 3..first + (third + 1) * length / 3);
                 let mut at = |shift: f32| {
