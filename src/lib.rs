@@ -123,7 +123,7 @@ mod world;
 pub use collective::{Allreduce, AllreduceBuilder, Cut, Entry, Outcome, Outcomes, Part, Preset, Stats};
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, Ranks, Result};
-pub use group::{Group, UnknownGroup};
+pub use group::Group;
 pub use named::UnknownName;
 pub use rank_set::RankSet;
 pub use reduce::{Dtype, Element, Reduce, bf16, f16};

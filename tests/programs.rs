@@ -6,7 +6,8 @@
 mod tier;
 
 use earlybird::trigger::{
-    Action, Buffer, Counts, Defect, Place, Profile, Program, Request, Role, Schedule, Signal, Start, check, compile,
+    Action, Buffer, Chunk, Counts, Defect, Place, Profile, Program, Request, Role, Schedule, Signal, Start, check,
+    compile,
 };
 use tier::is_deep;
 
@@ -189,6 +190,15 @@ fn the_checker_finds_every_defect() {
         from.unwrap()[0] = Place { rank: 0, buffer: Buffer::Inbox(2) };
     });
     assert!(matches!(unordered, Defect::Unordered { rank: 0, .. }), "{unordered}");
+    let holed = broken(network, &|world| {
+        // The last sum of a rank that passes it on to no other one, half as long.
+        let chunk = world[5].operations.iter_mut().find_map(|operation| match &mut operation.action {
+            Action::Reduce { to: Buffer::Outcome, chunk, .. } => Some(chunk),
+            _ => None,
+        });
+        *chunk.unwrap() = Chunk::piece(0, 2);
+    });
+    assert!(matches!(holed, Defect::Incomplete { .. }), "{holed}");
     let small = Profile { operations: 3, ..Profile::NETWORK };
     let world = compile(&request, &small);
     assert!(matches!(check(&world, &request, &small), Err(Defect::Budget { what: "operations", limit: 3, .. })));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use earlybird::{
     Absent, Allreduce, AllreduceBuilder, Config, Cut, Deadline, Dtype, Element, Entry, Error, Executor, FabricChoice,
-    Fire, Grace, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, RankSet, Ranks, Reduce, Result, RuleError,
+    Fire, Grace, Group, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
     Scale, Stats, UnknownName, VerbsSettings, When, World, bf16, f16,
 };
 
@@ -40,6 +40,19 @@ fn step<T: Element>(sum: &mut Allreduce<T>, until: Deadline) -> Result<Stats> {
         println!("{fresh:?} {} {:?}", entry.part == Part::Fresh, outcome.data());
     }
     Ok(sum.stats())
+}
+
+fn average(world: &World, model: &mut [f32], until: Deadline) -> Result<()> {
+    let models = world.allreduce(&[model.len()]).preset(Preset::WagmaPublished).group(Group::Butterfly(2));
+    let initial = model.to_vec();
+    let mut models = models.memory(&initial).build()?;
+    models.contribution()?.copy_from_slice(model);
+    models.arrive()?;
+    for outcome in models.wait(until)? {
+        println!("{} {:?}", outcome.group().len(), outcome.own().next());
+        outcome.merge_into(model)?;
+    }
+    models.finish(until)
 }
 
 fn explain(error: &Error) -> String {
@@ -72,6 +85,7 @@ fn main() -> Result<()> {
         }
         one.finish(until)?;
         other.finish(until)?;
+        average(&world, &mut [0.0; 4], until.into())?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways};
 use common::{Job, Way, role, said};
+use earlybird::group::Butterfly;
 use earlybird::{Absent, Config, Cut, Error, Fire, Group, Mover, RankSet, Scale, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -57,9 +58,11 @@ impl Registers {
         let before = self.held.clone().unwrap_or_else(|| self.models.clone());
         for lowest in self.active.iter() {
             let mut members = Vec::new();
-            match self.group.schedule().unwrap() {
-                Some(butterfly) => butterfly.group(&self.active, cut.round(), lowest, &mut members),
-                None => members.extend(self.active.iter()),
+            match self.group {
+                Group::World => members.extend(self.active.iter()),
+                Group::Butterfly(size) => {
+                    Butterfly::new(size).unwrap().group(&self.active, cut.round(), lowest, &mut members);
+                }
             }
             if members.contains(&me) {
                 own.clone_from(&members);

@@ -145,8 +145,9 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     ///
     /// In each round every group to which a member contributed averages the registers of its members, absent ones
     /// included, and adds the sum of the updates, divided by the number of members. All members have the result in their
-    /// registers then. So every update enters once, late ones in the next round that fires, and the sum of all registers
-    /// grows by the sum of the updates. A rank computes its next update on its newest outcome.
+    /// registers then. Under [`Absent::Carry`] every update enters once, late ones in the next round that fires: but for
+    /// rounding, the sum of all registers grows by the sum of the updates. A rank that leaves takes its register along. A
+    /// rank computes its next update on its newest outcome.
     ///
     /// Floating-point sums only, with [`Scale::Sum`]: the division is that by the members.
     pub fn memory(mut self, initial: &'w [T]) -> Self {
@@ -385,7 +386,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 
     /// A digest of the model that all begin with, if they have one.
-    fn model(&self) -> String {
+    fn model_digest(&self) -> String {
         let digest = |model: &[T]| {
             let bytes: &[u8] = bytemuck::cast_slice(model);
             let mix = |hash: u64, part: &[u8]| {
@@ -460,7 +461,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
             ("group", self.group.to_string()),
-            ("the model of memory()", self.model()),
+            ("the model of memory()", self.model_digest()),
             ("mover", self.mover.to_string()),
             ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
             ("the path (by hw-config)", plan.path.name().to_owned()),

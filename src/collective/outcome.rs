@@ -57,8 +57,12 @@ impl<'a, T: Element> Outcomes<'a, T> {
     /// catch up on, in one step. A single outcome is copied.
     ///
     /// # Errors
-    /// [`Error::Usage`](crate::Error::Usage) if `into` has another length than an outcome.
+    /// [`Error::Usage`](crate::Error::Usage) if `into` has another length than an outcome, or if outcomes are models: the
+    /// newest has all that came before.
     pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
+        if self.of.raw().session().plan().has_memory() {
+            return Err(self.of.usage("sum_into", "outcomes are models, and are not added; take the newest"));
+        }
         let outcomes: Vec<Outcome<'_, T>> = self.iter().collect();
         let sources: Vec<&[T]> = outcomes.iter().map(|outcome| outcome.data).collect();
         if sources.iter().any(|source| source.len() != into.len()) {
@@ -117,7 +121,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         Outcome { of, data: of.data(round), round, first }
     }
 
-    /// The reduced elements, scaled.
+    /// The reduced elements, scaled; where ranks have a [`memory`](crate::AllreduceBuilder::memory), this rank's model.
     #[must_use]
     pub fn data(&self) -> &[T] {
         self.data
@@ -135,7 +139,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.round
     }
 
-    /// The contributions in it: ranks, kinds and ages.
+    /// The contributions in it: ranks, kinds and ages. Where ranks average in groups, those of all groups.
     #[must_use]
     pub fn cut(&self) -> &'a Cut {
         self.of.cut(self.round)

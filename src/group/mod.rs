@@ -25,16 +25,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::UnknownName;
 use crate::rank_set::RankSet;
 
-/// Which ranks average with each other in a round of a collective with a memory.
+/// Which ranks average with each other in a round of a collective with a memory. On the command line `world`, or for
+/// instance `butterfly=4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String", into = "String")]
 pub enum Group {
     /// All that are active.
     #[default]
     World,
-    /// Groups of so many ranks at most, by a [`Butterfly`].
+    /// Groups of at most this number of ranks, 2 or more. The groups of a round hold each active rank once, are as equal
+    /// as they can be, and change from round to round, so that what one rank learns reaches all.
     Butterfly(u32),
 }
 
@@ -43,7 +46,7 @@ impl Group {
     ///
     /// # Errors
     /// A size that is less than 2.
-    pub fn schedule(self) -> Result<Option<Butterfly>, GroupSizeError> {
+    pub(crate) fn schedule(self) -> Result<Option<Butterfly>, GroupSizeError> {
         match self {
             Group::World => Ok(None),
             Group::Butterfly(size) => Butterfly::new(size).map(Some),
@@ -60,22 +63,30 @@ impl fmt::Display for Group {
     }
 }
 
-/// A text that names no way to divide ranks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown groups {text:?}; use world or butterfly=SIZE with a size of 2 or more")]
-pub struct UnknownGroup {
-    text: String,
-}
-
 impl FromStr for Group {
-    type Err = UnknownGroup;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownGroup> {
-        let unknown = || UnknownGroup { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let known = "world, or butterfly=SIZE with a size of 2 or more";
+        let unknown = || UnknownName { what: "groups", text: text.to_owned(), known };
         let size = || text.strip_prefix("butterfly=")?.parse().ok();
         let group = if text == "world" { Group::World } else { Group::Butterfly(size().ok_or_else(unknown)?) };
         group.schedule().map_err(|_| unknown())?;
         Ok(group)
+    }
+}
+
+impl TryFrom<String> for Group {
+    type Error = UnknownName;
+
+    fn try_from(text: String) -> Result<Self, UnknownName> {
+        text.parse()
+    }
+}
+
+impl From<Group> for String {
+    fn from(group: Group) -> String {
+        group.to_string()
     }
 }
 

@@ -67,8 +67,8 @@ enum Ending<'a> {
 }
 
 /// Models that are averaged, all of them narrow, without a factor: the outcome is `first` + (the sum of updates + the sum
-/// over `others` of their differences from `first`) / `members`. If all models are equal and there is no update, the
-/// outcome is equal, too, to the bit (where zeros are not negative).
+/// over `others` of their differences from `first`) / `members`. If all models are equal and finite and there is no update,
+/// the outcome is equal, too: to the bit, but for the sign of zeros. Models whose difference is not finite have no mean.
 #[derive(Clone, Copy, Debug)]
 struct Model<'a> {
     first: Operand,

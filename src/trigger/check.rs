@@ -82,6 +82,12 @@ pub enum Defect {
         /// The buffer that it reads.
         place: Place,
     },
+    /// An outcome with a hole.
+    #[error("no operation writes all of {} of rank {}", .place.buffer, .place.rank)]
+    Incomplete {
+        /// The outcome.
+        place: Place,
+    },
     /// A table beyond the executor's limits.
     #[error("rank {rank}: {need} {what} in a table, where the {profile} profile allows {limit}")]
     Budget {
@@ -283,10 +289,14 @@ fn data(world: &[Program]) -> Result<(), Defect> {
             }
         }
     }
-    // All parts of the outcome must feed the counter that announces it.
+    // All parts of the outcome are written, and feed the counter that announces it.
     for program in world {
         let (place, done) = program.receives;
         let parts = writes.get(&place).map_or(&[][..], |parts| parts);
+        let is_whole = |part: &Chunk| cover(parts, Chunk { from: 0, to: part.of, of: part.of });
+        if parts.first().is_some_and(|part| !is_whole(part)) {
+            return Err(Defect::Incomplete { place });
+        }
         if parts.is_empty() || !parts.iter().all(|&part| is_known(&done, &place, part)) {
             return Err(Defect::Unordered { rank: program.rank, place });
         }
@@ -319,7 +329,10 @@ pub fn buffer_bytes(world: &[Program], bytes: u64) -> Vec<u64> {
             Action::Put { to, chunk, .. } => (to.rank, *chunk),
             Action::Signal | Action::Seal => continue,
         };
-        sizes[owner as usize] = sizes[owner as usize].saturating_add(chunk.span(bytes).1);
+        // What lies on a rank outside the world takes no memory here, and is another defect.
+        if let Some(size) = sizes.get_mut(owner as usize) {
+            *size = size.saturating_add(chunk.span(bytes).1);
+        }
     }
     sizes
 }

@@ -106,7 +106,7 @@ impl Movement {
         match self {
             Movement::Reducers(reducers) if reducers.has_read(round) => plan.fallback_outcome(),
             Movement::Segments(segments) => {
-                segments.registers().map_or_else(|| plan.outcome(round), |registers| registers.place(round, plan))
+                segments.registers().map_or_else(|| plan.outcome(round), |registers| registers.offset(round, plan))
             }
             _ => plan.outcome(round),
         }

@@ -6,7 +6,7 @@
 //! its cut. A group to which no member contributed leaves its registers as they are.
 //!
 //! The groups of a round, and which of them move, follow from its cut and from the ranks that are active in it. All
-//! ranks know these, so they know where each register lies: how often it was written says which of its places holds it
+//! ranks know these, so they know where each register lies: how often it was written says at which of its offsets it is
 //! (`Plan::register`). A round has landed when all its groups have: any rank may have to read any register for the next
 //! one.
 //!
@@ -40,8 +40,8 @@ pub(crate) struct Registers {
     written: Vec<u64>,
     /// By slot: what the count of segments of this host shows when all rounds that used the slot have landed.
     counts: Vec<u64>,
-    /// By slot: where the own register lies after a round that landed.
-    places: Vec<usize>,
+    /// By slot: the offset of the own register after a round that landed.
+    offsets: Vec<usize>,
     /// The ranks that contributed to the round.
     contributors: RankSet,
     /// Under [`Absent::Hold`]: the buffer of the newest contribution of each rank, up to the round that landed last.
@@ -68,7 +68,7 @@ impl Registers {
                 ends: Vec::with_capacity(ranks),
                 written: vec![0; if butterfly.is_some() { ranks } else { 1 }],
                 counts: vec![0; slots],
-                places: vec![0; slots],
+                offsets: vec![0; slots],
                 contributors: RankSet::empty(plan.ranks),
                 held: if plan.absent == Absent::Hold { vec![FIRST_HELD; ranks] } else { Vec::new() },
             })
@@ -208,14 +208,14 @@ impl Registers {
                 }
             }
         }
-        self.places[slot] = plan.register(plan.me, self.count(plan.me));
+        self.offsets[slot] = plan.register(plan.me, self.count(plan.me));
         cx.stats.groups += self.groups();
         cx.stats.idle += u64::from(!self.members.contains(&plan.me));
     }
 
-    /// Where the own register lies after a round that has landed.
-    pub(super) fn place(&self, round: u64, plan: &Plan) -> usize {
-        self.places[plan.slot(round)]
+    /// The offset of the own register after a round that has landed.
+    pub(super) fn offset(&self, round: u64, plan: &Plan) -> usize {
+        self.offsets[plan.slot(round)]
     }
 }
 
