@@ -38,7 +38,7 @@ fn bad_input_is_named_before_anything_starts() {
         (&["bench", "--fire", "all,full=8"], "omit full=K"),
         (&["bench", "--fire", "solo,solo"], "unknown firing rule"),
         (&["bench", "--absent", "decay=2"], "decay of 2"),
-        (&["bench", "--absent", "ignore"], "carry, drop or decay"),
+        (&["bench", "--absent", "ignore"], "carry, drop, decay=FACTOR or hold"),
         (&["fuzz", "--replay", "x"], "names no schedule"),
         (&["fuzz", "--replay", "1,ranks=x"], "names no schedule"),
         (&["fuzz", "--seeds", "10", "--from", "18446744073709551615"], "more seeds than there are"),
@@ -49,6 +49,8 @@ fn bad_input_is_named_before_anything_starts() {
         (&["bench", "--depth", "0"], "--depth"),
         (&["train", "cats"], "digits"),
         (&["train", "digits", "--fire", "quorum=9"], "quorum=9 can never be reached by 4"),
+        (&["bench", "--group", "world"], "--op group_allreduce"),
+        (&["bench", "--op", "group_allreduce", "--group", "butterfly=1"], "size of 2 or more"),
         (&["train", "digits", "--epochs", "0"], "--epochs"),
         (&["train", "digits", "--preset", "eager"], "quorum, wagma, wagma-published"),
         (&["train", "digits", "--preset", "solo", "--fire", "all"], "cannot be used with"),
@@ -266,6 +268,18 @@ fn bench_follows_every_rule_under_skew() {
         let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(row["wrong"], 0, "{row}");
         assert!(row["fresh_mean"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+/// Groups average models: exactly, where all ranks take part.
+#[test]
+fn bench_measures_averages_of_models() {
+    for (fire, group) in [("all", "butterfly=2"), ("solo", "butterfly=3"), ("quorum=2", "world")] {
+        let args = ["bench", "--op", "group_allreduce", "-n", "5", "--fire", fire, "--group", group, "-b", "100K"];
+        let output = earlybird(&[&args[..], &["--iters", "50", "--json"]].concat()).output().unwrap();
+        assert!(output.status.success(), "{fire}, {group}: {}", text(&output));
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&row["op"], &row["group"], &row["wrong"]), (&"group_allreduce".into(), &group.into(), &0.into()));
     }
 }
 

@@ -29,9 +29,10 @@ impl Conditions {
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
             "bind": word(&common.start.bind),
         });
-        if args.op == Op::Allreduce {
+        if matches!(args.op, Op::Allreduce | Op::GroupAllreduce) {
             let collective = json!({
                 "dtype": args.dtype.to_string(), "reduction": Reduce::Sum.to_string(),
+                "group": args.group(world.size()).map(|group| group.to_string()),
                 "absent": common.absent.to_string(), "seed": common.seed, "buffers": word(&args.buffers),
             });
             let choices = json!({

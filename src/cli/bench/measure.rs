@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use earlybird::collective::Chosen;
-use earlybird::{Absent, Allreduce, Element, Executor, Fire, Grace, Mover, Outcome, Part, Result, World};
+use earlybird::{Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Result, World};
 
 use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;
@@ -19,6 +19,8 @@ pub(super) struct Case {
     pub(super) depth: u32,
     pub(super) mover: Mover,
     pub(super) executor: Executor,
+    /// Which ranks average models, if they do.
+    pub(super) group: Option<Group>,
     pub(super) bytes: usize,
     pub(super) skew: Skew,
     pub(super) warmup: u32,
@@ -50,7 +52,45 @@ pub(super) struct Measured {
 fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
     let length = case.bytes / size_of::<T>();
     let sum = world.allreduce::<T>(&[length]).fire(case.fire).grace(case.grace).depth(case.depth);
-    sum.absent(case.absent).mover(case.mover).executor(case.executor).build()
+    let sum = sum.absent(case.absent).mover(case.mover).executor(case.executor);
+    match case.group {
+        None => sum.build(),
+        Some(group) => sum.group(group).memory(&vec![T::from_small(0); length]).build(),
+    }
+}
+
+/// What ranks contribute, and what follows from it.
+#[derive(Clone, Copy, Debug)]
+enum Expected {
+    Sums(Pattern),
+    /// Models grow by 1 with each contribution of a member, divided by the number of members.
+    Models {
+        synchronous: bool,
+    },
+}
+
+impl Expected {
+    fn fill<T: Exact>(self, data: &mut [T], rank: u32, tag: u64) {
+        match self {
+            Expected::Sums(pattern) => pattern.fill(data, rank, tag),
+            Expected::Models { .. } => data.fill(T::from_small(1)),
+        }
+    }
+
+    /// Counts elements that cannot be right.
+    fn wrong<T: Exact>(self, outcome: &Outcome<'_, T>, absent: Absent, tag: impl Fn(u64) -> u64, step: usize) -> u64 {
+        let synchronous = match self {
+            Expected::Sums(pattern) => return pattern.wrong(outcome, absent, tag, step),
+            Expected::Models { synchronous } => synchronous,
+        };
+        let Some(&first) = outcome.data().first() else { return 0 };
+        // Of each rank a fresh and a carried contribution may be in a round. Ranks that leave contribute nothing.
+        let (model, rounds) = (first.to_f64(), outcome.round() as f64);
+        let whole = synchronous && rounds <= f64::from(T::MOST) && outcome.cut().leavers().is_empty();
+        let possible = if whole { model == rounds } else { (0.0..=2.0 * rounds).contains(&model) };
+        let others = outcome.data().iter().step_by(step).filter(|&&x| x != first).count() as u64;
+        u64::from(!possible) + others
+    }
 }
 
 /// Rounds that are checked in full, with data that changes from round to round.
@@ -62,7 +102,10 @@ const SPARSE: usize = 4099;
 const CHECK_ALL_UP_TO: usize = 256;
 
 pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
-    let pattern = Pattern::of::<T>(world.size());
+    let pattern = match case.group {
+        None => Expected::Sums(Pattern::of::<T>(world.size())),
+        Some(_) => Expected::Models { synchronous: case.fire.is_synchronous() },
+    };
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
     // First checked in full, on a collective of its own.

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Dtype, Fire, World, bf16, f16};
+use earlybird::{Dtype, Fire, Group, Preset, World, bf16, f16};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -23,6 +23,9 @@ use report::Report;
 pub(super) enum Op {
     /// The collective
     Allreduce,
+    /// The collective where groups of ranks average models
+    #[value(name = "group_allreduce")]
+    GroupAllreduce,
     /// Half of a round trip of writes, each with a signal; two ranks
     #[value(name = "write_lat")]
     WriteLat,
@@ -40,6 +43,7 @@ impl std::fmt::Display for Op {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Op::Allreduce => "allreduce",
+            Op::GroupAllreduce => "group_allreduce",
             Op::WriteLat => "write_lat",
             Op::WriteBw => "write_bw",
             Op::FetchAddLat => "fetch_add_lat",
@@ -91,6 +95,10 @@ pub(super) struct Args {
     /// Element type: f32, f64, f16, bf16, i32, i64, u32 or u64
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
+    /// Which ranks average, for --op group_allreduce: world or butterfly=SIZE [default: groups of about the root of the
+    /// number of ranks]
+    #[arg(long)]
+    group: Option<Group>,
     #[command(flatten)]
     common: Common,
 }
@@ -101,7 +109,10 @@ impl Args {
     /// Checks all options before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
-        if !matches!(self.op, Op::Allreduce | Op::Arm) && ranks != 2 {
+        if self.group.is_some() && self.op != Op::GroupAllreduce {
+            return Err("--group is for --op group_allreduce".to_owned());
+        }
+        if !matches!(self.op, Op::Allreduce | Op::GroupAllreduce | Op::Arm) && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
         let end = self.end.unwrap_or(self.begin);
@@ -127,6 +138,12 @@ impl Args {
         Ok(sizes)
     }
 
+    /// Which ranks average models, if they do.
+    fn group(&self, ranks: u32) -> Option<Group> {
+        let usual = || Preset::Wagma.group(ranks).unwrap_or_default();
+        (self.op == Op::GroupAllreduce).then(|| self.group.unwrap_or_else(usual))
+    }
+
     fn fires(&self) -> Vec<Fire> {
         if self.fire.is_empty() { vec![Fire::ALL] } else { self.fire.clone() }
     }
@@ -146,7 +163,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
         arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.op != Op::Allreduce {
+    if !matches!(args.op, Op::Allreduce | Op::GroupAllreduce) {
         p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -159,7 +176,7 @@ fn measure_all(
     sizes: &[u64],
     conditions: Option<&Conditions>,
 ) -> Result<super::Outcome, Box<dyn std::error::Error>> {
-    let mut report = Report::new(world, conditions);
+    let mut report = Report::new(world, args.group(world.size()), conditions);
     let mut wrong = 0;
     for fire in args.fires() {
         for &bytes in sizes {
@@ -188,6 +205,7 @@ fn measure_one(
         depth: args.common.depth,
         mover: args.common.mover,
         executor: args.common.executor,
+        group: args.group(world.size()),
         bytes: usize::try_from(bytes)?,
         skew: args.skew.clone(),
         warmup: args.warmup,
@@ -235,7 +253,7 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
         if world.rank() == 0 {
             say!("{title}");
         }
-        let mut report = Report::new(world, None);
+        let mut report = Report::new(world, None, None);
         for fire in [Fire::ALL, half, Fire::SOLO] {
             for bytes in [64, 65_536] {
                 let args = Args { skew: skew.parse()?, iters: Some(iters), ..args.clone() };

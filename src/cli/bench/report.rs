@@ -1,6 +1,6 @@
 //! Rows for people and for programs.
 
-use earlybird::World;
+use earlybird::{Group, World};
 use serde_json::json;
 
 use super::super::table::Table;
@@ -13,6 +13,8 @@ pub(super) struct Report<'a> {
     conditions: Option<&'a Conditions>,
     ranks: u32,
     transport: String,
+    /// What is measured.
+    title: String,
     table: Table,
 }
 
@@ -28,9 +30,10 @@ pub(super) fn transport(world: &World) -> String {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(world: &World, conditions: Option<&'a Conditions>) -> Self {
+    pub(super) fn new(world: &World, group: Option<Group>, conditions: Option<&'a Conditions>) -> Self {
         let (ranks, transport) = (world.size(), transport(world));
-        Report { speaks: world.rank() == 0, conditions, ranks, transport, table: Table::new(&COLUMNS) }
+        let title = group.map_or_else(|| "allreduce".to_owned(), |group| format!("averages of models, {group}"));
+        Report { speaks: world.rank() == 0, conditions, ranks, transport, title, table: Table::new(&COLUMNS) }
     }
 
     pub(super) fn row(&mut self, case: &Case, result: &Measured) {
@@ -72,7 +75,7 @@ impl<'a> Report<'a> {
 
     pub(super) fn finish(self) {
         if self.speaks && self.conditions.is_none() {
-            say!("allreduce, {} ranks, {}", self.ranks, self.transport);
+            say!("{}, {} ranks, {}", self.title, self.ranks, self.transport);
             say!("{}", self.table);
         }
     }
