@@ -48,10 +48,12 @@ fn average(world: &World, model: &mut [f32], until: Deadline) -> Result<()> {
     let mut models = models.memory(&initial).build()?;
     models.contribution()?.copy_from_slice(model);
     models.arrive()?;
-    for outcome in models.wait(until)? {
+    let outcomes = models.wait(until)?;
+    for outcome in outcomes.iter() {
         println!("{} {:?}", outcome.group().len(), outcome.own().next());
-        outcome.merge_into(model)?;
     }
+    outcomes.newest().merge_into(model)?;
+    drop(outcomes);
     models.finish(until)
 }
 

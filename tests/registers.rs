@@ -195,7 +195,7 @@ fn choices_that_mean_nothing_are_refused() {
         assert!(usage(build().group(Group::Butterfly(1)).memory(&model).build()).contains("2 ranks or more"));
         assert!(usage(build().memory(&model[1..]).build()).contains("as long as all tensors"));
         assert!(usage(build().memory(&model).scale(Scale::World).build()).contains("Scale::Sum"));
-        assert!(usage(build().memory(&model).mover(Mover::Tree).build()).contains("cut mover"));
+        assert!(usage(build().memory(&model).mover(Mover::Tree).build()).contains("tree mover"));
         let whole = world.allreduce::<u32>(&[1]).memory(&[1]).build();
         assert!(matches!(whole, Err(Error::Usage { problem, .. }) if problem.contains("floating-point")));
         let different = build().memory(&[me; 4]).build();

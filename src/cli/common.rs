@@ -37,7 +37,7 @@ pub(super) struct Common {
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto", allow_hyphen_values = true)]
     pub(super) grace: Grace,
-    /// What happens to late contributions: carry, drop, decay=FACTOR (by round) or hold (averaged models only)
+    /// What happens to late contributions: carry, drop or decay=FACTOR (by round)
     #[arg(long, default_value = "carry")]
     pub(super) absent: Absent,
     /// Rounds that a rank may have unreleased
@@ -97,7 +97,7 @@ impl Common {
     pub(super) fn check(&self, ranks: u32, fires: &[Fire]) -> Result<(), String> {
         check_ranks(ranks)?;
         if self.depth == 0 || self.depth > 65536 {
-            return Err("--depth must be between 1 and 65536".to_owned());
+            return Err(format!("--depth {}: use 1 to 65536", self.depth));
         }
         fires.iter().try_for_each(|fire| fire.check(ranks)).map_err(|error| error.to_string())
     }

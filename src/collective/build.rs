@@ -80,7 +80,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 
     /// Makes the choices of a method: [`fire`](AllreduceBuilder::fire), [`absent`](AllreduceBuilder::absent),
-    /// [`scale`](AllreduceBuilder::scale) and [`group`](AllreduceBuilder::group). Calls behind this one change them.
+    /// [`scale`](AllreduceBuilder::scale) and [`group`](AllreduceBuilder::group), in place of what was chosen before. Later
+    /// calls change them. A preset that averages models needs a [`memory`](AllreduceBuilder::memory), too.
     pub fn preset(mut self, preset: Preset) -> Self {
         let ranks = self.world.size();
         self.fire = preset.fire(ranks);
@@ -148,6 +149,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// registers then. Under [`Absent::Carry`] every update enters once, late ones in the next round that fires: but for
     /// rounding, the sum of all registers grows by the sum of the updates. A rank that leaves takes its register along. A
     /// rank computes its next update on its newest outcome.
+    ///
+    /// Under [`Absent::Hold`] contributions are models.
     ///
     /// Floating-point sums only, with [`Scale::Sum`]: the division is that by the members.
     pub fn memory(mut self, initial: &'w [T]) -> Self {
@@ -288,7 +291,9 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             return Err(usage("groups need a size of 2 ranks or more"));
         }
         if self.initial.is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
-            return Err(usage("groups, and Absent::Hold, are for models; give the ranks one with memory()"));
+            return Err(usage(
+                "groups and Absent::Hold are for models; give each rank one with memory(), or choose others",
+            ));
         }
         if self.initial.is_some() {
             self.check_memory(adds)?;
@@ -373,11 +378,14 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         }
         if self.scale != Scale::Sum {
             return Err(usage(
-                "updates of a model are divided by the members of a group; leave the scale at Scale::Sum",
+                "updates of a model are divided by the members of a group; use Scale::Sum, or a preset that averages models",
             ));
         }
-        if self.mover == Mover::Tree || self.executor == Executor::Provider {
-            return Err(usage("models move by the cut mover, and by no provider; use auto"));
+        if self.mover == Mover::Tree {
+            return Err(usage("the tree mover moves no models; use Mover::Auto or Mover::Cut"));
+        }
+        if self.executor == Executor::Provider {
+            return Err(usage("no provider moves models; use Executor::Auto, Caller, Thread or Peer"));
         }
         if self.lengths.iter().try_fold(0usize, |sum, &tensor| sum.checked_add(tensor)) != Some(length) {
             return Err(usage("the model of memory() must be as long as all tensors together"));

@@ -158,23 +158,36 @@ impl<'a, T: Element> Outcome<'a, T> {
         session.cut(self.round).of(session.plan().me)
     }
 
-    /// Takes an average of models over into this rank's own one, which it contributed last; under
-    /// [`Absent::Hold`](crate::Absent::Hold). If that entered this round fresh, it becomes the average. Otherwise the
-    /// average does not have it, and it counts as one more member: it becomes (*n* · average + own) / (*n* + 1), where *n*
-    /// is the number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021).
+    /// Takes the newest average of models up to this round over into `own`, the model that this rank contributed last; under
+    /// [`Absent::Hold`](crate::Absent::Hold). Call it on the newest outcome that `wait` returned. Allocates.
+    ///
+    /// If the contribution has entered by the round of that average, `own` becomes the average. Otherwise the average does
+    /// not have it, and it counts as one more member: `own` becomes (*n* · average + own) / (*n* + 1), where *n* is the
+    /// number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021). If this rank's group has not moved since
+    /// the contribution was made, `own` stays as it is.
     ///
     /// # Errors
     /// [`Error::Usage`](crate::Error::Usage) under another choice for late contributions, or if `own` has another length.
     pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
-        let holds = self.of.raw().session().plan().absent == Absent::Hold;
-        if !holds || own.len() != self.data.len() {
-            let problem = "models are merged where they are held, with Absent::Hold, and must be as long as an outcome";
-            return Err(self.of.usage("merge_into", problem));
+        let session = self.of.raw().session();
+        if session.plan().absent != Absent::Hold {
+            return Err(self.of.usage("merge_into", "models are merged where they are held; build with Absent::Hold"));
         }
-        if self.own().any(|entry| entry.part == Part::Fresh) {
+        if own.len() != self.data.len() {
+            return Err(self.of.usage("merge_into", "the model must be as long as an outcome"));
+        }
+        // The contribution was made for the first round that the call returned.
+        let (made_for, me) = (self.first, session.plan().me);
+        let moved = |round: &u64| {
+            let group = session.group(*round);
+            session.cut(*round).contributions().any(|entry| group.contains(entry.rank))
+        };
+        let Some(averaged) = (made_for..=self.round).rev().find(moved) else { return Ok(()) };
+        let is_own = |round: u64, entry: Entry| entry.part != Part::Leaving && round - entry.age == made_for;
+        if (made_for..=averaged).any(|round| session.cut(round).of(me).any(|entry| is_own(round, entry))) {
             own.copy_from_slice(self.data);
         } else {
-            let share = 1.0 / (self.group().len() + 1) as f32;
+            let share = 1.0 / (session.group(averaged).len() + 1) as f32;
             let before = own.to_vec();
             reduce::scaled_sum(&[(self.data, 1.0 - share), (&before, share)], own);
         }

@@ -1,11 +1,11 @@
-//! Published methods as sets of choices.
+//! Methods as sets of choices.
 #![forbid(unsafe_code)]
 
 use crate::group::Group;
 use crate::named::named;
 use crate::rule::{Absent, Fire, Scale};
 
-/// A method by name: a set of the choices of a collective ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
+/// A method by name, published or our own: a set of the choices of a collective ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Preset {
     /// Synchronous SGD: the mean of the gradients of all ranks.
@@ -15,15 +15,15 @@ pub enum Preset {
     Solo,
     /// Eager-SGD, *majority*: a rank that is drawn fires.
     Majority,
-    /// The mean of the gradients of half of the ranks or more, exactly counted.
+    /// The mean of the gradients of half of the ranks or more, exactly counted: a method of this project.
     Quorum,
     /// WAGMA-SGD (Li et al., TPDS 2021): the first rank fires, and groups of about the square root of the number of ranks
     /// average models; every tenth round waits for all. Unlike there, contributions are updates of models that ranks
-    /// have in registers: no stale model takes part, and no update is lost. It needs a
-    /// [`memory`](crate::AllreduceBuilder::memory).
+    /// have in registers: no stale model takes part, and no update is lost. Unlike there, groups average in a round
+    /// that waits for all, too. It needs a [`memory`](crate::AllreduceBuilder::memory).
     Wagma,
-    /// The same as it was published: ranks contribute models, and the newest model of an absent rank takes part
-    /// ([`Absent::Hold`]). A rank takes an average over with
+    /// The same with what was published in place of registers: ranks contribute models, and the newest model of an absent
+    /// rank takes part ([`Absent::Hold`]). A rank takes an average over with
     /// [`merge_into`](crate::Outcome::merge_into).
     WagmaPublished,
 }

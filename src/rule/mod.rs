@@ -84,7 +84,8 @@ pub enum Absent {
     /// age. Floating-point sums only.
     Decay(f32),
     /// It enters the next round that fires, and stands for its rank in all rounds until the rank's next contribution
-    /// enters. Contributions are models then, and a round averages the newest of each member of a group. Needs a
+    /// enters. Contributions are models then, and a round averages the newest of each member of a group. One that would
+    /// enter a full round together with the next one is dropped and counted. Needs a
     /// [`memory`](crate::AllreduceBuilder::memory).
     Hold,
 }

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Fire, Preset, World};
+use earlybird::{Absent, Executor, Fire, Mover, Preset, World};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -59,7 +59,7 @@ pub(super) struct Args {
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
-    /// A published method in place of a rule: synchronous, solo, majority, quorum, wagma or
+    /// A method in place of a rule, and the first is the baseline: synchronous, solo, majority, quorum, wagma or
     /// wagma-published; may be repeated
     #[arg(long, value_name = "PRESET", conflicts_with = "fire")]
     preset: Vec<Preset>,
@@ -99,6 +99,19 @@ impl Args {
         let fires: Vec<Fire> = self.methods(ranks).iter().map(|method| method.fire).collect();
         self.common.check(ranks, &fires)?;
         self.skew(ranks).check(ranks)?;
+        if self.common.absent == Absent::Hold {
+            return Err("--absent hold: ranks hold models, not gradients; use --preset wagma-published".to_owned());
+        }
+        if let Some(preset) = self.preset.iter().find(|_| self.common.absent != Absent::Carry) {
+            return Err(format!("--absent {}: --preset {preset} makes this choice; omit one", self.common.absent));
+        }
+        let averages = |preset: &&Preset| preset.group(ranks).is_some();
+        let moves = self.common.mover != Mover::Tree && self.common.executor != Executor::Provider;
+        if let Some(preset) = self.preset.iter().find(averages).filter(|_| !moves) {
+            let problem =
+                "averages models, which neither the tree mover nor a provider moves; omit --mover and --executor";
+            return Err(format!("--preset {preset} {problem}"));
+        }
         if !(0.0..=600_000.0).contains(&self.compute_ms()) {
             return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms()));
         }
@@ -120,7 +133,10 @@ impl Args {
         if let Some(path) = &self.report {
             // A bad path is reported before training, which takes a while.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+            if path.is_dir() {
+                return Err(format!("--report {}: this is a folder; name a file in it", path.display()));
+            }
+            if folder.is_some_and(|folder| !folder.is_dir()) {
                 return Err(format!("--report {}: there is no folder to put this file in", path.display()));
             }
         }
