@@ -5,13 +5,14 @@
 
 mod common;
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use common::tier::by_tier;
-use common::worlds::{everywhere, ways};
+use common::worlds::{everywhere, ways, world};
 use common::{Job, Way, role, said};
 use earlybird::group::Butterfly;
-use earlybird::{Absent, Config, Cut, Error, Fire, Group, Mover, RankSet, Scale, World};
+use earlybird::{Absent, Allreduce, Config, Cut, Error, Fire, Grace, Group, Mover, RankSet, Scale, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -179,6 +180,105 @@ fn large_models_are_moved_in_segments() {
     {
         assert!(followed.iter().all(|rank| rank.rounds > 0), "{followed:?}");
     }
+}
+
+/// A collective whose ranks hold models of one weight, at first 0.
+fn held(world: &World, fire: Fire, group: Group) -> Allreduce<f32> {
+    let models = world.allreduce::<f32>(&[1]).memory(&[0.0]).absent(Absent::Hold).group(group);
+    models.fire(fire).grace(Grace::NONE).build().unwrap()
+}
+
+fn hand_in(models: &mut Allreduce<f32>, model: f32) {
+    models.contribution().unwrap().fill(model);
+    models.arrive().unwrap();
+}
+
+/// Waits, and merges the newest average into what was handed in.
+fn merge(models: &mut Allreduce<f32>, model: f32) -> f32 {
+    let mut own = [model];
+    models.wait(DEADLINE).unwrap().newest().merge_into(&mut own).unwrap();
+    own[0]
+}
+
+/// A model that the average has is not merged again, in whichever way it entered; one that the average lacks is.
+#[test]
+fn a_held_model_is_merged_once() {
+    let turn = Barrier::new(2);
+    let merged = world(Way::Shm, 2, DEADLINE, &|world| {
+        let mut models = held(&world, Fire::SOLO, Group::World);
+        let mut seen = Vec::new();
+        if world.rank() == 0 {
+            hand_in(&mut models, 10.0);
+            turn.wait();
+            turn.wait();
+            // Fresh in round 1; round 2, which it did not enter, is the newest.
+            seen.push(merge(&mut models, 10.0));
+        } else {
+            turn.wait();
+            hand_in(&mut models, 100.0);
+            // Round 1 has the first model of this rank, which has entered no round yet.
+            seen.push(merge(&mut models, 100.0));
+            hand_in(&mut models, 100.0);
+            seen.push(merge(&mut models, 100.0));
+            turn.wait();
+        }
+        models.finish(DEADLINE).unwrap();
+        seen
+    });
+    assert_eq!(merged[0], [55.0]);
+    assert!((merged[1][0] - (2.0 * 5.0 + 100.0) / 3.0).abs() < 1e-4 && merged[1][1] == 55.0, "{merged:?}");
+}
+
+/// A late model that a full round waits for has entered when that is complete.
+#[test]
+fn a_model_that_is_carried_into_a_full_round_is_merged_once() {
+    let turn = Barrier::new(2);
+    let merged = world(Way::Shm, 2, DEADLINE, &|world| {
+        let mut models = held(&world, Fire::SOLO.full_every(2), Group::World);
+        let model = if world.rank() == 0 { 10.0 } else { 100.0 };
+        if world.rank() == 0 {
+            hand_in(&mut models, model);
+            assert_eq!(merge(&mut models, model), 5.0);
+            turn.wait();
+        } else {
+            turn.wait();
+        }
+        hand_in(&mut models, model);
+        let own = merge(&mut models, model);
+        models.finish(DEADLINE).unwrap();
+        own
+    });
+    assert_eq!(merged, [55.0, 55.0]);
+}
+
+/// Where no member of a rank's group contributed, there is no new average.
+#[test]
+fn an_idle_group_leaves_a_model_alone() {
+    let turn = Barrier::new(3);
+    let alone = |rank: &u32| {
+        let mut members = Vec::new();
+        Butterfly::new(2).unwrap().group(&(0..3).collect(), 1, *rank, &mut members);
+        members.len() == 1
+    };
+    let first = (0..3).find(alone).unwrap();
+    let merged = world(Way::Shm, 3, DEADLINE, &|world| {
+        let mut models = held(&world, Fire::SOLO, Group::Butterfly(2));
+        let mut own = 0.0;
+        if world.rank() == first {
+            hand_in(&mut models, 10.0);
+            own = merge(&mut models, 10.0);
+        }
+        turn.wait();
+        if world.rank() != first {
+            hand_in(&mut models, 100.0);
+            own = merge(&mut models, 100.0);
+        }
+        turn.wait();
+        models.finish(DEADLINE).unwrap();
+        own
+    });
+    assert_eq!(merged[first as usize], 10.0);
+    assert!(merged.contains(&100.0), "{merged:?}");
 }
 
 #[test]
