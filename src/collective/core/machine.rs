@@ -245,6 +245,11 @@ impl Machine {
     pub(crate) fn take(&mut self, begun: bool) -> RangeInclusive<u64> {
         let first = self.cx.ledger.taken() + 1;
         if self.is_ready() {
+            let counted = self.movement.segments().is_none_or(Segments::has_counted);
+            debug_assert!(
+                counted,
+                "a rank goes away with segments that it has not counted, so others would wait for it"
+            );
             self.cx.ledger.take();
             if let Some(unread) = self.arrival.end() {
                 self.buffers.free(unread);

@@ -321,6 +321,11 @@ impl Segments {
         self.claims.stage == ClaimStage::Idle && self.claims.batch == 0
     }
 
+    /// Whether it has said how many segments it moved.
+    pub(crate) fn has_counted(&self) -> bool {
+        self.claims.batch == 0
+    }
+
     /// The host that is asked for a segment.
     pub(crate) fn asked(&self) -> Option<u32> {
         match self.claims.stage {
