@@ -205,8 +205,9 @@ fn a_wrong_key_fails_the_world_and_writes_nothing() {
             }
             println!("{case}, {}: {errors:?}", if add { "an atomic" } else { "a put" });
             let named: Vec<Option<u32>> = errors.into_iter().map(|error| error.and_then(|(_, named)| named)).collect();
-            assert_eq!(named[1..], [Some(0); 2], "{case}");
-            assert!(named[0].is_some(), "{case}: {named:?}");
+            assert_eq!(named[1], Some(0), "{case}");
+            // Rank 2 hears first from one end of the connection that failed, and each names the other.
+            assert!(named[0].is_some() && matches!(named[2], Some(0 | 1)), "{case}: {named:?}");
             assert_eq!([region, read_only].map(|region| bytes_of(&world, region)), [[0x42; LEN]; 2], "{case}");
             world.end();
         }
