@@ -5,13 +5,14 @@ use std::marker::PhantomData;
 
 use super::allreduce::Allreduce;
 use super::core::{Path, Plan, Terms, Topology, program};
-use super::driver::{Driver, Reduction, Regions};
+use super::driver::{Driver, Reduction};
 use super::preset::Preset;
 use super::raw::Raw;
+use super::regions::{import_regions, make_regions};
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
-use crate::fabric::{Access, Endpoint, Key, Lender, MOST_EXCHANGED, RawAccess, Region};
+use crate::fabric::{MOST_EXCHANGED, RawAccess};
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::{Element, Reduce};
@@ -273,7 +274,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// This rank's plan; or what is wrong with its choices.
     fn plan(&self, offloaded: bool) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
-        let usage = |problem| Error::Usage { rank, operation: "allreduce.build", problem };
+        let usage = |problem| self.usage(problem);
         self.fire.check(ranks)?;
         self.grace.check()?;
         if self.depth == 0 || self.depth > MOST_DEPTH {
@@ -295,10 +296,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
                 "groups and Absent::Hold are for models; give each rank one with memory(), or choose others",
             ));
         }
-        if self.initial.is_some() {
-            self.check_memory(adds)?;
-        }
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+        if self.initial.is_some() {
+            self.check_memory(adds, elements)?;
+        }
         let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
         let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
         let parameters = self.world.parameters();
@@ -369,9 +370,13 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         Ok(plan)
     }
 
+    fn usage(&self, problem: &'static str) -> Error {
+        Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem }
+    }
+
     /// Rejects choices that do not go with registers.
-    fn check_memory(&self, adds: bool) -> Result<()> {
-        let usage = |problem| Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem };
+    fn check_memory(&self, adds: bool, elements: Option<usize>) -> Result<()> {
+        let usage = |problem| self.usage(problem);
         let length = self.initial.map_or(0, <[T]>::len);
         if !adds {
             return Err(usage("only floating-point models are averaged; use a memory with a sum of floats"));
@@ -387,7 +392,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         if self.executor == Executor::Provider {
             return Err(usage("no provider moves models; use Executor::Auto, Caller, Thread or Peer"));
         }
-        if self.lengths.iter().try_fold(0usize, |sum, &tensor| sum.checked_add(tensor)) != Some(length) {
+        if elements != Some(length) {
             return Err(usage("the model of memory() must be as long as all tensors together"));
         }
         Ok(())
@@ -395,15 +400,12 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
 
     /// A digest of the model that all begin with, if they have one.
     fn model_digest(&self) -> String {
-        let digest = |model: &[T]| {
+        let of = |model: &[T]| {
             let bytes: &[u8] = bytemuck::cast_slice(model);
-            let mix = |hash: u64, part: &[u8]| {
-                let word = part.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-                (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            };
-            format!("{:016x}", bytes.chunks(8).fold(0, mix))
+            let word = |part: &[u8]| part.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+            format!("{:016x}", digest(bytes.chunks(8).map(word)))
         };
-        self.initial.map_or_else(|| "none".to_owned(), digest)
+        self.initial.map_or_else(|| "none".to_owned(), of)
     }
 
     /// Whether `auto` stands for relays here, if the executor lets it.
@@ -419,7 +421,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
 
     /// Rejects choices that a provider cannot carry out.
     fn check_offloaded(&self) -> Result<()> {
-        let usage = |problem| Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem };
+        let usage = |problem| self.usage(problem);
         if self.mover == Mover::Cut {
             return Err(usage("a provider runs programs; use the tree mover, or auto"));
         }
@@ -437,10 +439,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// The lengths of the tensors, or a digest of them if they are many.
     fn tensors(&self) -> String {
         let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
-        let mixed = self
-            .lengths
-            .iter()
-            .fold(0u64, |hash, &length| (hash.rotate_left(5) ^ length as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mixed = digest(self.lengths.iter().map(|&length| length as u64));
         match self.lengths.len() {
             0..=8 => shown,
             count => format!("{count}: {shown}+... ({mixed:016x})"),
@@ -481,6 +480,11 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 }
 
+/// Tells values apart that ranks may have given by mistake.
+fn digest(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
 fn encode(choices: &[(&'static str, String)]) -> Vec<u8> {
     let lines: Vec<String> = choices.iter().map(|(name, value)| format!("{name}\t{value}")).collect();
     let text = lines.join("\n");
@@ -513,72 +517,10 @@ pub(crate) fn compare(
     Ok(())
 }
 
-/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If ranks
-/// have registers, those of the host begin with this model.
-fn make_regions<T: Element>(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Option<&[T]>) -> Result<Vec<Key>> {
-    if plan.topology.leader(plan.host()) != plan.me {
-        return Ok(Vec::new());
-    }
-    let cells = plan.control_cells() * size_of::<u64>();
-    if plan.path == Path::Offloaded {
-        endpoint.register(cells, Access::Local)?;
-        return Ok(Vec::new());
-    }
-    let control = endpoint.register(cells, Regions::CONTROL)?;
-    let data = endpoint.register(plan.data_bytes(), Regions::DATA)?;
-    if let Some((model, window)) = initial.zip(endpoint.window(data)) {
-        let mut memory = Lender::new(window);
-        for at in plan.initial_models(plan.host()) {
-            memory.contribution::<T>(at, plan.bytes).copy_from_slice(model);
-        }
-    }
-    Ok(vec![endpoint.key(control), endpoint.key(data)])
-}
-
-/// The keys after "ok": of the control region, then of the data region.
-pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
-    let (control, data) = answer.strip_prefix(b"ok")?.split_at_checked(Key::BYTES)?;
-    Some([Key::decode(control)?, Key::decode(data)?])
-}
-
 /// What a rank without a provider tells the others, who go on without one as it does.
 fn reason_of(error: &Error) -> String {
     match error {
         Error::Transport { cause, .. } => cause.clone(),
         other => other.to_string(),
     }
-}
-
-fn import_regions(
-    rank: u32,
-    operation: &'static str,
-    endpoint: &mut dyn Endpoint,
-    plan: &Plan,
-    everybody: &[Vec<u8>],
-) -> Result<Regions> {
-    // An error of any rank is an error of all.
-    for (peer, answer) in everybody.iter().enumerate() {
-        if !answer.starts_with(b"ok") {
-            let reason = String::from_utf8_lossy(answer).into_owned();
-            return Err(Error::Aborted { rank, operation, by: peer as u32, reason });
-        }
-    }
-    if plan.path == Path::Offloaded {
-        // Only the own cells, no region of others.
-        return Ok(Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() });
-    }
-    let (mut controls, mut datas) = (Vec::new(), Vec::new());
-    for host in 0..plan.topology.hosts() {
-        let leader = plan.topology.leader(host);
-        let keys = decode_keys(&everybody[leader as usize]);
-        let none = || Error::transport(rank, leader, operation, format!("rank {leader} sent no keys"));
-        let [control, data] = keys.ok_or_else(none)?;
-        let mut name = |own: u32, key: Key| -> Result<Region> {
-            if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
-        };
-        // The leader's own regions are the first two it made.
-        controls.push(name(0, control)?);
-        datas.push(name(1, data)?);
-    }
-    Ok(Regions { control: controls.into(), data: datas.into() })
 }

@@ -12,6 +12,7 @@ pub(crate) mod tickets;
 mod outcome;
 mod preset;
 mod raw;
+pub(crate) mod regions;
 
 pub use self::core::{Cut, Entry, Part, Stats};
 pub use allreduce::Allreduce;

@@ -189,7 +189,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         } else {
             let share = 1.0 / (session.group(averaged).len() + 1) as f32;
             let before = own.to_vec();
-            reduce::scaled_sum(&[(self.data, 1.0 - share), (&before, share)], own);
+            reduce::scaled_sum([(self.data, 1.0 - share), (&before[..], share)].into_iter(), own);
         }
         Ok(())
     }

@@ -225,9 +225,8 @@ impl Session {
         for before in self.released.get() + 1..round {
             self.cut(before).leaving().for_each(|rank| active.remove(rank));
         }
-        let Some(butterfly) = self.plan.butterfly() else { return active };
-        let mut members = Vec::with_capacity(butterfly.size().min(self.plan.ranks) as usize);
-        butterfly.group(&active, round, self.plan.me, &mut members);
+        let Some(group) = self.plan.memory else { return active };
+        let members = group.members(&active, round, self.plan.me);
         active.clear();
         members.into_iter().for_each(|rank| active.insert(rank));
         active

@@ -52,6 +52,15 @@ impl Group {
             Group::Butterfly(size) => Butterfly::new(size).map(Some),
         }
     }
+
+    /// The ranks with which one averages in a round, ascending, itself among them. A size that means nothing was refused
+    /// before.
+    pub(crate) fn members(self, active: &RankSet, round: u64, rank: u32) -> Vec<u32> {
+        let Ok(Some(butterfly)) = self.schedule() else { return active.iter().collect() };
+        let mut members = Vec::with_capacity(butterfly.size().min(active.len()) as usize);
+        butterfly.group(active, round, rank, &mut members);
+        members
+    }
 }
 
 impl fmt::Display for Group {
@@ -97,6 +106,16 @@ pub struct GroupSizeError {
     size: u32,
 }
 
+/// The rounds of a cycle of ranks in groups of a size, which is 2 or more: ceil(log `ranks` / log `size`), and one at least.
+pub(crate) fn cycle(ranks: u32, size: u32) -> u32 {
+    let (mut rounds, mut reached) = (1, u64::from(size));
+    while reached < u64::from(ranks) {
+        reached *= u64::from(size);
+        rounds += 1;
+    }
+    rounds
+}
+
 /// A schedule of groups for any number of ranks: the same for all, and different in each round of a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Butterfly {
@@ -122,12 +141,7 @@ impl Butterfly {
     /// all ranks.
     #[must_use]
     pub fn cycle(self, ranks: u32) -> u32 {
-        let (mut rounds, mut reached) = (1, u64::from(self.size));
-        while reached < u64::from(ranks) {
-            reached *= u64::from(self.size);
-            rounds += 1;
-        }
-        rounds
+        cycle(ranks, self.size)
     }
 
     /// The groups of a round among `ranks` active ranks.

@@ -114,18 +114,19 @@ unsafe fn combine(
 /// # Panics
 /// If one has another length.
 pub(crate) fn sum<T: Element>(sources: &[&[T]], target: &mut [T]) {
-    let unscaled: Vec<(&[T], f32)> = sources.iter().map(|&source| (source, 1.0)).collect();
-    scaled_sum(&unscaled, target);
+    scaled_sum(sources.iter().map(|&source| (source, 1.0)), target);
 }
 
 /// Adds slices of the target's length, each multiplied by its factor. Only sums of floats may have factors other than 1.
 ///
 /// # Panics
 /// If one has another length.
-pub(crate) fn scaled_sum<T: Element>(sources: &[(&[T], f32)], target: &mut [T]) {
-    assert!(sources.iter().all(|(source, _)| source.len() == target.len()));
-    let operand = |&(source, factor): &(&[T], f32)| Operand { data: source.as_ptr().cast(), wide: false, factor };
-    let operands: Vec<Operand> = sources.iter().map(operand).collect();
+pub(crate) fn scaled_sum<'a, T: Element>(sources: impl Iterator<Item = (&'a [T], f32)>, target: &mut [T]) {
+    let operand = |(source, factor): (&[T], f32)| {
+        assert_eq!(source.len(), target.len());
+        Operand { data: source.as_ptr().cast(), wide: false, factor }
+    };
+    let operands: Vec<Operand> = sources.map(operand).collect();
     let data = target.as_mut_ptr().cast();
     // SAFETY: the slices have one length and the alignment of their type; the exclusive borrow of
     // the target rules out that it overlaps a source or that another thread accesses it.

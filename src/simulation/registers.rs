@@ -41,7 +41,7 @@ impl Registers {
         if let Some(held) = &mut after.held {
             sources.iter().for_each(|(entry, source)| held[entry.rank as usize] = source.as_slice().into());
         }
-        for (lowest, members) in active.iter().map(|rank| (rank, self.members(active, cut.round(), rank))) {
+        for (lowest, members) in active.iter().map(|rank| (rank, self.group.members(active, cut.round(), rank))) {
             let contributed = cut.contributions().any(|entry| members.contains(&entry.rank));
             if members.first() != Some(&lowest) || !contributed {
                 continue;
@@ -50,11 +50,6 @@ impl Registers {
                 sources.iter().filter(|(entry, _)| members.contains(&entry.rank)).collect();
             let model: Rc<[u8]> = match &after.held {
                 Some(held) => Self::average(held, &members, &[], reduction).into(),
-                // Where all ranks average, their models are equal.
-                None if self.group == Group::World => {
-                    Self::average(&vec![self.models[0].clone(); self.models.len()], &members, &updates, reduction)
-                        .into()
-                }
                 None => Self::average(&self.models, &members, &updates, reduction).into(),
             };
             match self.group {
@@ -67,15 +62,6 @@ impl Registers {
             self.check_sum(&after, active, sources, reduction).map_err(|what| format!("{what} in {cut:?}"))?;
         }
         Ok(after)
-    }
-
-    fn members(&self, active: &RankSet, round: u64, rank: u32) -> Vec<u32> {
-        let mut members = Vec::new();
-        match self.group.schedule().ok().flatten() {
-            Some(butterfly) => butterfly.group(active, round, rank, &mut members),
-            None => members.extend(active.iter()),
-        }
-        members
     }
 
     fn average(models: &[Rc<[u8]>], members: &[u32], updates: &[&(Entry, Vec<u8>)], reduction: Reduction) -> Vec<u8> {

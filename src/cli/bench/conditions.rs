@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use earlybird::{Config, Reduce, World};
 use serde_json::{Value, json};
 
-use super::{Args, Op};
+use super::Args;
 
 /// The commit of this binary, and whether the sources differed from that commit: from `build.rs`,
 /// if it knows.
@@ -29,7 +29,7 @@ impl Conditions {
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
             "bind": word(&common.start.bind),
         });
-        if matches!(args.op, Op::Allreduce | Op::GroupAllreduce) {
+        if args.op.is_collective() {
             let collective = json!({
                 "dtype": args.dtype.to_string(), "reduction": Reduce::Sum.to_string(),
                 "group": args.group(world.size()).map(|group| group.to_string()),

@@ -39,6 +39,13 @@ pub(super) enum Op {
     Arm,
 }
 
+impl Op {
+    /// Whether it is between all ranks, by the collective.
+    fn is_collective(self) -> bool {
+        matches!(self, Op::Allreduce | Op::GroupAllreduce)
+    }
+}
+
 impl std::fmt::Display for Op {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -112,7 +119,7 @@ impl Args {
         if self.group.is_some() && self.op != Op::GroupAllreduce {
             return Err("--group is for --op group_allreduce".to_owned());
         }
-        if !matches!(self.op, Op::Allreduce | Op::GroupAllreduce | Op::Arm) && ranks != 2 {
+        if !self.op.is_collective() && self.op != Op::Arm && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
         let end = self.end.unwrap_or(self.begin);
@@ -163,7 +170,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
         arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if !matches!(args.op, Op::Allreduce | Op::GroupAllreduce) {
+    if !args.op.is_collective() {
         p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }

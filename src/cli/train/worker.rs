@@ -78,6 +78,11 @@ impl Tally {
         count(&mut self.fresh, fresh);
     }
 
+    /// From 0 to 1: the contributions that entered, on which all ranks agree.
+    fn progress(&self, wanted: u64) -> f32 {
+        self.contributions as f32 / wanted as f32
+    }
+
     pub(super) fn fresh_mean(&self) -> f64 {
         mean(&self.fresh)
     }
@@ -130,10 +135,8 @@ pub(super) fn train(
     let start = Instant::now();
     for step in 0.. {
         let begun = Instant::now();
-        // The rate falls with the contributions that entered, on which all ranks agree.
-        let rate = |tally: &Tally| learner.rate(tally.contributions as f32 / wanted as f32);
         let contribution = channel.contribution()?;
-        let now = rate(&tally);
+        let now = learner.rate(tally.progress(wanted));
         learner.gradient(&weights, step, contribution);
         if method.holds_models() {
             weights.iter_mut().zip(&*contribution).for_each(|(w, g)| *w -= now * g);
@@ -153,7 +156,7 @@ pub(super) fn train(
         for outcome in outcomes {
             // All ranks stop after the same round, whatever else was returned with it.
             if tally.contributions < wanted {
-                let rate = learner.rate(tally.contributions as f32 / wanted as f32);
+                let rate = learner.rate(tally.progress(wanted));
                 tally.count(&outcome);
                 if method.holds_models() {
                     // Of several, the newest counts.

@@ -37,7 +37,11 @@ impl Driver {
         let at = goals.next().map_or(plan.transit(), |goal| goal + from);
         let elements = len / reduction.dtype.size();
         arena.average(reduction.dtype, (models, sources), at, elements, registers.divisor(group, plan));
-        goals.for_each(|goal| arena.copy(at, goal + from, len));
+        let source = Source { at: Place::Here(at), wide: false, factor: 1.0 };
+        for goal in goals {
+            let goal = Goal { at: goal + from, wide: false };
+            arena.combine(reduction.kind(), [source].into_iter(), goal, elements, None);
+        }
     }
 
     /// A reduction of a program: the set of parts and the data.

@@ -9,16 +9,12 @@
 //! All of this is a function of the records. It takes time linear in the ranks and in the seats of the window, but for
 //! the logarithm of a union-find that halves paths.
 
+use crate::group::cycle;
 use crate::rank_set::RankSet;
 
-/// How many groups a window has.
+/// How many groups a window has: those of two cycles.
 pub(super) fn window(ranks: u32, size: u32) -> u64 {
-    let (mut rounds, mut reached) = (1, u64::from(size));
-    while reached < u64::from(ranks) {
-        reached *= u64::from(size);
-        rounds += 1;
-    }
-    2 * rounds * u64::from(ranks.div_ceil(size))
+    2 * u64::from(cycle(ranks, size)) * u64::from(ranks.div_ceil(size))
 }
 
 /// The graph of a window.

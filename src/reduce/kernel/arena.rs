@@ -98,13 +98,6 @@ impl Arena {
         unsafe { combine((dtype, Reduce::Sum), target, updates, len, ending) };
     }
 
-    /// Copies bytes within the data region.
-    pub(crate) fn copy(&mut self, from: usize, to: usize, bytes: usize) {
-        let (from, to) = (self.data.source(from, bytes), self.data.target(to, bytes));
-        // SAFETY: both are mapped, as checked here. They are claimed segments of two outcomes, which lie apart.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), bytes) };
-    }
-
     /// Finds the addresses of sources.
     fn find(&mut self, dtype: Dtype, sources: impl Iterator<Item = Source>, len: usize) {
         self.operands.clear();

@@ -112,7 +112,7 @@ impl Segments {
     /// What the count of segments on this host shows when that round has landed.
     fn expected(&self, round: u64, plan: &Plan) -> u64 {
         match &self.registers {
-            None => plan.uses(round) * plan.segments(),
+            None => plan.segments_up_to(round),
             Some(registers) => registers.expected(plan),
         }
     }

@@ -295,7 +295,12 @@ impl Plan {
 
     /// Whether all segments of a round have landed on this host.
     pub(super) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
-        cells.load(self.done(round)) >= self.uses(round) * self.segments()
+        cells.load(self.done(round)) >= self.segments_up_to(round)
+    }
+
+    /// The segments of all rounds that used the slot of a round, up to this one.
+    pub(super) fn segments_up_to(&self, round: u64) -> u64 {
+        self.uses(round) * self.segments()
     }
 
     /// The weight of what is in a buffer, while that may not be written.
