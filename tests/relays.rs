@@ -181,7 +181,7 @@ fn collectives_may_be_waited_for_in_any_order() {
 
 #[test]
 fn all_ranks_name_a_killed_rank() {
-    for way in networks() {
+    for way in networks().into_iter().filter(|way| way.outlives_kills()) {
         common::faults::kill(way, by_tier(2, 8), &["tree"], Duration::from_millis(300)..Duration::from_millis(1500));
     }
 }

@@ -168,7 +168,7 @@ fn go_on(world: &World, sum: &mut Allreduce<u64>, arguments: &RankArguments) -> 
 }
 
 /// So many times: kills a rank at a random moment of `window`, from joining to full operation.
-/// Every other time the moment counts from the start of the world. All ranks must name it.
+/// Every other time the moment counts from the start of the world. All ranks must name it. For ways that outlive kills.
 pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Duration>) {
     let (before, mut pids) = (shared_memory_files(), Vec::new());
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
@@ -204,7 +204,7 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
             let error = said(text, "TEXT").concat();
             assert!(!error.contains(": poll: "), "{way:?}, turn {turn}: not the caller's operation: {error}");
             let named = said(text, "DIED") == [victim.to_string()]
-                // Before the world stands there is nobody to watch: the meeting says who did not come.
+                // Before the world stands no rank watches another: the meeting names those that did not come.
                 || (!joined && (error.contains(&format!("rank {victim} ")) || error.contains(&format!("rank {victim}:"))));
             assert!(
                 named,
@@ -216,11 +216,8 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
         3 * killed_after_start >= turns,
         "{way:?}: {killed_after_start} of {turns} kills hit a world that had started"
     );
-    // libfabric's own provider for shared memory has named files, which a killed process leaves.
-    let (theirs, ours): (Vec<_>, Vec<_>) = left_behind(&before, &pids).into_iter().partition(|name| name.contains(':'));
-    assert!(theirs.is_empty() || way == Way::Ofi("shm"), "{way:?}: {theirs:?} was left behind");
-    theirs.iter().for_each(|name| std::fs::remove_file(format!("/dev/shm/{name}")).unwrap());
-    assert!(ours.is_empty(), "{way:?}: {ours:?} was left behind");
+    let left = left_behind(&before, &pids);
+    assert!(left.is_empty(), "{way:?}: {left:?} was left behind");
 }
 
 /// Contributions of each rank but the last one.

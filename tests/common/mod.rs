@@ -50,6 +50,14 @@ pub enum Way {
     Verbs,
 }
 
+impl Way {
+    /// Whether ranks always outlive one that is killed. In libfabric's own shared memory a killed process may hold a lock
+    /// in the memory of the others, which then spin for ever.
+    pub fn outlives_kills(self) -> bool {
+        self != Way::Ofi("shm")
+    }
+}
+
 /// The providers of libfabric that run on any machine.
 pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"];
 
