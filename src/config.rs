@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -21,7 +22,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 19] = [
+pub const VARIABLES: [Variable; 21] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -103,6 +104,16 @@ pub const VARIABLES: [Variable; 19] = [
         name: "EARLYBIRD_MEMORY_LIMIT",
         default: "none",
         meaning: "the most shared memory that may be taken at a time, such as 512M",
+    },
+    Variable {
+        name: "EARLYBIRD_RECORD",
+        default: "none",
+        meaning: "records the rounds of partial collectives; rank R writes those of the N-th collective, from 0, to FILE.N.R",
+    },
+    Variable {
+        name: "EARLYBIRD_REPLAY",
+        default: "none",
+        meaning: "replays what EARLYBIRD_RECORD has recorded in a run before: the same contributions enter each round",
     },
     Variable {
         name: "EARLYBIRD_LOG",
@@ -236,12 +247,17 @@ pub struct Config {
     /// The time limit of joining, and of later set-up calls that all ranks make together.
     pub deadline: Duration,
     /// The file of measured parameters; `None` for the built-in ones.
-    pub hw_config: Option<std::path::PathBuf>,
+    pub hw_config: Option<PathBuf>,
+    /// Where the rounds of partial collectives are recorded, if they are. Each rank writes a file for each collective; its
+    /// number and that of the rank are appended to this name. The same on all ranks, but for the name.
+    pub record: Option<PathBuf>,
+    /// The recording of an earlier run that this run replays, by the name that `record` had.
+    pub replay: Option<PathBuf>,
 }
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { fabric, ofi, verbs, secret, deadline, hw_config } = self;
+        let Config { fabric, ofi, verbs, secret, deadline, hw_config, record, replay } = self;
         // A secret is never printed.
         let secret = secret.as_ref().map(|_| "set");
         f.debug_struct("Config")
@@ -251,6 +267,8 @@ impl fmt::Debug for Config {
             .field("secret", &secret)
             .field("deadline", deadline)
             .field("hw_config", hw_config)
+            .field("record", record)
+            .field("replay", replay)
             .finish()
     }
 }
@@ -264,6 +282,8 @@ impl Default for Config {
             secret: None,
             deadline: Duration::from_secs(60),
             hw_config: None,
+            record: None,
+            replay: None,
         }
     }
 }
@@ -294,6 +314,11 @@ impl Config {
                         return Err(bad("a deadline of 0 cannot be met".to_owned()));
                     }
                 }
+                "EARLYBIRD_RECORD" | "EARLYBIRD_REPLAY" if value.is_empty() => {
+                    return Err(bad("name a file, or omit the variable".to_owned()));
+                }
+                "EARLYBIRD_RECORD" => config.record = Some(value.into()),
+                "EARLYBIRD_REPLAY" => config.replay = Some(value.into()),
                 "EARLYBIRD_HW_CONFIG" => config.hw_config = Some(value.into()),
                 "EARLYBIRD_FABRIC" => {
                     config.fabric = value.parse().map_err(|error: crate::named::UnknownName| bad(error.to_string()))?;
@@ -386,6 +411,8 @@ mod tests {
             ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
+            ("EARLYBIRD_RECORD", ""),
+            ("EARLYBIRD_REPLAY", ""),
         ] {
             let error = config(name, value).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");

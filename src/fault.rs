@@ -130,6 +130,24 @@ faults! {
         HoldOldTag,
         /// Counts a segment of a register that may not have landed everywhere.
         CountBeforeLanding,
+        /// Decides rounds as if none had come before, although the collective goes on from a checkpoint.
+        ForgetBase,
+        /// Writes the model that a rank begins with into the register of another rank.
+        BeginWithAnother,
+    }
+    "collective/core/agreement/given" in Replays {
+        /// Takes a contribution into its round that the given cut does not list, because its tag is there.
+        TakeEarlyTag,
+        /// Sees all tags of a round, and writes no record for those that come when the tags are gone.
+        ForgetGivenRecord,
+        /// Waits for the tags of a round whose outcome has come from another host.
+        WaitForGoneTags,
+        /// Returns all rounds that have landed, also those behind the given end.
+        TakeMoreThanGiven,
+        /// Makes a cut of its own for a round whose cut it was not told yet.
+        SecondCutInAStep,
+        /// Fires a round without members of its cut whose contributions are not there.
+        BucketWithoutMember,
     }
     "collective/core/agreement/relay" in Simulator {
         /// Closes a gate while writes for the round before the last may still land.
@@ -190,6 +208,8 @@ faults! {
         ReuseRecord,
         /// Adds a lender without claiming its register.
         UnclaimedBridge,
+        /// Releases a group when one segment of its data is moved.
+        ReleaseUnmoved,
     }
     "trigger" in Simulator {
         /// Reads a gate without closing it, so a deposit may come in between.
@@ -274,6 +294,8 @@ faults! {
 pub enum Suite {
     /// Random schedules: `tests/simulation.rs`.
     Simulator,
+    /// The same schedules, recorded and replayed: `tests/simulation.rs`.
+    Replays,
     /// What every fabric must do: `tests/conformance.rs`.
     Conformance,
     /// Events of a network in an order that the test chooses: `fabric/net/stepping_tests.rs`.
@@ -365,6 +387,7 @@ impl Fault {
             Fault::MiscountQuorum
             | Fault::ForgetLeavers
             | Fault::DrawnMayBeGone
+            | Fault::ForgetBase
             | Fault::FullAsUsual
             | Fault::DropUncounted
             | Fault::HastyDeadline
@@ -458,6 +481,7 @@ mod tests {
         let expected = [
             "bootstrap",
             "collective/core",
+            "collective/core/agreement/given",
             "collective/core/agreement/relay",
             "collective/driver",
             "collective/engine",

@@ -120,7 +120,10 @@ mod sync;
 mod untrusted;
 mod world;
 
-pub use collective::{Allreduce, AllreduceBuilder, Cut, Entry, Outcome, Outcomes, Part, Preset, Stats};
+pub use collective::{
+    Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint,
+    Cut, Entry, Outcome, Outcomes, Part, Preset, Stats,
+};
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, Ranks, Result};
 pub use group::Group;

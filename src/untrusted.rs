@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{Secret, frame};
 use crate::bootstrap::wire::{Heading, Hello, decode_pids, encode_pids};
-use crate::collective::build::compare;
+use crate::collective::choices::compare;
+use crate::collective::recording;
 use crate::collective::regions::decode_keys;
 use crate::config::Config;
 use crate::error::Result;
@@ -134,6 +135,9 @@ fn corpora_are_replayed() {
     for (name, bytes) in corpus("environment") {
         judge(&name, &bytes, environment(&bytes).map_err(|error| error.to_string()));
     }
+    for (name, bytes) in corpus("recordings") {
+        judge(&name, &bytes, recording::read_any(&bytes));
+    }
     for (_, bytes) in corpus("wire") {
         wire(&bytes);
         // Every prefix, because messages may break off.
@@ -158,6 +162,26 @@ fn mutated(kind: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
     prop_oneof![3 => near, 1 => prop::collection::vec(any::<u8>(), 0..64)]
 }
 
+/// A file of a corpus with a few of its numbers changed.
+fn renumbered(kind: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
+    let texts: Vec<String> =
+        corpus(kind).into_iter().map(|(_, bytes)| String::from_utf8_lossy(&bytes).into_owned()).collect();
+    let numbers = [0, 1, 2, 3, 4, 9, 1 << 20, u64::from(u32::MAX), 1 << 40, u64::MAX];
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(numbers.to_vec())), 1..4);
+    (prop::sample::select(texts), changes).prop_map(|(mut text, changes)| {
+        for (at, number) in changes {
+            let is_first = |&(at, _): &(usize, char)| !text[..at].ends_with(|before: char| before.is_ascii_digit());
+            let digits = text.char_indices().filter(|(_, character)| character.is_ascii_digit());
+            let starts: Vec<usize> = digits.filter(is_first).map(|(at, _)| at).collect();
+            let from = starts[at.index(starts.len())];
+            let rest = text.split_off(from);
+            text += &number.to_string();
+            text += rest.trim_start_matches(|character: char| character.is_ascii_digit());
+        }
+        text.into_bytes()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -171,6 +195,11 @@ proptest! {
         if let Ok(text) = std::str::from_utf8(&bytes) {
             let _ = text.parse::<Recording>();
         }
+    }
+
+    #[test]
+    fn no_recording_panics(bytes in prop_oneof![mutated("recordings"), renumbered("recordings")]) {
+        let _ = recording::read_any(&bytes);
     }
 
     #[test]

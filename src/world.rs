@@ -4,7 +4,9 @@
 #[cfg(test)]
 mod tests;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -41,6 +43,11 @@ struct Inner {
     deadline: Duration,
     cores: u32,
     source: &'static str,
+    /// Where partial collectives are recorded, and from where they are replayed.
+    record: Option<PathBuf>,
+    replay: Option<PathBuf>,
+    /// Collectives that were built, or were to be.
+    collectives: AtomicU32,
     /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
     helper: Mutex<Option<Arc<Helper>>>,
 }
@@ -59,7 +66,7 @@ impl World {
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        Ok(Self::new(fabric, parameters, config.deadline, identity.source))
+        Ok(Self::new(fabric, parameters, config, identity.source))
     }
 
     /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
@@ -88,14 +95,17 @@ impl World {
         };
         let world = |fabric: Arc<dyn Fabric>| {
             let parameters = measured.of(fabric.name(), fabric.provider())?;
-            Ok(Self::new(fabric, parameters, config.deadline, "in this process"))
+            Ok(Self::new(fabric, parameters, config, "in this process"))
         };
         fabrics.into_iter().map(world).collect()
     }
 
-    fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, deadline: Duration, source: &'static str) -> World {
+    fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, config: &Config, source: &'static str) -> World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        World { inner: Arc::new(Inner { fabric, parameters, deadline, cores, source, helper: Mutex::new(None) }) }
+        let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
+        let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
+        let inner = Inner { fabric, parameters, deadline, cores, source, record, replay, collectives, helper };
+        World { inner: Arc::new(inner) }
     }
 
     /// This rank, from 0.
@@ -216,6 +226,21 @@ impl World {
 
     pub(crate) fn deadline(&self) -> Duration {
         self.inner.deadline
+    }
+
+    /// Where partial collectives are recorded, if they are.
+    pub(crate) fn record(&self) -> Option<&Path> {
+        self.inner.record.as_deref()
+    }
+
+    /// The recording that partial collectives replay, if they do.
+    pub(crate) fn replay(&self) -> Option<&Path> {
+        self.inner.replay.as_deref()
+    }
+
+    /// The number of the collective that is being built, from 0. All ranks build theirs in the same order.
+    pub(crate) fn next_collective(&self) -> u32 {
+        self.inner.collectives.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn cores(&self) -> u32 {

@@ -18,7 +18,7 @@ const PROMISED: &str = r#"
 use std::time::Duration;
 
 use earlybird::{
-    Absent, Allreduce, AllreduceBuilder, Config, Cut, Deadline, Dtype, Element, Entry, Error, Executor, FabricChoice,
+    Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Cut, Deadline, Dtype, Element, Entry, Error, Executor, FabricChoice,
     Fire, Grace, Group, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
     Scale, Stats, UnknownName, VerbsSettings, When, World, bf16, f16,
 };
@@ -57,6 +57,47 @@ fn average(world: &World, model: &mut [f32], until: Deadline) -> Result<()> {
     models.finish(until)
 }
 
+fn save(world: &World, model: &[f32], until: Deadline) -> Result<Vec<u8>> {
+    let mut sum = world.allreduce(&[model.len()]).own_memory(model).build()?;
+    sum.arrive()?;
+    let outcomes = sum.wait(until)?;
+    let newest = outcomes.newest();
+    let mut bytes = Vec::new();
+    if newest.can_checkpoint() {
+        newest.checkpoint()?.write_to(&mut bytes)?;
+    }
+    drop((newest, outcomes));
+    sum.finish(until)?;
+    Ok(bytes)
+}
+
+fn go_on(world: &World, bytes: &[u8], until: Deadline) -> Result<()> {
+    let checkpoint = Checkpoint::read_from(bytes)?;
+    let (rank, ranks, round): (u32, u32, u64) = (checkpoint.rank(), checkpoint.ranks(), checkpoint.round());
+    let model: Option<Vec<f32>> = checkpoint.model();
+    println!("{rank} {ranks} {round} {model:?}");
+    let mut sum: Allreduce<f32> = world.allreduce(&[3]).restore(&checkpoint).build()?;
+    sum.finish(until)
+}
+
+fn merge(world: &World, until: Deadline) -> Result<()> {
+    let builder: BucketsBuilder<'_, f32> = world.allreduce(&[3, 1]).buckets(Buckets::Measured);
+    let mut sum: BucketedAllreduce<f32> = builder.build()?;
+    sum.begin()?;
+    for tensor in 0..2 {
+        sum.tensor(tensor)?.fill(1.0);
+        sum.filled(tensor)?;
+    }
+    let outcomes: BucketOutcomes<'_, f32> = sum.wait(until)?;
+    println!("{:?}", outcomes.tensor(1));
+    for outcome in outcomes.iter() {
+        let outcome: BucketOutcome<'_, f32> = outcome;
+        println!("{} {:?} {:?}", outcome.round(), outcome.cut(), outcome.tensor(0));
+    }
+    drop(outcomes);
+    sum.finish(until)
+}
+
 fn explain(error: &Error) -> String {
     match error {
         Error::Timeout { missing, .. } => {
@@ -75,7 +116,7 @@ fn main() -> Result<()> {
     let patience = Patience::default();
     let ofi = OfiSettings { provider: None, patience, ..OfiSettings::default() };
     let verbs = VerbsSettings { device: None, patience, ..VerbsSettings::default() };
-    let config = Config { fabric: FabricChoice::Shm, ofi, verbs, ..Config::from_env()? };
+    let config = Config { fabric: FabricChoice::Shm, ofi, verbs, record: None, replay: None, ..Config::from_env()? };
     let unknown: std::result::Result<Mover, UnknownName> = "twig".parse();
     println!("{unknown:?} {:?} {}", Dtype::F32, Fire::ALL.when() == When::All);
     let until = Duration::from_secs(1);
@@ -88,6 +129,9 @@ fn main() -> Result<()> {
         one.finish(until)?;
         other.finish(until)?;
         average(&world, &mut [0.0; 4], until.into())?;
+        let saved = save(&world, &[0.0; 3], until.into())?;
+        go_on(&world, &saved, until.into())?;
+        merge(&world, until.into())?;
     }
     Ok(())
 }

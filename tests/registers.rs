@@ -8,6 +8,7 @@ mod common;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use common::models::update;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways, world};
 use common::{Job, Way, role, said};
@@ -26,13 +27,6 @@ fn rank() {
     let rules = (group.parse().unwrap(), fire.parse().unwrap(), absent.parse().unwrap());
     let followed = follow(&world, rules, length.parse().unwrap(), steps.parse().unwrap());
     println!("\nLATE {}\nIDLE {}\nROUNDS {}", followed.late, followed.idle, followed.rounds);
-}
-
-/// What a rank contributes to the round that it makes a contribution for.
-fn update(rank: u32, target: u64, index: usize) -> f32 {
-    let seed = (u64::from(rank) << 40) + (target << 20) + index as u64;
-    let bits = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    (bits >> 40) as f32 / (1 << 24) as f32 - 0.5
 }
 
 /// The registers of all ranks, as any rank can compute them.
@@ -61,6 +55,7 @@ impl Registers {
             let mut members = Vec::new();
             match self.group {
                 Group::World => members.extend(self.active.iter()),
+                Group::Arrivals(_) => unreachable!("rounds have no such groups"),
                 Group::Butterfly(size) => {
                     Butterfly::new(size).unwrap().group(&self.active, cut.round(), lowest, &mut members);
                 }

@@ -10,7 +10,7 @@ mod tier;
 
 use std::sync::Arc;
 
-use earlybird::simulation::{Case, Coverage, Failure, Options, Recording, fuzz, run, shrink};
+use earlybird::simulation::{Case, Coverage, Failure, Options, Recording, fuzz, replay, run, shrink};
 use earlybird::{Fire, Mover};
 use tier::{by_tier, is_deep};
 
@@ -160,6 +160,19 @@ mod faults {
     const WITHIN: u64 = 10_000;
 
     #[test]
+    fn every_fault_of_a_replay_is_caught() {
+        std::panic::set_hook(Box::new(|_| {}));
+        let options = |fault| Options { fault: Some(fault), ..replayable() };
+        let first = |fault| (0..WITHIN).find_map(|seed| replay(&Case::from(seed), &options(fault)).err());
+        let found: Vec<_> = Suite::Replays.faults().map(|fault| (fault, first(fault))).collect();
+        let _ = std::panic::take_hook();
+        for (fault, failure) in found {
+            let failure = failure.unwrap_or_else(|| panic!("{fault:?} went unnoticed in {WITHIN} schedules"));
+            println!("{fault:?}: seed {}: {}", failure.case, failure.what.lines().next().unwrap_or_default());
+        }
+    }
+
+    #[test]
     fn every_fault_is_caught() {
         // The core asserts its invariants. A fault often shows as such a panic, which is a catch
         // like any other. Thousands of them need not be printed.
@@ -176,5 +189,29 @@ mod faults {
             let failure = failure.unwrap_or_else(|| panic!("{fault:?} went unnoticed in {WITHIN} schedules"));
             println!("{fault:?}: seed {}: {}", failure.case, failure.what.lines().next().unwrap_or_default());
         }
+    }
+}
+
+/// Schedules that are recorded and replayed.
+const REPLAYED: u64 = 30_000;
+
+/// Partial rules in small worlds, by the mover whose cuts can be replayed.
+fn replayable() -> Options {
+    let everything = Options::everything();
+    let fires = everything.fires.iter().copied().filter(|fire| !fire.is_synchronous()).collect();
+    Options { movers: vec![Mover::Cut], fires, deaths: 0.0, ..everything }
+}
+
+#[test]
+fn recorded_rounds_are_replayed_to_the_bit() {
+    let mut coverage = Coverage::default();
+    for seed in 0..REPLAYED / by_tier(SHARE, 1) {
+        coverage.add(&replay(&Case::from(seed), &replayable()).unwrap_or_else(|failure| panic!("{failure}")));
+    }
+    // Reducers move synchronous rounds only.
+    let foreign = [&IMMORTAL[..], &PROGRAMS, &["pulled", "moved_shares", "broken"]].concat();
+    for (case, count) in coverage.counters() {
+        println!("{case:>20} {count}");
+        assert!(count > 0 || foreign.contains(&case) || RARE.contains(&case), "{case} was never met");
     }
 }

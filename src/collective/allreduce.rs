@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
+use super::calls::Calls;
+use super::checkpoint::Checkpoint;
 use super::core::{Cut, Stats};
 use super::outcome::Outcomes;
-use super::raw::Raw;
 use crate::error::{Error, Result};
 use crate::reduce::Element;
 use crate::rule::{Executor, Grace, Mover};
@@ -19,8 +20,10 @@ use crate::time::Deadline;
 /// the others would wait for this rank for ever.
 #[derive(Debug)]
 pub struct Allreduce<T> {
-    raw: Raw,
+    calls: Calls,
     lengths: Vec<usize>,
+    /// Tells it apart from other collectives; the same on all ranks.
+    run: u64,
     element: PhantomData<T>,
 }
 
@@ -37,8 +40,8 @@ pub struct Chosen {
 }
 
 impl<T: Element> Allreduce<T> {
-    pub(super) fn new(raw: Raw, lengths: Vec<usize>) -> Self {
-        Allreduce { raw, lengths, element: PhantomData }
+    pub(super) fn new(calls: Calls, lengths: Vec<usize>, run: u64) -> Self {
+        Allreduce { calls, lengths, run, element: PhantomData }
     }
 
     /// Lengths of the tensors, in elements, as the builder got them. A contribution has them one
@@ -54,10 +57,10 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// [`Error::Usage`] after `finish`.
     pub fn contribution(&mut self) -> Result<&mut [T]> {
-        self.raw.settle();
-        self.raw.session().check_present("contribution")?;
-        let (at, bytes) = self.raw.session_mut().begin();
-        Ok(self.raw.memory_mut().contribution(at, bytes))
+        self.calls.settle();
+        self.calls.session().check_present("contribution")?;
+        let (at, bytes) = self.calls.session_mut().begin();
+        Ok(self.calls.memory_mut().contribution(at, bytes))
     }
 
     /// One tensor of the next contribution; see [`contribution`](Allreduce::contribution).
@@ -90,8 +93,8 @@ impl<T: Element> Allreduce<T> {
     pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
         let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().copied());
         let problem = "the tensors must be as many and as long as the collective was built for";
-        self.raw.session().check("arrive_with", fits, problem)?;
-        self.raw.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
+        self.calls.session().check("arrive_with", fits, problem)?;
+        self.calls.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
     }
 
     /// Sets the weight of the next contribution. It counts as much as so many contributions of weight 1, for instance
@@ -105,9 +108,9 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// [`Error::Usage`] under another scale, or after `finish`.
     pub fn weigh(&mut self, weight: u16) -> Result<()> {
-        let session = self.raw.session_mut();
+        let session = self.calls.session_mut();
         session.check_present("weigh")?;
-        let weighted = session.plan().weighted;
+        let weighted = session.facts().weighted;
         session.check("weigh", weighted, "this collective has no weights; build it with Scale::Weights")?;
         session.weigh(weight);
         Ok(())
@@ -125,7 +128,7 @@ impl<T: Element> Allreduce<T> {
     /// a dead peer, a failed transport or an aborted job.
     #[inline]
     pub fn arrive(&mut self) -> Result<()> {
-        self.raw.arrive()
+        self.calls.arrive()
     }
 
     /// Waits for the outcome of the last arrival. Returns it together with all outcomes that were
@@ -136,8 +139,19 @@ impl<T: Element> Allreduce<T> {
     /// without an arrival; a dead peer, a failed transport or an aborted job.
     #[inline]
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
-        let rounds = self.raw.wait(deadline.into())?;
-        Ok(Outcomes::new(self, rounds))
+        let rounds = self.take(deadline.into())?;
+        Ok(self.held(rounds))
+    }
+
+    /// As [`wait`](Allreduce::wait), for a caller that [holds](Allreduce::held) the rounds later, with no other call in
+    /// between.
+    pub(super) fn take(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        self.calls.wait(deadline)
+    }
+
+    /// The outcomes of rounds that were taken.
+    pub(super) fn held(&self, rounds: RangeInclusive<u64>) -> Outcomes<'_, T> {
+        Outcomes::new(self, rounds)
     }
 
     /// As [`wait`](Allreduce::wait) without blocking: `None` if it would have to wait.
@@ -145,7 +159,7 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// As `wait`, except for the timeout.
     pub fn test(&mut self) -> Result<Option<Outcomes<'_, T>>> {
-        let rounds = self.raw.test()?;
+        let rounds = self.calls.test()?;
         Ok(rounds.map(|rounds| Outcomes::new(self, rounds)))
     }
 
@@ -156,7 +170,7 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// [`Error::Timeout`]: call again to go on; a dead peer, a failed transport or an aborted job.
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
-        self.raw.finish(deadline.into())
+        self.calls.finish(deadline.into())
     }
 
     /// Whether the outcome of the last arrival is there. Does no work for it.
@@ -164,57 +178,61 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// An endpoint that has failed.
     pub fn is_complete(&self) -> Result<bool> {
-        self.raw.is_complete()
+        self.calls.is_complete()
     }
 
     /// This rank's counts so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.raw.stats()
+        self.calls.stats()
     }
 
     /// The name of the path of the data: `replicated`, `gathered`, `scattered`, `eager`,
     /// `segmented`, `tree` or `offloaded`.
     #[must_use]
     pub fn path(&self) -> &'static str {
-        self.raw.session().plan().path.name()
+        self.calls.session().facts().path
     }
 
     /// The agent that carries rounds out.
     #[must_use]
     pub fn executor(&self) -> Executor {
-        self.raw.executor()
+        self.calls.executor()
     }
 
     /// What became of the builder's choices.
     #[cfg(feature = "internals")]
     #[must_use]
     pub fn chosen(&self) -> Chosen {
-        use super::core::Path;
-        let plan = self.raw.session().plan();
-        let is_program = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
-        let mover = if is_program { Mover::Tree } else { Mover::Cut };
-        Chosen { mover, grace: plan.grace, depth: plan.depth }
+        let facts = self.calls.session().facts();
+        Chosen { mover: facts.mover, grace: facts.grace, depth: facts.depth }
     }
 
     #[inline]
-    pub(super) fn raw(&self) -> &Raw {
-        &self.raw
+    pub(super) fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    /// This rank's part of the collective after a held round, behind which nothing is carried.
+    pub(super) fn checkpoint(&self, round: u64, lengths: &[usize]) -> Checkpoint {
+        let facts = self.calls.session().facts();
+        let model = facts.has_memory.then(|| bytemuck::cast_slice(self.data(round)));
+        Checkpoint::new((facts.me, facts.ranks), self.run, self.cut(round), (T::DTYPE, lengths), model)
     }
 
     pub(super) fn cut(&self, round: u64) -> &Cut {
-        self.raw.session().cut(round)
+        self.calls.session().cut(round)
     }
 
     /// The elements of a held round.
     #[inline]
     pub(super) fn data(&self, round: u64) -> &[T] {
-        let (at, bytes) = self.raw.session().place(round);
-        self.raw.memory().outcome(at, bytes)
+        let (at, bytes) = self.calls.session().place(round);
+        self.calls.memory().outcome(at, bytes)
     }
 
     pub(super) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
-        self.raw.session().usage(operation, problem)
+        self.calls.session().usage(operation, problem)
     }
 }
 

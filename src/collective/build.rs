@@ -3,23 +3,41 @@
 
 use std::marker::PhantomData;
 
+mod arrivals;
+mod checks;
+mod choices;
+mod models;
+
+use std::time::Instant;
+
+pub(super) use checks::Shared;
+
 use super::allreduce::Allreduce;
+use super::calls::Calls;
+use super::checkpoint::Checkpoint;
+use super::choices::{Choices, compare, encode};
 use super::core::{Path, Plan, Terms, Topology, program};
-use super::driver::{Driver, Reduction};
+use super::driver::{Driver, Reduction, Regions};
+use super::engine::Engine;
+use super::following::Following;
 use super::preset::Preset;
+use super::protocol::Protocol;
 use super::raw::Raw;
-use super::regions::{import_regions, make_regions};
+use super::recording::Tape;
+use super::regions::{check_answers, decode_run, encode_keys, import_regions, make_regions};
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
-use crate::fabric::{MOST_EXCHANGED, RawAccess};
+use crate::fabric::{Key, Lender, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::group::Group;
+use crate::random;
 use crate::reduce::{Element, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale, Schedule};
 use crate::time::Deadline;
 use crate::trigger::{Request, Start};
 use crate::world::World;
+use models::Model;
 
 /// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same.
 #[derive(Debug)]
@@ -36,11 +54,18 @@ pub struct AllreduceBuilder<'w, T> {
     mover: Mover,
     executor: Executor,
     group: Group,
-    initial: Option<&'w [T]>,
+    following: Option<Following>,
+    model: Option<Model<'w>>,
+    restored: Option<&'w Checkpoint>,
+    /// The round that its first one follows.
+    base: u64,
     #[cfg(feature = "faults")]
     fuse: Option<crate::fault::Fuse>,
     element: PhantomData<T>,
 }
+
+/// What errors call the building of a collective.
+const OPERATION: &str = "allreduce.build";
 
 /// The largest depth.
 const MOST_DEPTH: u32 = 1 << 16;
@@ -67,7 +92,10 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             mover: Mover::Auto,
             executor: Executor::Auto,
             group: Group::World,
-            initial: None,
+            following: None,
+            model: None,
+            restored: None,
+            base: 0,
             #[cfg(feature = "faults")]
             fuse: None,
             element: PhantomData,
@@ -142,21 +170,16 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// Gives each rank a *register*, which holds a model, all tensors one after the other; at first this one, the same on
-    /// all ranks. A contribution is an update of the model then, and an outcome is the model itself.
-    ///
-    /// In each round every group to which a member contributed averages the registers of its members, absent ones
-    /// included, and adds the sum of the updates, divided by the number of members. All members have the result in their
-    /// registers then. Under [`Absent::Carry`] every update enters once, late ones in the next round that fires: but for
-    /// rounding, the sum of all registers grows by the sum of the updates. A rank that leaves takes its register along. A
-    /// rank computes its next update on its newest outcome.
-    ///
-    /// Under [`Absent::Hold`] contributions are models.
-    ///
-    /// Floating-point sums only, with [`Scale::Sum`]: the division is that by the members.
-    pub fn memory(mut self, initial: &'w [T]) -> Self {
-        self.initial = Some(initial);
+    /// Counts rounds from the one behind this one on.
+    pub(super) fn behind(mut self, round: u64) -> Self {
+        self.base = round;
         self
+    }
+
+    /// Has its cuts from another collective, or tells it to others. Only the mover of cuts runs rounds with given ones.
+    pub(super) fn following(mut self, following: Following) -> Self {
+        self.following = Some(following);
+        self.mover(Mover::Cut)
     }
 
     /// Kills this process when it has passed a place so many times.
@@ -170,29 +193,27 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     /// calls, within the world's deadline. Returns when all have.
     ///
     /// # Errors
-    /// An invalid choice, before anything is created; [`Error::Mismatch`] with both values if ranks
-    /// chose differently; [`Error::Memory`] with the bytes needed; [`Error::Timeout`] with the
+    /// An invalid choice, or a checkpoint of another rank, world, type or length, before anything is created;
+    /// [`Error::Mismatch`] with both values if ranks chose differently, or have checkpoints that do not belong together; [`Error::Memory`] with the bytes needed; [`Error::Timeout`] with the
     /// ranks that did not come.
-    pub fn build(self) -> Result<Allreduce<T>> {
-        let operation = "allreduce.build";
+    pub fn build(mut self) -> Result<Allreduce<T>> {
+        if let Group::Arrivals(size) = self.group {
+            return self.build_arrivals(size);
+        }
+        let operation = OPERATION;
         let world = self.world;
         let parameters = world.parameters();
-        let planned = self.plan(self.executor == Executor::Provider);
-        // All ranks take part in both exchanges even after an error, so that an error of one is an
-        // error of all, with its reason.
         let until = Deadline::from(world.deadline()).instant();
-        let choices = match &planned {
-            Ok(plan) => self.choices(plan),
-            Err(error) => vec![("error", error.to_string())],
-        };
-        let everybody = world.fabric().exchange(operation, &encode(&choices), until)?;
-        let mut plan = planned?;
-        compare(world.rank(), operation, &choices, &everybody)?;
+        let number = world.next_collective();
+        let planned = self.plan(self.executor == Executor::Provider).and_then(|plan| {
+            let choices = self.choices(&plan);
+            let tape = if self.is_led() { None } else { Tape::open(world, number, &plan, &choices)? };
+            Ok((tape, choices, plan))
+        });
+        let (mut tape, _, mut plan) = self.agree(planned, |(_, choices, _)| choices.clone(), until)?;
+        tape.as_ref().map_or(Ok(()), |tape| tape.compare(world, operation, until))?;
 
-        let mut executor = match self.executor {
-            Executor::Auto => parameters.executor(),
-            chosen => chosen,
-        };
+        let mut executor = self.chosen_executor();
         let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
         let provider = match plan.path {
             Path::Offloaded => self.offload(&plan, until)?.map(Box::new),
@@ -206,35 +227,93 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             plan = self.plan(false)?;
             executor = parameters.executor();
         }
-        let made = make_regions(&mut *endpoint, &plan, self.initial).map_err(|error| error.in_call(operation));
-        let keys = match &made {
-            Ok(keys) => [b"ok".to_vec(), keys.iter().flat_map(|key| key.encode()).collect()].concat(),
-            Err(error) => error.to_string().into_bytes(),
+        let model = self.model();
+        let shared = model.filter(|model| !model.own);
+        let made = make_regions(&mut *endpoint, &plan, shared.map(|model| model.bytes));
+        let everybody = self.trade_keys(made, until)?;
+        let regions = match plan.path {
+            // Only the own cells, no region of others.
+            Path::Offloaded => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
+            _ => import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody)?,
         };
-        let everybody = world.fabric().exchange(operation, &keys, until)?;
-        made?;
-        let regions = import_regions(world.rank(), operation, &mut *endpoint, &plan, &everybody)?;
         let reduction = Reduction { dtype: T::DTYPE, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
-        // From here on the other ranks count on this one.
-        let driver = Driver::new(plan, endpoint, regions, reduction, provider)
-            .map_err(|error| error.in_call(operation))
-            .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
+        let made = Driver::new(plan, endpoint, regions, reduction, provider);
+        let mut driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
         #[cfg(feature = "faults")]
-        let driver = {
-            let mut driver = driver;
-            driver.crash(self.fuse);
-            driver
+        driver.crash(self.fuse);
+        driver.reserve();
+        tape.iter_mut().for_each(|tape| tape.instruct(driver.machine_mut()));
+        let mut following = self.following.take();
+        let records = tape.as_ref().is_some_and(|tape| tape.records());
+        following.iter_mut().for_each(|following| following.instruct(driver.machine_mut(), records));
+        let mut memory = driver.lender();
+        let places = driver.machine().plan().first_models(world.rank());
+        self.write_own_model(&mut memory, places, until)?;
+        let raw = self.raw(Engine::new(driver).with_following(following), memory, executor, tape)?;
+        Ok(Allreduce::new(Calls::Rounds(raw), self.lengths, decode_run(&everybody)))
+    }
+
+    /// What this rank has planned, if all have chosen alike. All ranks take part in this exchange and in the next one even
+    /// after an error, so that an error of one is an error of all, with its reason.
+    fn agree<P>(&self, planned: Result<P>, choices: impl FnOnce(&P) -> Choices, until: Instant) -> Result<P> {
+        let choices = match &planned {
+            Ok(plan) => choices(plan),
+            Err(error) => vec![("error", error.to_string())],
         };
-        let waiter = Waiter::new(world.fabric().clone(), world.spin());
-        let raw = Raw::new(world, driver, executor, waiter)
-            .inspect_err(|error| world.abort(&format!("it could not make a collective: {error}")))?;
-        Ok(Allreduce::new(raw, self.lengths))
+        let everybody = self.world.fabric().exchange(OPERATION, &encode(&choices), until)?;
+        let plan = planned?;
+        compare(self.world.rank(), OPERATION, &choices, &everybody)?;
+        Ok(plan)
+    }
+
+    /// The executor that was chosen, or that of the hw-config.
+    fn chosen_executor(&self) -> Executor {
+        match self.executor {
+            Executor::Auto => self.world.parameters().executor(),
+            chosen => chosen,
+        }
+    }
+
+    /// From here on the other ranks count on this one: what it cannot make ends the job.
+    fn or_abort<R>(&self, made: Result<R>) -> Result<R> {
+        made.inspect_err(|error| self.world.abort(&format!("it could not make a collective: {error}")))
+    }
+
+    /// The calls of an engine, whose contributions and outcomes lie in `memory`.
+    fn raw<P: Protocol>(
+        &self,
+        engine: P,
+        memory: Lender,
+        executor: Executor,
+        tape: Option<Box<Tape>>,
+    ) -> Result<Raw<P>> {
+        let waiter = Waiter::new(self.world.fabric().clone(), self.world.spin());
+        self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter), tape))
+    }
+
+    /// Tells all ranks the keys that this one has made, if it could, and returns what all have told.
+    fn trade_keys(&self, made: Result<Vec<Key>>, until: Instant) -> Result<Vec<Vec<u8>>> {
+        let made = made.map_err(|error| error.in_call(OPERATION));
+        let made = made.and_then(|keys| Ok(encode_keys(random::draw(self.world.rank())?, &keys)));
+        let keys = made.clone().unwrap_or_else(|error| error.to_string().into_bytes());
+        let everybody = self.world.fabric().exchange(OPERATION, &keys, until)?;
+        made?;
+        check_answers(self.world.rank(), OPERATION, &everybody)?;
+        Ok(everybody)
+    }
+
+    pub(super) fn world(&self) -> &'w World {
+        self.world
+    }
+
+    pub(super) fn lengths(&self) -> &[usize] {
+        &self.lengths
     }
 
     /// Opens the providers of all ranks. `None` if one rank cannot: all do without then.
-    fn offload(&self, plan: &Plan, until: std::time::Instant) -> Result<Option<Provider>> {
-        let (operation, rank, fabric) = ("allreduce.build", plan.me, self.world.fabric());
+    fn offload(&self, plan: &Plan, until: Instant) -> Result<Option<Provider>> {
+        let (operation, rank, fabric) = (OPERATION, plan.me, self.world.fabric());
         let wanted = Request {
             ranks: plan.ranks,
             start: Start::of(plan.fire, plan.grace, plan.ranks),
@@ -275,33 +354,16 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     fn plan(&self, offloaded: bool) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| self.usage(problem);
-        self.fire.check(ranks)?;
-        self.grace.check()?;
-        if self.depth == 0 || self.depth > MOST_DEPTH {
-            return Err(usage("depth must be between 1 and 65536"));
-        }
-        self.absent.check()?;
-        let adds = T::DTYPE.is_float() && self.reduce == Reduce::Sum;
-        if self.scale != Scale::Sum && !adds {
-            return Err(usage("only sums of floating-point numbers can be divided; use Scale::Sum"));
-        }
-        if matches!(self.absent, Absent::Decay(_)) && !adds {
-            return Err(usage("only sums of floating-point numbers can decay; use Absent::Carry or Absent::Drop"));
-        }
-        if self.group.schedule().is_err() {
-            return Err(usage("groups need a size of 2 ranks or more"));
-        }
-        if self.initial.is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
+        let (elements, bytes) = self.check_choices()?;
+        self.check_restored()?;
+        if self.model().is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
             return Err(usage(
                 "groups and Absent::Hold are for models; give each rank one with memory(), or choose others",
             ));
         }
-        let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
-        if self.initial.is_some() {
-            self.check_memory(adds, elements)?;
+        if self.model().is_some() {
+            self.check_memory(elements)?;
         }
-        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
-        let bytes = bytes.ok_or_else(|| usage("more elements than can be addressed"))?;
         let parameters = self.world.parameters();
         let topology = match offloaded {
             // Under a provider, ranks make no use of shared memory.
@@ -311,17 +373,28 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         if offloaded {
             self.check_offloaded()?;
         }
+        let given = self.is_led() || (self.is_taped() && self.world.replay().is_some());
+        if given && self.absent == Absent::Hold && topology.hosts() > 1 {
+            return Err(usage(
+                "held models are replayed on one host only; start all ranks on one machine, over shared memory (EARLYBIRD_FABRIC=shm)",
+            ));
+        }
         let tree = match self.mover {
             _ if offloaded => false,
             // The provider that was asked for is not there.
             Mover::Tree if self.executor == Executor::Provider => topology.hosts() == 1,
+            Mover::Tree if self.is_taped() => {
+                return Err(usage(
+                    "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
+                ));
+            }
             Mover::Tree if topology.hosts() > 1 && topology.hosts() < ranks => {
                 return Err(usage(
                     "the tree mover needs all ranks on one host, or each on a host of its own; use the cut mover",
                 ));
             }
             Mover::Tree => true,
-            _ if self.initial.is_some() => false,
+            _ if self.model().is_some() || self.is_taped() => false,
             Mover::Auto if topology.hosts() == 1 => parameters.mover() == Mover::Tree,
             Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
@@ -330,7 +403,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             _ if offloaded => Path::Offloaded,
             true if topology.hosts() > 1 => Path::Relayed,
             true => Path::Program,
-            false if self.initial.is_some() => Path::Segmented,
+            false if self.model().is_some() || given => Path::Segmented,
             false => parameters.path(self.fire, ranks, bytes as u64),
         };
         let grace = if offloaded { Grace::NONE } else { self.grace };
@@ -354,9 +427,11 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             weighted: self.scale == Scale::Weights,
             depth,
             path,
-            memory: self.initial.map(|_| self.group),
+            given,
+            base: self.base,
+            memory: self.model().map(|_| self.group),
             bytes,
-            wide_bytes: elements.and_then(|count| count.checked_mul(T::DTYPE.wide_size())).unwrap_or(usize::MAX),
+            wide_bytes: elements.saturating_mul(T::DTYPE.wide_size()),
             segment,
             run: parameters.run(),
             pull_after: parameters.pull_after(bytes),
@@ -371,46 +446,23 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 
     fn usage(&self, problem: &'static str) -> Error {
-        Error::Usage { rank: self.world.rank(), operation: "allreduce.build", problem }
+        Error::Usage { rank: self.world.rank(), operation: OPERATION, problem }
     }
 
-    /// Rejects choices that do not go with registers.
-    fn check_memory(&self, adds: bool, elements: Option<usize>) -> Result<()> {
-        let usage = |problem| self.usage(problem);
-        let length = self.initial.map_or(0, <[T]>::len);
-        if !adds {
-            return Err(usage("only floating-point models are averaged; use a memory with a sum of floats"));
-        }
-        if self.scale != Scale::Sum {
-            return Err(usage(
-                "updates of a model are divided by the members of a group; use Scale::Sum, or a preset that averages models",
-            ));
-        }
-        if self.mover == Mover::Tree {
-            return Err(usage("the tree mover moves no models; use Mover::Auto or Mover::Cut"));
-        }
-        if self.executor == Executor::Provider {
-            return Err(usage("no provider moves models; use Executor::Auto, Caller, Thread or Peer"));
-        }
-        if elements != Some(length) {
-            return Err(usage("the model of memory() must be as long as all tensors together"));
-        }
-        Ok(())
+    /// Whether its cuts are recorded or replayed. Those of synchronous rounds are the same in every run.
+    fn is_taped(&self) -> bool {
+        let is_free = !self.fire.is_synchronous() && !self.is_led();
+        is_free && (self.world.record().is_some() || self.world.replay().is_some())
     }
 
-    /// A digest of the model that all begin with, if they have one.
-    fn model_digest(&self) -> String {
-        let of = |model: &[T]| {
-            let bytes: &[u8] = bytemuck::cast_slice(model);
-            let word = |part: &[u8]| part.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-            format!("{:016x}", digest(bytes.chunks(8).map(word)))
-        };
-        self.initial.map_or_else(|| "none".to_owned(), of)
+    /// Whether it has its cuts from another collective.
+    fn is_led(&self) -> bool {
+        self.following.as_ref().is_some_and(Following::is_led)
     }
 
     /// Whether `auto` stands for relays here, if the executor lets it.
     fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
-        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size() && self.initial.is_none();
+        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size() && self.model().is_none();
         self.mover == Mover::Auto && alone && self.world.parameters().relays(self.fire, bytes as u64)
     }
 
@@ -418,103 +470,6 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     fn may_relay(&self) -> bool {
         matches!(self.executor, Executor::Auto | Executor::Thread)
     }
-
-    /// Rejects choices that a provider cannot carry out.
-    fn check_offloaded(&self) -> Result<()> {
-        let usage = |problem| self.usage(problem);
-        if self.mover == Mover::Cut {
-            return Err(usage("a provider runs programs; use the tree mover, or auto"));
-        }
-        if !matches!(self.grace, Grace::Auto) && self.grace != Grace::NONE {
-            return Err(usage("a provider has no clock; use no grace under its executor"));
-        }
-        if self.fire.limit().is_some() || (self.fire.is_full(0) && !self.fire.is_synchronous()) {
-            return Err(usage(
-                "a provider runs rounds that all look alike, without a deadline; use all, solo, majority or quorum",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The lengths of the tensors, or a digest of them if they are many.
-    fn tensors(&self) -> String {
-        let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
-        let mixed = digest(self.lengths.iter().map(|&length| length as u64));
-        match self.lengths.len() {
-            0..=8 => shown,
-            count => format!("{count}: {shown}+... ({mixed:016x})"),
-        }
-    }
-
-    /// All that must be the same on all ranks.
-    fn choices(&self, plan: &Plan) -> Vec<(&'static str, String)> {
-        let schedule = |plan: &Plan| match plan.path {
-            Path::Program | Path::Relayed => plan.schedule.name(),
-            _ => "none",
-        };
-        // It is not known yet whether there is a provider.
-        let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
-        let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));
-        let total: usize = self.lengths.iter().sum();
-        let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
-        vec![
-            ("the length", total.to_string()),
-            ("the tensors", self.tensors()),
-            ("the element type", T::DTYPE.to_string()),
-            ("fire", self.fire.to_string()),
-            ("grace", self.grace.to_string()),
-            ("absent", self.absent.to_string()),
-            ("reduce", self.reduce.to_string()),
-            ("scale", self.scale.to_string()),
-            ("depth", self.depth.to_string()),
-            ("group", self.group.to_string()),
-            ("the model of memory()", self.model_digest()),
-            ("mover", self.mover.to_string()),
-            ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
-            ("the path (by hw-config)", plan.path.name().to_owned()),
-            ("the segment (by hw-config)", plan.segment.to_string()),
-            ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),
-            ("the schedule (by hw-config)", schedule(plan).to_owned()),
-            ("the path without a provider (by hw-config)", otherwise.unwrap_or_default()),
-        ]
-    }
-}
-
-/// Tells values apart that ranks may have given by mistake.
-fn digest(words: impl Iterator<Item = u64>) -> u64 {
-    words.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15))
-}
-
-fn encode(choices: &[(&'static str, String)]) -> Vec<u8> {
-    let lines: Vec<String> = choices.iter().map(|(name, value)| format!("{name}\t{value}")).collect();
-    let text = lines.join("\n");
-    text.bytes().take(900).collect()
-}
-
-/// The first rank that chose differently, and its choice.
-pub(crate) fn compare(
-    rank: u32,
-    operation: &'static str,
-    mine: &[(&'static str, String)],
-    everybody: &[Vec<u8>],
-) -> Result<()> {
-    for (peer, theirs) in everybody.iter().enumerate() {
-        let peer = peer as u32;
-        let theirs = String::from_utf8_lossy(theirs);
-        if let Some(reason) = theirs.strip_prefix("error\t") {
-            return Err(Error::Aborted { rank, operation, by: peer, reason: reason.to_owned() });
-        }
-        let lines = theirs.lines().map(Some).chain(std::iter::repeat(None));
-        for ((what, mine), line) in mine.iter().zip(lines) {
-            let told = line.and_then(|line| line.split_once('\t')).filter(|(name, _)| *name == *what);
-            let theirs = told.map_or("another version", |(_, value)| value);
-            if theirs != mine {
-                let (mine, theirs) = (mine.clone(), theirs.to_owned());
-                return Err(Error::Mismatch { rank, operation, what, mine, peer, theirs });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// What a rank without a provider tells the others, who go on without one as it does.

@@ -100,7 +100,8 @@ impl Reduction {
     /// The divisor of the sum over a cut, if any.
     pub(crate) fn divisor(self, ranks: u32, cut: &Cut) -> Option<f64> {
         let divisor = match self.scale {
-            Scale::Sum => return None,
+            // Ages are those of groups by order of arrival.
+            Scale::Sum | Scale::Ages(_) => return None,
             Scale::World => f64::from(ranks),
             Scale::Contributions => cut.contributions().count() as f64,
             Scale::Weights => cut.contributions().map(|entry| f64::from(self.factor(entry))).sum(),

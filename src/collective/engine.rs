@@ -1,14 +1,19 @@
 //! Carries a rank's arrivals through: the driver, and how a wait for it continues.
 #![forbid(unsafe_code)]
 
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use super::core::{Effort, Machine};
+use super::core::{Cut, Effort, FOREVER, Machine, Part, Path, Stats};
 use super::driver::Driver;
+use super::following::Following;
+use super::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Ranks, Result};
 use crate::executor::deferred_work::Provider;
 use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
+use crate::rule::Mover;
 use crate::time::Time;
 
 /// Contributions whose messages arrive with one look: of a longer one libfabric's `tcp` reads the
@@ -18,19 +23,6 @@ const ONE_LOOK: usize = 8 << 10;
 /// Polls between two readings of the clock.
 const SPINS_PER_CLOCK: u32 = 16;
 
-/// The goal of a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Goal {
-    /// Outcomes that the caller can take.
-    Outcome,
-    /// No work is left for the arrival: its outcome is there, or there is no arrival.
-    Arrival,
-    /// The round in which this rank leaves.
-    Left,
-    /// All ranks know that this one has released everything.
-    Gone,
-}
-
 /// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -39,6 +31,7 @@ pub(crate) struct Engine {
     searches: bool,
     /// When this rank closed the round whose landing is measured.
     closed: Option<Time>,
+    following: Option<Box<Following>>,
 }
 
 /// An engine that works towards a goal.
@@ -50,7 +43,13 @@ pub(crate) struct Pursuit<'a> {
 
 impl Engine {
     pub(crate) fn new(driver: Driver) -> Self {
-        Engine { driver, searches: false, closed: None }
+        Engine { driver, searches: false, closed: None, following: None }
+    }
+
+    /// The same, leading others or led by one.
+    pub(crate) fn with_following(mut self, following: Option<Following>) -> Self {
+        self.following = following.map(Box::new);
+        self
     }
 
     #[inline]
@@ -58,29 +57,13 @@ impl Engine {
         self.driver.machine()
     }
 
-    pub(super) fn machine_mut(&mut self) -> &mut Machine {
+    fn machine_mut(&mut self) -> &mut Machine {
         self.driver.machine_mut()
     }
 
     #[inline]
     pub(crate) fn driver(&self) -> &Driver {
         &self.driver
-    }
-
-    pub(super) fn provider(&mut self) -> Option<&mut Provider> {
-        self.driver.provider()
-    }
-
-    /// The same engine, working towards a goal.
-    #[inline]
-    pub(crate) fn towards(&mut self, goal: Goal) -> Pursuit<'_> {
-        Pursuit { engine: self, goal }
-    }
-
-    /// Whether the outcome of the arrival is there.
-    #[inline]
-    pub(crate) fn is_complete(&self) -> bool {
-        self.machine().is_ready()
     }
 
     #[inline]
@@ -95,31 +78,18 @@ impl Engine {
         }
     }
 
-    /// An arrival is handed in. The duration of a round that was closed before can no longer be known.
-    pub(super) fn begin_arrival(&mut self, now: Time) {
-        self.machine_mut().measured(None);
-        self.closed = Some(now);
+    /// Tells others which cuts are known here, or learns of theirs.
+    #[inline]
+    fn pass_cuts(&mut self) {
+        if let Some(following) = &mut self.following {
+            following.pass(self.driver.machine_mut());
+        }
     }
 
     /// Forgets when this rank closed a round: it was busy with something else, so that time is no measure.
-    pub(super) fn forget_time(&mut self) {
+    fn forget_time(&mut self) {
         self.machine_mut().measured(None);
         self.closed = None;
-    }
-
-    /// Whether a round that was closed here has landed, so that [`Engine::time`] needs the time.
-    /// `polled` is the earliest time at which this rank can have closed one.
-    #[inline]
-    pub(crate) fn wants_time(&mut self, polled: Time) -> bool {
-        let Some(round) = self.machine().unmeasured() else { return false };
-        self.closed.get_or_insert(polled);
-        self.machine().landed() >= round
-    }
-
-    /// Takes the time, if [`Engine::wants_time`] asked for it.
-    pub(crate) fn time(&mut self, now: Time) {
-        let latency = self.closed.take().map(|closed| now.saturating_sub(closed));
-        self.machine_mut().measured(latency);
     }
 
     /// Takes one step, with so much effort; returns whether there was one.
@@ -127,7 +97,10 @@ impl Engine {
     /// # Errors
     /// An operation that failed.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
-        self.driver.step(now, effort)
+        self.pass_cuts();
+        let stepped = self.driver.step(now, effort);
+        self.pass_cuts();
+        stepped
     }
 
     /// All state that changes, except memory and times.
@@ -140,30 +113,164 @@ impl Engine {
         self.machine_mut().clone_from(machine);
         self.searches = searches;
     }
+}
 
-    /// Works until no step is left now.
-    ///
-    /// # Errors
-    /// An operation that failed.
-    pub(super) fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
-        self.driver.drive(now, effort)
+impl Protocol for Engine {
+    fn facts(&self) -> Facts {
+        let (plan, last_round) = (self.machine().plan(), self.driver.last_round());
+        let is_program = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
+        Facts {
+            me: plan.me,
+            ranks: plan.ranks,
+            bytes: plan.bytes,
+            pieces: plan.pieces(),
+            slots: plan.slots() as usize,
+            last_round,
+            base: plan.base,
+            weighted: plan.weighted,
+            has_memory: plan.has_memory(),
+            absent: plan.absent,
+            path: plan.path.name(),
+            mover: if is_program { Mover::Tree } else { Mover::Cut },
+            grace: plan.grace,
+            depth: plan.depth,
+            fault: plan.fault,
+        }
     }
 
-    /// Works until a segment was moved, or no step is left now.
-    ///
-    /// # Errors
-    /// An operation that failed.
-    pub(super) fn move_one(&mut self, now: Time) -> Result<()> {
+    #[inline]
+    fn buffer(&self) -> Buffer {
+        let (plan, number) = (self.machine().plan(), self.machine().buffer());
+        Buffer { number, at: plan.contribution(plan.me, number) }
+    }
+
+    /// The duration of a round that was closed before can no longer be known.
+    #[inline]
+    fn arrive(&mut self, now: Time, weight: u16, unfilled: bool) {
+        let start = if unfilled { Machine::arrive_unfilled } else { Machine::arrive };
+        let machine = self.machine_mut();
+        machine.measured(None);
+        start(machine, now, weight);
+        self.closed = Some(now);
+    }
+
+    fn piece(&self, piece: u64) -> Range<usize> {
+        let (from, len) = self.machine().plan().piece_span(piece);
+        from..from + len
+    }
+
+    fn fill(&mut self, buffer: u32, missing: u64) {
+        self.machine_mut().filled(buffer, missing);
+    }
+
+    fn filled(&mut self) {
+        // The others must not have to wait until this rank returns to the library.
+        self.machine_mut().count_segments();
+        // What this rank closed meanwhile took as long as its copy, so it is no measure of a round.
+        self.forget_time();
+    }
+
+    #[inline]
+    fn take(&mut self, begun: bool, cuts: &mut [Cut], places: &mut [usize]) -> RangeInclusive<u64> {
+        let machine = self.machine_mut();
+        let rounds = machine.take(begun);
+        machine.hand_cuts_to(rounds.clone(), cuts);
+        for round in rounds.clone() {
+            let slot = machine.plan().slot(round);
+            places[slot] = machine.outcome_at(round);
+            cuts[slot].round = machine.plan().number(round);
+        }
+        rounds
+    }
+
+    #[inline]
+    fn release(&mut self, newest: u64) {
+        self.machine_mut().release(newest);
+    }
+
+    fn leave(&mut self, _now: Time) {
+        self.machine_mut().leave();
+    }
+
+    fn let_go(&mut self) {
+        self.machine_mut().release(FOREVER);
+    }
+
+    fn members(&self, round: u64, mut active: RankSet) -> RankSet {
+        let plan = self.machine().plan();
+        let Some(group) = plan.memory else { return active };
+        let members = group.members(&active, plan.number(round), plan.me);
+        active.clear();
+        members.into_iter().for_each(|rank| active.insert(rank));
+        active
+    }
+
+    /// Of each active rank such a round has all. In a full round, a rank that has only a carried contribution has waited for
+    /// the round with it.
+    fn carries_nothing(&self, round: u64, cut: &Cut, active: &RankSet) -> bool {
+        self.machine().plan().is_full(round) || active.iter().all(|rank| cut.holds(rank, Part::Fresh))
+    }
+
+    #[inline]
+    fn is_complete(&self) -> bool {
+        self.machine().is_ready()
+    }
+
+    #[inline]
+    fn towards(&mut self, goal: Goal) -> Pursuit<'_> {
+        Pursuit { engine: self, goal }
+    }
+
+    fn serves(&self) -> bool {
+        self.machine().serves()
+    }
+
+    #[inline]
+    fn needs_time(&self) -> bool {
+        self.machine().needs_time()
+    }
+
+    fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
+        self.pass_cuts();
+        let driven = self.driver.drive(now, effort);
+        self.pass_cuts();
+        driven
+    }
+
+    fn move_one(&mut self, now: Time) -> Result<()> {
         self.driver.move_one(now)
     }
 
-    /// Takes what has come from a network, and does no work for it.
-    ///
-    /// # Errors
-    /// An endpoint that has failed.
-    pub(super) fn look(&mut self, now: Time) -> Result<()> {
+    fn look(&mut self, now: Time) -> Result<()> {
         self.driver.look(now)?;
-        self.driver.drive(now, Effort::Nothing)
+        self.drive(now, Effort::Nothing)
+    }
+
+    #[inline]
+    fn wants_time(&mut self, polled: Time) -> bool {
+        let Some(round) = self.machine().unmeasured() else { return false };
+        self.closed.get_or_insert(polled);
+        self.machine().landed() >= round
+    }
+
+    fn time(&mut self, now: Time) {
+        let latency = self.closed.take().map(|closed| now.saturating_sub(closed));
+        self.machine_mut().measured(latency);
+    }
+
+    fn stats(&self) -> Stats {
+        self.machine().stats()
+    }
+
+    fn recorded(&mut self) -> Vec<Cut> {
+        match &mut self.following {
+            None => self.machine_mut().recorded(),
+            Some(following) => following.recorded(),
+        }
+    }
+
+    fn provider(&mut self) -> Option<&mut Provider> {
+        self.driver.provider()
     }
 }
 
@@ -180,7 +287,8 @@ impl Shared for Engine {
     }
 
     fn is_asleep(&self) -> bool {
-        self.driver.is_delegated()
+        let has_news = self.following.as_ref().is_some_and(|following| following.has_news());
+        self.driver.is_delegated() && !has_news
     }
 
     fn rouse(&mut self) {
@@ -208,7 +316,7 @@ impl Work for Pursuit<'_> {
     #[inline]
     fn poll(&mut self, now: Time) -> Result<Polled> {
         let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
-        if self.engine.driver.step(now, effort)? {
+        if self.engine.step(now, effort)? {
             // The outcome is there: a look at a network could only cost time. A rank that leaves still has to poll: a
             // completion that frees it may also free something that others wait for, such as its share of a round.
             let outcome = matches!(self.goal, Goal::Outcome | Goal::Arrival);
@@ -284,7 +392,7 @@ impl Work for Pursuit<'_> {
     }
 
     fn outlive(&mut self, now: Time) -> Result<Outlived> {
-        if self.engine.driver.step(now, Effort::Search)? {
+        if self.engine.step(now, Effort::Search)? {
             return Ok(Outlived::Progress);
         }
         Ok(match () {
@@ -304,7 +412,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::collective::core::{Op, Path, Plan, Terms, Token, program};
+    use crate::collective::core::{Op, Plan, Terms, Token, program};
     use crate::collective::driver::{Reduction, Regions};
     use crate::executor::caller::Waiter;
     use crate::executor::spin::Spin;

@@ -4,6 +4,7 @@
 use std::ops::{Deref, RangeInclusive};
 
 use super::allreduce::Allreduce;
+use super::checkpoint::Checkpoint;
 use super::core::{Cut, Entry, Part};
 use crate::error::Result;
 use crate::rank_set::RankSet;
@@ -30,7 +31,7 @@ pub struct Outcome<'a, T: Element> {
 
 impl<'a, T: Element> Outcomes<'a, T> {
     pub(super) fn new(of: &'a Allreduce<T>, rounds: RangeInclusive<u64>) -> Self {
-        of.raw().hold();
+        of.calls().hold();
         Outcomes { of, rounds }
     }
 
@@ -60,7 +61,7 @@ impl<'a, T: Element> Outcomes<'a, T> {
     /// [`Error::Usage`](crate::Error::Usage) if `into` has another length than an outcome, or if outcomes are models: the
     /// newest has all that came before.
     pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
-        if self.of.raw().session().plan().has_memory() {
+        if self.of.calls().session().facts().has_memory {
             return Err(self.of.usage("sum_into", "outcomes are models, and are not added; take the newest"));
         }
         let outcomes: Vec<Outcome<'_, T>> = self.iter().collect();
@@ -71,6 +72,11 @@ impl<'a, T: Element> Outcomes<'a, T> {
         }
         reduce::sum(&sources, into);
         Ok(())
+    }
+
+    /// A tensor of the newest outcome; `None` if there is none of this number.
+    pub(super) fn newest_tensor(&self, index: usize) -> Option<&[T]> {
+        self.of.data(*self.rounds.end()).get(self.of.tensor_range(index)?)
     }
 
     /// The newest outcome.
@@ -111,13 +117,13 @@ impl<'a, T: Element> Iterator for IntoIter<'a, T> {
 
 impl<T: Element> Drop for Outcomes<'_, T> {
     fn drop(&mut self) {
-        self.of.raw().drop_one();
+        self.of.calls().drop_one();
     }
 }
 
 impl<'a, T: Element> Outcome<'a, T> {
     fn new(of: &'a Allreduce<T>, round: u64, first: u64) -> Self {
-        of.raw().hold();
+        of.calls().hold();
         Outcome { of, data: of.data(round), round, first }
     }
 
@@ -133,10 +139,10 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.data.get(self.of.tensor_range(index)?)
     }
 
-    /// The round, counted from 1.
+    /// The round, counted from 1, those before a [`checkpoint`](crate::AllreduceBuilder::restore) included.
     #[must_use]
     pub fn round(&self) -> u64 {
-        self.round
+        self.of.calls().session().facts().base + self.round
     }
 
     /// The contributions in it: ranks, kinds and ages. Where ranks average in groups, those of all groups.
@@ -146,16 +152,80 @@ impl<'a, T: Element> Outcome<'a, T> {
     }
 
     /// The ranks whose contributions this outcome can have, this one among them: all that were active, or this rank's
-    /// group of the round where ranks average in groups. Allocates.
+    /// group of the round where ranks average in groups. By order of arrival a lender is among them, which is not in the cut.
+    /// Allocates.
     #[must_use]
     pub fn group(&self) -> RankSet {
-        self.of.raw().session().group(self.round)
+        self.of.calls().members(self.round)
     }
 
     /// What this rank has in the round: a carried contribution, a fresh one, both or nothing.
     pub fn own(&self) -> impl Iterator<Item = Entry> + use<'a, T> {
-        let session = self.of.raw().session();
-        session.cut(self.round).of(session.plan().me)
+        let session = self.of.calls().session();
+        session.cut(self.round).of(session.facts().me)
+    }
+
+    /// Whether a [`checkpoint`](Outcome::checkpoint) can be made after this round. All ranks get the same answer for a round.
+    ///
+    /// It can where nothing is carried into a later round: every active rank is fresh, or the rule made the round wait for all
+    /// ([`Fire::full_every`](crate::Fire::full_every)). It cannot when a rank has left, and in groups by order of arrival.
+    #[must_use]
+    pub fn can_checkpoint(&self) -> bool {
+        self.check_checkpoint().is_ok()
+    }
+
+    /// What this rank has to save to go on from this round in a new world, besides the state of its application:
+    /// [`AllreduceBuilder::restore`](crate::AllreduceBuilder::restore) takes it. All ranks save the same round.
+    ///
+    /// The state of the application that belongs to it: all that this rank contributed up to now is in this round or before,
+    /// so its position in its data is the present one; and of outcomes it has those up to this round, and none behind it. Save
+    /// when the outcomes up to this one are applied, oldest first.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use earlybird::{Checkpoint, Config, World};
+    ///
+    /// # let deadline = Duration::from_secs(10);
+    /// let world = World::from_env(&Config::default())?;
+    /// let mut sum = world.allreduce::<f32>(&[100]).build()?;
+    /// sum.arrive()?;
+    /// let mut file = Vec::new();
+    /// sum.wait(deadline)?.newest().checkpoint()?.write_to(&mut file)?;
+    /// sum.finish(deadline)?;
+    ///
+    /// // In a later job:
+    /// let saved = Checkpoint::read_from(&file[..])?;
+    /// let mut sum = world.allreduce::<f32>(&[100]).restore(&saved).build()?;
+    /// sum.arrive()?;
+    /// assert_eq!(sum.wait(deadline)?.newest().round(), 2);
+    /// sum.finish(deadline)?;
+    /// # Ok::<(), earlybird::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Usage`](crate::Error::Usage) where [`can_checkpoint`](Outcome::can_checkpoint) is false.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        self.checkpoint_of(self.of.lengths())
+    }
+
+    /// The same, of a collective that has this outcome for a part of its tensors.
+    pub(super) fn checkpoint_of(&self, lengths: &[usize]) -> Result<Checkpoint> {
+        self.check_checkpoint()?;
+        Ok(self.of.checkpoint(self.round, lengths))
+    }
+
+    fn check_checkpoint(&self) -> Result<()> {
+        let calls = self.of.calls();
+        let problem = if !calls.have_common_rounds() {
+            "groups by order of arrival have no rounds in common; let all ranks finish, keep each rank's model, and begin a new collective with own_memory()"
+        } else if !calls.has_all_ranks(self.round) {
+            "a rank has left, and all ranks are needed to go on; save before the first one finishes"
+        } else if !calls.carries_nothing(self.round) {
+            "a rank may have a contribution that enters a later round; save after rounds that wait for all, of a rule with full=N (Fire::full_every) the multiples of N"
+        } else {
+            return Ok(());
+        };
+        Err(self.of.usage("checkpoint", problem))
     }
 
     /// Takes the newest average of models up to this round over into `own`, the model that this rank contributed last; under
@@ -169,17 +239,17 @@ impl<'a, T: Element> Outcome<'a, T> {
     /// # Errors
     /// [`Error::Usage`](crate::Error::Usage) under another choice for late contributions, or if `own` has another length.
     pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
-        let session = self.of.raw().session();
-        if session.plan().absent != Absent::Hold {
+        let session = self.of.calls().session();
+        if session.facts().absent != Absent::Hold {
             return Err(self.of.usage("merge_into", "models are merged where they are held; build with Absent::Hold"));
         }
         if own.len() != self.data.len() {
             return Err(self.of.usage("merge_into", "the model must be as long as an outcome"));
         }
         // The contribution was made for the first round that the call returned.
-        let (made_for, me) = (self.first, session.plan().me);
+        let (made_for, me) = (self.first, session.facts().me);
         let moved = |round: &u64| {
-            let group = session.group(*round);
+            let group = self.of.calls().members(*round);
             session.cut(*round).contributions().any(|entry| group.contains(entry.rank))
         };
         let Some(averaged) = (made_for..=self.round).rev().find(moved) else { return Ok(()) };
@@ -187,7 +257,7 @@ impl<'a, T: Element> Outcome<'a, T> {
         if (made_for..=averaged).any(|round| session.cut(round).of(me).any(|entry| is_own(round, entry))) {
             own.copy_from_slice(self.data);
         } else {
-            let share = 1.0 / (session.group(averaged).len() + 1) as f32;
+            let share = 1.0 / (self.of.calls().members(averaged).len() + 1) as f32;
             let before = own.to_vec();
             reduce::scaled_sum([(self.data, 1.0 - share), (&before[..], share)].into_iter(), own);
         }
@@ -206,7 +276,8 @@ impl<'a, T: Element> Outcome<'a, T> {
         self.cut().carried()
     }
 
-    /// The rank that closed the cut; `None` in a synchronous round, or if a provider counted the arrivals.
+    /// The rank that closed the cut; `None` in a synchronous round, in a group by order of arrival, or if a provider counted
+    /// the arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.cut().initiator()
@@ -223,7 +294,7 @@ impl<'a, T: Element> Outcome<'a, T> {
     pub fn rounds_late(&self, rank: u32) -> u64 {
         let fresh_in = |round: &u64| self.of.cut(*round).holds(rank, Part::Fresh);
         let newest = (self.first..=self.round).rev().find(fresh_in);
-        let before = || self.of.raw().session().last_fresh(rank);
+        let before = || self.of.calls().session().last_fresh(rank);
         self.round - newest.unwrap_or_else(before)
     }
 }
@@ -238,6 +309,6 @@ impl<T: Element> Deref for Outcome<'_, T> {
 
 impl<T: Element> Drop for Outcome<'_, T> {
     fn drop(&mut self) {
-        self.of.raw().drop_one();
+        self.of.calls().drop_one();
     }
 }

@@ -26,27 +26,51 @@ pub enum Preset {
     /// rank takes part ([`Absent::Hold`]). A rank takes an average over with
     /// [`merge_into`](crate::Outcome::merge_into).
     WagmaPublished,
+    /// Partial reduce, P-Reduce (Miao et al., SIGMOD 2021), without its controller: four ranks that arrive one after the
+    /// other average models ([`Group::Arrivals`]). Unlike there, contributions are updates of models that ranks have in
+    /// registers, so a rank that computes can lend its register to a group that would be apart from the others, and no
+    /// group waits. It needs a [`memory`](crate::AllreduceBuilder::memory).
+    PReduce,
+    /// The same without registers: ranks contribute models, with constant weights, and groups form in the order of arrival
+    /// alone.
+    PReducePublished,
+    /// MG-WFBP (Shi et al., INFOCOM 2019): synchronous, and gradients that become ready one after the other share messages
+    /// so that the last one ends as early as it can. It needs [`buckets`](crate::AllreduceBuilder::buckets), with
+    /// [`Buckets::Measured`](crate::Buckets::Measured).
+    MgWfbp,
 }
 
 named!(
-    Preset, "preset", "synchronous, solo, majority, quorum, wagma, wagma-published",
+    Preset, "preset", "synchronous, solo, majority, quorum, wagma, wagma-published, p-reduce, p-reduce-published, mg-wfbp",
     "synchronous" => Synchronous, "solo" => Solo, "majority" => Majority, "quorum" => Quorum, "wagma" => Wagma,
-    "wagma-published" => WagmaPublished
+    "wagma-published" => WagmaPublished, "p-reduce" => PReduce, "p-reduce-published" => PReducePublished, "mg-wfbp" => MgWfbp
 );
+
+/// The most ranks of a group by order of arrival.
+const P_REDUCE_SIZE: u32 = 4;
 
 /// How often a round waits for all ranks, as in the experiments of the paper.
 const WAGMA_PERIOD: u32 = 10;
 
 impl Preset {
     /// All of them.
-    pub const EVERY: [Preset; 6] =
-        [Preset::Synchronous, Preset::Solo, Preset::Majority, Preset::Quorum, Preset::Wagma, Preset::WagmaPublished];
+    pub const EVERY: [Preset; 9] = [
+        Preset::Synchronous,
+        Preset::Solo,
+        Preset::Majority,
+        Preset::Quorum,
+        Preset::Wagma,
+        Preset::WagmaPublished,
+        Preset::PReduce,
+        Preset::PReducePublished,
+        Preset::MgWfbp,
+    ];
 
     /// When rounds fire in a world of so many ranks.
     #[must_use]
     pub fn fire(self, ranks: u32) -> Fire {
         match self {
-            Preset::Synchronous => Fire::ALL,
+            Preset::Synchronous | Preset::PReduce | Preset::PReducePublished | Preset::MgWfbp => Fire::ALL,
             Preset::Solo => Fire::SOLO,
             Preset::Majority => Fire::majority(0),
             Preset::Quorum => Fire::quorum(ranks.div_ceil(2)),
@@ -58,8 +82,9 @@ impl Preset {
     #[must_use]
     pub fn group(self, ranks: u32) -> Option<Group> {
         match self {
-            Preset::Synchronous | Preset::Solo | Preset::Majority | Preset::Quorum => None,
+            Preset::Synchronous | Preset::Solo | Preset::Majority | Preset::Quorum | Preset::MgWfbp => None,
             Preset::Wagma | Preset::WagmaPublished => Some(Group::Butterfly(ranks.isqrt().max(2))),
+            Preset::PReduce | Preset::PReducePublished => Some(Group::Arrivals(ranks.clamp(2, P_REDUCE_SIZE))),
         }
     }
 
@@ -67,17 +92,20 @@ impl Preset {
     #[must_use]
     pub fn scale(self) -> Scale {
         match self {
-            Preset::Synchronous | Preset::Quorum => Scale::Contributions,
+            Preset::Synchronous | Preset::Quorum | Preset::MgWfbp => Scale::Contributions,
             Preset::Solo | Preset::Majority => Scale::World,
             // The members of a group.
-            Preset::Wagma | Preset::WagmaPublished => Scale::Sum,
+            Preset::Wagma | Preset::WagmaPublished | Preset::PReduce | Preset::PReducePublished => Scale::Sum,
         }
     }
 
     /// What happens to late contributions.
     #[must_use]
     pub fn absent(self) -> Absent {
-        if self == Preset::WagmaPublished { Absent::Hold } else { Absent::Carry }
+        match self {
+            Preset::WagmaPublished | Preset::PReducePublished => Absent::Hold,
+            _ => Absent::Carry,
+        }
     }
 }
 
@@ -95,6 +123,6 @@ mod tests {
             }
         }
         assert_eq!(Preset::Wagma.group(64), Some(Group::Butterfly(8)));
-        assert!("eager".parse::<Preset>().unwrap_err().to_string().ends_with("wagma, wagma-published"));
+        assert!("eager".parse::<Preset>().unwrap_err().to_string().ends_with("p-reduce-published, mg-wfbp"));
     }
 }

@@ -6,8 +6,8 @@ use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
 use super::core::{Effort, Stats};
-use super::driver::Driver;
-use super::engine::Engine;
+use super::protocol::Protocol;
+use super::recording::Tape;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
@@ -15,14 +15,15 @@ use crate::executor::deferred_work::Provider;
 use crate::executor::thread::{Helped, InUse, Seat};
 use crate::executor::work::Work;
 use crate::fabric::Lender;
+use crate::rank_set::RankSet;
 use crate::rule::Executor;
 use crate::time::{Deadline, Time};
 use crate::world::World;
 
 /// A session and the threads that drive it: its caller, which waits here, and a helper thread if there is one.
 #[derive(Debug)]
-pub(crate) struct Raw {
-    seat: Seat<Engine>,
+pub(crate) struct Raw<P: Protocol> {
+    seat: Seat<P>,
     session: Session,
     executor: Executor,
     memory: Lender,
@@ -30,6 +31,8 @@ pub(crate) struct Raw {
     /// Outcomes that the caller holds.
     held: Cell<usize>,
     finished: bool,
+    /// What is recorded or replayed, if anything.
+    tape: Option<Box<Tape>>,
     /// The last deadline that passed, to be reported if this rank gives up.
     last_timeout: Option<String>,
     /// Dropped after the seat: a rank may leave with its last handle of the world, and must have
@@ -37,16 +40,21 @@ pub(crate) struct Raw {
     world: World,
 }
 
-impl Raw {
+impl<P: Protocol> Raw<P> {
+    /// A handle of the engine, whose contributions and outcomes lie in `memory`.
+    ///
     /// # Errors
     /// The helper thread cannot be started.
-    pub(super) fn new(world: &World, mut driver: Driver, executor: Executor, waiter: Waiter) -> Result<Self> {
-        let memory = driver.lender();
-        driver.reserve();
-        let engine = Engine::new(driver);
+    pub(super) fn new(
+        world: &World,
+        engine: P,
+        memory: Lender,
+        (executor, waiter): (Executor, Waiter),
+        tape: Option<Box<Tape>>,
+    ) -> Result<Self> {
         let mut session = Session::new(&engine);
         session.reserve();
-        let serves = engine.machine().serves();
+        let serves = engine.serves();
         let seat = match executor {
             Executor::Thread => Seat::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
@@ -58,7 +66,7 @@ impl Raw {
             seat.leave_work();
         }
         let (held, world) = (Cell::new(0), world.clone());
-        Ok(Raw { seat, session, executor, memory, waiter, held, finished: false, last_timeout: None, world })
+        Ok(Raw { seat, session, executor, memory, waiter, held, finished: false, tape, last_timeout: None, world })
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -82,7 +90,23 @@ impl Raw {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.seat.take().machine().stats()
+        self.seat.take().stats()
+    }
+
+    /// The ranks whose contributions the outcome of a held round can have.
+    pub(super) fn members(&self, round: u64) -> RankSet {
+        self.seat.take().members(round, self.session.active_in(round))
+    }
+
+    /// Whether nothing that any rank contributed for a held round or before enters a later one.
+    pub(super) fn carries_nothing(&self, round: u64) -> bool {
+        self.seat.take().carries_nothing(round, self.session.cut(round), &self.session.active_in(round))
+    }
+
+    /// Whether all ranks are active after a held round.
+    pub(super) fn has_all_ranks(&self, round: u64) -> bool {
+        let (active, cut) = (self.session.active_in(round), self.session.cut(round));
+        active.len() == self.session.facts().ranks && cut.leaving().next().is_none()
     }
 
     /// Hands in the next contribution.
@@ -97,7 +121,7 @@ impl Raw {
     /// Hands in the next contribution, and then has it copied, a range of its bytes at a time:
     /// `copy` gets the offset in memory and the range.
     pub(super) fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()> {
-        let (operation, pieces, buffer) = ("arrive_with", self.session.plan().pieces(), self.session.buffer());
+        let (operation, pieces, buffer) = ("arrive_with", self.session.facts().pieces, self.session.buffer());
         let (at, bytes) = self.session.contribution();
         if pieces == 1 {
             self.session.check_free(operation)?;
@@ -107,10 +131,10 @@ impl Raw {
         let now = self.hand_in(operation, true)?;
         let mut driven = self.set_off(now);
         for piece in 0..pieces {
-            let (from, len) = self.session.plan().piece_span(piece);
-            copy(&mut self.memory, at + from, from..from + len);
+            let range = self.seat.take().piece(piece);
+            copy(&mut self.memory, at + range.start, range);
             let mut engine = self.seat.take();
-            self.session.fill(&mut engine, buffer, pieces - piece - 1);
+            engine.fill(buffer, pieces - piece - 1);
             let now = self.now(&engine);
             // Others wait for the rest even if this rank cannot continue.
             driven = driven.and(engine.move_one(now));
@@ -119,7 +143,7 @@ impl Raw {
         let mut engine = self.seat.take();
         let now = self.now(&engine);
         self.waiter.explain(operation, engine.drive(now, Effort::Nothing))?;
-        self.session.filled(&mut engine);
+        engine.filled();
         drop(engine);
         self.waiter.explain(operation, self.set_off(now))?;
         self.waiter.look(operation, now)
@@ -134,9 +158,13 @@ impl Raw {
             "it has made all the rounds that can be told apart (2^40, or what its provider can count); make a new one";
         self.session.check(operation, self.session.has_rounds_left(), problem)?;
         self.world.fabric().health(operation)?;
+        self.tape.as_deref().map_or(Ok(()), |tape| tape.check_arrival(operation))?;
         let mut engine = self.seat.take();
         let now = self.now(&engine);
-        self.session.arrive(&mut engine, now, unfilled);
+        self.session.arrive(&mut *engine, now, unfilled);
+        if let Some(tape) = &mut self.tape {
+            tape.arrived();
+        }
         Ok(now)
     }
 
@@ -155,11 +183,11 @@ impl Raw {
 
     /// The caller returns to the application; a helper thread continues if work is left.
     #[inline]
-    fn go_away(&self, mut engine: InUse<'_, Engine>) {
+    fn go_away(&self, mut engine: InUse<'_, P>) {
         if !self.seat.is_shared() {
             return;
         }
-        let leaves_work = self.session.leaves_work(&mut engine);
+        let leaves_work = self.session.leaves_work(&mut *engine);
         drop(engine);
         if leaves_work {
             self.seat.leave_work();
@@ -168,16 +196,16 @@ impl Raw {
 
     /// The caller has what it waited for; a helper thread continues if other ranks need this one all the same.
     #[inline]
-    fn continue_serving(&self, engine: InUse<'_, Engine>) {
-        if self.seat.is_shared() && engine.machine().serves() {
+    fn continue_serving(&self, engine: InUse<'_, P>) {
+        if self.seat.is_shared() && engine.serves() {
             self.go_away(engine);
         }
     }
 
     /// The time, if the machine uses it.
     #[inline]
-    fn now(&self, engine: &Engine) -> Time {
-        self.waiter.clock().now_if(engine.machine().needs_time())
+    fn now(&self, engine: &P) -> Time {
+        self.waiter.clock().now_if(engine.needs_time())
     }
 
     /// Works and waits until there are outcomes, and takes them.
@@ -185,7 +213,24 @@ impl Raw {
     pub(super) fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
         self.settle();
         self.session.check_outstanding("wait")?;
-        self.reach("wait", deadline, Session::take)
+        self.take("wait", deadline)
+    }
+
+    /// Waits for outcomes, and takes them.
+    #[inline]
+    fn take(&mut self, operation: &'static str, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        let rounds = self.reach(operation, deadline, Session::take)?;
+        self.took(&rounds);
+        Ok(rounds)
+    }
+
+    /// Records what was taken, if it is to be recorded.
+    #[inline]
+    fn took(&mut self, rounds: &RangeInclusive<u64>) {
+        if let Some(tape) = &mut self.tape {
+            let cuts = self.seat.take().recorded();
+            tape.took(rounds, &cuts);
+        }
     }
 
     /// Takes outcomes, if there are any.
@@ -198,11 +243,12 @@ impl Raw {
         self.waiter.look(operation, now)?;
         self.seat.claim_work();
         let mut engine = self.seat.take();
-        let mut work = engine.towards(self.session.goal());
-        let complete = self.waiter.explain(operation, work.exhaust(now))?;
+        let exhausted = engine.towards(self.session.goal()).exhaust(now);
+        let complete = self.waiter.explain(operation, exhausted)?;
         if complete {
-            let rounds = self.session.take(&mut engine);
+            let rounds = self.session.take(&mut *engine);
             self.continue_serving(engine);
+            self.took(&rounds);
             return Ok(Some(rounds));
         }
         self.go_away(engine);
@@ -217,18 +263,23 @@ impl Raw {
             return Ok(());
         }
         if !self.session.is_leaving() {
+            self.tape.as_deref().map_or(Ok(()), |tape| tape.check_leaving(operation))?;
             if self.session.is_outstanding() {
-                self.reach(operation, deadline, Session::take)?;
+                self.take(operation, deadline)?;
             }
             self.settle();
-            self.session.leave(&mut self.seat.take());
+            let mut engine = self.seat.take();
+            let now = self.waiter.clock().now();
+            self.session.leave(&mut *engine, now);
         }
         while !self.session.is_gone() {
             self.reach(operation, deadline, Session::go_on_leaving)?;
         }
         self.part()?;
         self.finished = true;
-        Ok(())
+        let Some(tape) = self.tape.take() else { return Ok(()) };
+        let cuts = self.seat.take().recorded();
+        tape.left(self.world.rank(), operation, &cuts)
     }
 
     /// If a provider ran the rounds: triggers the operations that it has still queued, for rounds that no rank wants
@@ -277,7 +328,7 @@ impl Raw {
     #[inline]
     fn let_go(&self) {
         let mut engine = self.seat.take();
-        self.session.release(&mut engine);
+        self.session.release(&mut *engine);
         let now = self.now(&engine);
         // The next call reports an endpoint that failed.
         let _ = engine.drive(now, Effort::Nothing);
@@ -298,7 +349,7 @@ impl Raw {
         &mut self,
         operation: &'static str,
         deadline: Deadline,
-        then: impl FnOnce(&mut Session, &mut Engine) -> R,
+        then: impl FnOnce(&mut Session, &mut P) -> R,
     ) -> Result<R> {
         self.seat.claim_work();
         let mut engine = self.seat.take();
@@ -320,7 +371,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl<P: Protocol> Drop for Raw<P> {
     fn drop(&mut self) {
         if !self.finished && self.world.fabric().health("drop").is_ok() {
             let after = self.last_timeout.take().map_or(String::new(), |text| format!(", after {text}"));

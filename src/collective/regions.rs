@@ -1,75 +1,100 @@
 //! The memory of a collective: made by the leader of each host, and named by all ranks.
 #![forbid(unsafe_code)]
 
-use super::core::{Path, Plan};
+use super::choices::digest;
+use super::core::{Path, Plan, Topology};
 use super::driver::Regions;
 use crate::error::{Error, Result};
 use crate::fabric::{Access, Endpoint, Key, Lender, Region};
-use crate::reduce::Element;
 
-/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If ranks
-/// have registers, those of the host begin with this model.
-pub(super) fn make_regions<T: Element>(
-    endpoint: &mut dyn Endpoint,
-    plan: &Plan,
-    initial: Option<&[T]>,
-) -> Result<Vec<Key>> {
+/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If all
+/// ranks begin with the same model, it is in the registers of the host then.
+pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Option<&[u8]>) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
     }
-    let cells = plan.control_cells() * size_of::<u64>();
     if plan.path == Path::Offloaded {
-        endpoint.register(cells, Access::Local)?;
+        endpoint.register(plan.control_cells() * size_of::<u64>(), Access::Local)?;
         return Ok(Vec::new());
     }
-    let control = endpoint.register(cells, Regions::CONTROL)?;
-    let data = endpoint.register(plan.data_bytes(), Regions::DATA)?;
-    if let Some((model, window)) = initial.zip(endpoint.window(data)) {
-        let mut memory = Lender::new(window);
-        for at in plan.initial_models(plan.host()) {
-            memory.contribution::<T>(at, plan.bytes).copy_from_slice(model);
-        }
+    let ranks = plan.topology.ranks_of(plan.host());
+    let models = ranks.iter().flat_map(|&rank| plan.first_models(rank));
+    let sizes = (plan.control_cells(), plan.data_bytes());
+    make_memory(endpoint, Regions::CONTROL, sizes, initial.map(|model| (model, models)))
+}
+
+/// Makes a control region of so many cells, with what peers may do with it, and a data region of so many bytes. Copies a
+/// model to places in the data.
+pub(super) fn make_memory(
+    endpoint: &mut dyn Endpoint,
+    control: Access,
+    (cells, bytes): (usize, usize),
+    initial: Option<(&[u8], impl Iterator<Item = usize>)>,
+) -> Result<Vec<Key>> {
+    let control = endpoint.register(cells * size_of::<u64>(), control)?;
+    let data = endpoint.register(bytes, Regions::DATA)?;
+    if let Some(((model, places), window)) = initial.zip(endpoint.window(data)) {
+        write_model(&mut Lender::new(window), model, places);
     }
     Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 
-/// The keys after "ok": of the control region, then of the data region.
+/// Copies a model to places in the data of the own host, which no rank reads yet.
+pub(super) fn write_model(memory: &mut Lender, model: &[u8], places: impl Iterator<Item = usize>) {
+    places.for_each(|at| memory.contribution(at, model.len()).copy_from_slice(model));
+}
+
+/// What a rank tells all others: that it has made its memory, a number drawn at random, and the keys if it has some.
+pub(super) fn encode_keys(number: [u8; 8], keys: &[Key]) -> Vec<u8> {
+    let keys = keys.iter().flat_map(|key| key.encode());
+    b"ok".iter().copied().chain(number).chain(keys).collect()
+}
+
+/// The number that tells a collective apart from others, which all ranks have drawn together: from the answers of all.
+pub(super) fn decode_run(everybody: &[Vec<u8>]) -> u64 {
+    let drawn =
+        |answer: &Vec<u8>| answer.get(2..10).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+    digest(everybody.iter().map(drawn))
+}
+
+/// The keys after "ok" and the number: of the control region, then of the data region.
 pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
-    let (control, data) = answer.strip_prefix(b"ok")?.split_at_checked(Key::BYTES)?;
+    let (_, keys) = answer.strip_prefix(b"ok")?.split_at_checked(8)?;
+    let (control, data) = keys.split_at_checked(Key::BYTES)?;
     Some([Key::decode(control)?, Key::decode(data)?])
 }
 
-/// Names the regions of all hosts, by what all ranks have answered: "ok" and keys, or why they have none.
+/// Names the regions of all hosts, by the answers of all ranks, which were checked.
 pub(super) fn import_regions(
     rank: u32,
     operation: &'static str,
     endpoint: &mut dyn Endpoint,
-    plan: &Plan,
+    topology: &Topology,
     everybody: &[Vec<u8>],
 ) -> Result<Regions> {
-    // An error of any rank is an error of all.
-    for (peer, answer) in everybody.iter().enumerate() {
-        if !answer.starts_with(b"ok") {
-            let reason = String::from_utf8_lossy(answer).into_owned();
-            return Err(Error::Aborted { rank, operation, by: peer as u32, reason });
-        }
-    }
-    if plan.path == Path::Offloaded {
-        // Only the own cells, no region of others.
-        return Ok(Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() });
-    }
     let (mut controls, mut datas) = (Vec::new(), Vec::new());
-    for host in 0..plan.topology.hosts() {
-        let leader = plan.topology.leader(host);
+    for host in 0..topology.hosts() {
+        let leader = topology.leader(host);
         let keys = decode_keys(&everybody[leader as usize]);
         let none = || Error::transport(rank, leader, operation, format!("rank {leader} sent no keys"));
         let [control, data] = keys.ok_or_else(none)?;
         let mut name = |own: u32, key: Key| -> Result<Region> {
-            if leader == plan.me { Ok(Region(own)) } else { endpoint.import(leader, key) }
+            if leader == rank { Ok(Region(own)) } else { endpoint.import(leader, key) }
         };
         // The leader's own regions are the first two it made.
         controls.push(name(0, control)?);
         datas.push(name(1, data)?);
     }
     Ok(Regions { control: controls.into(), data: datas.into() })
+}
+
+/// An error of any rank is an error of all.
+pub(super) fn check_answers(rank: u32, operation: &'static str, everybody: &[Vec<u8>]) -> Result<()> {
+    for (peer, answer) in everybody.iter().enumerate() {
+        if !answer.starts_with(b"ok") {
+            let reason = String::from_utf8_lossy(answer).into_owned();
+            return Err(Error::Aborted { rank, operation, by: peer as u32, reason });
+        }
+    }
+    Ok(())
 }

@@ -1,18 +1,17 @@
 //! The life of a collective as its caller sees it: what it handed in, what it took and holds, and how it ends.
 //!
 //! A session never waits. Its caller works towards [`Session::goal`] with the engine, under any executor, and then
-//! takes what is there. Neither of them reads a clock: the simulator drives them as the executors do.
+//! takes what is there. Neither of them reads a clock: the simulator drives them as the executors do. Any [`Protocol`] can
+//! be the engine.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
-use super::core::{Cut, FOREVER, Machine, Part, Plan};
-use super::engine::{Engine, Goal};
+use super::core::{Cut, Part};
+use super::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Error, Result};
-use crate::executor::work::Shared;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::time::Time;
@@ -30,21 +29,20 @@ enum Leaving {
     Gone,
 }
 
-/// The state behind a caller's calls. The state of the work is in the [`Engine`], which a helper
+/// The state behind a caller's calls. The state of the work is in the engine, which a helper
 /// thread may use in between.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    plan: Arc<Plan>,
+    facts: Facts,
     /// Cuts of the rounds that the caller holds, by slot.
     cuts: Vec<Cut>,
     /// The offsets of their outcomes.
     places: Vec<usize>,
-    /// The last round that this collective can run.
-    last_round: u64,
-    /// Newest round that was returned.
+    /// First and newest round that the last call with outcomes returned.
+    first: u64,
     taken: u64,
     /// The buffer of the next contribution.
-    buffer: u32,
+    buffer: Buffer,
     /// The caller may have begun to write it.
     begun: bool,
     /// The weight of the next contribution.
@@ -61,22 +59,22 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(engine: &Engine) -> Self {
-        let plan = engine.machine().plan().clone();
+    pub(crate) fn new(engine: &impl Protocol) -> Self {
+        let facts = engine.facts();
         Session {
-            cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
-            places: vec![0; plan.slots() as usize],
-            last_round: engine.driver().last_round(),
+            cuts: (0..facts.slots).map(|_| Cut::with_room_for(facts.ranks)).collect(),
+            places: vec![0; facts.slots],
+            first: 1,
             taken: 0,
-            buffer: 0,
+            buffer: engine.buffer(),
             begun: false,
             weight: 1,
             outstanding: false,
             leaving: Leaving::No,
             released: Cell::new(0),
-            last_fresh: RefCell::new(vec![0; plan.ranks as usize]),
-            active: RefCell::new(RankSet::full(plan.ranks)),
-            plan,
+            last_fresh: RefCell::new(vec![0; facts.ranks as usize]),
+            active: RefCell::new(RankSet::full(facts.ranks)),
+            facts,
         }
     }
 
@@ -85,9 +83,10 @@ impl Session {
         self.cuts.iter_mut().for_each(Cut::reserve);
     }
 
+    /// What does not change.
     #[inline]
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Offset and bytes of the next contribution, which the caller begins to write.
@@ -100,12 +99,12 @@ impl Session {
     /// Offset and bytes of the next contribution.
     #[inline]
     pub(crate) fn contribution(&self) -> (usize, usize) {
-        (self.plan.contribution(self.plan.me, self.buffer), self.plan.bytes)
+        (self.buffer.at, self.facts.bytes)
     }
 
     /// The buffer of the next contribution.
     pub(crate) fn buffer(&self) -> u32 {
-        self.buffer
+        self.buffer.number
     }
 
     /// Whether the caller may have begun to write the next contribution.
@@ -120,27 +119,13 @@ impl Session {
 
     /// Hands in the next contribution. If it is `unfilled`, none of its pieces is there yet.
     #[inline]
-    pub(crate) fn arrive(&mut self, engine: &mut Engine, now: Time, unfilled: bool) {
-        engine.begin_arrival(now);
-        let weight = std::mem::replace(&mut self.weight, 1);
-        let start = if unfilled { Machine::arrive_unfilled } else { Machine::arrive };
-        start(engine.machine_mut(), now, weight);
+    pub(crate) fn arrive(&mut self, engine: &mut impl Protocol, now: Time, unfilled: bool) {
+        engine.arrive(now, std::mem::replace(&mut self.weight, 1), unfilled);
         self.outstanding = true;
-        let buffer = if self.plan.fault(Fault::KeepBuffer) { self.buffer } else { engine.machine().buffer() };
-        (self.buffer, self.begun) = (buffer, false);
-    }
-
-    /// In a buffer that was handed in unfilled, all but the last `missing` pieces are there.
-    pub(crate) fn fill(&self, engine: &mut Engine, buffer: u32, missing: u64) {
-        engine.machine_mut().filled(buffer, missing);
-    }
-
-    /// All pieces are there: reports what this rank has moved meanwhile.
-    pub(crate) fn filled(&self, engine: &mut Engine) {
-        // The others must not have to wait until this rank returns to the library.
-        engine.machine_mut().count_segments();
-        // What this rank closed meanwhile took as long as its copy, so it is no measure of a round.
-        engine.forget_time();
+        self.begun = false;
+        if !self.facts.fault(Fault::KeepBuffer) {
+            self.buffer = engine.buffer();
+        }
     }
 
     /// What the caller waits for.
@@ -155,38 +140,34 @@ impl Session {
 
     /// Takes the outcomes. There are some: the goal was reached, and no helper thread had the engine since.
     #[inline]
-    pub(crate) fn take(&mut self, engine: &mut Engine) -> RangeInclusive<u64> {
-        let begun = self.begun && !self.plan.fault(Fault::ForgetBegun);
-        let rounds = engine.machine_mut().take(begun);
+    pub(crate) fn take(&mut self, engine: &mut impl Protocol) -> RangeInclusive<u64> {
+        let begun = self.begun && !self.facts.fault(Fault::ForgetBegun);
+        let rounds = engine.take(begun, &mut self.cuts, &mut self.places);
         debug_assert!(!rounds.is_empty());
-        engine.machine_mut().hand_cuts_to(rounds.clone(), &mut self.cuts);
-        for round in rounds.clone() {
-            self.places[self.plan.slot(round)] = engine.machine().outcome_at(round);
-        }
-        self.taken = *rounds.end();
-        self.buffer = engine.machine().buffer();
+        (self.first, self.taken) = (*rounds.start(), *rounds.end());
+        self.buffer = engine.buffer();
         self.outstanding = false;
         rounds
     }
 
     /// Whether the caller, which returns to the application, leaves work to a helper thread.
     #[inline]
-    pub(crate) fn leaves_work(&self, engine: &mut Engine) -> bool {
-        engine.left_undone().is_some() && !self.plan.fault(Fault::ForgetThread)
+    pub(crate) fn leaves_work(&self, engine: &mut impl Protocol) -> bool {
+        engine.left_undone().is_some() && !self.facts.fault(Fault::ForgetThread)
     }
 
     /// Hands in the last, empty arrival.
-    pub(crate) fn leave(&mut self, engine: &mut Engine) {
-        engine.machine_mut().leave();
+    pub(crate) fn leave(&mut self, engine: &mut impl Protocol, now: Time) {
+        engine.leave(now);
         self.leaving = Leaving::HandedIn;
     }
 
     /// The goal of a leaving rank is reached: sets the next one.
-    pub(crate) fn go_on_leaving(&mut self, engine: &mut Engine) {
+    pub(crate) fn go_on_leaving(&mut self, engine: &mut impl Protocol) {
         match self.leaving {
             Leaving::No => {}
             Leaving::HandedIn => {
-                engine.machine_mut().release(FOREVER);
+                engine.let_go();
                 // If an operation failed after this rank has left, others would wait, and no rank could say why.
                 self.leaving = Leaving::LetGo;
             }
@@ -211,30 +192,30 @@ impl Session {
     /// Whether round numbers are left. A late contribution may be carried a whole ring further, and
     /// a rank that leaves needs a round.
     pub(crate) fn has_rounds_left(&self) -> bool {
-        self.taken < self.last_round.saturating_sub(1 << 20)
+        self.taken < self.facts.last_round.saturating_sub(1 << 20)
     }
 
     /// The cut of a held round.
     pub(crate) fn cut(&self, round: u64) -> &Cut {
-        &self.cuts[self.plan.slot(round)]
+        &self.cuts[self.facts.slot(round)]
     }
 
-    /// The ranks with which this one averages in a held round.
-    pub(crate) fn group(&self, round: u64) -> RankSet {
+    /// The ranks that were active in a held round.
+    pub(crate) fn active_in(&self, round: u64) -> RankSet {
         let mut active = self.active.borrow().clone();
-        for before in self.released.get() + 1..round {
+        for before in self.oldest_held()..round {
             self.cut(before).leaving().for_each(|rank| active.remove(rank));
         }
-        let Some(group) = self.plan.memory else { return active };
-        let members = group.members(&active, round, self.plan.me);
-        active.clear();
-        members.into_iter().for_each(|rank| active.insert(rank));
         active
     }
 
     /// Offset and bytes of a held round's outcome.
     pub(crate) fn place(&self, round: u64) -> (usize, usize) {
-        (self.places[self.plan.slot(round)], self.plan.bytes)
+        (self.places[self.facts.slot(round)], self.facts.bytes)
+    }
+
+    fn oldest_held(&self) -> u64 {
+        self.first.max(self.released.get() + 1)
     }
 
     /// The newest released round in which a rank was fresh; 0 if there is none.
@@ -256,10 +237,11 @@ impl Session {
 
     /// The caller releases all that it holds.
     #[inline]
-    pub(crate) fn release(&self, engine: &mut Engine) {
-        let before = self.released.replace(self.taken);
+    pub(crate) fn release(&self, engine: &mut impl Protocol) {
+        let oldest = self.oldest_held();
+        self.released.set(self.taken);
         let (mut last_fresh, mut active) = (self.last_fresh.borrow_mut(), self.active.borrow_mut());
-        for round in before + 1..=self.taken {
+        for round in oldest..=self.taken {
             for entry in self.cut(round).entries.iter() {
                 match entry.part {
                     Part::Fresh => last_fresh[entry.rank as usize] = round,
@@ -268,7 +250,7 @@ impl Session {
                 }
             }
         }
-        engine.machine_mut().release(self.taken);
+        engine.release(self.taken);
     }
 
     /// Checks that there may be another arrival.
@@ -294,6 +276,6 @@ impl Session {
     }
 
     pub(crate) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
-        Error::Usage { rank: self.plan.me, operation, problem }
+        Error::Usage { rank: self.facts.me, operation, problem }
     }
 }

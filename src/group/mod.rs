@@ -29,7 +29,7 @@ use crate::named::UnknownName;
 use crate::rank_set::RankSet;
 
 /// Which ranks average with each other in a round of a collective with a memory. On the command line `world`, or for
-/// instance `butterfly=4`.
+/// instance `butterfly=4` or `arrivals=4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Group {
@@ -39,10 +39,18 @@ pub enum Group {
     /// Groups of at most this number of ranks, 2 or more. The groups of a round hold each active rank once, are as equal
     /// as they can be, and change from round to round, so that what one rank learns reaches all.
     Butterfly(u32),
+    /// This number of ranks that arrive one after the other, 2 or more. It needs a
+    /// [`memory`](crate::AllreduceBuilder::memory), [`Fire::ALL`](crate::Fire::ALL) with or without a deadline, and
+    /// [`Absent::Carry`](crate::Absent::Carry) or `Hold`; it is not recorded. A group is a round of its own, so ranks wait for no other
+    /// group. [`wait`](crate::Allreduce::wait) returns one outcome for each arrival, and rounds count groups. While fewer
+    /// ranks are active, a group has as many. This is the Partial Reduce of the P-Reduce paper (Miao et al., SIGMOD 2021)
+    /// without its controller. Over a network, rank 0 has the memory in which groups form:
+    /// [`finish`](crate::Allreduce::finish) there returns when all ranks have left.
+    Arrivals(u32),
 }
 
 impl Group {
-    /// Its schedule, if the ranks are divided.
+    /// The schedule of its rounds, if it divides the ranks of a round.
     ///
     /// # Errors
     /// A size that is less than 2.
@@ -50,6 +58,7 @@ impl Group {
         match self {
             Group::World => Ok(None),
             Group::Butterfly(size) => Butterfly::new(size).map(Some),
+            Group::Arrivals(size) => Butterfly::new(size).map(|_| None),
         }
     }
 
@@ -68,6 +77,7 @@ impl fmt::Display for Group {
         match self {
             Group::World => f.pad("world"),
             Group::Butterfly(size) => f.pad(&format!("butterfly={size}")),
+            Group::Arrivals(size) => f.pad(&format!("arrivals={size}")),
         }
     }
 }
@@ -76,10 +86,14 @@ impl FromStr for Group {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let known = "world, or butterfly=SIZE with a size of 2 or more";
+        let known = "world, butterfly=SIZE or arrivals=SIZE with a size of 2 or more";
         let unknown = || UnknownName { what: "groups", text: text.to_owned(), known };
-        let size = || text.strip_prefix("butterfly=")?.parse().ok();
-        let group = if text == "world" { Group::World } else { Group::Butterfly(size().ok_or_else(unknown)?) };
+        let group = match text.split_once('=') {
+            None if text == "world" => Group::World,
+            Some(("butterfly", size)) => Group::Butterfly(size.parse().map_err(|_| unknown())?),
+            Some(("arrivals", size)) => Group::Arrivals(size.parse().map_err(|_| unknown())?),
+            _ => return Err(unknown()),
+        };
         group.schedule().map_err(|_| unknown())?;
         Ok(group)
     }

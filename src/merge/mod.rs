@@ -133,6 +133,18 @@ impl Planner {
         &self.buckets
     }
 
+    /// Says when each message of given buckets begins and ends. Buckets hold the gradients in their order, each once.
+    pub fn schedule(&mut self, buckets: &[Range<usize>], gradients: &[Gradient], cost: Cost) -> &[Bucket] {
+        self.buckets.clear();
+        for bucket in buckets {
+            let bytes =
+                gradients[bucket.clone()].iter().fold(0_u64, |sum, gradient| sum.saturating_add(gradient.bytes));
+            self.add(bucket.clone(), bytes);
+        }
+        self.send(gradients, cost.into());
+        &self.buckets
+    }
+
     /// Adds a bucket without its times.
     fn add(&mut self, gradients: Range<usize>, bytes: u64) {
         self.buckets.push(Bucket { gradients, bytes, begin: Duration::ZERO, end: Duration::ZERO });

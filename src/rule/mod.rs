@@ -95,19 +95,7 @@ impl Absent {
     pub(crate) fn factor(self, age: u64) -> f32 {
         match self {
             Absent::Carry | Absent::Drop | Absent::Hold => 1.0,
-            Absent::Decay(factor) => {
-                // By squaring: the library's power may round differently elsewhere, and all ranks
-                // must compute the same bits.
-                let (mut power, mut square, mut left) = (1.0, f64::from(factor), age);
-                while left > 0 {
-                    if left % 2 == 1 {
-                        power *= square;
-                    }
-                    square *= square;
-                    left /= 2;
-                }
-                power as f32
-            }
+            Absent::Decay(factor) => power(f64::from(factor), age) as f32,
         }
     }
 
@@ -151,8 +139,22 @@ impl FromStr for Absent {
     }
 }
 
+/// A power, the same on every machine: by squaring, because the library's may round differently elsewhere, and all ranks
+/// must compute the same bits.
+pub(crate) fn power(base: f64, exponent: u64) -> f64 {
+    let (mut power, mut square, mut left) = (1.0, base, exponent);
+    while left > 0 {
+        if left % 2 == 1 {
+            power *= square;
+        }
+        square *= square;
+        left /= 2;
+    }
+    power
+}
+
 /// What the sum of a round is divided by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Scale {
     /// Nothing.
     #[default]
@@ -165,6 +167,24 @@ pub enum Scale {
     /// by its weight ([`Allreduce::weigh`](crate::Allreduce::weigh), 1 unless given) and by its
     /// decay, if there is one.
     Weights,
+    /// A mean in which models weigh less the further their ranks are behind: by this factor, which is between 0 and 1, for
+    /// each iteration. Then all are as far as the newest was. For models in groups by order of arrival
+    /// ([`Group::Arrivals`](crate::Group::Arrivals) with [`Absent::Hold`]): the dynamic weights of P-Reduce (Miao et al.,
+    /// SIGMOD 2021).
+    Ages(f32),
+}
+
+impl Scale {
+    /// Checks the factor.
+    ///
+    /// # Errors
+    /// One for ages that is not between 0 and 1.
+    pub fn check(self) -> Result<(), RuleError> {
+        match self {
+            Scale::Ages(factor) if !(factor > 0.0 && factor < 1.0) => Err(RuleError::NotAFactor { factor }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for Scale {
@@ -174,6 +194,7 @@ impl fmt::Display for Scale {
             Scale::World => "world",
             Scale::Contributions => "contributions",
             Scale::Weights => "weights",
+            Scale::Ages(factor) => return f.pad(&format!("ages={factor}")),
         })
     }
 }
@@ -187,7 +208,12 @@ impl FromStr for Scale {
             "world" => Ok(Scale::World),
             "contributions" => Ok(Scale::Contributions),
             "weights" => Ok(Scale::Weights),
-            _ => Err(RuleError::UnknownScale { text: text.to_owned() }),
+            _ => {
+                let factor = text.strip_prefix("ages=").and_then(|factor| factor.parse().ok());
+                let scale = factor.map(Scale::Ages).ok_or_else(|| RuleError::UnknownScale { text: text.to_owned() })?;
+                scale.check()?;
+                Ok(scale)
+            }
         }
     }
 }
@@ -205,7 +231,7 @@ pub enum RuleError {
         text: String,
     },
     /// Not one of the scales.
-    #[error("unknown scale {text:?}; use sum, world, contributions or weights")]
+    #[error("unknown scale {text:?}; use sum, world, contributions, weights or ages=FACTOR")]
     UnknownScale {
         /// What was given.
         text: String,
@@ -219,6 +245,12 @@ pub enum RuleError {
     /// A decay that would erase, invert or inflate late contributions.
     #[error("a decay of {factor} a round; use more than 0 and at most 1")]
     NotADecay {
+        /// What was given.
+        factor: f32,
+    },
+    /// A factor for ages with which old models would count as much as new ones, or none.
+    #[error("a factor of {factor} an iteration; use more than 0 and less than 1")]
+    NotAFactor {
         /// What was given.
         factor: f32,
     },
@@ -295,7 +327,7 @@ mod tests {
         for text in ["carry", "drop", "decay=0.5", "hold"] {
             assert_eq!(text.parse::<Absent>().unwrap().to_string(), text);
         }
-        for text in ["sum", "world", "contributions", "weights"] {
+        for text in ["sum", "world", "contributions", "weights", "ages=0.5"] {
             assert_eq!(text.parse::<Scale>().unwrap().to_string(), text);
         }
     }
@@ -307,6 +339,9 @@ mod tests {
         }
         for text in ["", "decay", "decay=0", "decay=1.5", "decay=NaN", "decay=-1", "drop=1"] {
             assert!(text.parse::<Absent>().is_err(), "{text}");
+        }
+        for text in ["", "ages", "ages=0", "ages=1", "ages=NaN", "ages=-1", "weights=1"] {
+            assert!(text.parse::<Scale>().is_err(), "{text}");
         }
     }
 

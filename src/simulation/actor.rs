@@ -14,10 +14,12 @@ use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::oracle::Oracle;
+use super::replay::Lead;
 use super::scenario::{Death, Habits, Since};
-use crate::collective::core::{Effort, Stats, Time};
+use crate::collective::core::{Cut, Effort, Stats, Time};
 use crate::collective::driver::Driver;
-use crate::collective::engine::{Engine, Goal};
+use crate::collective::engine::Engine;
+use crate::collective::protocol::{Goal, Protocol};
 use crate::collective::session::Session;
 use crate::executor::work::{Outlived, Polled, Rest, Work};
 use crate::fabric::Lender;
@@ -103,6 +105,10 @@ pub(super) struct Actor {
     caller_at: Option<Time>,
     helper_at: Option<Time>,
     made: u32,
+    /// The last round of each wait that returned some.
+    ends: Vec<u64>,
+    /// The collective whose cuts it follows, if it does.
+    lead: Option<Lead>,
     /// Newest round that the oracle has judged through this rank's eyes.
     judged: u64,
     /// Drops that the oracle has been told of.
@@ -136,9 +142,9 @@ pub(super) struct Met {
 }
 
 impl Actor {
-    pub(super) fn new(driver: Driver, habits: Habits) -> Self {
+    pub(super) fn new(driver: Driver, habits: Habits, lead: Option<Lead>) -> Self {
         let memory = driver.lender();
-        let engine = Engine::new(driver);
+        let engine = Engine::new(driver).with_following(lead.as_ref().map(Lead::following));
         let serves = habits.thread && engine.machine().serves();
         Actor {
             session: Session::new(&engine),
@@ -150,6 +156,8 @@ impl Actor {
             caller_at: Some(0),
             helper_at: serves.then_some(1),
             made: 0,
+            ends: Vec::new(),
+            lead,
             judged: 0,
             dropped: 0,
             turns: 0,
@@ -248,6 +256,12 @@ impl Actor {
         self.met
     }
 
+    /// The cuts that it recorded, and the last round of each wait that returned some.
+    pub(super) fn recorded(&self) -> (Vec<Cut>, Vec<u64>) {
+        let (mut machine, _) = self.engine.save();
+        (machine.recorded(), self.ends.clone())
+    }
+
     /// The next turn: the caller's, or its thread's if that is due first.
     pub(super) fn turn(
         &mut self,
@@ -280,6 +294,7 @@ impl Actor {
         oracle: &mut Rc<Oracle>,
     ) -> Result<Next, String> {
         self.take_news(now);
+        self.lead.iter_mut().for_each(|lead| lead.may_tell(rng));
         let next = if by_helper { self.help(now, rng, oracle) } else { self.call(now, rng, oracle) };
         match next {
             Ok(next) => Ok(next),
@@ -378,7 +393,7 @@ impl Actor {
     }
 
     fn rank(&self) -> u32 {
-        self.session.plan().me
+        self.session.facts().me
     }
 
     /// The engine, on its way to what the caller waits for.
@@ -398,14 +413,20 @@ impl Actor {
         if !again && rng.random_bool(0.5) {
             self.begin(oracle);
         }
-        // A thread that serves other ranks too is never done.
-        let ends = self.habits.thread && !self.engine.machine().serves();
+        // A thread that serves other ranks too is never done; one of a follower is when its caller has told it all.
+        let ends = self.habits.thread && !self.engine.machine().serves() && self.lead.is_none();
         let stays = ends && !self.is_leaving() && !self.engine.is_complete() && rng.random_bool(0.5);
         if stays { Next::Parked(None) } else { Next::After(rng.random_range(1..=self.habits.compute)) }
     }
 
     /// Calls `wait` or `finish`, or `test`.
     fn come(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus) {
+        if let Some(lead) = &mut self.lead {
+            match self.session.is_leaving() {
+                true => lead.tell_all(),
+                false => lead.tell_end(self.ends.len()),
+            }
+        }
         self.claim_work(now);
         self.take_seat(now);
         let Habits { tests, deadline, .. } = self.habits;
@@ -481,6 +502,7 @@ impl Actor {
         }
         let rounds = self.session.take(&mut self.engine);
         let (rank, newest) = (self.rank(), *rounds.end());
+        self.ends.push(newest);
         for round in rounds {
             Rc::make_mut(oracle).receives(rank, round)?;
             self.judge_held(round, oracle)?;

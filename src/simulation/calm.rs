@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::case::Case;
 use super::recording::Recording;
+use super::replay::Script;
 use super::scenario::{Habits, Scenario};
 use super::{Failure, run_within};
 use crate::collective::core::{Effort, Path};
@@ -82,6 +83,8 @@ impl Calm {
             fire: self.fire,
             grace: self.grace,
             depth: if synchronous { 1 } else { self.depth },
+            base: 0,
+            own_models: false,
             path: match synchronous {
                 true if several => Path::Gathered,
                 true => Path::Replicated,
@@ -96,6 +99,7 @@ impl Calm {
             program: None,
             deaths: Vec::new(),
             freeze: None,
+            script: Script::Free,
             fault: None,
             reduction: Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
             weather: Weather::default(),

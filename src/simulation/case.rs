@@ -10,7 +10,7 @@ use super::scenario::{Habits, Scenario};
 use crate::fabric::sim::Weather;
 use crate::rule::Grace;
 
-/// One schedule. Written as `8:17`, or `8:17+3,ranks=2,calm`: the world that generator 8 draws from seed 17, in
+/// One schedule. Written as `9:17`, or `9:17+3,ranks=2,calm`: the world that generator 9 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -91,6 +91,8 @@ pub enum Edit {
     Punctual,
     /// No rank has a helper thread.
     Alone,
+    /// It goes on from no checkpoint, and all ranks begin with the same model.
+    New,
 }
 
 /// A text that names no schedule.
@@ -136,6 +138,7 @@ impl Edit {
                     (habits.tests, habits.deadline) = (0, 0);
                 }
             }
+            Edit::New => (scenario.base, scenario.own_models) = (0, false),
             Edit::Alone => scenario.ranks.iter_mut().for_each(|habits| habits.thread = false),
         }
         scenario.compile();
@@ -164,6 +167,7 @@ impl Edit {
         };
         edits.extend(scenario.ranks.iter().any(unpunctual).then_some(Edit::Punctual));
         edits.extend(scenario.ranks.iter().any(|habits| habits.thread).then_some(Edit::Alone));
+        edits.extend((scenario.base > 0 || scenario.own_models).then_some(Edit::New));
         edits.extend((scenario.depth > 1 && !scenario.fire.is_synchronous()).then_some(Edit::Depth(1)));
         edits.extend((scenario.grace != Grace::NONE).then_some(Edit::Graceless));
         edits
@@ -183,6 +187,7 @@ impl fmt::Display for Edit {
             Edit::Survives(rank) => write!(f, "survives={rank}"),
             Edit::Punctual => f.write_str("punctual"),
             Edit::Alone => f.write_str("alone"),
+            Edit::New => f.write_str("new"),
         }
     }
 }
@@ -235,6 +240,7 @@ impl FromStr for Case {
                 ("survives", Some(rank)) => Edit::Survives(number(rank)?),
                 ("punctual", None) => Edit::Punctual,
                 ("alone", None) => Edit::Alone,
+                ("new", None) => Edit::New,
                 _ => return Err(bad()),
             })
         };
@@ -254,9 +260,11 @@ mod tests {
 
     #[test]
     fn cases_are_read_as_they_are_written() {
-        for text in
-            ["17", "17+3", "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual,alone,survives=1"]
-        {
+        for text in [
+            "17",
+            "17+3",
+            "5,ranks=2,steps=1:0,elements=1,depth=1,graceless,calm,immortal,punctual,alone,new,survives=1",
+        ] {
             let text = format!("{GENERATOR}:{text}");
             assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         }

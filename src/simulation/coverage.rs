@@ -212,6 +212,8 @@ impl Conditions {
             ("drop", reduction.absent == Absent::Drop),
             ("registers", scenario.memory.is_some()),
             ("groups of registers", scenario.memory.is_some_and(|group| group != Group::World)),
+            ("goes on", scenario.base > 0),
+            ("own models", scenario.own_models),
             ("hold", reduction.absent == Absent::Hold),
             ("decay", matches!(reduction.absent, Absent::Decay(_))),
             ("weights", reduction.scale == Scale::Weights),

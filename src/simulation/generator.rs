@@ -10,6 +10,7 @@ use std::time::Duration;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::replay::Script;
 use super::scenario::{Death, Habits, Scenario, Since};
 use crate::collective::core::{Effort, Path};
 use crate::collective::driver::Reduction;
@@ -21,7 +22,7 @@ use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 8;
+pub const GENERATOR: u32 = 9;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -173,11 +174,15 @@ impl Scenario {
             (weather.repeats, weather.lag) = (rng.random_range(64..=255), rng.random_range(10_000..100_000));
             pull_after = 100;
         }
+        let base = draw_base(rng);
+        let own_models = memory.is_some_and(|group| group != Group::World) && rng.random_bool(0.5);
         let mut scenario = Scenario {
             hosts,
             fire,
             grace,
             depth,
+            base,
+            own_models,
             path,
             memory,
             elements,
@@ -191,11 +196,21 @@ impl Scenario {
             weather,
             reduction,
             ranks: habits,
+            script: Script::Free,
             fault: options.fault,
         };
         scenario.compile();
         scenario
     }
+}
+
+/// The round from whose checkpoint a world goes on: mostly none, else any.
+fn draw_base(rng: &mut Xoshiro256PlusPlus) -> u64 {
+    if rng.random_bool(0.6) {
+        return 0;
+    }
+    let most = [8, 1000, 1 << 62][rng.random_range(0..3)];
+    rng.random_range(1..=most)
 }
 
 /// A rank and a number of its turns, below a power of ten with an exponent from a range: early

@@ -16,6 +16,7 @@ mod generator;
 mod oracle;
 mod recording;
 mod registers;
+mod replay;
 mod scenario;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,6 +32,7 @@ pub use coverage::{Coverage, Pair, Pairs};
 pub use fuzz::{Found, fuzz, shrink};
 pub use generator::{GENERATOR, Options};
 pub use recording::{NotAWorld, Recording};
+pub use replay::replay;
 
 use crate::collective::core::Time;
 use crate::collective::driver::{Driver, Regions};
@@ -40,6 +42,7 @@ use actor::{Actor, Next};
 use agenda::Agenda;
 use coverage::Conditions;
 use oracle::Oracle;
+use replay::Played;
 use scenario::Scenario;
 
 /// A schedule in which a guarantee did not hold.
@@ -97,6 +100,8 @@ struct Ended {
     events: u64,
     /// Nanoseconds of virtual time.
     time: u64,
+    /// What was recorded.
+    played: Played,
 }
 
 /// The events, if they are to be recorded.
@@ -158,7 +163,8 @@ fn simulate(
             coverage.freezes = u64::from(scenario.freeze.is_some() && freeze.is_none());
             let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
             let conditions = Conditions::of(scenario, &coverage, performed);
-            return Ok(Ended { coverage, conditions, events, time: now.max(network.now()) });
+            let played = Played::of(&actors, &oracle);
+            return Ok(Ended { coverage, conditions, events, time: now.max(network.now()), played });
         };
         let Some(index) = agenda.take(turn) else { continue };
         (events, now) = (events + 1, turn);
@@ -239,8 +245,9 @@ fn build(scenario: &Scenario, oracle: &Oracle, fabrics: &[SimFabric]) -> Result<
         let data = leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?;
         datas.push(data);
         if let Some(mut memory) = leader.window(data).map(Lender::new).filter(|_| plan.has_memory()) {
-            for at in plan.initial_models(host) {
-                memory.contribution(at, plan.bytes).copy_from_slice(&oracle.initial());
+            for &rank in plan.topology.ranks_of(host) {
+                let model = oracle.first_model(rank);
+                plan.first_models(rank).for_each(|at| memory.contribution(at, plan.bytes).copy_from_slice(&model));
             }
         }
     }
@@ -249,8 +256,10 @@ fn build(scenario: &Scenario, oracle: &Oracle, fabrics: &[SimFabric]) -> Result<
         .zip(ends)
         .zip(&scenario.ranks)
         .map(|((me, end), habits)| {
-            let driver = Driver::new(plan.seen_by(me), end, regions.clone(), scenario.reduction, None).map_err(text)?;
-            Ok(Actor::new(driver, habits.clone()))
+            let mut driver =
+                Driver::new(plan.seen_by(me), end, regions.clone(), scenario.reduction, None).map_err(text)?;
+            scenario.script.instruct(driver.machine_mut());
+            Ok(Actor::new(driver, habits.clone(), scenario.script.lead(me)))
         })
         .collect()
 }

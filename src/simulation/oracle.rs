@@ -49,7 +49,15 @@ impl Outcome {
 pub(super) struct Oracle {
     ranks: u32,
     fire: Fire,
+    /// The rounds before the first, which rules, groups and callers count.
+    base: u64,
+    /// Whether each rank begins with a model of its own.
+    own_models: bool,
+    /// The newest round behind which nothing may be carried, because ranks can save it.
+    carried_past: u64,
     depth: u64,
+    /// Cuts come from a recording, whose oracle has judged when they fired.
+    given: bool,
     elements: usize,
     reduction: Reduction,
     /// The registers after the newest round, if ranks have any.
@@ -77,12 +85,16 @@ pub(super) struct Oracle {
 
 impl Oracle {
     pub(super) fn new(scenario: &Scenario) -> Self {
-        let Scenario { fire, depth, elements, reduction, schedule, .. } = *scenario;
+        let Scenario { fire, depth, base, own_models, elements, reduction, schedule, .. } = *scenario;
         let ranks = scenario.hosts.len() as u32;
         let mut oracle = Oracle {
             ranks,
             fire,
+            base,
+            own_models,
+            carried_past: 0,
             depth,
+            given: scenario.script.gives(),
             elements,
             reduction,
             registers: None,
@@ -99,15 +111,15 @@ impl Oracle {
             full_with_carried: 0,
             early: 0,
         };
-        oracle.registers =
-            scenario.memory.map(|group| Registers::new(group, reduction.absent, &oracle.initial(), ranks));
+        let first = || (0..ranks).map(|rank| oracle.first_model(rank).into()).collect();
+        oracle.registers = scenario.memory.map(|group| Registers::new(group, reduction.absent, first()));
         oracle
     }
 
-    /// The model with which all ranks begin.
-    pub(super) fn initial(&self) -> Vec<u8> {
+    /// The model with which a rank begins.
+    pub(super) fn first_model(&self, rank: u32) -> Vec<u8> {
         let mut model = vec![0; self.elements * self.reduction.dtype.size()];
-        self.fill(0xFF_FFFF, 0, &mut model);
+        self.fill(0xFF_FFFF - if self.own_models { rank } else { 0 }, 0, &mut model);
         model
     }
 
@@ -156,6 +168,12 @@ impl Oracle {
         }
     }
 
+    /// Each round's cut, and what each rank sees of it.
+    pub(super) fn seen(&self) -> impl Iterator<Item = (Cut, Vec<Vec<u8>>)> {
+        let of_all = |round: &Round| (0..self.ranks).map(|rank| round.outcome.of(rank).to_vec()).collect();
+        self.rounds.values().map(move |round| (round.cut.clone(), of_all(round)))
+    }
+
     #[inline]
     pub(super) fn released(&self, rank: u32) -> u64 {
         self.released[rank as usize]
@@ -186,12 +204,17 @@ impl Oracle {
             return self.still(rank, round, data);
         }
         self.judge(cut)?;
-        self.judge_firing(cut, now)?;
+        if !self.given {
+            self.judge_firing(cut, now)?;
+        }
         let outcome = match &self.registers {
             None => Outcome::Shared(self.expected(cut)),
-            Some(registers) => {
-                Outcome::Registers(registers.after(cut, &self.active, &self.sources(cut), self.reduction)?)
-            }
+            Some(registers) => Outcome::Registers(registers.after(
+                (cut, self.base),
+                &self.active,
+                &self.sources(cut),
+                self.reduction,
+            )?),
         };
         let expected = outcome.of(rank);
         if data != expected {
@@ -212,7 +235,7 @@ impl Oracle {
     fn judge_firing(&mut self, cut: &Cut, now: Time) -> Verdict {
         let round = cut.round();
         let arrived = cut.entries().filter(|entry| entry.part != Part::Carried);
-        let condition = self.fire.condition(round, &self.active, self.ranks);
+        let condition = self.fire.condition(self.base + round, &self.active, self.ranks);
         let holds = match condition {
             Condition::Count(least) => arrived.clone().count() as u32 >= least,
             Condition::Rank(drawn) => arrived.clone().any(|entry| entry.rank == drawn),
@@ -273,6 +296,12 @@ impl Oracle {
             if entry.part == Part::Leaving {
                 continue;
             }
+            if round - entry.age <= self.carried_past {
+                return Err(format!(
+                    "G1: {entry:?} enters round {round}, although round {} could be saved",
+                    self.carried_past
+                ));
+            }
             match self.made.get_mut(&(entry.rank, round - entry.age)) {
                 None => return Err(format!("G1: round {round} has {entry:?}, which no rank made")),
                 Some(Contribution { entered: Some(before), .. }) => {
@@ -289,6 +318,9 @@ impl Oracle {
                     }
                 }
             }
+        }
+        if self.fire.is_full(self.base + round) || self.active.iter().all(|rank| cut.holds(rank, Part::Fresh)) {
+            self.carried_past = round;
         }
         let carried = cut.entries().filter(|entry| entry.part == Part::Carried);
         self.carried_with_fresh += u64::from(carried.clone().any(|entry| cut.holds(entry.rank, Part::Fresh)));
@@ -383,9 +415,12 @@ impl Oracle {
 
     /// Checks that a rank holds the agreed round, and that its data has not changed.
     pub(super) fn holds(&self, rank: u32, cut: &Cut, data: &[u8]) -> Verdict {
-        let round = cut.round();
+        // What its caller counts.
+        let round = cut.round().wrapping_sub(self.base);
         match self.rounds.get(&round) {
-            Some(known) if known.cut == *cut => self.still(rank, round, data),
+            Some(known) if known.cut.entries().eq(cut.entries()) && known.cut.initiator() == cut.initiator() => {
+                self.still(rank, round, data)
+            }
             known => Err(format!("G2: rank {rank} holds {cut:?} where others saw {:?}", known.map(|known| &known.cut))),
         }
     }

@@ -20,8 +20,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    pub(super) fn new(group: Group, absent: Absent, initial: &[u8], ranks: u32) -> Self {
-        let models: Vec<Rc<[u8]>> = vec![initial.into(); ranks as usize];
+    pub(super) fn new(group: Group, absent: Absent, models: Vec<Rc<[u8]>>) -> Self {
         Registers { group, held: (absent == Absent::Hold).then(|| models.clone()), models }
     }
 
@@ -29,10 +28,11 @@ impl Registers {
         &self.models[rank as usize]
     }
 
-    /// The registers after a round among these ranks, with these contributions in the order of reduction.
+    /// The registers after a round among these ranks, before whose first one `base` others came, with these contributions in
+    /// the order of reduction.
     pub(super) fn after(
         &self,
-        cut: &Cut,
+        (cut, base): (&Cut, u64),
         active: &RankSet,
         sources: &[(Entry, Vec<u8>)],
         reduction: Reduction,
@@ -41,7 +41,8 @@ impl Registers {
         if let Some(held) = &mut after.held {
             sources.iter().for_each(|(entry, source)| held[entry.rank as usize] = source.as_slice().into());
         }
-        for (lowest, members) in active.iter().map(|rank| (rank, self.group.members(active, cut.round(), rank))) {
+        let groups = active.iter().map(|rank| (rank, self.group.members(active, base + cut.round(), rank)));
+        for (lowest, members) in groups {
             let contributed = cut.contributions().any(|entry| members.contains(&entry.rank));
             if members.first() != Some(&lowest) || !contributed {
                 continue;
@@ -55,7 +56,7 @@ impl Registers {
             match self.group {
                 // The one register is also what a rank sees that has left.
                 Group::World => after.models.fill(model),
-                Group::Butterfly(_) => members.iter().for_each(|&member| after.models[member as usize] = model.clone()),
+                _ => members.iter().for_each(|&member| after.models[member as usize] = model.clone()),
             }
         }
         if self.held.is_none() {

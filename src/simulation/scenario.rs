@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::explore::{Means, World};
 use super::recording::as_text;
+use super::replay::Script;
 use crate::collective::core::{Effort, Path, Plan, Terms, Topology, program};
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::Weather;
@@ -25,6 +26,12 @@ pub(super) struct Scenario {
     #[serde(with = "as_text")]
     pub(super) grace: Grace,
     pub(super) depth: u64,
+    /// The round from whose checkpoint the ranks go on.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) base: u64,
+    /// Whether each rank begins with a model of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) own_models: bool,
     pub(super) path: Path,
     /// Whether ranks have registers, and which of them average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,6 +51,9 @@ pub(super) struct Scenario {
     pub(super) deaths: Vec<Death>,
     /// The rank that freezes, at which of its turns, and for how long.
     pub(super) freeze: Option<(usize, u64, u64)>,
+    /// Whether its rounds are recorded, or replayed.
+    #[serde(skip)]
+    pub(super) script: Script,
     #[serde(skip)]
     pub(super) fault: Option<Fault>,
     #[serde(with = "ReductionAsText")]
@@ -74,6 +84,8 @@ impl std::fmt::Debug for Scenario {
             fire,
             grace,
             depth,
+            base,
+            own_models,
             path,
             memory,
             elements,
@@ -89,12 +101,16 @@ impl std::fmt::Debug for Scenario {
         } = self;
         write!(
             f,
-            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, {} {schedule:?}, memory {memory:?}, {elements} elements, \
+            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, from round {base}, {} {schedule:?}, memory {memory:?}, own models {own_models}, {elements} elements, \
              segments of {segment}, {reduction:?}, deaths {deaths:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
             hosts.len(),
             path.name(),
         )
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A rank that dies.
@@ -214,8 +230,11 @@ impl Scenario {
             if self.path != Path::Segmented || !averages || group.schedule().is_err() {
                 return bad("`memory` needs the path `segmented`, the sum of floats, and groups of 2 or more");
             }
-        } else if self.reduction.absent == Absent::Hold {
-            return bad("`hold` needs `memory`");
+        } else if self.reduction.absent == Absent::Hold || self.own_models {
+            return bad("`hold` and `own_models` need `memory`");
+        }
+        if self.base > 1 << 62 || (self.own_models && self.memory == Some(Group::World)) {
+            return bad("`base` is at most 2^62, and in the group `world` ranks begin with the same model");
         }
         let depths = match self.fire.is_synchronous() {
             true if has_program || is_relayed => 2..=2,
@@ -284,6 +303,8 @@ impl Scenario {
             fire: world.fire,
             grace,
             depth,
+            base: 0,
+            own_models: false,
             path,
             memory,
             elements,
@@ -297,6 +318,7 @@ impl Scenario {
             deaths: Vec::new(),
             freeze: None,
             weather: Weather::default(),
+            script: Script::Free,
             fault: world.fault,
         }
     }
@@ -313,6 +335,8 @@ impl Scenario {
             weighted: self.reduction.scale == Scale::Weights,
             depth: self.depth,
             path: self.path,
+            given: self.script.gives(),
+            base: self.base,
             memory: self.memory,
             bytes: self.elements * self.reduction.dtype.size(),
             wide_bytes: self.elements * self.reduction.dtype.wide_size(),

@@ -101,7 +101,8 @@ fn different_lengths_are_an_error() {
 
 fn the_root_returns_when_all_ranks_have_read() {
     let parameters = HwConfig::load(None).unwrap().of("shm", None).unwrap();
-    let world = |fabric: Arc<dyn Fabric>| World::new(fabric, parameters.clone(), DEADLINE, "a test");
+    let config = Config { deadline: DEADLINE, ..Config::default() };
+    let world = |fabric: Arc<dyn Fabric>| World::new(fabric, parameters.clone(), &config, "a test");
     let [zero, one]: [ShmFabric; 2] = ShmFabric::in_this_process(2).unwrap().try_into().unwrap();
     let hold = Arc::new(Hold::default());
     let (root, reader) = (world(Arc::new(zero)), world(Arc::new(Slow { fabric: one, hold: hold.clone() })));

@@ -11,6 +11,7 @@ pub mod faults;
 pub mod guests;
 pub mod hosts;
 pub mod marks;
+pub mod models;
 pub mod stress;
 pub mod tier;
 pub mod troubles;

@@ -19,6 +19,14 @@ impl Cut {
         Cut { round: 0, initiator: None, entries: Entries::with_room_for(2 * ranks as usize) }
     }
 
+    /// A cut with these entries, which are in the order of reduction.
+    pub(crate) fn of_entries(round: u64, initiator: Option<u32>, entries: Vec<Entry>) -> Self {
+        let mut cut = Cut { round, initiator, entries: Entries::with_room_for(entries.len()) };
+        cut.entries.clear();
+        entries.into_iter().for_each(|entry| cut.entries.push(entry));
+        cut
+    }
+
     /// Makes its memory now.
     pub(crate) fn reserve(&mut self) {
         self.entries.reserve();
@@ -30,7 +38,13 @@ impl Cut {
         self.entries.clear();
     }
 
-    /// The round, counted from 1.
+    /// Makes it that of a round that no single rank has closed.
+    pub(crate) fn fill(&mut self, round: u64, entries: impl Iterator<Item = Entry>) {
+        self.begin(round, None);
+        entries.for_each(|entry| self.entries.push(entry));
+    }
+
+    /// The round, counted from 1, those before a [`checkpoint`](crate::AllreduceBuilder::restore) included.
     #[must_use]
     pub fn round(&self) -> u64 {
         self.round

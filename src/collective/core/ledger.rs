@@ -42,6 +42,8 @@ pub(super) struct Ledger {
     dead: RankSet,
     /// Left: this rank's last arrival is in a cut.
     left: bool,
+    /// The cuts of rounds that fired and were not fetched, if they are recorded.
+    log: Option<Vec<Cut>>,
 }
 
 impl Hash for Ledger {
@@ -79,6 +81,7 @@ impl Ledger {
             others: RankSet::empty(plan.ranks),
             dead: RankSet::empty(plan.ranks),
             left: false,
+            log: None,
         }
     }
 
@@ -207,6 +210,19 @@ impl Ledger {
             }
             self.leavers.insert(rank);
         }
+        if let Some(log) = &mut self.log {
+            log.push(self.cuts[slot].clone());
+        }
+    }
+
+    /// Records cuts from now on.
+    pub(super) fn record(&mut self) {
+        self.log = Some(Vec::new());
+    }
+
+    /// The cuts that were recorded since this was asked last.
+    pub(super) fn recorded(&mut self) -> Vec<Cut> {
+        self.log.as_mut().map_or_else(Vec::new, std::mem::take)
     }
 
     /// The outcome of the next round is complete.
@@ -220,6 +236,13 @@ impl Ledger {
     #[inline]
     pub(super) fn take(&mut self) {
         self.taken = self.landed;
+    }
+
+    /// The caller has the rounds up to this one, which have landed.
+    #[inline]
+    pub(super) fn take_up_to(&mut self, round: u64) {
+        debug_assert!(self.taken < round && round <= self.landed);
+        self.taken = round;
     }
 
     /// This rank passes a round over, which has fired and whose outcome it does not want.

@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::agreement::{Agreement, Arrival, Relay};
+use super::agreement::{Agreement, Arrival, Given, Relay};
 use super::buffers::Buffers;
 use super::context::Context;
 use super::cut::Cut;
@@ -226,7 +226,42 @@ impl Machine {
     /// Whether there are rounds that `wait` would return now.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        self.cx.ledger.landed() > self.cx.ledger.taken() && self.is_served() && self.owes_nothing()
+        let ledger = &self.cx.ledger;
+        let least = self.given_end().unwrap_or(ledger.taken() + 1);
+        ledger.landed() >= least && self.is_served() && self.owes_nothing()
+    }
+
+    /// The last round that the next `take` returns, if that is given.
+    #[inline]
+    fn given_end(&self) -> Option<u64> {
+        self.agreement.given().and_then(|given| given.end(&self.arrival))
+    }
+
+    /// Where cuts are given: that of the next round for which none was given yet.
+    pub(crate) fn give(&mut self, cut: Cut) {
+        if let Some(given) = self.agreement.given_mut() {
+            given.give(cut);
+            self.cx.outbox.note();
+        }
+    }
+
+    /// Where cuts are given: the last round that is to be returned for an arrival, of the next one for which none was given
+    /// yet.
+    pub(crate) fn give_end(&mut self, round: u64) {
+        if let Some(given) = self.agreement.given_mut() {
+            given.give_end(round);
+            self.cx.outbox.note();
+        }
+    }
+
+    /// Records the cuts of the rounds that fire from now on.
+    pub(crate) fn record(&mut self) {
+        self.cx.ledger.record();
+    }
+
+    /// The cuts that were recorded since this was asked last.
+    pub(crate) fn recorded(&mut self) -> Vec<Cut> {
+        self.cx.ledger.recorded()
     }
 
     /// Whether there is all that the arrival waits for.
@@ -250,7 +285,10 @@ impl Machine {
                 counted,
                 "a rank goes away with segments that it has not counted, so others would wait for it"
             );
-            self.cx.ledger.take();
+            match self.agreement.given_mut().and_then(|given| given.pass_end(&self.arrival, &self.cx.plan)) {
+                Some(end) => self.cx.ledger.take_up_to(end),
+                None => self.cx.ledger.take(),
+            }
             if let Some(unread) = self.arrival.end() {
                 self.buffers.free(unread);
             }
@@ -303,7 +341,7 @@ impl Machine {
         // Only ranks that are in the library are waited for here, so it cannot take long.
         if self.waits_for_pieces() {
             Interest::Piece
-        } else if self.arrival.is_blocked() {
+        } else if self.arrival.is_blocked() || self.agreement.given().is_some_and(Given::lacks_room) {
             Interest::Room
         } else {
             Interest::Outcome

@@ -31,10 +31,19 @@ pub struct Stats {
     pub segments: u64,
     /// Segments that this rank could not move yet, because a rank was still filling them.
     pub awaited: u64,
-    /// Where ranks have registers: groups that moved in the rounds that this rank has seen.
+    /// Where ranks have registers: groups that moved in the rounds that this rank has seen. By order of arrival: groups
+    /// that it closed.
     pub groups: u64,
     /// Rounds in which this rank's group did not move, because none of its members contributed.
     pub idle: u64,
+    /// Of the groups by order of arrival that this rank closed, those that too few ranks were left to fill.
+    pub closed_early: u64,
+    /// Of these groups, the ones that were apart from other ranks and have a lender's register for that.
+    pub bridges: u64,
+    /// Of these groups, the ones that were apart and found no rank that could lend.
+    pub apart: u64,
+    /// How often groups borrowed this rank's register while it computed.
+    pub lent: u64,
     /// How often the library was entered for this rank's part, or looked again while waiting.
     pub polls: u64,
     /// Messages to other ranks that this rank sent, for itself or for others, to say that a round

@@ -13,7 +13,7 @@ use loom::thread;
 use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
-use crate::collective::core::{Effort, Path, Plan, Terms, program};
+use crate::collective::core::{Cut, Effort, Entry, Part, Path, Plan, Terms, program};
 use crate::fabric::Lender;
 use crate::fabric::modelled::Host;
 use crate::reduce::{Dtype, Reduce};
@@ -30,12 +30,15 @@ struct World {
     elements: usize,
     /// Whether ranks may sleep. No rank that does fences for another one then.
     sleeps: bool,
+    /// Whether cuts are given: those of some rounds in which all ranks are fresh.
+    given: bool,
 }
 
 const REPLICATED: World =
-    World { ranks: 2, path: Path::Replicated, fire: Fire::ALL, depth: 1, elements: 1, sleeps: false };
+    World { ranks: 2, path: Path::Replicated, fire: Fire::ALL, depth: 1, elements: 1, sleeps: false, given: false };
 const EAGER: World = World { path: Path::Eager, fire: Fire::SOLO, ..REPLICATED };
 const SEGMENTED: World = World { path: Path::Segmented, elements: 2, ..REPLICATED };
+const GIVEN: World = World { fire: Fire::SOLO, elements: 1, given: true, ..SEGMENTED };
 const PROGRAM: World = World { path: Path::Program, depth: 2, ..REPLICATED };
 
 /// The contribution of a rank to a round: a bit of its own, so a sum names its parts.
@@ -49,6 +52,7 @@ impl World {
         let program = || program(self.ranks, (self.fire, grace), Schedule::Doubling, (bytes, 0), self.depth);
         Plan::new(Terms {
             depth: self.depth,
+            given: self.given,
             bytes,
             wide_bytes: bytes,
             program: (self.path == Path::Program).then(program),
@@ -91,7 +95,9 @@ impl World {
         if let Some(cells) = MISTAKEN.get() {
             narrow(cells(&plan).into_iter().map(|cell| host.cell(cell)));
         }
-        (0..self.ranks).map(|me| Rank::new(self.plan(me), &host)).collect()
+        let mut ranks: Vec<Rank> = (0..self.ranks).map(|me| Rank::new(self.plan(me), &host)).collect();
+        ranks.iter_mut().filter(|_| self.given).for_each(Rank::give);
+        ranks
     }
 }
 
@@ -125,6 +131,16 @@ impl Rank {
 
     fn work(&mut self, effort: Effort) {
         self.driver.drive(0, effort).unwrap();
+    }
+
+    /// Gives it cuts with fresh contributions of all ranks.
+    fn give(&mut self) {
+        let machine = self.driver.machine_mut();
+        for round in 1..=3 {
+            let fresh = |rank| Entry::new(rank, Part::Fresh, (0, 1), 0);
+            machine.give(Cut::of_entries(round, None, (0..machine.plan().ranks).map(fresh).collect()));
+            machine.give_end(round);
+        }
     }
 
     /// Writes a part (offset and length in bytes) of the contribution to a round.
@@ -290,6 +306,18 @@ fn claims_are_used_again() {
     SEGMENTED.play(Some(1), |rank| (0..3).for_each(|_| rank.round()));
 }
 
+/// Given cuts. Each rank sees by itself that a round fires, from tags or from a record that the other one writes, too.
+#[test]
+fn given_cuts_need_tags_alone() {
+    GIVEN.play(Some(2), Rank::round);
+}
+
+/// Given cuts. No rank clears claims: those of an older use of a slot count as none.
+#[test]
+fn claims_of_given_cuts_are_used_again() {
+    GIVEN.play(Some(1), |rank| (0..3).for_each(|_| rank.round()));
+}
+
 /// Pieces. A rank reduces a segment only when every contribution has that piece.
 #[test]
 fn a_piece_is_read_when_it_is_filled() {
@@ -402,6 +430,16 @@ fn a_record_without_release_is_found() {
 #[test]
 fn a_look_at_records_without_acquire_is_found() {
     find_on(Operation::Look, records, a_record_publishes_the_outcome_and_the_next_word);
+}
+
+#[test]
+fn a_tag_of_a_given_cut_without_release_is_found() {
+    find_on(Operation::Announce, tags, given_cuts_need_tags_alone);
+}
+
+#[test]
+fn a_look_at_tags_of_a_given_cut_without_acquire_is_found() {
+    find_on(Operation::Look, tags, given_cuts_need_tags_alone);
 }
 
 #[test]

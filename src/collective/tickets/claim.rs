@@ -1,4 +1,4 @@
-//! Claims on registers: one cell for each rank, in its own memory.
+//! Claims on registers: one cell for each rank.
 //!
 //! A *register* is what a rank's model is in between: it takes part in the rank's own group, or as a lender's in another
 //! one, never in two at once. The cell says which group has it, plus one. A claim ends with its group, so that it is

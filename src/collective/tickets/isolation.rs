@@ -17,6 +17,12 @@ pub(super) fn window(ranks: u32, size: u32) -> u64 {
     2 * u64::from(cycle(ranks, size)) * u64::from(ranks.div_ceil(size))
 }
 
+/// How many groups closers look back on. Some ranks may have no lender at first, and each group has one lender at most, so
+/// they begin a quarter of a window before ranks are apart.
+pub(super) fn horizon(ranks: u32, size: u32) -> u64 {
+    window(ranks, size).div_ceil(4) * 3
+}
+
 /// The graph of a window.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Window {

@@ -3,13 +3,16 @@
 mod closer;
 
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::isolation::Window;
 use super::op::Op;
 use super::plan::Plan;
-use super::record::{Cut, Member};
-use super::word::{self, Duty, Seat, Ticket};
+use super::record::{Cut, Member, Record};
+#[cfg(all(test, not(loom)))]
+use super::word::Seat;
+use super::word::{self, Duty, Ticket};
 use super::{Stats, claim};
 use crate::collective::core::{Cells, Time};
 use crate::fabric::Atomic;
@@ -47,16 +50,32 @@ enum Stage {
     Borrowing { seats: u32, lender: u32, claim: u64 },
     /// Closer: publishes the cut.
     Publishing,
-    /// The data moves.
+    /// Takes a segment that no member has begun to move.
+    Taking,
+    /// Moves it.
     Moving,
+    /// Counts it.
+    Counting,
+    /// Waits for the segments that other members move.
+    AwaitMoved,
     /// Counts the release.
     Releasing,
-    /// The last release: begins the record's next turn.
+    /// The last release: readies the counts of segments for the record's next turn.
+    Clearing,
+    /// Begins the record's next turn.
     Ending,
     /// The caller may take the cut.
     Over,
     /// This rank left.
     Left,
+}
+
+/// What happens to a group, and ranks wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) group: u64,
+    /// One of its entries is there, which its closer waits for.
+    pub(super) is_entry: bool,
 }
 
 /// One rank's part of the protocol. See the module.
@@ -137,7 +156,7 @@ impl Machine {
         if self.plan.lends() {
             self.stage = Stage::AwaitRegister;
         } else {
-            self.draw();
+            self.enter();
         }
     }
 
@@ -147,7 +166,8 @@ impl Machine {
     }
 
     /// The operation that is to be carried out.
-    pub(crate) fn peek_op(&self) -> Option<&Op> {
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn peek_op(&self) -> Option<&Op> {
         self.op.as_ref()
     }
 
@@ -163,6 +183,7 @@ impl Machine {
             Stage::AwaitRecord => self.show(cells),
             Stage::Open => self.look(now, cells),
             Stage::Gathering { seats } => self.gather(seats, cells),
+            Stage::AwaitMoved if self.has_moved(cells) => self.release(),
             _ => {}
         }
         (self.stage, self.seen) != (stage, seen)
@@ -190,9 +211,18 @@ impl Machine {
                 self.refused.push(lender);
                 self.stage = Stage::Gathering { seats };
             }
-            Stage::Publishing => self.combine(),
-            Stage::Moving => self.release(),
+            Stage::Publishing => self.formed(),
+            Stage::Taking if found < self.plan.segments() => {
+                self.ask(Op::Combine { group: self.cut.group, segment: found }, Stage::Moving);
+            }
+            Stage::Taking => self.stage = Stage::AwaitMoved,
+            Stage::Moving => self.count_in_record(Record::moved, Stage::Counting),
+            Stage::Counting => {
+                self.stats.segments += 1;
+                self.count_in_record(Record::taken, Stage::Taking);
+            }
             Stage::Releasing => self.released(found),
+            Stage::Clearing => self.write(self.plan.record(self.cut.group).end(), Stage::Ending),
             Stage::Ending => self.stage = Stage::Over,
             _ => debug_assert!(false, "no operation was in flight"),
         }
@@ -216,7 +246,8 @@ impl Machine {
     }
 
     /// The seat that this rank holds: from its ticket until it has released the group.
-    pub(crate) fn seat(&self) -> Option<Seat> {
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn seat(&self) -> Option<Seat> {
         let has_none = matches!(
             self.stage,
             Stage::Idle
@@ -224,6 +255,7 @@ impl Machine {
                 | Stage::Claiming
                 | Stage::Departing
                 | Stage::Drawing
+                | Stage::Clearing
                 | Stage::Ending
                 | Stage::Over
                 | Stage::Left
@@ -233,6 +265,114 @@ impl Machine {
 
     pub(crate) fn has_left(&self) -> bool {
         self.stage == Stage::Left
+    }
+
+    /// Whether the next operation begins to move a segment.
+    pub(super) fn is_to_move(&self) -> bool {
+        self.op.is_some() && self.stage == Stage::Taking
+    }
+
+    /// Whether the cut of the outstanding arrival is known, so that the group needs no more ranks.
+    pub(super) fn has_formed(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Taking
+                | Stage::Moving
+                | Stage::Counting
+                | Stage::AwaitMoved
+                | Stage::Releasing
+                | Stage::Clearing
+                | Stage::Ending
+        )
+    }
+
+    /// Whether there is no arrival, or nothing left to do for it.
+    pub(super) fn is_at_rest(&self) -> bool {
+        matches!(self.stage, Stage::Idle | Stage::Over | Stage::Left)
+    }
+
+    /// What the machine waits for, when a poll has found nothing to do.
+    pub(super) fn awaits(&self) -> Event {
+        let of = |group: Option<u64>| Event { group: group.unwrap_or_default(), is_entry: false };
+        let group = self.ticket.seat.group;
+        match self.stage {
+            Stage::AwaitRegister => of(claim::group(self.claim)),
+            Stage::AwaitRecord => of(group.checked_sub(self.plan.records())),
+            Stage::Gathering { .. } => Event { group, is_entry: true },
+            _ => of(Some(group)),
+        }
+    }
+
+    /// The cells that a poll looks at.
+    pub(super) fn watches(&self) -> Range<usize> {
+        let record = |group: u64| self.plan.record(group).cells(self.plan.size());
+        match self.stage {
+            _ if self.op.is_some() => 0..0,
+            Stage::AwaitRegister => claim::group(self.claim).map_or(0..0, record),
+            // It looks for a lender.
+            Stage::Gathering { .. } if self.plan.lends() => 0..self.plan.cells(),
+            Stage::AwaitRecord | Stage::Open | Stage::Gathering { .. } | Stage::AwaitMoved => {
+                record(self.ticket.seat.group)
+            }
+            _ => 0..0,
+        }
+    }
+
+    /// What an operation changes that ranks may wait for.
+    pub(super) fn changes(&self, op: &Op) -> Option<Event> {
+        let group = self.ticket.seat.group;
+        match (op, self.stage) {
+            (Op::StorePair { .. }, Stage::Showing) => Some(Event { group, is_entry: true }),
+            (Op::StorePair { .. }, Stage::Publishing | Stage::Ending) | (Op::Atomic { .. }, Stage::Counting) => {
+                Some(Event { group, is_entry: false })
+            }
+            _ => None,
+        }
+    }
+
+    /// Ranks without which this one does not go on.
+    pub(super) fn missing(&self, cells: &impl Cells) -> Vec<u32> {
+        let seated = |group: u64| {
+            let record = self.plan.record(group);
+            (0..self.plan.size()).filter_map(move |index| record.rank_at(index, cells))
+        };
+        let group = self.awaits().group;
+        match self.stage {
+            // Those that have not released it yet are among its members.
+            Stage::AwaitRegister => seated(group).collect(),
+            // Its members may wait for the record themselves.
+            Stage::AwaitRecord => {
+                let mut earlier = std::iter::successors(Some(group), |group| group.checked_sub(self.plan.records()));
+                let has_record = earlier.find(|&group| seated(group).next().is_some());
+                has_record.into_iter().flat_map(seated).collect()
+            }
+            Stage::AwaitMoved => self.cut.members.iter().map(|member| member.rank).collect(),
+            Stage::Idle | Stage::Over => Vec::new(),
+            // It stays until all others have left, too.
+            Stage::Left => self.away(&[], cells).0,
+            stage => {
+                let here: Vec<u32> = seated(group).collect();
+                let (word, size) = (cells.load(self.plan.tickets()), self.plan.size());
+                let is_whole = here.len() == size as usize;
+                let (active, gone) = if is_whole { Default::default() } else { self.away(&here, cells) };
+                let closes = stage == Stage::Open && (is_whole || word::groups(word, size) > group);
+                // A rank says that it leaves before it draws its last ticket, and that before it shows its entry.
+                let has_ticket = closes || matches!(stage, Stage::Gathering { .. });
+                let leaves = has_ticket || gone.len() > word::leavers(word) as usize;
+                // Of a group that takes no more members, one that is here may have to close it.
+                let closers = here.into_iter().filter(|&rank| closes && rank != self.plan.me());
+                closers.chain(active).chain(gone.into_iter().filter(|_| leaves)).collect()
+            }
+        }
+    }
+
+    /// The ranks that are not `here`: those that have not said that they leave, and the others.
+    fn away(&self, here: &[u32], cells: &impl Cells) -> (Vec<u32>, Vec<u32>) {
+        let is_active = |&rank: &u32| {
+            let (cell, bit) = self.plan.gone(rank);
+            cells.load(cell) & bit == 0
+        };
+        (0..self.plan.ranks()).filter(|rank| !here.contains(rank)).partition(is_active)
     }
 
     /// When the machine wants to be polled although nothing happened.
@@ -246,27 +386,25 @@ impl Machine {
         self.stage = stage;
     }
 
-    /// An operation on a cell of the home.
-    fn ask_home(&mut self, cell: usize, atomic: Atomic, stage: Stage) {
-        self.ask(Op::Atomic { rank: self.plan.home(), cell, atomic }, stage);
+    fn change(&mut self, cell: usize, atomic: Atomic, stage: Stage) {
+        self.ask(Op::Atomic { cell, atomic }, stage);
     }
 
-    /// Writes two cells of the home.
-    fn write_home(&mut self, (cell, values): (usize, [u64; 2]), stage: Stage) {
-        self.ask(Op::StorePair { rank: self.plan.home(), cell, values }, stage);
+    fn write(&mut self, (cell, values): (usize, [u64; 2]), stage: Stage) {
+        self.ask(Op::StorePair { cell, values }, stage);
     }
 
     fn change_own_claim(&mut self, atomic: Atomic, stage: Stage) {
         let rank = self.plan.me();
-        self.ask(Op::Atomic { rank, cell: self.plan.claim(rank), atomic }, stage);
+        self.ask(Op::Atomic { cell: self.plan.claim(rank), atomic }, stage);
     }
 
-    /// This rank has its own register.
+    /// This rank has its own register, if registers are lent.
     fn enter(&mut self) {
         if self.member.leaving {
-            // Closers stop to look for this rank, at the latest when its last group has formed.
+            // Closers stop to look for this rank, at the latest when its last group has formed, and none misses it.
             let (cell, bit) = self.plan.gone(self.plan.me());
-            self.ask_home(cell, Atomic::FetchAdd(bit), Stage::Departing);
+            self.change(cell, Atomic::FetchAdd(bit), Stage::Departing);
         } else {
             self.draw();
         }
@@ -274,15 +412,14 @@ impl Machine {
 
     fn draw(&mut self) {
         let atomic = Atomic::FetchAdd(word::addend(self.member.leaving));
-        self.ask_home(self.plan.tickets(), atomic, Stage::Drawing);
+        self.change(self.plan.tickets(), atomic, Stage::Drawing);
     }
 
     fn drawn(&mut self, before: u64) {
         self.ticket = Ticket::of(before, self.member.leaving, self.plan.ranks(), self.plan.size());
         if self.plan.lends() && !self.member.leaving {
             self.claim = claim::of(self.ticket.seat.group);
-            let rank = self.plan.me();
-            self.ask(Op::Store { rank, cell: self.plan.claim(rank), value: self.claim }, Stage::Naming);
+            self.change_own_claim(Atomic::CompareSwap { expect: claim::INSIDE, new: self.claim }, Stage::Naming);
         } else {
             self.stage = Stage::AwaitRecord;
         }
@@ -292,7 +429,7 @@ impl Machine {
     fn show(&mut self, cells: &impl Cells) {
         let record = self.plan.record(self.ticket.seat.group);
         if record.is_free(cells) || self.plan.fault(Fault::ReuseRecord) {
-            self.write_home(record.entry(self.ticket.seat.index, self.member), Stage::Showing);
+            self.write(record.entry(self.ticket.seat.index, self.member), Stage::Showing);
         }
     }
 
@@ -305,7 +442,7 @@ impl Machine {
                 let atomic = Atomic::CompareSwap { expect: self.ticket.word, new: self.ticket.word + free };
                 let careless = self.plan.fault(Fault::CloseByAdd);
                 let atomic = if careless { Atomic::FetchAdd(free) } else { atomic };
-                self.ask_home(self.plan.tickets(), atomic, Stage::ClosingEarly);
+                self.change(self.plan.tickets(), atomic, Stage::ClosingEarly);
             }
             Duty::Wait | Duty::CloseEarly => self.stage = Stage::Open,
         }
@@ -321,7 +458,7 @@ impl Machine {
     /// Looks for the cut, and at the deadline.
     fn look(&mut self, now: Time, cells: &impl Cells) {
         if self.plan.record(self.ticket.seat.group).learn(&mut self.cut, cells) {
-            self.combine();
+            self.formed();
         } else if self.expires_at.is_some_and(|at| at <= now) {
             self.expire(self.ticket.word);
         }
@@ -330,7 +467,7 @@ impl Machine {
     /// Closes the group at its deadline, if the tickets are still `word`.
     fn expire(&mut self, word: u64) {
         if let Some((atomic, _)) = word::closing(word, self.ticket.seat.group, self.plan.size()) {
-            self.ask_home(self.plan.tickets(), atomic, Stage::Expiring { word });
+            self.change(self.plan.tickets(), atomic, Stage::Expiring { word });
         } else {
             // Another rank closes it.
             self.expires_at = None;
@@ -348,17 +485,35 @@ impl Machine {
         }
     }
 
-    fn combine(&mut self) {
-        self.ask(Op::Combine { group: self.cut.group }, Stage::Moving);
+    /// The cut is known. Members move its data by segments, each the next one that no member has taken. So none waits for
+    /// a member that came and computes, or that has less of a processor.
+    fn formed(&mut self) {
+        if self.cut.contributors().next().is_some() {
+            self.count_in_record(Record::taken, Stage::Taking);
+        } else {
+            self.release();
+        }
+    }
+
+    /// Adds one to a cell of the group's record.
+    fn count_in_record(&mut self, cell: impl Fn(Record) -> usize, stage: Stage) {
+        self.change(cell(self.plan.record(self.cut.group)), Atomic::FetchAdd(1), stage);
+    }
+
+    /// Whether all segments are moved.
+    fn has_moved(&self, cells: &impl Cells) -> bool {
+        let all = self.plan.segments();
+        let wanted = if self.plan.fault(Fault::ReleaseUnmoved) { 1 } else { all };
+        self.plan.record(self.cut.group).count_moved(cells) >= wanted
     }
 
     fn release(&mut self) {
-        self.ask_home(self.plan.record(self.cut.group).releases(), Atomic::FetchAdd(1), Stage::Releasing);
+        self.count_in_record(Record::releases, Stage::Releasing);
     }
 
     fn released(&mut self, before: u64) {
         if before + 1 == self.cut.members.len() as u64 {
-            self.write_home(self.plan.record(self.cut.group).end(), Stage::Ending);
+            self.write(self.plan.record(self.cut.group).clear(), Stage::Clearing);
         } else {
             self.stage = Stage::Over;
         }

@@ -14,7 +14,8 @@
 //!    compare-swap, which leaves its free seats out.
 //! 5. The closer waits for the entries and publishes the cut. If its members are apart from other ranks, it adds a
 //!    lender ([`isolation`], [`claim`]).
-//! 6. The members learn the cut, move the data, and release the group. The last release frees the record.
+//! 6. The members learn the cut and move the data. Each takes segment after segment until none is left, waits for those
+//!    that others move, and releases the group. The last release frees the record.
 //!
 //! # What is guaranteed
 //! - Every arrival is in exactly one cut. A cut has S members, unless fewer than S ranks are active or a deadline is over.
@@ -26,20 +27,29 @@
 //! - A register takes part in one group at a time. A lender has no ticket in a group that is not over.
 //!
 //! # What it costs
-//! An arrival makes 3 operations: ticket, entry and release. A group makes 2 more, for its cut and its end, and 1 if it
-//! is closed before it is full. Where registers are lent, an arrival also claims its own register and names its group,
-//! both in its own memory. A last arrival says on the home that it leaves. A lender costs one compare-swap.
+//! An arrival makes 4 operations: ticket, entry, a look for a segment, and release. A segment makes 2 more. A group makes 3
+//! more, for its cut and its end, and 1 if it is closed before it is full. Where registers are lent, an arrival also
+//! claims its own register and names its group, and a last arrival says that it leaves. A lender costs one compare-swap.
 //!
 //! # What a driver must do
 //! - It carries out one operation at a time and reports it when it has taken effect. Each one may let other ranks go on:
 //!   it wakes those that sleep.
-//! - It polls a machine with a view of the cells of the home, and of the claims of all ranks. All of them lie in one
-//!   host's memory in this version. Operations name the rank whose memory they change, so that a network can carry them
-//!   out; there a driver would read what the view is to show.
-//! - The memory of a rank outlives its own last arrival. Others use its cells until [`Plan::is_over`].
+//! - It polls a machine with a view of the cells that is no older than the machine's last operation. Of such a view,
+//!   [`Machine::watches`] says which cells have to be that new.
+//! - Others use the cells until [`Plan::is_over`], also those of a rank that has left.
+//!
+//! # Several hosts
+//! All cells lie at the host of rank 0, the home. Each host has the data of its own ranks. A member reads what lies on other
+//! hosts, and writes the mean there ([`driver`]). Ranks on other hosts than the home see its cells in a copy ([`home`]).
+//! After its last group no rank uses the data of a rank that left. So only the home stays until all ranks have left.
 #![forbid(unsafe_code)]
 
+mod ages;
+mod areas;
 mod claim;
+mod driver;
+mod engine;
+mod home;
 mod isolation;
 mod machine;
 mod op;
@@ -49,11 +59,11 @@ mod record;
 mod tests;
 mod word;
 
+pub(crate) use areas::Areas;
+pub(crate) use driver::{Driver, Mean, Memory};
+pub(crate) use engine::Engine;
 pub(crate) use machine::Machine;
-pub(crate) use op::Op;
 pub(crate) use plan::{Plan, Terms};
-pub(crate) use record::{Cut, Member};
-pub(crate) use word::Seat;
 
 /// What a rank did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -69,6 +79,8 @@ pub(crate) struct Stats {
     pub(crate) bridges: u64,
     /// Of these, the ones that were apart from other ranks and found no lender.
     pub(crate) no_lender: u64,
+    /// Segments that it moved.
+    pub(crate) segments: u64,
     /// How often it found at an arrival that others had borrowed its register since.
     pub(crate) lent: u64,
 }

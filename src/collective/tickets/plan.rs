@@ -1,16 +1,19 @@
 //! What all ranks agreed on: the size of groups, how many records there are, and where cells lie.
 //!
-//! Each rank lays its cells out alike, so an address is a rank and an offset. All cells begin at zero.
+//! All cells lie in one memory, and begin at zero.
 //!
 //! ```text
-//! tickets          on the home                     word
-//! gone             on the home, 64 ranks a cell    ranks that left, where registers are lent
-//! records          on the home, one a line or more record
-//! claims           on their ranks, one a line      claim
+//! tickets          word
+//! gone             64 ranks a cell     ranks that left
+//! records          one a line or more  record
+//! claims           one a line          claim
 //! ```
 
+use std::ops::Range;
+
+use super::isolation;
 use super::record::{self, Record};
-use super::{isolation, word};
+use super::word;
 use crate::collective::core::{Cells, Time};
 use crate::fault::Fault;
 
@@ -27,13 +30,21 @@ pub(crate) struct Terms {
     pub(crate) ranks: u32,
     /// Ranks that make a group.
     pub(crate) size: u32,
-    /// The rank whose memory holds the tickets and the records.
-    pub(crate) home: u32,
     /// How long an arrival waits for its group to fill.
     pub(crate) deadline: Option<Time>,
     /// Whether ranks that compute lend their registers to groups that would be apart from the others.
     pub(crate) lends: bool,
+    /// The parts in which members move a group's data: 1 or more.
+    pub(crate) segments: u64,
     pub(crate) fault: Option<Fault>,
+}
+
+#[cfg(test)]
+impl Terms {
+    /// Those of rank 0 in a world without deadline and lenders.
+    pub(super) fn sample(ranks: u32, size: u32) -> Self {
+        Terms { me: 0, ranks, size, deadline: None, lends: false, segments: 1, fault: None }
+    }
 }
 
 /// The same with what follows from it.
@@ -50,9 +61,9 @@ impl Plan {
     pub(crate) fn new(terms: Terms) -> Self {
         assert!(terms.size >= 2, "a group of one rank averages nothing");
         assert!(terms.ranks >= 1 && terms.ranks <= record::MOST_RANKS && terms.size <= record::MOST_RANKS);
-        assert!(terms.me < terms.ranks && terms.home < terms.ranks);
+        assert!(terms.me < terms.ranks && terms.segments >= 1);
         let sweep = u64::from(terms.ranks.div_ceil(terms.size));
-        let window = isolation::window(terms.ranks, terms.size);
+        let window = isolation::horizon(terms.ranks, terms.size);
         let records = if terms.lends { window + 2 * sweep } else { 4 * sweep };
         Plan { terms, records, window }
     }
@@ -76,16 +87,20 @@ impl Plan {
         self.terms.size
     }
 
-    pub(super) fn home(&self) -> u32 {
-        self.terms.home
-    }
-
     pub(super) fn deadline(&self) -> Option<Time> {
         self.terms.deadline
     }
 
     pub(super) fn lends(&self) -> bool {
         self.terms.lends
+    }
+
+    pub(super) fn segments(&self) -> u64 {
+        self.terms.segments
+    }
+
+    pub(super) fn chosen_fault(&self) -> Option<Fault> {
+        self.terms.fault
     }
 
     pub(super) fn fault(&self, fault: Fault) -> bool {
@@ -111,6 +126,11 @@ impl Plan {
         (FIRST_GONE + rank as usize / 64, 1 << (rank % 64))
     }
 
+    /// The cells that say which ranks left.
+    pub(super) fn leavers(&self) -> Range<usize> {
+        FIRST_GONE..self.first_record()
+    }
+
     fn first_record(&self) -> usize {
         FIRST_GONE + (self.terms.ranks as usize).div_ceil(64).next_multiple_of(LINE)
     }
@@ -130,13 +150,13 @@ impl Plan {
         self.first_record() + self.records as usize * self.record_cells() + rank as usize * LINE
     }
 
-    /// How many cells each rank has.
+    /// How many cells there are.
     pub(crate) fn cells(&self) -> usize {
         self.claim(self.terms.ranks)
     }
 
     /// Whether every rank has left and every group is over. From then on no rank uses any cell.
-    pub(crate) fn is_over(&self, cells: &impl Cells) -> bool {
+    pub(super) fn is_over(&self, cells: &impl Cells) -> bool {
         let word = cells.load(self.tickets());
         let groups = word::groups(word, self.size());
         // Of the groups that there were, the record of group `first` had every so many.
@@ -155,7 +175,7 @@ mod tests {
     #[test]
     fn cells_are_apart() {
         for (ranks, size, lends) in [(1, 2, false), (8, 3, true), (70, 2, true), (129, 64, false)] {
-            let plan = Plan::new(Terms { me: 0, ranks, size, home: 0, deadline: None, lends, fault: None });
+            let plan = Plan::new(Terms { lends, ..Terms::sample(ranks, size) });
             let mut seen = HashSet::from([plan.tickets()]);
             for rank in 0..ranks {
                 let (cell, bit) = plan.gone(rank);

@@ -9,6 +9,8 @@
 //! 1  turn          groups that have used the record and are over
 //! 2  lender        group + 1, and a lender's rank + 1
 //! 3  cut           group + 1, and the seats of the cut: the lender is visible before
+//! 4  taken         segments of the data that members have begun to move, and requests that came too late
+//! 5  moved         segments that are moved
 //! 8  for each seat: iteration and weight, then group + 1, rank, buffer and whether the rank leaves
 //! ```
 //!
@@ -17,12 +19,16 @@
 //! or closed. Its members hold seats in no other group, and wait for no later group. So it ends by itself, and the next
 //! one gets its record. More records let later groups pass by a slow one: 4 ceil(N / S) let each rank do so four times.
 
+use std::ops::Range;
+
 use crate::collective::core::Cells;
 
 const RELEASES: usize = 0;
 const TURN: usize = 1;
 const LENDER: usize = 2;
 const CUT: usize = 3;
+const TAKEN: usize = 4;
+const MOVED: usize = 5;
 const SEATS: usize = 8;
 /// Cells of an entry.
 const ENTRY: usize = 2;
@@ -33,6 +39,12 @@ const LEAVING_SHIFT: u32 = BUFFER_SHIFT + 2;
 /// The group fills the other 40 bits: there are fewer than 2^39 groups, because there are 2^40 tickets.
 const GROUP_SHIFT: u32 = LEAVING_SHIFT + 1;
 const WEIGHT_BITS: u32 = u16::BITS;
+/// The first cell of an entry has the lower bits of the iteration and of the group, so that a reader knows whether it belongs
+/// to the second one, which it may have read before.
+const ITERATION_BITS: u32 = 24;
+const ITERATION_MASK: u64 = ITERATIONS - 1;
+/// An entry counts iterations modulo this.
+pub(super) const ITERATIONS: u64 = 1 << ITERATION_BITS;
 
 /// The most ranks that an entry can name. A cut has as many seats at most.
 pub(super) const MOST_RANKS: u32 = 1 << RANK_BITS;
@@ -48,11 +60,19 @@ pub(crate) struct Member {
     pub(crate) rank: u32,
     /// Which of its buffers holds the contribution: less than 4.
     pub(crate) buffer: u32,
-    /// How many contributions it made before: 48 bits.
+    /// How many contributions it made before, modulo [`ITERATIONS`]; where models are weighed by it, as many as the newest
+    /// that took part in its last mean.
     pub(crate) iteration: u64,
     pub(crate) weight: u16,
     /// This arrival is its last one, and brings no data.
     pub(crate) leaving: bool,
+}
+
+impl Cut {
+    /// The members that bring data, in the order of reduction.
+    pub(crate) fn contributors(&self) -> impl Iterator<Item = &Member> + Clone {
+        self.members.iter().filter(|member| !member.leaving)
+    }
 }
 
 impl Member {
@@ -60,14 +80,15 @@ impl Member {
         let Member { rank, buffer, iteration, weight, leaving } = self;
         debug_assert!(buffer < 4);
         let named = u64::from(rank) | u64::from(buffer) << BUFFER_SHIFT | u64::from(leaving) << LEAVING_SHIFT;
-        [iteration << WEIGHT_BITS | u64::from(weight), tagged(group, named)]
+        let brought = u64::from(weight) | (iteration & ITERATION_MASK) << WEIGHT_BITS;
+        [brought | (group + 1) << (WEIGHT_BITS + ITERATION_BITS), tagged(group, named)]
     }
 
     fn decode([brought, named]: [u64; ENTRY]) -> Self {
         Member {
             rank: (named & u64::from(MOST_RANKS - 1)) as u32,
             buffer: (named >> BUFFER_SHIFT & 3) as u32,
-            iteration: brought >> WEIGHT_BITS,
+            iteration: brought >> WEIGHT_BITS & ITERATION_MASK,
             weight: brought as u16,
             leaving: named >> LEAVING_SHIFT & 1 == 1,
         }
@@ -109,6 +130,11 @@ impl Record {
         Record { first, group, turn }
     }
 
+    /// All its cells, in groups of so many seats.
+    pub(super) fn cells(self, size: u32) -> Range<usize> {
+        self.first..self.first + cells(size)
+    }
+
     fn seat(self, index: u32) -> usize {
         self.first + SEATS + index as usize * ENTRY
     }
@@ -121,7 +147,9 @@ impl Record {
     /// The rank that a seat's entry names, once it is there.
     pub(super) fn rank_at(self, index: u32, cells: &impl Cells) -> Option<u32> {
         let named = of_group(self.group, cells.load(self.seat(index) + 1))?;
-        Some(Member::decode([0, named]).rank)
+        let brought = cells.load(self.seat(index)) >> (WEIGHT_BITS + ITERATION_BITS);
+        let belongs = brought == (self.group + 1) & ((1 << (64 - WEIGHT_BITS - ITERATION_BITS)) - 1);
+        belongs.then(|| Member::decode([0, named]).rank)
     }
 
     /// Reads the entries of the first seats, which are there. There is no lender.
@@ -134,9 +162,10 @@ impl Record {
         cut.members.sort_unstable_by_key(|member| member.rank);
     }
 
-    /// Reads the cut, if it is published.
+    /// Reads the cut, if it is published and its entries are seen, too.
     pub(super) fn learn(self, cut: &mut Cut, cells: &impl Cells) -> bool {
-        let Some(seats) = self.published(cells) else { return false };
+        let is_seen = |&seats: &u32| (0..seats).all(|index| self.rank_at(index, cells).is_some());
+        let Some(seats) = self.published(cells).filter(is_seen) else { return false };
         self.read(seats, cut, cells);
         cut.lender = self.lender(cells);
         true
@@ -150,7 +179,8 @@ impl Record {
 
     /// The seats of the cut, once it is published.
     pub(super) fn published(self, cells: &impl Cells) -> Option<u32> {
-        Some(of_group(self.group, cells.load(self.first + CUT))? as u32)
+        let seats = of_group(self.group, cells.load(self.first + CUT))? as u32;
+        of_group(self.group, cells.load(self.first + LENDER)).map(|_| seats)
     }
 
     /// The rank that lends its register, if the cut is published.
@@ -162,6 +192,26 @@ impl Record {
     /// The cell that counts releases.
     pub(super) fn releases(self) -> usize {
         self.first + RELEASES
+    }
+
+    /// The cell that counts the segments that members have begun to move.
+    pub(super) fn taken(self) -> usize {
+        self.first + TAKEN
+    }
+
+    /// The cell that counts the segments that are moved.
+    pub(super) fn moved(self) -> usize {
+        self.first + MOVED
+    }
+
+    /// How many segments are moved, of a group that is not over.
+    pub(super) fn count_moved(self, cells: &impl Cells) -> u64 {
+        cells.load(self.moved())
+    }
+
+    /// The cell and the values that ready the counts of segments for the next turn.
+    pub(super) fn clear(self) -> (usize, [u64; 2]) {
+        (self.taken(), [0, 0])
     }
 
     /// The cell and the values that end the group.
@@ -197,7 +247,7 @@ mod tests {
     fn entries_keep_what_they_hold() {
         let most = (1 << 39) - 1;
         for rank in [0, 5, MOST_RANKS - 1] {
-            for (buffer, iteration, weight) in [(0, 0, 0), (3, (1 << 48) - 1, u16::MAX), (1, 70_000, 1)] {
+            for (buffer, iteration, weight) in [(0, 0, 0), (3, ITERATION_MASK, u16::MAX), (1, 70_000, 1)] {
                 for leaving in [false, true] {
                     let member = Member { rank, buffer, iteration, weight, leaving };
                     let [brought, named] = member.encode(most);

@@ -1,6 +1,9 @@
 //! Random orders of operations, deliberate mistakes, all orders of small worlds, and ranks of fixed speeds.
 
+mod data;
 mod explore;
+#[cfg(feature = "internals")]
+mod hosts;
 mod speeds;
 mod world;
 
@@ -12,6 +15,11 @@ use crate::fault::Fault;
 use world::{Checked, Log, Step, World, ensure};
 
 const SCHEDULES: u64 = 20_000;
+
+/// Ten times as many in the deep tier.
+fn schedules() -> u64 {
+    SCHEDULES * if std::env::var_os("TEST_DEEP").is_some_and(|tier| tier == "1") { 10 } else { 1 }
+}
 
 /// What schedules met.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,16 +64,23 @@ impl Coverage {
 
 /// A world drawn from a seed, run to its end.
 fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
+    Ok(schedule_with(seed, fault, false)?.0)
+}
+
+/// The same, in which a rank may die at some time, and its end: then only those may be left that miss the dead one, or one that
+/// does. Returns whether a rank has died.
+fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(World, bool)> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let ranks = rng.random_range(1..=8);
+    // Few have ranks in more than one cell of those that left.
+    let ranks = if rng.random_ratio(1, 200) { rng.random_range(33..=70) } else { rng.random_range(1..=17) };
     let size = rng.random_range(2..=ranks.max(2));
     let terms = Terms {
         me: 0,
         ranks,
         size,
-        home: rng.random_range(0..ranks),
         deadline: rng.random_bool(0.3).then(|| rng.random_range(1..200)),
         lends: rng.random_bool(0.5),
+        segments: rng.random_range(1..=3),
         fault,
     };
     let records = rng.random_bool(0.7).then(|| rng.random_range(1..=2 * u64::from(ranks.div_ceil(size))));
@@ -77,10 +92,23 @@ fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
     let speeds: Vec<u32> = (0..ranks).map(|_| if rng.random_bool(0.3) { 1 } else { 8 }).collect();
     let longest: Vec<u64> = (0..ranks).map(|_| [1, 10, 100][rng.random_range(0..3)]).collect();
     let (mut now, mut idle) = (0, 0);
+    let mut dies =
+        (may_die && ranks > 1).then(|| (rng.random_range(0..ranks), rng.random_range(0..300 * u64::from(ranks))));
+    let mut dead = None;
     while !world.all_left() {
         now += rng.random_range(0..3);
+        if let Some((rank, _)) = dies.take_if(|(rank, at)| *at <= now && !world.has_left(*rank)) {
+            dead = Some(rank);
+        }
         let me = rng.random_range(0..ranks);
-        if world.has_left(me) || rng.random_range(0..8) >= speeds[me as usize] {
+        if dead == Some(me) {
+            idle += 1;
+            if idle > 512 * ranks && !(0..ranks).any(|me| dead != Some(me) && world.has_timer(me, now)) {
+                world.check_bereaved(me)?;
+                return Ok((world, true));
+            }
+        }
+        if dead == Some(me) || world.has_left(me) || rng.random_range(0..8) >= speeds[me as usize] {
             continue;
         }
         let arrival = &mut arrives_at[me as usize];
@@ -98,24 +126,21 @@ fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
             *arrival = Some(now + rng.random_range(0..longest[me as usize]));
         }
         idle = if step == Step::Nothing { idle + 1 } else { 0 };
-        if idle > 64 * ranks {
+        if idle > 512 * ranks {
             // Nothing but a deadline can end this, and each rank has had its turn since.
-            ensure!(
-                (0..ranks).any(|me| world.ranks[me as usize].machine.next_timer().is_some_and(|at| at > now)),
-                "hangs"
-            );
+            ensure!(dead.is_some() || (0..ranks).any(|me| world.has_timer(me, now)), "hangs");
             now += 200;
-            idle = 0;
+            idle = if dead.is_some() { idle } else { 0 };
         }
     }
     world.check_end_of_all()?;
-    Ok(world)
+    Ok((world, false))
 }
 
 /// Runs schedules until one fails; what they met, or the first failure.
 fn run(fault: Option<Fault>) -> Checked<Coverage> {
     let mut coverage = Coverage::default();
-    for seed in 0..SCHEDULES {
+    for seed in 0..schedules() {
         let world = schedule(seed, fault).map_err(|what| format!("seed {seed}: {what}"))?;
         coverage.add(&world);
     }
@@ -129,6 +154,19 @@ fn random_schedules_hold_what_is_promised() {
     assert!(coverage.all().iter().all(|&count| count > 100), "{coverage:?}");
 }
 
+/// What survivors take is right, and those that cannot go on know whom they miss.
+#[test]
+fn a_death_breaks_no_promise() {
+    let (mut died, mut survivors) = (0, 0);
+    for seed in 0..schedules() {
+        let (world, has_died) = schedule_with(seed, None, true).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        died += u64::from(has_died);
+        survivors += (0..world.ranks.len() as u32).filter(|&rank| has_died && world.has_left(rank)).count();
+    }
+    println!("{died} deaths that held others up or came last, {survivors} ranks that left all the same");
+    assert!(died > schedules() / 4 && survivors > 100);
+}
+
 /// Each mistake does the harm that it stands for, not just any.
 #[cfg(feature = "faults")]
 #[test]
@@ -139,6 +177,7 @@ fn every_fault_is_found() {
             Fault::CloseByAdd => "publishes",
             Fault::ReuseRecord => "writes into the record",
             Fault::UnclaimedBridge => "register is in groups",
+            Fault::ReleaseUnmoved => "takes",
             _ => panic!("{fault:?} has no harm here"),
         };
         let does_harm = |seed: &u64| {

@@ -7,7 +7,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Actor, Doing, Next, Step};
 use crate::collective::core::Time;
-use crate::collective::engine::Goal;
+use crate::collective::protocol::{Goal, Protocol};
 use crate::executor::work::{Outlived, Polled, Rest, Shared, Work};
 use crate::simulation::oracle::Oracle;
 

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use super::{Actor, Step, Trouble};
 use crate::collective::core::{Effort, Op, Time, Token};
-use crate::collective::engine::{Engine, Goal};
+use crate::collective::engine::Engine;
+use crate::collective::protocol::{Goal, Protocol};
 use crate::executor::work::{Outlived, Polled, Work};
 use crate::rule::Absent;
 use crate::simulation::coverage::operation;

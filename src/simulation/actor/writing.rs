@@ -6,6 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Actor, Doing, Step};
 use crate::collective::core::Time;
+use crate::collective::protocol::Protocol;
 use crate::simulation::oracle::Oracle;
 
 impl Actor {
@@ -17,17 +18,17 @@ impl Actor {
         if self.made == self.habits.steps {
             self.left_off = Some(self.turns);
             Rc::make_mut(oracle).leaves(rank, now);
-            self.session.leave(&mut self.engine);
+            self.session.leave(&mut self.engine, now);
             return Ok(());
         }
         let buffer = self.session.buffer();
-        let fills = self.habits.fills && self.session.plan().pieces() > 1;
+        let fills = self.habits.fills && self.session.facts().pieces > 1;
         if fills {
             let (at, bytes) = self.session.contribution();
             self.memory.contribution::<u8>(at, bytes).fill(0xA5);
             self.doing = Doing::Filling { buffer, piece: 0 };
         } else {
-            let from = if self.session.has_begun() { self.session.plan().bytes / 2 } else { 0 };
+            let from = if self.session.has_begun() { self.session.facts().bytes / 2 } else { 0 };
             self.write(from, oracle);
         }
         Rc::make_mut(oracle).arrives(rank, self.made, self.engine.machine().taken() + 1, now)?;
@@ -61,17 +62,17 @@ impl Actor {
 
     /// Fills a piece of what was handed in last.
     pub(super) fn fill(&mut self, buffer: u32, piece: u64, oracle: &Oracle) {
-        let plan = self.session.plan();
+        let plan = self.engine.machine().plan();
         let missing = plan.pieces() - piece - 1;
         let (from, len) = plan.piece_span(piece);
         let mut whole = vec![0; plan.bytes];
         oracle.fill(plan.me, self.made - 1, &mut whole);
         let at = plan.contribution(plan.me, buffer) + from;
         self.memory.contribution::<u8>(at, len).copy_from_slice(&whole[from..from + len]);
-        self.session.fill(&mut self.engine, buffer, missing);
+        self.engine.fill(buffer, missing);
         self.doing = Doing::Filling { buffer, piece: piece + 1 };
         if missing == 0 {
-            self.session.filled(&mut self.engine);
+            self.engine.filled();
             self.doing = Doing::Arriving;
         }
     }

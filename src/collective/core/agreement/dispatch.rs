@@ -8,6 +8,7 @@ use super::super::plan::{AgreementBy, BUFFERS, Plan};
 use super::super::tag::Tag;
 use super::cards::Slots;
 use super::gates::Gates;
+use super::given::Given;
 use super::relay::Relay;
 use super::tags::{self, Tags};
 use super::words::{self, Words};
@@ -20,6 +21,7 @@ use crate::rank_set::RankSet;
 pub(crate) enum Agreement {
     Tags(Tags),
     Words(Words),
+    Given(Given),
     Gates(Gates),
     /// Large, and no poll in shared memory should go around it.
     Relay(Box<Relay>),
@@ -31,6 +33,7 @@ impl Agreement {
         match (plan.agreement(), &plan.program) {
             (AgreementBy::Tags, _) => Agreement::Tags(Tags::default()),
             (AgreementBy::Words, _) => Agreement::Words(Words::new(plan)),
+            (AgreementBy::Given, _) => Agreement::Given(Given::default()),
             (AgreementBy::Gates, Some(layout)) => Agreement::Gates(Gates::new(plan, layout)),
             (AgreementBy::Relays, _) => Agreement::Relay(Box::new(Relay::new(plan))),
             (AgreementBy::Gates | AgreementBy::Cards, _) => Agreement::Cards(Slots::new(plan)),
@@ -49,6 +52,7 @@ impl Agreement {
         match self {
             Agreement::Tags(tags) => tags.learn(arrival, movement, cx, cells),
             Agreement::Words(_) => while words::learn(arrival, cx, cells) {},
+            Agreement::Given(given) => while given.learn(movement, cx, cells) {},
             Agreement::Gates(gates) => while gates.learn(arrival, cx, cells) {},
             Agreement::Relay(relay) => while relay.learn(arrival, cx, cells) {},
             Agreement::Cards(slots) => while slots.learn(arrival, cx, cells) {},
@@ -68,6 +72,7 @@ impl Agreement {
         let (target, fired) = (arrival.target, cx.ledger.fired());
         match (&arrival.stage, self) {
             (ArrivalStage::Blocked, form) => form.try_to_enter(arrival, movement, cx, cells),
+            (ArrivalStage::Tagged, Agreement::Given(given)) => given.step(arrival, cx),
             (
                 ArrivalStage::Tagged | ArrivalStage::Published | ArrivalStage::Open { .. } | ArrivalStage::Counting,
                 _,
@@ -82,7 +87,7 @@ impl Agreement {
                     Agreement::Words(words) => words.close(arrival, cx),
                     Agreement::Gates(gates) => gates.initiate_now(arrival, cx, cells),
                     Agreement::Relay(relay) => relay.initiate(arrival, cx),
-                    Agreement::Tags(_) | Agreement::Cards(_) => {}
+                    Agreement::Tags(_) | Agreement::Given(_) | Agreement::Cards(_) => {}
                 }
             }
             (&ArrivalStage::Late { tried }, Agreement::Gates(gates)) if arrival.fits_gate(tried + 1, &cx.plan) => {
@@ -107,7 +112,7 @@ impl Agreement {
             }
             (_, Agreement::Words(words)) => words.step(arrival, cx, cells),
             (_, Agreement::Gates(gates)) => gates.step(arrival, effort, cx, cells),
-            (_, Agreement::Tags(_) | Agreement::Relay(_) | Agreement::Cards(_)) => {}
+            (_, Agreement::Tags(_) | Agreement::Given(_) | Agreement::Relay(_) | Agreement::Cards(_)) => {}
         }
     }
 
@@ -116,7 +121,7 @@ impl Agreement {
         let has_room = match self {
             Agreement::Tags(_) => tags::has_room(target, movement, cx, cells),
             // The slot of the target is free: no rank reads what it held before.
-            Agreement::Words(_) | Agreement::Gates(_) => {
+            Agreement::Words(_) | Agreement::Given(_) | Agreement::Gates(_) => {
                 let before = target.saturating_sub(plan.depth);
                 target <= cx.ledger.fired() || cx.ledger.is_released(before, plan, cells)
             }
@@ -132,12 +137,13 @@ impl Agreement {
         if !matches!(self, Agreement::Tags(_)) && cx.outbox.has_tag(arrival.buffer) {
             return;
         }
-        let limit = plan.fire.limit().filter(|_| !plan.fire.is_full(target));
+        let limit = plan.fire.limit().filter(|_| !plan.is_full(target));
         let limit = limit.map(|limit| if plan.fault(Fault::HastyDeadline) { limit / 2 } else { limit });
         arrival.close_by = limit.map_or(Time::MAX, |limit| cx.now.saturating_add(limit.as_nanos() as Time));
         match self {
             Agreement::Tags(tags) => tags.show(arrival, movement, cx),
             Agreement::Words(words) => words.arrive(arrival, movement, cx),
+            Agreement::Given(given) => given.arrive(arrival, movement, cx),
             Agreement::Gates(gates) => gates.arrive(arrival, cx, cells),
             Agreement::Relay(relay) => relay.arrive(arrival, cx),
             Agreement::Cards(slots) => slots.revoke_token(target, arrival, cx),
@@ -188,6 +194,15 @@ impl Agreement {
     }
 
     #[inline]
+    pub(crate) fn given(&self) -> Option<&Given> {
+        if let Agreement::Given(given) = self { Some(given) } else { None }
+    }
+
+    pub(crate) fn given_mut(&mut self) -> Option<&mut Given> {
+        if let Agreement::Given(given) = self { Some(given) } else { None }
+    }
+
+    #[inline]
     pub(crate) fn relay(&self) -> Option<&Relay> {
         if let Agreement::Relay(relay) = self { Some(relay) } else { None }
     }
@@ -228,6 +243,7 @@ impl Agreement {
             (Agreement::Relay(relay), _) => {
                 relay.missing(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
             }
+            (Agreement::Given(given), _) => given.missing(cx, cells).for_each(|rank| missing.insert(rank)),
             (Agreement::Gates(gates), _) if gates.has_fired(cx, cells) => {
                 gates.holders(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
             }
@@ -242,7 +258,7 @@ impl Agreement {
                     Agreement::Words(_) => {
                         words::is_here(rank, arrival.target, cx, cells).unwrap_or_else(|| shown(rank))
                     }
-                    Agreement::Tags(_) | Agreement::Relay(_) | Agreement::Cards(_) => {
+                    Agreement::Tags(_) | Agreement::Given(_) | Agreement::Relay(_) | Agreement::Cards(_) => {
                         reducers.map_or_else(|| shown(rank), |it| !it.waits_for(rank, cx))
                     }
                 };

@@ -149,7 +149,7 @@ impl Gates {
     /// Whether a rank's arrival for a round is in its gate.
     pub(super) fn has_deposited(&self, rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
         let deposit = Gate(cells.load(self.gate(rank, round, plan))).at(round).deposit();
-        let full = plan.fire.is_full(round);
+        let full = plan.is_full(round);
         deposit.fresh.is_some() || deposit.leaving || (full && deposit.carried.is_some())
     }
 

@@ -19,7 +19,7 @@ impl Arrival {
 
     /// Whether a late contribution goes into the gate of `round` without waiting for anything.
     pub(super) fn fits_gate(&self, round: u64, plan: &Plan) -> bool {
-        self.is_carried(plan) && !plan.fire.is_full(round)
+        self.is_carried(plan) && !plan.is_full(round)
     }
 
     /// Whether it is a contribution that enters a later round if it is late.
@@ -49,7 +49,7 @@ impl Arrival {
             self.enter(passed, &mut cx.outbox);
         } else if cx.outbox.has_tag(buffer) && !plan.fault(Fault::PlaceBeforeTag) {
             // Once the bit is in, the initiator must find the tag; so that has to land first.
-        } else if !plan.fire.is_full(open) {
+        } else if !plan.is_full(open) {
             let (index, bit) = place_of(plan.me);
             let question = (plan.word(open, index), Atomic::FetchAdd(bits::carried_bit(bit)));
             self.ask_home(question, Token::Place, ArrivalStage::Placing { round: open }, cx);

@@ -2,7 +2,7 @@
 //!
 //! A rank's arrival goes through stages until it has its place in a round. Which ones depends on how ranks agree: by
 //! [`tags`] where all take part, by [`words`], by the [`gates`] of a program, where ranks share no memory
-//! by [`relay`], or by a provider's [`cards`].
+//! by [`relay`], or by a provider's [`cards`]. Or cuts are [`given`] to them.
 
 mod bits;
 mod cards;
@@ -10,6 +10,7 @@ mod cards;
 mod cards_tests;
 mod dispatch;
 mod gates;
+mod given;
 mod late;
 mod relay;
 mod tags;
@@ -28,9 +29,10 @@ use super::plan::{BUFFERS, MovementBy, Plan};
 use super::tag::Tag;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
-use crate::rule::{Condition, When, drawn};
+use crate::rule::{Condition, When};
 use crate::trigger::Deposit;
 pub(super) use dispatch::Agreement;
+pub(super) use given::Given;
 pub(super) use relay::Relay;
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
@@ -68,7 +70,7 @@ enum ArrivalStage {
     Away,
     /// Waits for the last receiver of the round that used the slot before.
     Blocked,
-    /// By tags: shown to all.
+    /// By tags, or where cuts are given: shown to all.
     Tagged,
     /// By gates: on its way into the own gate of a round.
     Depositing { round: u64, found: u64 },
@@ -254,7 +256,7 @@ impl Arrival {
 
     /// The cut of the next round is known.
     fn fire(&mut self, round: u64, cx: &mut Context) {
-        if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.fire.is_full(round) {
+        if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.is_full(round) {
             let cut = cx.ledger.cut(round);
             let arrived = cut.entries.iter().filter(|entry| entry.part != Part::Carried).count();
             self.pace.saw(arrived as u32 >= cx.ledger.active().len());
@@ -355,14 +357,14 @@ impl Arrival {
 /// What the next round waits for.
 fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
     let round = ledger.open();
-    let condition = plan.fire.condition(round, ledger.active(), plan.ranks);
+    let condition = plan.condition(round, ledger.active());
     match (condition, plan.fire.when()) {
         (Condition::Count(least), _) if plan.fault(Fault::MiscountQuorum) => {
             Condition::Count(least.saturating_sub(1).max(1))
         }
         (Condition::Full, _) if plan.fault(Fault::FullAsUsual) => Condition::Count(1),
         (Condition::Rank(_), When::Majority(seed)) if plan.fault(Fault::DrawnMayBeGone) => {
-            Condition::Rank(drawn(seed, round, plan.ranks))
+            Condition::Rank(plan.drawn(seed, round))
         }
         (condition, _) => condition,
     }

@@ -81,7 +81,7 @@ impl Registers {
         if self.round == round {
             return;
         }
-        let Registers { butterfly, members, ends, contributors, .. } = self;
+        let Registers { members, ends, contributors, .. } = self;
         self.round = round;
         members.clear();
         ends.clear();
@@ -91,7 +91,7 @@ impl Registers {
         let moves =
             |group: &[u32]| group.iter().any(|&rank| contributors.contains(rank)) || plan.fault(Fault::MoveIdleGroup);
         let by_rank = plan.fault(Fault::ScheduleByRank);
-        let partition = butterfly.map(|it| it.partition(if by_rank { plan.ranks } else { active.len() }, round));
+        let partition = plan.partition(round, if by_rank { plan.ranks } else { active.len() });
         for group in 0..partition.map_or(1, |partition| partition.groups()) {
             let first = members.len();
             match partition {

@@ -13,7 +13,7 @@ use super::super::context::Context;
 use super::super::input::Cells;
 use super::super::op::{Counted, Interest, Op, Token};
 use super::super::outbox::Outbox;
-use super::super::plan::Plan;
+use super::super::plan::{AgreementBy, Plan};
 use super::registers::Registers;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
@@ -46,6 +46,10 @@ struct Claims {
     filled: bool,
     /// The piece that a rank has to fill before there is more to claim.
     awaited: Option<u64>,
+    /// Where no rank clears claims: what the cells of this round's claims have in their upper half.
+    mark: u64,
+    /// What a cell of claims on another host held when it was asked last.
+    found: u64,
     stage: ClaimStage,
 }
 
@@ -54,8 +58,8 @@ enum ClaimStage {
     #[default]
     Idle,
     Claiming {
-        /// The ticket that it wants; nothing if it takes the next one.
-        wanted: Option<u64>,
+        /// What it believes the cell to hold; nothing if it takes the next ticket, whichever that is.
+        believed: Option<u64>,
         host: u32,
     },
     /// Some contributions to the segment are not here yet.
@@ -67,6 +71,29 @@ enum ClaimStage {
         segment: u64,
     },
     Counting,
+}
+
+/// The lower half of a cell of claims that are marked.
+const TICKETS: u64 = u32::MAX as u64;
+
+/// Where cuts are given, each rank sees by itself that a round fires, so no rank can clear the claims before. They are marked
+/// with the use of their slot, and claims of an older one count as none.
+fn mark_of(round: u64, plan: &Plan) -> u64 {
+    match plan.agreement() {
+        AgreementBy::Given => (plan.uses(round) % TICKETS + 1) << u32::BITS,
+        _ => 0,
+    }
+}
+
+impl Claims {
+    /// How many tickets of this round are gone, by what a cell of its claims holds.
+    fn tickets(&self, found: u64) -> u64 {
+        match self.mark {
+            0 => found,
+            mark if found & !TICKETS == mark => found & TICKETS,
+            _ => 0,
+        }
+    }
 }
 
 impl Segments {
@@ -87,12 +114,14 @@ impl Segments {
             debug_assert_eq!(self.claims.batch, 0);
             let expected = self.expected(round, &cx.plan);
             let (total, own) = (self.total(&cx.plan), self.own_share(&cx.plan));
-            self.claims = Claims { round, expected, total, own, ..Claims::default() };
+            let mark = mark_of(round, &cx.plan);
+            self.claims = Claims { round, expected, total, own, mark, ..Claims::default() };
         }
         if self.claims.exhausted < cx.plan.shares() {
             self.claims.filled = self.claims.filled || is_filled(round, cx, cells);
             if self.claims.filled {
-                self.claim(None, cx);
+                let believed = (self.claims.mark > 0).then(|| self.belief(cx, cells));
+                self.claim(believed, cx);
             } else {
                 self.claim_filled(cx, cells);
             }
@@ -142,15 +171,15 @@ impl Segments {
         ((segment / plan.segments()) as usize, segment % plan.segments())
     }
 
-    fn claim(&mut self, wanted: Option<u64>, cx: &mut Context) {
+    fn claim(&mut self, believed: Option<u64>, cx: &mut Context) {
         let cell = cx.plan.claim(self.claims.round, self.share(cx));
-        let atomic = match wanted {
+        let atomic = match believed {
             None => Atomic::FetchAdd(1),
-            Some(ticket) => Atomic::CompareSwap { expect: ticket, new: ticket + 1 },
+            Some(expect) => Atomic::CompareSwap { expect, new: self.claims.mark + self.claims.tickets(expect) + 1 },
         };
         self.claims.awaited = None;
         let host = self.claim_host(cx);
-        self.claims.stage = ClaimStage::Claiming { wanted, host };
+        self.claims.stage = ClaimStage::Claiming { believed, host };
         cx.outbox.atomic(host, cell, atomic, Token::Claim);
     }
 
@@ -158,7 +187,8 @@ impl Segments {
     /// another one: it may have to leave the library.
     fn claim_filled(&mut self, cx: &mut Context, cells: &impl Cells) {
         let share = self.share(cx);
-        let ticket = cells.load(cx.plan.claim(self.claims.round, share));
+        let found = cells.load(cx.plan.claim(self.claims.round, share));
+        let ticket = self.claims.tickets(found);
         let (from, to) = cx.plan.share(share, self.claims.total);
         if from.saturating_add(ticket) >= to {
             self.claims.exhausted += 1;
@@ -171,8 +201,16 @@ impl Segments {
             cx.stats.awaited += u64::from(!already);
             self.count(cx);
         } else {
-            self.claim(Some(ticket), cx);
+            self.claim(Some(found), cx);
         }
+    }
+
+    /// What the cell of the next claim holds, as far as this rank knows.
+    fn belief(&self, cx: &mut Context, cells: &impl Cells) -> u64 {
+        if self.claim_host(cx) != cx.plan.host() {
+            return self.claims.found;
+        }
+        cells.load(cx.plan.claim(self.claims.round, self.share(cx)))
     }
 
     /// Says how many segments it moved since it last did.
@@ -222,10 +260,15 @@ impl Segments {
             (Token::Counted { .. }, ClaimStage::Reading { .. }) if cx.outbox.has(Counted::Read) => {}
             (Token::Counted { .. }, &ClaimStage::Reading { segment }) => self.combine(segment, cx),
             // Another rank was faster.
-            (Token::Claim, &ClaimStage::Claiming { wanted: Some(ticket), .. }) if ticket != value => {
+            (Token::Claim, &ClaimStage::Claiming { believed: Some(belief), .. }) if belief != value => {
+                self.claims.found = value;
                 self.claims.stage = ClaimStage::Idle;
             }
-            (Token::Claim, ClaimStage::Claiming { .. }) => self.claimed(value, cx),
+            (Token::Claim, ClaimStage::Claiming { .. }) => {
+                let ticket = self.claims.tickets(value);
+                self.claims.found = self.claims.mark + ticket + 1;
+                self.claimed(ticket, cx);
+            }
             (Token::Done, ClaimStage::Counting) => self.counted(value, cx),
             (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
         }

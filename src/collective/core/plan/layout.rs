@@ -8,6 +8,7 @@ use super::super::cut::Cut;
 use super::{
     BUFFERS, FIRST_HELD, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS,
 };
+use crate::fault::Fault;
 use crate::rule::Absent;
 use crate::trigger::{Buffer, InputCells};
 
@@ -312,13 +313,16 @@ impl Plan {
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
     }
 
-    /// Where the model that all ranks begin with lies in the data region of a host.
-    pub(crate) fn initial_models(&self, host: u32) -> impl Iterator<Item = usize> {
-        let holds = self.absent == Absent::Hold;
-        let held = move |&rank: &u32| self.contribution(rank, FIRST_HELD);
-        let ranks = self.topology.ranks_of(host);
-        let registers = ranks.iter().map(|&rank| self.register(rank, 0));
-        registers.chain(ranks.iter().filter(move |_| holds).map(held))
+    /// Where the model that a rank begins with lies in the data region of its host. No other rank's does, unless all
+    /// average: then all have one register.
+    pub(crate) fn first_models(&self, rank: u32) -> impl Iterator<Item = usize> {
+        let held = (self.absent == Absent::Hold).then(|| self.contribution(rank, FIRST_HELD));
+        let mates = self.topology.ranks_of(self.host_of(rank));
+        let rank = match self.fault(Fault::BeginWithAnother) {
+            true => mates[(self.topology.index_on_host(rank) as usize + 1) % mates.len()],
+            false => rank,
+        };
+        [self.register(rank, 0)].into_iter().chain(held)
     }
 
     /// Where this rank puts a segment of a group that has no member on its host, before it sends it.

@@ -14,9 +14,9 @@ use super::input::{Cells, Time};
 use super::tag::Tag;
 use crate::fabric::cell_behind;
 use crate::fault::Fault;
-use crate::group::{Butterfly, Group};
+use crate::group::{Butterfly, Group, Partition};
 use crate::rank_set::RankSet;
-use crate::rule::{Absent, Fire, Grace, Path, Schedule};
+use crate::rule::{Absent, Condition, Fire, Grace, Path, Schedule, drawn};
 use crate::trigger::{Layout, Request, Start};
 use areas::Areas;
 pub(crate) use layout::slot_of;
@@ -51,6 +51,8 @@ pub(crate) enum AgreementBy {
     Tags,
     /// Atomics on one word, or on several.
     Words,
+    /// They do not: cuts are given to them.
+    Given,
     /// Gates that a program closes.
     Gates,
     /// The same, by messages from rank to rank.
@@ -97,6 +99,11 @@ pub(crate) struct Terms {
     /// Rounds that may be unreleased anywhere.
     pub(crate) depth: u64,
     pub(crate) path: Path,
+    /// Whether cuts are given, and not decided here.
+    pub(crate) given: bool,
+    /// The round from whose checkpoint this collective goes on, 0 if it goes on from none: the machine counts rounds from 1,
+    /// and callers count these before.
+    pub(crate) base: u64,
     /// Whether ranks have registers, and which of them average theirs.
     pub(crate) memory: Option<Group>,
     /// Bytes of a contribution.
@@ -164,6 +171,8 @@ impl Terms {
             weighted: false,
             depth: 1,
             path,
+            given: false,
+            base: 0,
             memory: None,
             bytes: word,
             wide_bytes: word,
@@ -198,6 +207,7 @@ impl Plan {
             Path::Program => AgreementBy::Gates,
             Path::Relayed => AgreementBy::Relays,
             Path::Offloaded => AgreementBy::Cards,
+            _ if self.given => AgreementBy::Given,
             _ if self.fire.is_synchronous() => AgreementBy::Tags,
             _ => AgreementBy::Words,
         }
@@ -244,6 +254,39 @@ impl Plan {
     /// How the ranks are divided, if they are. A size that means nothing was refused before.
     pub(crate) fn butterfly(&self) -> Option<Butterfly> {
         self.memory.and_then(|group| group.schedule().ok().flatten())
+    }
+
+    /// The number of a round as callers, rules and schedules of groups know it.
+    #[inline]
+    pub(crate) fn number(&self, round: u64) -> u64 {
+        self.base + round
+    }
+
+    /// The same for what decides a round, unless this rank forgets what came before.
+    #[inline]
+    fn deciding_number(&self, round: u64) -> u64 {
+        if self.fault(Fault::ForgetBase) { round } else { self.number(round) }
+    }
+
+    /// Whether a round waits for all active ranks although others do not.
+    #[inline]
+    pub(crate) fn is_full(&self, round: u64) -> bool {
+        self.fire.is_full(self.deciding_number(round))
+    }
+
+    /// What a round waits for, given its active ranks.
+    pub(super) fn condition(&self, round: u64, active: &RankSet) -> Condition {
+        self.fire.condition(self.deciding_number(round), active, self.ranks)
+    }
+
+    /// The rank that is drawn for a round from a seed, which may have left.
+    pub(super) fn drawn(&self, seed: u64, round: u64) -> u32 {
+        drawn(seed, self.deciding_number(round), self.ranks)
+    }
+
+    /// The groups of a round among so many active ranks, if ranks are divided.
+    pub(super) fn partition(&self, round: u64, active: u32) -> Option<Partition> {
+        self.butterfly().map(|butterfly| butterfly.partition(active, self.deciding_number(round)))
     }
 
     /// Whether tags lie behind the data that they announce.

@@ -30,7 +30,7 @@ impl Machine {
             Some((lender, _)) if self.plan.fault(Fault::UnclaimedBridge) => self.borrow(lender),
             Some((lender, claim)) => {
                 let atomic = Atomic::CompareSwap { expect: claim, new: claim::of(group) };
-                let op = Op::Atomic { rank: lender, cell: self.plan.claim(lender), atomic };
+                let op = Op::Atomic { cell: self.plan.claim(lender), atomic };
                 self.ask(op, Stage::Borrowing { seats, lender, claim });
             }
         }
@@ -66,7 +66,7 @@ impl Machine {
 
     fn publish(&mut self) {
         self.stats.closed += 1;
-        self.write_home(self.plan.record(self.cut.group).cut(&self.cut), Stage::Publishing);
+        self.write(self.plan.record(self.cut.group).cut(&self.cut), Stage::Publishing);
     }
 }
 

@@ -35,7 +35,7 @@ fn step(world: &mut World, me: u32, now: Time) -> Checked<bool> {
 /// Follows all orders of steps. Time stands still, but a deadline may be over for a rank whenever it looks.
 fn explore(terms: &Terms, records: Option<u64>, steps: &[u64]) -> Checked<Explored> {
     let mut start = World::new(terms, records, steps);
-    start.log = None;
+    (start.log, start.data) = (None, None);
     (0..terms.ranks).for_each(|me| start.arrive(me, 0));
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     let mut seen = HashSet::from([hasher.hash_one(&start)]);
@@ -72,8 +72,7 @@ fn explore(terms: &Terms, records: Option<u64>, steps: &[u64]) -> Checked<Explor
 
 #[test]
 fn every_order_of_small_worlds_holds_what_is_promised() {
-    let terms =
-        |ranks, deadline: Option<Time>, lends| Terms { me: 0, ranks, size: 2, home: 0, deadline, lends, fault: None };
+    let terms = |ranks, deadline: Option<Time>, lends| Terms { deadline, lends, ..Terms::sample(ranks, 2) };
     for (what, terms, records, steps) in [
         ("1 rank", terms(1, None, false), None, &[2][..]),
         ("2 ranks", terms(2, None, false), None, &[2, 2]),

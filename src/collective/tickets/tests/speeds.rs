@@ -2,22 +2,25 @@
 
 use super::world::{Step, World};
 use crate::collective::core::Time;
-use crate::collective::tickets::{Cut, Terms};
+use crate::collective::tickets::Terms;
+use crate::collective::tickets::record::Cut;
 
 /// How long data moves.
 const MOVE: Time = 50;
 
-/// Of 16 ranks in groups of 4, half need 2,000 for a step, the others 1,000.
-fn run(lends: bool) -> World {
-    let terms = Terms { me: 0, ranks: 16, size: 4, home: 0, deadline: None, lends, fault: None };
-    let steps: Vec<u64> = (0..16).map(|rank| if rank < 8 { 400 } else { 200 }).collect();
+/// Of so many ranks in groups of 4, half need 2,000 for a step, the others 1,000. Also, when the last one had finished.
+fn run(ranks: u32, lends: bool) -> (World, Time) {
+    let terms = Terms { lends, ..Terms::sample(ranks, 4) };
+    let is_fast = |rank: u32| rank < ranks / 2;
+    let steps: Vec<u64> = (0..ranks).map(|rank| if is_fast(rank) { 400 } else { 200 }).collect();
     let mut world = World::new(&terms, None, &steps);
+    let compute = |rank: u32| if is_fast(rank) { 1_000 } else { 2_000 };
     // When a rank has its next turn, and whether it computes until then.
-    let mut turns: Vec<(Time, bool)> = (0..16).map(|rank| (if rank < 8 { 1_000 } else { 2_000 }, true)).collect();
+    let mut turns: Vec<(Time, bool)> = (0..ranks).map(|rank| (compute(rank), true)).collect();
     let mut now = 0;
     while !world.all_left() {
         let mut moved = false;
-        for me in 0..16 {
+        for me in 0..ranks {
             let (at, computes) = turns[me as usize];
             if world.has_left(me) || at > now {
                 continue;
@@ -30,10 +33,10 @@ fn run(lends: bool) -> World {
             }
             let step = world.step(me, now).expect("promises hold");
             moved |= step != Step::Nothing;
-            if world.ranks[me as usize].moves {
+            if world.ranks[me as usize].moves.is_some() {
                 turns[me as usize] = (now + MOVE, false);
             } else if step == Step::Took {
-                turns[me as usize] = (now + if me < 8 { 1_000 } else { 2_000 }, true);
+                turns[me as usize] = (now + compute(me), true);
             }
         }
         if !moved {
@@ -42,15 +45,15 @@ fn run(lends: bool) -> World {
         }
     }
     world.check_end_of_all().expect("promises hold");
-    world
+    (world, now)
 }
 
-/// How many windows of 16 groups leave ranks apart, of how many. The first ones and those in which ranks leave are not
+/// How many windows of so many groups leave ranks apart, of how many. The first ones and those in which ranks leave are not
 /// counted.
-fn apart(world: &World) -> (usize, usize) {
+fn apart(world: &World, ranks: usize, window: usize) -> (usize, usize) {
     let cuts: Vec<&Cut> = world.log.iter().flat_map(|log| log.cuts.values()).collect();
     let last = cuts.iter().position(|cut| cut.members.iter().any(|member| member.leaving)).expect("ranks leave");
-    let windows: Vec<&[&Cut]> = cuts[..last].windows(16).skip(100).collect();
+    let windows: Vec<&[&Cut]> = cuts[..last].windows(window).skip(100).collect();
     let is_apart = |window: &&&[&Cut]| {
         let mut reached = vec![0];
         let mut before = 0;
@@ -65,20 +68,26 @@ fn apart(world: &World) -> (usize, usize) {
                 }
             }
         }
-        reached.len() < 16
+        reached.len() < ranks
     };
     (windows.iter().filter(is_apart).count(), windows.len())
 }
 
 #[test]
 fn lenders_connect_fast_ranks_and_slow_ones() {
-    let (without, with) = (run(false), run(true));
-    let (all, of) = apart(&without);
-    let (few, of_these) = apart(&with);
-    let bridges = with.log.iter().flat_map(|log| log.cuts.values()).filter(|cut| cut.lender.is_some()).count();
-    println!("apart without lenders: {all} of {of}; with lenders: {few} of {of_these}, {bridges} bridges");
-    assert!(of > 500 && all == of, "{all} of {of}");
-    assert!(of_these > 500 && few * 25 < of_these, "{few} of {of_these}");
-    // No group waited for them: the tickets are those of the same arrivals.
-    assert!(bridges * 2 < of_these, "{bridges} bridges");
+    for (ranks, window) in [(8, 8), (16, 16)] {
+        let ((without, _), (with, end)) = (run(ranks, false), run(ranks, true));
+        let (all, of) = apart(&without, ranks as usize, window);
+        let (few, of_these) = apart(&with, ranks as usize, window);
+        let bridges = with.log.iter().flat_map(|log| log.cuts.values()).filter(|cut| cut.lender.is_some()).count();
+        println!("apart without lenders: {all} of {of}; with lenders: {few} of {of_these}, {bridges} bridges");
+        assert!(of > 400 && all == of, "{all} of {of}");
+        assert!(of_these > 400 && few * 50 <= of_these, "{few} of {of_these}");
+        assert!(bridges * 2 < of_these, "{bridges} bridges");
+        // No group waited for them. A synchronous step takes as long as the slowest, and the movement.
+        let updates = u64::from(ranks) * 300;
+        let synchronous = updates / u64::from(ranks) * (2_000 + MOVE);
+        println!("{ranks} ranks: {updates} updates in {end}, synchronous in {synchronous}");
+        assert!(synchronous as f64 / end as f64 >= 1.45, "{synchronous} and {end}");
+    }
 }

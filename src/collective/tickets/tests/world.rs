@@ -3,8 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
+use super::data::Data;
 use crate::collective::core::Time;
-use crate::collective::tickets::{Cut, Machine, Member, Op, Plan, Seat, Terms, claim, word};
+use crate::collective::tickets::op::Op;
+use crate::collective::tickets::record::{Cut, Member};
+use crate::collective::tickets::word::Seat;
+use crate::collective::tickets::{Machine, Plan, Terms, claim, word};
 use crate::fabric::Atomic;
 
 /// Fails the run with what was broken.
@@ -27,8 +31,8 @@ pub(super) struct Rank {
     pub(super) steps: u64,
     /// Arrivals that it has made.
     pub(super) arrivals: u64,
-    /// Its part of a group's data moves.
-    pub(super) moves: bool,
+    /// The segment of its group's data that it moves.
+    pub(super) moves: Option<u64>,
     /// Lenders whose claims it could not have, for the group that it closes.
     refused: Vec<u32>,
 }
@@ -59,8 +63,9 @@ pub(super) struct World {
     lends: bool,
     has_deadline: bool,
     records: u64,
-    /// Nothing where states are to be equal whatever led to them.
+    /// Nothing where states are to be equal whatever led to them; so is the data.
     pub(super) log: Option<Log>,
+    pub(super) data: Option<Data>,
 }
 
 impl Hash for World {
@@ -92,7 +97,7 @@ impl World {
             machine: Machine::new(plan(me)),
             steps,
             arrivals: 0,
-            moves: false,
+            moves: None,
             refused: Vec::new(),
         };
         World {
@@ -104,6 +109,7 @@ impl World {
             has_deadline: terms.deadline.is_some(),
             records: plan(0).records(),
             log: Some(Log::default()),
+            data: Some(Data::new(steps.len(), terms.segments)),
         }
     }
 
@@ -127,6 +133,31 @@ impl World {
         self.ranks.iter().all(|rank| rank.machine.has_left())
     }
 
+    /// Whether a rank does something at a time although nothing happens until then.
+    pub(super) fn has_timer(&self, me: u32, now: Time) -> bool {
+        self.ranks[me as usize].machine.next_timer().is_some_and(|at| at > now)
+    }
+
+    /// After a death no rank goes on: each that is not done misses the dead one, or a rank that does.
+    pub(super) fn check_bereaved(&self, dead: u32) -> Checked {
+        let mut miss: BTreeSet<u32> = BTreeSet::from([dead]);
+        loop {
+            let misses = |rank: &u32| {
+                let missing = self.ranks[*rank as usize].machine.missing(&|cell: usize| self.cells[cell]);
+                missing.iter().any(|missed| miss.contains(missed))
+            };
+            let more: Vec<u32> = (0..self.count()).filter(|rank| !miss.contains(rank)).filter(misses).collect();
+            if more.is_empty() {
+                break;
+            }
+            miss.extend(more);
+        }
+        let stuck = (0..self.count()).find(|&rank| !self.has_left(rank) && !miss.contains(&rank));
+        let stages = || self.ranks.iter().map(|rank| format!("\n{:?}", rank.machine)).collect::<String>();
+        ensure!(stuck.is_none(), "rank {stuck:?} does not go on, and does not miss the dead rank {dead}:{}", stages());
+        Ok(())
+    }
+
     /// The seat of a rank, with the iteration of its arrival.
     fn seat(&self, me: u32) -> Option<(Seat, u64)> {
         let rank = &self.ranks[me as usize];
@@ -147,7 +178,10 @@ impl World {
     /// Lets a rank that has arrived do one thing: an operation, the end of a movement, taking a group, or a poll.
     pub(super) fn step(&mut self, me: u32, now: Time) -> Checked<Step> {
         let rank = &mut self.ranks[me as usize];
-        if std::mem::take(&mut rank.moves) {
+        if let Some(segment) = rank.moves.take() {
+            if let Some(data) = &mut self.data {
+                data.end(me, rank.machine.cut(), segment);
+            }
             rank.machine.complete(0);
         } else if let Some(op) = rank.machine.next_op() {
             self.execute(me, op)?;
@@ -178,6 +212,9 @@ impl World {
             let before = log.entered.insert((me, iteration), cut.group);
             ensure!(before.is_none(), "rank {me} entered with arrival {iteration} twice");
         }
+        if let Some(data) = &self.data {
+            data.take(me, cut)?;
+        }
         Ok(())
     }
 
@@ -197,7 +234,7 @@ impl World {
     fn execute(&mut self, me: u32, op: Op) -> Checked {
         ensure!(!self.plan().is_over(&|cell: usize| self.cells[cell]), "rank {me} uses cells that are over: {op:?}");
         match op {
-            Op::Atomic { cell, atomic, .. } => {
+            Op::Atomic { cell, atomic } => {
                 let found = self.cells[cell];
                 self.cells[cell] = match atomic {
                     Atomic::FetchAdd(value) => found.wrapping_add(value),
@@ -208,23 +245,21 @@ impl World {
                 self.ranks[me as usize].machine.complete(found);
                 self.note_full_ring(me, cell);
             }
-            Op::Store { rank, cell, value } => {
-                ensure!(rank == me, "rank {me} stores into a cell of rank {rank}");
-                self.cells[cell] = value;
-                self.ranks[me as usize].machine.complete(0);
-            }
-            Op::StorePair { cell, values, .. } => {
+            Op::StorePair { cell, values } => {
                 self.check_pair(me, cell, values)?;
                 self.cells[cell..cell + 2].copy_from_slice(&values);
                 self.ranks[me as usize].machine.complete(0);
             }
-            Op::Combine { group } => {
+            Op::Combine { group, segment } => {
                 let rank = &mut self.ranks[me as usize];
                 let mut published = Cut::default();
                 let is_published =
                     rank.machine.plan().record(group).learn(&mut published, &|cell: usize| self.cells[cell]);
                 ensure!(is_published && published == *rank.machine.cut(), "rank {me} moves {:?}", rank.machine.cut());
-                rank.moves = true;
+                rank.moves = Some(segment);
+                if let Some(data) = &mut self.data {
+                    data.begin(me, rank.machine.cut(), segment)?;
+                }
                 if let Some(log) = &mut self.log {
                     let cells = &self.cells;
                     let plan = rank.machine.plan();
@@ -252,6 +287,11 @@ impl World {
     fn check_claim(&mut self, me: u32, cell: usize, atomic: Atomic, found: u64) -> Checked {
         let Some(of) = (0..self.count()).find(|&rank| self.plan().claim(rank) == cell) else { return Ok(()) };
         let Atomic::CompareSwap { expect, new } = atomic else { return Err("a claim is added to".into()) };
+        if expect == claim::INSIDE {
+            let named = self.seat(me).map(|(seat, _)| claim::of(seat.group));
+            ensure!(me == of && found == expect && named == Some(new), "rank {me} names group {new} for rank {of}");
+            return Ok(());
+        }
         if expect != found {
             self.ranks[me as usize].refused.push(of);
             if let Some(log) = &mut self.log {
@@ -274,6 +314,9 @@ impl World {
         let machine = &self.ranks[me as usize].machine;
         let cut = machine.cut().clone();
         let record = machine.plan().record(cut.group);
+        if (cell, values) == record.clear() {
+            return self.check_released(me, &cut);
+        }
         if (cell, values) == record.end() {
             return self.check_end(me, &cut);
         }
@@ -324,14 +367,23 @@ impl World {
         if let Some(log) = &mut self.log {
             ensure!(log.cuts.insert(*group, cut.clone()).is_none(), "group {group} is published twice");
         }
+        if let Some(data) = &mut self.data {
+            data.publish(cut);
+        }
         Ok(())
     }
 
-    fn check_end(&mut self, me: u32, cut: &Cut) -> Checked {
+    /// No member needs the group any more.
+    fn check_released(&self, me: u32, cut: &Cut) -> Checked {
         for member in &cut.members {
             let seat = self.seat(member.rank).filter(|(seat, _)| seat.group == cut.group);
             ensure!(seat.is_none(), "rank {me} ends a group that rank {} needs", member.rank);
         }
+        Ok(())
+    }
+
+    fn check_end(&mut self, me: u32, cut: &Cut) -> Checked {
+        self.check_released(me, cut)?;
         for holder in &mut self.holders {
             holder.take_if(|holder| *holder == cut.group);
         }
@@ -341,7 +393,7 @@ impl World {
     /// A closer is about to publish a cut, or to claim a lender's register: it has looked at the window.
     fn check_window(&self, me: u32, op: Op, closes: bool, found_none: bool) -> Checked {
         let lender = match op {
-            Op::Atomic { rank, cell, .. } if rank != me && cell == self.plan().claim(rank) => Some(rank),
+            Op::Atomic { cell, .. } => (0..self.count()).find(|&rank| rank != me && cell == self.plan().claim(rank)),
             _ => None,
         };
         if !self.lends || !closes && lender.is_none() {
@@ -426,6 +478,11 @@ impl World {
         let bridges = log.cuts.values().filter(|cut| cut.lender.is_some()).count() as u64;
         ensure!(sum(|stats| stats.bridges) == bridges, "{bridges} cuts have a lender");
         ensure!(log.borrowed == bridges, "{} registers were borrowed for {bridges} bridges", log.borrowed);
+        if let Some(data) = &self.data {
+            data.check_end_of_all(&log.cuts)?;
+            let contributing = log.cuts.values().filter(|cut| cut.contributors().next().is_some()).count() as u64;
+            ensure!(sum(|stats| stats.segments) == contributing * data.segments, "segments of {contributing} groups");
+        }
         let lent = sum(|stats| stats.lent);
         ensure!(lent <= bridges, "{bridges} registers were borrowed, and ranks noticed that {lent} times");
         Ok(())

@@ -1,0 +1,355 @@
+//! The handle of an allreduce in buckets.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::timing::{FIRST, PERIOD, Timing};
+use super::{BucketOutcomes, Buckets};
+use crate::collective::allreduce::Allreduce;
+use crate::collective::build::{AllreduceBuilder, Shared};
+use crate::collective::following::{Following, Inbox};
+use crate::collective::outcome::Outcomes;
+use crate::error::{Error, Result};
+use crate::merge::{Cost, Gradient, Planner};
+use crate::reduce::Element;
+use crate::rule::Executor;
+use crate::time::Deadline;
+use crate::world::World;
+
+/// How far the bucket of a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// So many of its tensors are not filled.
+    Filling(usize),
+    /// It is handed in.
+    HandedIn { at: Instant },
+    /// Its outcomes are those of these rounds.
+    There { first: u64, newest: u64 },
+    /// Its outcomes were returned.
+    Taken,
+}
+
+/// Tensors that share a collective.
+#[derive(Debug)]
+struct Bucket<T> {
+    sum: Allreduce<T>,
+    tensors: Range<usize>,
+    stage: Stage,
+    /// Where cuts are those of the first bucket: what this one is told of them.
+    inbox: Option<Arc<Inbox>>,
+}
+
+/// A persistent allreduce in buckets, step after step.
+///
+/// The order of calls in a step is *begin*, then for each tensor *tensor, filled*, then *wait*; and at the end *finish*.
+/// A bucket is handed in with its last tensor, and moves while the next tensors are computed.
+///
+/// Under a partial rule a step has one cut, that of the first bucket: with it a rank arrives, and it has to hand in the
+/// others, too, because all buckets of a round have the same contributions.
+#[derive(Debug)]
+pub struct BucketedAllreduce<T: Element> {
+    world: World,
+    choices: Shared,
+    buckets: Buckets,
+    parts: Vec<Bucket<T>>,
+    lengths: Arc<[usize]>,
+    /// The tensors that are filled in the step.
+    filled: Vec<bool>,
+    began: Option<Instant>,
+    /// Where buckets follow from measurements.
+    timing: Option<Timing>,
+    replans: u64,
+    /// The newest round that was returned.
+    newest: u64,
+    /// The rule of the caller has no full rounds.
+    meets_only_to_plan: bool,
+}
+
+impl<T: Element> BucketedAllreduce<T> {
+    pub(super) fn new(of_all: &AllreduceBuilder<'_, T>, buckets: Buckets) -> Result<Self> {
+        let (world, lengths) = (of_all.world().clone(), Arc::<[usize]>::from(of_all.lengths()));
+        let mut choices = of_all.shared(buckets.check().map(|()| buckets.to_string()))?;
+        if choices.executor == Executor::Auto {
+            // A caller that computes moves nothing.
+            choices.executor = Executor::Thread;
+        }
+        let meets_only_to_plan =
+            buckets == Buckets::Measured && !choices.fire.is_synchronous() && !choices.fire.has_full_rounds();
+        if meets_only_to_plan {
+            choices.fire = choices.fire.full_every(FIRST);
+        }
+        let gradients: Vec<Gradient> = lengths
+            .iter()
+            .map(|length| Gradient { ready: Duration::ZERO, bytes: (length * size_of::<T>()) as u64 })
+            .collect();
+        let timing = match buckets {
+            Buckets::Measured => Some(Timing::new::<T>(&world, &choices, &lengths)?),
+            _ => None,
+        };
+        let free = Cost { message: Duration::ZERO, per_mib: Duration::ZERO };
+        let mut planner = Planner::default();
+        let planned = planner.plan(buckets.merging(false), &gradients, free);
+        let ranges: Vec<Range<usize>> = planned.iter().map(|bucket| bucket.gradients.clone()).collect();
+        let filled = vec![false; lengths.len()];
+        let mut made = BucketedAllreduce {
+            world,
+            choices,
+            buckets,
+            parts: Vec::new(),
+            lengths,
+            filled,
+            began: None,
+            timing,
+            replans: 0,
+            newest: choices.base,
+            meets_only_to_plan,
+        };
+        made.parts = made.make(&ranges)?;
+        Ok(made)
+    }
+
+    /// Makes the collectives of buckets.
+    fn make(&self, ranges: &[Range<usize>]) -> Result<Vec<Bucket<T>>> {
+        let Self { choices, world, .. } = self;
+        let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
+        let mut parts = Vec::with_capacity(ranges.len());
+        for (index, tensors) in ranges.iter().enumerate() {
+            let lengths = &self.lengths[tensors.clone()];
+            let inbox = index.checked_sub(1).map(|index| inboxes[index].clone());
+            let is_partial = !choices.fire.is_synchronous();
+            let sum = match &inbox {
+                _ if !is_partial => choices.synchronous(world, lengths)?,
+                None => choices.following(world, lengths, Following::leading(inboxes.clone()))?,
+                Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone()))?,
+            };
+            let inbox = inbox.filter(|_| is_partial);
+            parts.push(Bucket { sum, tensors: tensors.clone(), stage: Stage::Taken, inbox });
+        }
+        Ok(parts)
+    }
+
+    /// Lengths of the tensors, in elements, as the builder got them.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// The tensors of each bucket, as they are now.
+    pub fn buckets(&self) -> impl ExactSizeIterator<Item = Range<usize>> + '_ {
+        self.parts.iter().map(|part| part.tensors.clone())
+    }
+
+    /// How often buckets have changed.
+    #[must_use]
+    pub fn replans(&self) -> u64 {
+        self.replans
+    }
+
+    /// When the last bucket of a step ends by the plan, since the step began. Known under [`Buckets::Measured`], from the
+    /// first plan by measurements on.
+    #[must_use]
+    pub fn predicted(&self) -> Option<Duration> {
+        self.timing.as_ref().and_then(Timing::predicted)
+    }
+
+    /// What a message costs, as measured: a fixed time, and the time of each MiB. Known under [`Buckets::Measured`].
+    #[must_use]
+    pub fn cost(&self) -> Option<(Duration, Duration)> {
+        self.timing.as_ref().map(|timing| (timing.cost().message, timing.cost().per_mib))
+    }
+
+    /// Begins a step. Under [`Buckets::Measured`] the buckets may change now: all ranks meet for that, within the world's
+    /// deadline, after 10 steps and then after every 100. Under a partial rule they do after rounds that are full:
+    /// without full rounds of its own, the rule gets one where ranks are to meet.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] before all outcomes of the last step were returned; as [`AllreduceBuilder::build`].
+    pub fn begin(&mut self) -> Result<()> {
+        let over = self.parts.iter().all(|part| part.stage == Stage::Taken);
+        self.check("begin", over, "the last step is not over; call wait first")?;
+        if self.is_plan_due() {
+            self.plan_again()?;
+        }
+        self.filled.fill(false);
+        for part in &mut self.parts {
+            part.stage = Stage::Filling(part.tensors.len());
+        }
+        self.began = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Whether all ranks are to plan before their next step. Then nothing of any rank is on its way: each was in the last
+    /// round, which is the newest.
+    fn is_plan_due(&mut self) -> bool {
+        let Self { timing: Some(timing), choices, newest, .. } = self else { return false };
+        if choices.fire.is_synchronous() {
+            return timing.is_due_after_a_step();
+        }
+        let is_full = *newest > choices.base && choices.fire.is_full(*newest);
+        is_full && (self.meets_only_to_plan || timing.is_due_after(*newest))
+    }
+
+    fn plan_again(&mut self) -> Result<()> {
+        let until = Deadline::from(Deadline::from(self.world.deadline()).instant());
+        let current: Vec<Range<usize>> = self.buckets().collect();
+        let merging = self.buckets.merging(true);
+        let Some(timing) = &mut self.timing else { return Ok(()) };
+        let planned = timing.plan(&current, merging, until)?;
+        let is_new = planned.is_some();
+        let before = self.choices.fire;
+        if self.meets_only_to_plan {
+            self.choices.fire = before.full_every(PERIOD);
+        }
+        let rarer = self.choices.fire != before;
+        let Some(ranges) = planned.or_else(|| rarer.then_some(current)) else { return Ok(()) };
+        self.choices.base = self.newest;
+        // If that fails, the old ones are still there.
+        let made = self.make(&ranges)?;
+        for part in &mut self.parts {
+            part.sum.finish(until)?;
+        }
+        self.parts = made;
+        self.replans += u64::from(is_new);
+        Ok(())
+    }
+
+    /// The memory of a tensor in this step's contribution.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if there is no such tensor, or it is filled already; before `begin`.
+    pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
+        let part = self.open("tensor", index)?;
+        let within = index - self.parts[part].tensors.start;
+        self.parts[part].sum.tensor(within)
+    }
+
+    /// A tensor is complete. With the last tensor of its bucket the bucket is handed in.
+    ///
+    /// # Errors
+    /// As [`tensor`](BucketedAllreduce::tensor), and as [`Allreduce::arrive`].
+    pub fn filled(&mut self, index: usize) -> Result<()> {
+        let operation = "filled";
+        let part = self.open(operation, index)?;
+        let now = Instant::now();
+        self.filled[index] = true;
+        if let (Some(timing), Some(began)) = (&mut self.timing, self.began) {
+            timing.is_ready(index, now - began);
+        }
+        let Bucket { sum, stage, .. } = &mut self.parts[part];
+        match stage {
+            Stage::Filling(1) => {
+                sum.arrive()?;
+                *stage = Stage::HandedIn { at: now };
+            }
+            Stage::Filling(left) => *left -= 1,
+            Stage::HandedIn { .. } | Stage::There { .. } | Stage::Taken => {}
+        }
+        Ok(())
+    }
+
+    /// The bucket of a tensor that can be written.
+    fn open(&self, operation: &'static str, index: usize) -> Result<usize> {
+        self.check(operation, index < self.lengths.len(), "there is no tensor of this number in the collective")?;
+        let part = self.parts.partition_point(|part| part.tensors.end <= index);
+        let writable = matches!(self.parts[part].stage, Stage::Filling(_));
+        self.check(operation, writable || self.filled[index], "no step has begun; call begin first")?;
+        self.check(operation, !self.filled[index], "the tensor is filled already in this step")?;
+        Ok(part)
+    }
+
+    /// Waits for a bucket: its outcomes, with the tensors of the bucket counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if there is no such bucket, one of its tensors is not filled, or its outcome was returned before,
+    /// and under a partial rule if one of the first bucket is not filled; as [`Allreduce::wait`].
+    pub fn wait_bucket(&mut self, bucket: usize, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
+        let operation = "wait_bucket";
+        let deadline = Deadline::from(deadline.into().instant());
+        let stage = self.parts.get(bucket).map(|part| part.stage);
+        self.check(operation, stage.is_some(), "there is no bucket of this number")?;
+        let here = matches!(stage, Some(Stage::HandedIn { .. } | Stage::There { .. }));
+        self.check(operation, here, "the bucket is not handed in, or its outcome was returned")?;
+        if self.parts[bucket].inbox.is_some() {
+            let leads = !matches!(self.parts[0].stage, Stage::Filling(_));
+            self.check(operation, leads, "the first bucket, whose cut is that of all, is not handed in")?;
+            self.reach(0, deadline, None)?;
+        }
+        self.reach(bucket, deadline, None)?;
+        Ok(self.hand_out(bucket..bucket + 1).remove(0).1)
+    }
+
+    /// Waits for all buckets whose outcomes were not returned. After a timeout, call it again.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if a tensor is not filled, or before the first step; as [`Allreduce::wait`].
+    pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<BucketOutcomes<'_, T>> {
+        self.check("wait", self.began.is_some(), "no step has begun; call begin first")?;
+        self.settle("wait", Deadline::from(deadline.into().instant()))?;
+        let lengths = self.lengths.clone();
+        let parts = self.hand_out(0..self.parts.len());
+        Ok(BucketOutcomes::new(parts, lengths))
+    }
+
+    /// Waits until the outcomes of all buckets are there, or were returned.
+    fn settle(&mut self, operation: &'static str, deadline: Deadline) -> Result<()> {
+        let filled = self.parts.iter().all(|part| !matches!(part.stage, Stage::Filling(_)));
+        self.check(operation, filled, "not all tensors are filled; call filled for each")?;
+        let mut before = None;
+        for bucket in 0..self.parts.len() {
+            before = self.reach(bucket, deadline, before)?;
+        }
+        Ok(())
+    }
+
+    /// The outcomes of these buckets that are there, which the caller has from now on.
+    fn hand_out(&mut self, buckets: Range<usize>) -> Vec<(Range<usize>, Outcomes<'_, T>)> {
+        let here = self.parts[buckets].iter_mut().filter_map(|Bucket { sum, tensors, stage, .. }| {
+            let Stage::There { first, newest } = *stage else { return None };
+            *stage = Stage::Taken;
+            Some((tensors.clone(), sum.held(first..=newest)))
+        });
+        here.collect()
+    }
+
+    /// Waits until the outcomes of a bucket are there, and returns when they were. `before`: when those of the bucket before
+    /// were, if this rank has waited for them until then.
+    fn reach(&mut self, bucket: usize, deadline: Deadline, before: Option<Instant>) -> Result<Option<Instant>> {
+        let Bucket { sum, stage, tensors, .. } = &mut self.parts[bucket];
+        let &mut Stage::HandedIn { at } = stage else { return Ok(None) };
+        let waits = !sum.is_complete()?;
+        let rounds = sum.take(deadline)?;
+        let end = Instant::now();
+        *stage = Stage::There { first: *rounds.start(), newest: *rounds.end() };
+        let is_first = bucket == 0;
+        if let (Some(timing), true, true) = (&mut self.timing, waits, is_first || before.is_some()) {
+            let bytes = self.lengths[tensors.clone()].iter().sum::<usize>() * size_of::<T>();
+            timing.has_taken(bytes as u64, end - before.map_or(at, |before| before.max(at)));
+        }
+        if is_first {
+            self.newest = self.choices.base + *rounds.end();
+            let inboxes = self.parts.iter().filter_map(|part| part.inbox.as_ref());
+            inboxes.for_each(|inbox| inbox.tell_end(*rounds.end()));
+        }
+        Ok(waits.then_some(end))
+    }
+
+    /// Leaves in good order, as [`Allreduce::finish`]. Outcomes that were not returned are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] in the middle of a step, when buckets are handed in and others are not; as [`Allreduce::finish`].
+    pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
+        let deadline = Deadline::from(deadline.into().instant());
+        if self.parts.iter().any(|part| matches!(part.stage, Stage::HandedIn { .. })) {
+            self.settle("finish", deadline)?;
+        }
+        for part in &mut self.parts {
+            part.sum.finish(deadline)?;
+        }
+        self.timing.as_mut().map_or(Ok(()), |timing| timing.finish(deadline))
+    }
+
+    fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
+        if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
+    }
+}

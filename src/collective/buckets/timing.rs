@@ -1,0 +1,264 @@
+//! When tensors are ready, and what a message costs: measured on each rank, and then agreed.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::collective::allreduce::Allreduce;
+use crate::collective::build::Shared;
+use crate::error::Result;
+use crate::merge::{Bucket, Cost, Gradient, Merging, Planner};
+use crate::reduce::{Element, Reduce};
+use crate::time::Deadline;
+use crate::world::World;
+
+/// Steps before the first plan by measurements, and from one such plan to the next; or rounds, where ranks make different
+/// numbers of steps.
+pub(super) const FIRST: u32 = 10;
+pub(super) const PERIOD: u32 = 100;
+
+/// A plan is exchanged for another one that ends this much earlier: exchanging it costs some steps.
+const WORTHWHILE: f64 = 0.99;
+
+/// The largest message that is measured: what larger ones take follows from it.
+const LARGEST: usize = 8 << 20;
+const ROUNDS: usize = 5;
+const WARMUP: usize = 2;
+
+/// The mean and the deviation of a time, over the steps since the last plan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread {
+    count: f64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Spread {
+    /// By Welford's method.
+    fn add(&mut self, time: f64) {
+        self.count += 1.0;
+        let before = time - self.mean;
+        self.mean += before / self.count;
+        self.squares += before * (time - self.mean);
+    }
+
+    /// The mean, and a standard deviation more: of ranks that differ from step to step, one is late.
+    fn late(&self) -> f64 {
+        self.mean + (self.squares / self.count.max(1.0)).sqrt()
+    }
+}
+
+/// What a rank has measured since the last plan.
+#[derive(Debug)]
+pub(super) struct Timing {
+    ready: Vec<Spread>,
+    /// What messages took for which this rank waited, and what they should have taken.
+    took: f64,
+    expected: f64,
+    steps: u64,
+    until_plan: u64,
+    /// The round after which the last plan was made.
+    planned: u64,
+    cost: Cost,
+    bytes: Vec<u64>,
+    planner: Planner,
+    /// The end of the current plan's last bucket, since the step began.
+    predicted: Option<Duration>,
+    exchange: Allreduce<f64>,
+}
+
+impl Timing {
+    /// Measures messages of some sizes. All ranks call it.
+    pub(super) fn new<T: Element>(world: &World, choices: &Shared, lengths: &[usize]) -> Result<Self> {
+        let until = Deadline::from(world.deadline());
+        let total: usize = lengths.iter().sum();
+        let largest = total.min(LARGEST / size_of::<T>()).max(1);
+        let mut sizes: Vec<usize> = [1, 4, 16, 64].iter().map(|part| (largest / part).max(1)).collect();
+        sizes.dedup();
+        let mut points = Vec::new();
+        for &size in &sizes {
+            let mut sum = choices.synchronous::<T>(world, &[size])?;
+            let mut times = Vec::new();
+            for _ in 0..WARMUP + ROUNDS {
+                sum.contribution()?;
+                let begin = Instant::now();
+                sum.arrive()?;
+                drop(sum.wait(until)?);
+                times.push(begin.elapsed().as_secs_f64());
+            }
+            sum.finish(until)?;
+            let times = &mut times[WARMUP..];
+            times.sort_by(f64::total_cmp);
+            points.push(times[ROUNDS / 2]);
+        }
+        let agreed = {
+            let mut exchange = world.allreduce::<f64>(&[points.len()]).reduce(Reduce::Max).build()?;
+            let agreed = largest_of_all(&mut exchange, &points, until)?;
+            exchange.finish(until)?;
+            agreed
+        };
+        let points: Vec<(f64, f64)> = sizes.iter().map(|&size| (size * size_of::<T>()) as f64).zip(agreed).collect();
+        let exchange = world.allreduce::<f64>(&[lengths.len() + 1]).reduce(Reduce::Max).build()?;
+        Ok(Timing {
+            ready: vec![Spread::default(); lengths.len()],
+            took: 0.0,
+            expected: 0.0,
+            steps: 0,
+            until_plan: FIRST.into(),
+            planned: 0,
+            cost: fit(&points),
+            bytes: lengths.iter().map(|length| (length * size_of::<T>()) as u64).collect(),
+            planner: Planner::default(),
+            predicted: None,
+            exchange,
+        })
+    }
+
+    pub(super) fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    pub(super) fn predicted(&self) -> Option<Duration> {
+        self.predicted
+    }
+
+    /// A tensor is ready so long after the step began.
+    pub(super) fn is_ready(&mut self, tensor: usize, after: Duration) {
+        self.ready[tensor].add(after.as_secs_f64());
+    }
+
+    /// A message of so many bytes took so long, as far as this rank can tell.
+    pub(super) fn has_taken(&mut self, bytes: u64, time: Duration) {
+        self.took += time.as_secs_f64();
+        self.expected += self.cost.of(bytes).as_secs_f64();
+    }
+
+    /// Whether there is a plan to be made, at the beginning of a step, where all ranks make the same steps.
+    pub(super) fn is_due_after_a_step(&mut self) -> bool {
+        self.steps += 1;
+        self.steps > self.until_plan
+    }
+
+    /// Whether there is a plan to be made after a round.
+    pub(super) fn is_due_after(&mut self, round: u64) -> bool {
+        let due = round >= self.planned + self.until_plan;
+        if due {
+            self.planned = round;
+        }
+        due
+    }
+
+    /// The plan for the next steps, if it is another one that is worth the exchange. All ranks call it at the same step,
+    /// and get the same.
+    pub(super) fn plan(
+        &mut self,
+        current: &[Range<usize>],
+        merging: Merging,
+        until: Deadline,
+    ) -> Result<Option<Vec<Range<usize>>>> {
+        // Of ranks that wait for each other, the last one sees how long a message takes: the least of all.
+        let ratio = if self.expected > 0.0 { self.took / self.expected } else { 1.0 };
+        let mine: Vec<f64> = self.ready.iter().map(Spread::late).chain([-ratio]).collect();
+        let agreed = largest_of_all(&mut self.exchange, &mine, until)?;
+        let (ready, ratio) = agreed.split_at(self.ready.len());
+        self.cost = scaled(self.cost, (-ratio[0]).clamp(0.25, 4.0));
+        let seconds = |&seconds: &f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let gradients: Vec<Gradient> =
+            ready.iter().map(seconds).zip(&self.bytes).map(|(ready, &bytes)| Gradient { ready, bytes }).collect();
+        let (predicted, changed) = choose(&mut self.planner, current, merging, &gradients, self.cost);
+        self.predicted = Some(predicted);
+        self.ready.fill(Spread::default());
+        (self.took, self.expected) = (0.0, 0.0);
+        (self.steps, self.until_plan) = (1, PERIOD.into());
+        Ok(changed)
+    }
+
+    pub(super) fn finish(&mut self, until: Deadline) -> Result<()> {
+        self.exchange.finish(until)
+    }
+}
+
+/// When the last bucket will end, and the new buckets if these are worth the exchange.
+fn choose(
+    planner: &mut Planner,
+    current: &[Range<usize>],
+    merging: Merging,
+    gradients: &[Gradient],
+    cost: Cost,
+) -> (Duration, Option<Vec<Range<usize>>>) {
+    let end = |buckets: &[Bucket]| buckets.last().map_or(Duration::ZERO, |bucket| bucket.end);
+    let now = end(planner.schedule(current, gradients, cost));
+    let best = planner.plan(merging, gradients, cost);
+    let then = end(best);
+    let ranges: Vec<Range<usize>> = best.iter().map(|bucket| bucket.gradients.clone()).collect();
+    if ranges != current && then.as_secs_f64() < WORTHWHILE * now.as_secs_f64() {
+        (then, Some(ranges))
+    } else {
+        (now, None)
+    }
+}
+
+/// The largest value that any rank has, place by place.
+fn largest_of_all(exchange: &mut Allreduce<f64>, mine: &[f64], until: Deadline) -> Result<Vec<f64>> {
+    exchange.contribution()?.copy_from_slice(mine);
+    exchange.arrive()?;
+    Ok(exchange.wait(until)?.newest().to_vec())
+}
+
+/// The cost that comes nearest to what messages of some bytes took in seconds, relative to each.
+fn fit(points: &[(f64, f64)]) -> Cost {
+    let weighted = |value: fn(f64, f64) -> f64| -> f64 {
+        points.iter().map(|&(bytes, time)| value(bytes, time) / (time * time).max(1e-18)).sum()
+    };
+    let (one, x, xx) = (weighted(|_, _| 1.0), weighted(|bytes, _| bytes), weighted(|bytes, _| bytes * bytes));
+    let (y, xy) = (weighted(|_, time| time), weighted(|bytes, time| bytes * time));
+    let spread = one * xx - x * x;
+    let slope = if spread > 0.0 { ((one * xy - x * y) / spread).max(0.0) } else { 0.0 };
+    let fixed = if one > 0.0 { ((y - slope * x) / one).max(0.0) } else { 0.0 };
+    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    Cost { message: seconds(fixed), per_mib: seconds(slope * f64::from(1 << 20)) }
+}
+
+fn scaled(cost: Cost, factor: f64) -> Cost {
+    Cost { message: cost.message.mul_f64(factor), per_mib: cost.per_mib.mul_f64(factor) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_again() {
+        let time = |bytes: f64| 40e-6 + bytes * 1e-9;
+        let cost = fit(&[1e3, 1e4, 1e6, 8e6].map(|bytes| (bytes, time(bytes))));
+        assert!(cost.message.abs_diff(Duration::from_micros(40)) < Duration::from_nanos(50), "{cost:?}");
+        assert!(cost.per_mib.abs_diff(Duration::from_nanos(1_048_576)) < Duration::from_micros(1), "{cost:?}");
+        // Of one point the fixed cost is known.
+        assert_eq!(fit(&[(8.0, 1e-3)]), Cost { message: Duration::from_millis(1), per_mib: Duration::ZERO });
+        assert_eq!(fit(&[]), Cost { message: Duration::ZERO, per_mib: Duration::ZERO });
+    }
+
+    #[test]
+    fn buckets_change_where_that_is_worth_it() {
+        let ms = Duration::from_millis;
+        let gradients = [1, 2, 3].map(|ready| Gradient { ready: ms(ready), bytes: 1 << 20 });
+        let mut planner = Planner::default();
+        let mut choose = |current: &[Range<usize>], per_mib| {
+            let cost = Cost { message: Duration::from_micros(10), per_mib };
+            choose(&mut planner, current, Merging::Optimal, &gradients, cost)
+        };
+        let (one, each) = (std::iter::once(0..3).collect::<Vec<_>>(), vec![0..1, 1..2, 2..3]);
+        assert_eq!(choose(&one, ms(1)), (Duration::from_micros(4_030), Some(each.clone())));
+        assert_eq!(choose(&each, ms(1)), (Duration::from_micros(4_030), None));
+        // 14 of 3,031 microseconds are not worth it.
+        let (predicted, changed) = choose(&one, Duration::from_micros(7));
+        assert_eq!((predicted, changed), (Duration::from_micros(3_031), None));
+    }
+
+    #[test]
+    fn lateness_is_the_mean_and_a_deviation() {
+        let mut spread = Spread::default();
+        assert_eq!(spread.late(), 0.0);
+        [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter().for_each(|time| spread.add(time));
+        assert!((spread.late() - 7.0).abs() < 1e-12, "{spread:?}");
+    }
+}

@@ -1,0 +1,110 @@
+//! A collective whose ranks average in groups by order of arrival.
+
+use super::{AllreduceBuilder, OPERATION};
+use crate::collective::allreduce::Allreduce;
+use crate::collective::calls::Calls;
+use crate::collective::core::Topology;
+use crate::collective::regions::{decode_run, import_regions, make_memory};
+use crate::collective::tickets::{Areas, Driver, Engine, Machine, Mean, Memory, Plan, Terms};
+use crate::error::Result;
+use crate::fabric::{Access, RawAccess};
+use crate::fault::Fault;
+use crate::reduce::Element;
+use crate::rule::{Absent, Scale, When};
+use crate::time::Deadline;
+
+impl<T: Element> AllreduceBuilder<'_, T> {
+    /// The collective with groups of this size. As [`build`](AllreduceBuilder::build).
+    pub(super) fn build_arrivals(self, size: u32) -> Result<Allreduce<T>> {
+        let (operation, world) = (OPERATION, self.world);
+        let until = Deadline::from(world.deadline()).instant();
+        let planned = self.plan_arrivals(size);
+        let segment = ("the segment (by hw-config)", world.parameters().segment().to_string());
+        let choices = [self.common_choices(), vec![segment]].concat();
+        let (plan, areas) = self.agree(planned, |_| choices, until)?;
+        let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
+        let topology = Topology::new(world.fabric().hosts());
+        let host = topology.host_of(world.rank());
+        let models = topology.ranks_of(host).iter().map(|&rank| areas.register(rank));
+        let shared = self.model().filter(|model| !model.own);
+        let initial = shared.map(|model| (model.bytes, models));
+        // All cells are at one host. Other ranks read them there.
+        let cells = if host == topology.host_of(0) { plan.cells() } else { 1 };
+        let sizes = (cells, areas.of_host().unwrap_or_default());
+        let made = match topology.leader(host) == world.rank() {
+            true => make_memory(&mut *endpoint, Access::ReadWrite, sizes, initial),
+            false => Ok(Vec::new()),
+        };
+        let everybody = self.trade_keys(made, until)?;
+        let regions = import_regions(world.rank(), operation, &mut *endpoint, &topology, &everybody)?;
+        tracing::debug!(rank = world.rank(), size, bytes = areas.bytes(), "collective by order of arrival made");
+        let own_register = areas.register(world.rank());
+        let memory = Memory {
+            cells: regions.control[topology.host_of(0) as usize],
+            data: regions.data,
+            areas,
+            dtype: T::DTYPE,
+            mean: match (self.absent, self.scale) {
+                (Absent::Hold, Scale::Ages(factor)) => Mean::ModelsByAge(factor),
+                (Absent::Hold, _) => Mean::Models,
+                _ => Mean::Registers,
+            },
+        };
+        let made = Driver::new(Machine::new(plan), endpoint, memory);
+        let driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
+        let mut memory = driver.lender();
+        self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
+        let raw = self.raw(Engine::new(driver), memory, self.chosen_executor(), None)?;
+        Ok(Allreduce::new(Calls::Arrivals(raw), self.lengths, decode_run(&everybody)))
+    }
+
+    /// This rank's plan, and where data lies; or what is wrong with its choices.
+    fn plan_arrivals(&self, size: u32) -> Result<(Plan, Areas)> {
+        let usage = |problem| self.usage(problem);
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        let (elements, bytes) = self.check_choices()?;
+        if self.fire.when() != When::All {
+            return Err(usage(
+                "groups by order of arrival fire when they are full; use Fire::ALL, or that within a time",
+            ));
+        }
+        if !matches!(self.absent, Absent::Carry | Absent::Hold) {
+            return Err(usage(
+                "no contribution to a group by order of arrival is late; use Absent::Carry, or Hold for models",
+            ));
+        }
+        if self.world.record().is_some() || self.world.replay().is_some() {
+            return Err(usage(
+                "groups by order of arrival are not recorded or replayed; unset EARLYBIRD_RECORD and EARLYBIRD_REPLAY",
+            ));
+        }
+        if self.restored.is_some() {
+            return Err(usage(
+                "groups by order of arrival have no rounds in common to go on from; give each rank the model of its checkpoint with own_memory()",
+            ));
+        }
+        if self.model().is_none() {
+            return Err(usage("groups are for models; give each rank one with memory(), or choose Group::World"));
+        }
+        self.check_memory(elements)?;
+        if matches!(self.scale, Scale::Ages(_)) && self.absent != Absent::Hold {
+            return Err(usage(
+                "updates enter whole, whatever the age of their models; use Scale::Sum, or Absent::Hold",
+            ));
+        }
+        let topology = Topology::new(self.world.fabric().hosts());
+        let areas = Areas::new(topology, bytes, self.world.parameters().segment());
+        areas.of_host().ok_or_else(|| usage("more memory than can be addressed; use fewer elements"))?;
+        let plan = Plan::new(Terms {
+            me: rank,
+            ranks,
+            // A larger group never fills, and would only take more tickets.
+            size: size.min(ranks.max(2)),
+            deadline: self.fire.limit().map(|limit| limit.as_nanos().try_into().unwrap_or(u64::MAX)),
+            lends: self.absent == Absent::Carry,
+            segments: areas.segments(),
+            fault: Fault::chosen(),
+        });
+        Ok((plan, areas))
+    }
+}

@@ -1,0 +1,166 @@
+//! Which choices mean something together.
+
+use super::{AllreduceBuilder, MOST_DEPTH};
+use crate::collective::allreduce::Allreduce;
+use crate::collective::following::Following;
+use crate::error::Result;
+use crate::group::Group;
+use crate::reduce::{Element, Reduce};
+use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
+use crate::time::Deadline;
+use crate::world::World;
+
+impl<T: Element> AllreduceBuilder<'_, T> {
+    /// The elements and bytes of a contribution; or what is wrong with the choices, however ranks come together.
+    pub(super) fn check_choices(&self) -> Result<(usize, usize)> {
+        let usage = |problem| self.usage(problem);
+        self.fire.check(self.world.size())?;
+        self.grace.check()?;
+        if self.depth == 0 || self.depth > MOST_DEPTH {
+            return Err(usage("depth must be between 1 and 65536"));
+        }
+        self.absent.check()?;
+        self.scale.check()?;
+        if matches!(self.scale, Scale::Ages(_)) && !matches!(self.group, Group::Arrivals(_)) {
+            return Err(usage(
+                "ages are those of models in groups by order of arrival; use Group::Arrivals, or another scale",
+            ));
+        }
+        let adds = self.adds_floats();
+        if self.scale != Scale::Sum && !adds {
+            return Err(usage("only sums of floating-point numbers can be divided; use Scale::Sum"));
+        }
+        if matches!(self.absent, Absent::Decay(_)) && !adds {
+            return Err(usage("only sums of floating-point numbers can decay; use Absent::Carry or Absent::Drop"));
+        }
+        if self.group.schedule().is_err() {
+            return Err(usage("groups need a size of 2 ranks or more"));
+        }
+        let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
+        elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))
+    }
+
+    pub(super) fn adds_floats(&self) -> bool {
+        T::DTYPE.is_float() && self.reduce == Reduce::Sum
+    }
+
+    /// Rejects choices that do not go with registers.
+    pub(super) fn check_memory(&self, elements: usize) -> Result<()> {
+        let usage = |problem| self.usage(problem);
+        let length = self.model().map_or(0, |model| model.bytes.len() / size_of::<T>());
+        if !self.adds_floats() {
+            return Err(usage("only floating-point models are averaged; use a memory with a sum of floats"));
+        }
+        if !matches!(self.scale, Scale::Sum | Scale::Ages(_)) {
+            return Err(usage(
+                "updates of a model are divided by the members of a group; use Scale::Sum, or a preset that averages models",
+            ));
+        }
+        if self.mover == Mover::Tree {
+            return Err(usage("the tree mover moves no models; use Mover::Auto or Mover::Cut"));
+        }
+        if self.executor == Executor::Provider {
+            return Err(usage("no provider moves models; use Executor::Auto, Caller, Thread or Peer"));
+        }
+        if elements != length {
+            return Err(usage("the model of memory() must be as long as all tensors together"));
+        }
+        Ok(())
+    }
+
+    /// Rejects choices that a provider cannot carry out.
+    pub(super) fn check_offloaded(&self) -> Result<()> {
+        let usage = |problem| self.usage(problem);
+        if self.mover == Mover::Cut {
+            return Err(usage("a provider runs programs; use the tree mover, or auto"));
+        }
+        if self.is_taped() {
+            return Err(usage(
+                "rounds that a provider runs cannot be replayed; record and replay under another executor",
+            ));
+        }
+        if !matches!(self.grace, Grace::Auto) && self.grace != Grace::NONE {
+            return Err(usage("a provider has no clock; use no grace under its executor"));
+        }
+        if self.fire.limit().is_some() || (self.fire.is_full(0) && !self.fire.is_synchronous()) {
+            return Err(usage(
+                "a provider runs rounds that all look alike, without a deadline; use all, solo, majority or quorum",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What each bucket of an allreduce in buckets has of these choices, if all ranks have chosen alike; `buckets` says which
+    /// these are, unless that is a mistake.
+    pub(in crate::collective) fn shared(&self, buckets: std::result::Result<String, &'static str>) -> Result<Shared> {
+        let until = Deadline::from(self.world.deadline()).instant();
+        let named = buckets.clone().unwrap_or_default();
+        let choices = |_: &_| [self.common_choices(), vec![("buckets", named)]].concat();
+        let checked = buckets.map_err(|problem| self.usage(problem)).and_then(|_| self.check_buckets());
+        self.agree(checked, choices, until)
+    }
+
+    /// What each bucket has of these choices; or which one it cannot have.
+    fn check_buckets(&self) -> Result<Shared> {
+        self.check_choices()?;
+        let usage = |problem| self.usage(problem);
+        self.check_restored()?;
+        if self.model().is_some() || self.group != Group::World || self.absent == Absent::Hold {
+            return Err(usage(
+                "models are not averaged in buckets; omit memory(), group() and Absent::Hold, or buckets()",
+            ));
+        }
+        if self.scale == Scale::Weights {
+            return Err(usage("contributions in buckets have no weights; use another scale"));
+        }
+        if self.executor == Executor::Provider {
+            return Err(usage("no provider moves buckets; use Executor::Auto, Caller, Thread or Peer"));
+        }
+        if self.mover == Mover::Tree && !self.fire.is_synchronous() {
+            return Err(usage("the tree mover decides cuts of its own for each bucket; use Mover::Auto or Mover::Cut"));
+        }
+        let Self { fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
+        Ok(Shared { fire, grace, absent, depth, reduce, scale, mover, executor, base })
+    }
+}
+
+/// Choices that the collectives of all buckets have.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::collective) struct Shared {
+    pub(in crate::collective) fire: Fire,
+    grace: Grace,
+    absent: Absent,
+    depth: u32,
+    reduce: Reduce,
+    scale: Scale,
+    mover: Mover,
+    pub(in crate::collective) executor: Executor,
+    /// The round that the first one follows.
+    pub(in crate::collective) base: u64,
+}
+
+impl Shared {
+    /// A collective whose rounds all ranks are in.
+    pub(in crate::collective) fn synchronous<T: Element>(
+        &self,
+        world: &World,
+        lengths: &[usize],
+    ) -> Result<Allreduce<T>> {
+        let Shared { reduce, scale, mover, executor, base, .. } = *self;
+        let sum = world.allreduce::<T>(lengths).reduce(reduce).scale(scale).behind(base);
+        sum.mover(mover).executor(executor).build()
+    }
+
+    /// A collective of several that have the cuts of one.
+    pub(in crate::collective) fn following<T: Element>(
+        &self,
+        world: &World,
+        lengths: &[usize],
+        following: Following,
+    ) -> Result<Allreduce<T>> {
+        let Shared { fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
+        let sum = world.allreduce::<T>(lengths).behind(base).fire(fire).grace(grace).absent(absent).depth(depth);
+        sum.reduce(reduce).scale(scale).executor(executor).following(following).build()
+    }
+}

@@ -1,0 +1,63 @@
+//! What all ranks must choose alike, told to each other and compared.
+
+use super::AllreduceBuilder;
+use crate::collective::checkpoint::Checkpoint;
+use crate::collective::choices::{Choices, digest};
+use crate::collective::core::{Path, Plan};
+use crate::collective::recording;
+use crate::reduce::Element;
+
+impl<T: Element> AllreduceBuilder<'_, T> {
+    /// The lengths of the tensors, or a digest of them if they are many.
+    fn tensors(&self) -> String {
+        let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
+        let mixed = digest(self.lengths.iter().map(|&length| length as u64));
+        match self.lengths.len() {
+            0..=8 => shown,
+            count => format!("{count}: {shown}+... ({mixed:016x})"),
+        }
+    }
+
+    /// All that must be the same on all ranks.
+    pub(super) fn choices(&self, plan: &Plan) -> Choices {
+        let schedule = |plan: &Plan| match plan.path {
+            Path::Program | Path::Relayed => plan.schedule.name(),
+            _ => "none",
+        };
+        // It is not known yet whether there is a provider.
+        let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
+        let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));
+        let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
+        let mut choices = self.common_choices();
+        choices.extend([
+            ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
+            ("the path (by hw-config)", plan.path.name().to_owned()),
+            ("the segment (by hw-config)", plan.segment.to_string()),
+            ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),
+            ("the schedule (by hw-config)", schedule(plan).to_owned()),
+            ("the path without a provider (by hw-config)", otherwise.unwrap_or_default()),
+        ]);
+        choices
+    }
+
+    /// Those of them that were chosen here.
+    pub(super) fn common_choices(&self) -> Choices {
+        let total: usize = self.lengths.iter().sum();
+        vec![
+            ("the length", total.to_string()),
+            ("the tensors", self.tensors()),
+            ("the element type", T::DTYPE.to_string()),
+            ("fire", self.fire.to_string()),
+            ("grace", self.grace.to_string()),
+            ("absent", self.absent.to_string()),
+            ("reduce", self.reduce.to_string()),
+            ("scale", self.scale.to_string()),
+            ("depth", self.depth.to_string()),
+            ("group", self.group.to_string()),
+            ("the model of memory()", self.model_digest()),
+            ("the checkpoint", self.restored.map_or_else(|| "none".to_owned(), Checkpoint::name)),
+            ("whether it is recorded or replayed", recording::name(self.world).to_owned()),
+            ("mover", self.mover.to_string()),
+        ]
+    }
+}

@@ -1,0 +1,75 @@
+//! A handle's calls, however its ranks come together.
+#![forbid(unsafe_code)]
+
+use std::ops::{Range, RangeInclusive};
+
+use super::core::Stats;
+use super::engine::Engine;
+use super::raw::Raw;
+use super::session::Session;
+use super::tickets;
+use crate::error::Result;
+use crate::fabric::Lender;
+use crate::rank_set::RankSet;
+use crate::rule::Executor;
+use crate::time::Deadline;
+
+/// The two ways in which ranks come together.
+#[derive(Debug)]
+pub(super) enum Calls {
+    /// In rounds of the whole world.
+    Rounds(Raw<Engine>),
+    /// In groups by order of arrival.
+    Arrivals(Raw<tickets::Engine>),
+}
+
+/// Each method does what the one of [`Raw`] does.
+macro_rules! forward {
+    ($($(#[$attribute:meta])* fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+        $($(#[$attribute])* pub(super) fn $name(&self $(, $argument: $type)*) -> $result {
+            match self {
+                Calls::Rounds(raw) => raw.$name($($argument),*),
+                Calls::Arrivals(raw) => raw.$name($($argument),*),
+            }
+        })*
+    };
+    ($($(#[$attribute:meta])* fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+        $($(#[$attribute])* pub(super) fn $name(&mut self $(, $argument: $type)*) -> $result {
+            match self {
+                Calls::Rounds(raw) => raw.$name($($argument),*),
+                Calls::Arrivals(raw) => raw.$name($($argument),*),
+            }
+        })*
+    };
+}
+
+impl Calls {
+    /// Whether all ranks have the same rounds.
+    pub(super) fn have_common_rounds(&self) -> bool {
+        matches!(self, Calls::Rounds(_))
+    }
+
+    forward! {
+        #[inline] fn session(&self) -> &Session;
+        #[inline] fn memory(&self) -> &Lender;
+        fn executor(&self) -> Executor;
+        fn stats(&self) -> Stats;
+        fn members(&self, round: u64) -> RankSet;
+        fn carries_nothing(&self, round: u64) -> bool;
+        fn has_all_ranks(&self, round: u64) -> bool;
+        fn is_complete(&self) -> Result<bool>;
+        #[inline] fn hold(&self) -> ();
+        #[inline] fn drop_one(&self) -> ();
+    }
+
+    forward! {
+        #[inline] fn session_mut(&mut self) -> &mut Session;
+        #[inline] fn memory_mut(&mut self) -> &mut Lender;
+        #[inline] fn arrive(&mut self) -> Result<()>;
+        fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()>;
+        #[inline] fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>>;
+        fn test(&mut self) -> Result<Option<RangeInclusive<u64>>>;
+        fn finish(&mut self, deadline: Deadline) -> Result<()>;
+        #[inline] fn settle(&mut self) -> ();
+    }
+}

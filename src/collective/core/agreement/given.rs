@@ -1,0 +1,249 @@
+//! Agreement where cuts are given: they were decided before, in another run or by another collective.
+//!
+//! The owner of the machine gives the cuts, round by round, and with each arrival of its own the last round that is to be
+//! returned for it. A round fires at a rank when its cut was given and the tag of each member is there. Every rank looks
+//! for itself, so there is no initiator and no word.
+//!
+//! An arrival shows its tag and no more: whether it enters its target, a later round or none follows from the given cuts. Its
+//! tag may be there long before it is in a cut, so a tag alone means nothing.
+//!
+//! Tags do not stay: a rank that is ahead writes its buffers anew, when the rounds that read them have landed. So the ranks
+//! that see all tags of a round write the record of its cut, all of them the same, before they move any of its data. A rank
+//! of their host that comes later reads it. On another host the outcome itself shows that the round has fired.
+//!
+//! Then a rank does not learn in which buffers the contributions were. Nothing reads them again, but for held models
+//! ([`Absent::Hold`]), whose rounds can be given on one host only.
+
+use std::collections::VecDeque;
+
+use super::super::context::Context;
+use super::super::cut::Cut;
+use super::super::entry::{Entry, Part};
+use super::super::input::Cells;
+use super::super::movement::Movement;
+use super::super::op::{Counted, Interest, Op};
+use super::super::plan::{BUFFERS, Plan};
+use super::super::tag::Tag;
+use super::{Arrival, ArrivalStage};
+use crate::fault::Fault;
+use crate::rule::Absent;
+
+/// What was given to this rank and is not used up.
+#[derive(Clone, Debug, Default, Hash)]
+pub(crate) struct Given {
+    /// The cuts of the rounds that have not fired here, from the next one on.
+    cuts: VecDeque<Cut>,
+    /// The last round that is to be returned for each of this rank's arrivals, from the one on that is not over.
+    ends: VecDeque<u64>,
+    /// The entry of the next cut whose tag is looked for; those before it were seen.
+    unseen: usize,
+    /// All tags of the next cut are here, and a rank still reads what its slot held before.
+    lacks_room: bool,
+}
+
+impl Given {
+    pub(crate) fn give(&mut self, cut: Cut) {
+        debug_assert!(self.cuts.back().is_none_or(|last| last.round + 1 == cut.round), "cuts are given in order");
+        self.cuts.push_back(cut);
+    }
+
+    pub(crate) fn give_end(&mut self, round: u64) {
+        self.ends.push_back(round);
+    }
+
+    /// The last round that is to be returned for an arrival: none in time if it was not given yet. Nothing for the last
+    /// arrival, for which none is returned.
+    #[inline]
+    pub(crate) fn end(&self, arrival: &Arrival) -> Option<u64> {
+        (arrival.part == Part::Fresh).then(|| self.ends.front().copied().unwrap_or(u64::MAX))
+    }
+
+    /// The same when the caller takes what there is.
+    pub(crate) fn pass_end(&mut self, arrival: &Arrival, plan: &Plan) -> Option<u64> {
+        let end = self.end(arrival)?;
+        self.ends.pop_front();
+        Some(end).filter(|_| !plan.fault(Fault::TakeMoreThanGiven))
+    }
+
+    /// The cut of a round that was given and not taken.
+    fn cut<'a>(&'a self, round: u64, cx: &'a Context) -> Option<&'a Cut> {
+        match round.checked_sub(cx.ledger.open()) {
+            None => Some(cx.ledger.cut(round)),
+            Some(ahead) => self.cuts.get(usize::try_from(ahead).ok()?),
+        }
+    }
+
+    /// The next round, if its cut was given and all of it is here.
+    pub(super) fn learn(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let round = cx.ledger.open();
+        if self.cuts.is_empty() && cx.plan.fault(Fault::SecondCutInAStep) {
+            self.cuts.extend(cut_of_tags(round, cx, cells));
+        }
+        if self.cuts.is_empty() || !cx.ledger.wants_next(&cx.plan) {
+            return false;
+        }
+        if !cx.read_record(round, cells) && !self.has_come(round, movement, cx, cells) {
+            if !self.gather(round, cx, cells) || !self.has_room(round, cx, cells) {
+                return false;
+            }
+            if !cx.plan.fault(Fault::ForgetGivenRecord) {
+                cx.outbox.publish(Counted::Push, cx.plan.host(), round);
+            }
+        }
+        self.cuts.pop_front();
+        (self.unseen, self.lacks_room) = (0, false);
+        cx.fire(round);
+        true
+    }
+
+    /// Whether the outcome of the next round is here already: ranks on other hosts have moved it, and their tags may be gone.
+    /// Then no rank will read a contribution to it any more, and it does not matter where each lies.
+    fn has_come(&mut self, round: u64, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let Some(given) = self.cuts.front() else { return false };
+        let moves = given.contributions().next().is_some();
+        let elsewhere = cx.plan.topology.hosts() > 1 && !cx.plan.fault(Fault::WaitForGoneTags);
+        if !elsewhere || !moves || cx.ledger.landed() < cx.ledger.fired() {
+            return false;
+        }
+        // Which groups move follows from the cut.
+        self.unseen = 0;
+        let cut = cx.ledger.cut_mut(round);
+        cut.begin(round, given.initiator);
+        given.entries.iter().for_each(|entry| cut.entries.push(entry));
+        movement.has_landed(round, cx, cells)
+    }
+
+    /// Whether all ranks have released what the slot of the next round held. Those that are fresh in it looked before they
+    /// showed their tags; a full round may have only what is carried into it.
+    fn has_room(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
+        let has_room = cx.ledger.is_released(round.saturating_sub(cx.plan.depth), &cx.plan, cells);
+        if self.lacks_room == has_room {
+            self.lacks_room = !has_room;
+            // This rank may be about to sleep until something else happens.
+            cx.outbox.note();
+        }
+        has_room
+    }
+
+    /// Whether the next round waits for a release, and for nothing else.
+    pub(crate) fn lacks_room(&self) -> bool {
+        self.lacks_room
+    }
+
+    /// Goes on with the next cut from the first entry on whose tag was not seen; whether there are all. What a tag said stays
+    /// true when the tag is gone: a contribution is made in one buffer.
+    fn gather(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
+        let Some(given) = self.cuts.front() else { return false };
+        let (plan, cut) = (&cx.plan, cx.ledger.cut_mut(round));
+        if self.unseen == 0 {
+            cut.begin(round, given.initiator);
+        }
+        for entry in given.entries.from(self.unseen) {
+            let Some(tag) = tag_of(entry, round, plan, cells) else {
+                if plan.fault(Fault::BucketWithoutMember) && self.unseen > 0 {
+                    break;
+                }
+                return false;
+            };
+            cut.entries.push(Entry::new(entry.rank, entry.part, (entry.age, tag.weight), tag.buffer));
+            self.unseen += 1;
+        }
+        if plan.fault(Fault::TakeEarlyTag) {
+            let behind = given.entries.iter().last().map_or(0, |entry| entry.rank + 1);
+            let early = |rank| Entry::new(rank, Part::Fresh, (0, 1), 0);
+            let here = |rank: u32| Some((rank, tag_of(early(rank), round, plan, cells)?));
+            (behind..plan.ranks).filter_map(here).for_each(|(rank, tag)| cut.entries.push(tag.entry(rank)));
+        }
+        true
+    }
+
+    /// Shows the arrival's tag. The last arrival shows it for the round in which it leaves, and passes over those before.
+    pub(super) fn arrive(&self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
+        if arrival.part == Part::Leaving {
+            let Some(cut) = self.cut(arrival.target, cx) else { return };
+            if !cut.holds(cx.plan.me, Part::Leaving) {
+                return arrival.enter(ArrivalStage::Late { tried: arrival.target }, &mut cx.outbox);
+            }
+        }
+        arrival.show(movement, cx);
+        // Any rank that sleeps may wait for this tag only.
+        cx.outbox.push(Op::Fence);
+        cx.outbox.wake(u32::MAX, Interest::Outcome);
+        arrival.enter(ArrivalStage::Tagged, &mut cx.outbox);
+    }
+
+    /// The arrival is over as soon as its target has fired, with or without it.
+    pub(super) fn step(&self, arrival: &mut Arrival, cx: &mut Context) {
+        let (target, me) = (arrival.target, cx.plan.me);
+        if cx.ledger.fired() < target {
+            return;
+        }
+        if cx.ledger.cut(target).holds(me, arrival.part) {
+            return arrival.entered(cx);
+        }
+        cx.stats.late += 1;
+        let fate = if arrival.is_carried(&cx.plan) { self.fate(target, cx) } else { Fate::Dropped };
+        match fate {
+            Fate::Carried { by } => cx.stats.jumps += u64::from(by >= 2),
+            Fate::Unknown => {}
+            Fate::Dropped => {
+                cx.stats.dropped += 1;
+                // What stands for this rank stays where it is.
+                arrival.superseded = Some(arrival.buffer).filter(|_| cx.plan.absent == Absent::Hold);
+            }
+        }
+        arrival.enter(ArrivalStage::Over { needs: target }, &mut cx.outbox);
+    }
+
+    /// What becomes of this rank's contribution for a round that fired without it. It enters no later than the round for
+    /// which the next one is made.
+    fn fate(&self, target: u64, cx: &Context) -> Fate {
+        let Some(&end) = self.ends.front() else { return Fate::Unknown };
+        for round in target + 1..=end.saturating_add(1) {
+            let Some(cut) = self.cut(round, cx) else { return Fate::Unknown };
+            let by = round - target;
+            if cut.of(cx.plan.me).any(|entry| entry.part == Part::Carried && entry.age == by) {
+                return Fate::Carried { by };
+            }
+        }
+        Fate::Dropped
+    }
+
+    /// Members of the next cut whose tags are not here; or ranks that still read what its slot held before.
+    pub(super) fn missing(&self, cx: &Context, cells: &impl Cells) -> impl Iterator<Item = u32> {
+        let (plan, round) = (&cx.plan, cx.ledger.open());
+        let entries = self.cuts.front().into_iter().flat_map(Cut::entries);
+        let untagged =
+            entries.filter(move |&entry| tag_of(entry, round, plan, cells).is_none()).map(|entry| entry.rank);
+        let before = round.saturating_sub(plan.depth);
+        let readers = (0..plan.ranks).filter(move |&rank| cells.load(plan.released(rank)) < before);
+        untagged.chain(readers.filter(|_| self.lacks_room))
+    }
+}
+
+/// A cut of those that have arrived for a round, if this rank has.
+fn cut_of_tags(round: u64, cx: &Context, cells: &impl Cells) -> Option<Cut> {
+    let fresh =
+        |rank| tag_of(Entry::new(rank, Part::Fresh, (0, 1), 0), round, &cx.plan, cells).map(|tag| tag.entry(rank));
+    fresh(cx.plan.me)?;
+    Some(Cut::of_entries(round, None, cx.ledger.active().iter().filter_map(fresh).collect()))
+}
+
+/// What becomes of a late contribution.
+enum Fate {
+    /// It enters so many rounds later.
+    Carried {
+        by: u64,
+    },
+    Dropped,
+    /// Not all cuts that may have it were given.
+    Unknown,
+}
+
+/// The tag of an entry of a round, if it is here.
+fn tag_of(entry: Entry, round: u64, plan: &Plan, cells: &impl Cells) -> Option<Tag> {
+    let target = round.checked_sub(entry.age)?;
+    let tags = (0..BUFFERS).map(|buffer| Tag { buffer, ..Tag::from_cell(cells.load(plan.tag(entry.rank, buffer))) });
+    let leaves = entry.part == Part::Leaving;
+    tags.into_iter().find(|tag| tag.target == target && tag.leaving == leaves)
+}

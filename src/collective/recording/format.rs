@@ -1,0 +1,98 @@
+//! The lines of a recording, in JSON. The first one says of what it is. Each wait has a line with the rounds that it
+//! returned, and with the cuts that the rank learned before.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::collective::choices::Choices;
+use crate::collective::core::{Cut, Entry, Part};
+
+/// The number of this format.
+pub(super) const VERSION: u32 = 1;
+
+/// Ages beyond this do not occur, and do not fit into an entry.
+pub(super) const MOST_AGE: u64 = 1 << 20;
+
+/// The choices without which a recording means nothing: under others, cuts or waits would be impossible.
+const COMPARED: [&str; 9] =
+    ["the length", "the tensors", "the element type", "fire", "absent", "reduce", "scale", "depth", "group"];
+
+/// The first line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Header {
+    pub(super) earlybird_recording: u32,
+    pub(super) ranks: u32,
+    pub(super) rank: u32,
+    /// The number of the collective in its world.
+    pub(super) collective: u32,
+    pub(super) choices: BTreeMap<String, String>,
+}
+
+impl Header {
+    pub(super) fn new((rank, ranks): (u32, u32), collective: u32, choices: &Choices) -> Self {
+        let compared = choices.iter().filter(|(name, _)| COMPARED.contains(name));
+        let choices = compared.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        Header { earlybird_recording: VERSION, ranks, rank, collective, choices }
+    }
+
+    /// What a replay has otherwise than this recorded run, with both values.
+    pub(super) fn difference(&self, now: &Header) -> Option<String> {
+        let numbers = [
+            ("ranks", self.ranks, now.ranks),
+            ("rank", self.rank, now.rank),
+            ("collective", self.collective, now.collective),
+        ];
+        let different = numbers.into_iter().find(|(_, then, now)| then != now);
+        let number = different.map(|(what, then, now)| (what, then.to_string(), now.to_string()));
+        let choice = || {
+            let then = |name: &String| self.choices.get(name).map_or("nothing", String::as_str);
+            let (what, now) = now.choices.iter().find(|&(name, now)| then(name) != now)?;
+            Some((what.as_str(), then(what).to_owned(), now.clone()))
+        };
+        let (what, then, now) = number.or_else(choice)?;
+        Some(format!("{what} was {then} in the recorded run and is {now} now; choose the same, or record this run"))
+    }
+}
+
+/// Any other line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Line {
+    /// The first and the last round that a wait returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) took: Option<(u64, u64)>,
+    /// The rank has left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) left: bool,
+    /// The cuts that the rank learned since the line before.
+    #[serde(default)]
+    pub(super) cuts: Vec<CutLine>,
+}
+
+/// A cut.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CutLine {
+    pub(super) round: u64,
+    /// The rank that closed it.
+    pub(super) by: Option<u32>,
+    /// Rank, part, age and weight, in the order of reduction.
+    pub(super) entries: Vec<(u32, Part, u64, u16)>,
+}
+
+impl CutLine {
+    pub(super) fn of(cut: &Cut) -> Self {
+        let line = |entry: Entry| (entry.rank, entry.part, entry.age, entry.weight);
+        CutLine { round: cut.round(), by: cut.initiator(), entries: cut.entries().map(line).collect() }
+    }
+
+    /// Its entries, if all numbers are in range.
+    pub(super) fn parts(&self, ranks: u32) -> Option<Vec<Entry>> {
+        let in_range = |&(rank, _, age, _): &(u32, Part, u64, u16)| rank < ranks && age < MOST_AGE;
+        let entry = |&(rank, part, age, weight): &(u32, Part, u64, u16)| Entry::new(rank, part, (age, weight), 0);
+        let all = self.entries.iter().all(in_range) && self.by.is_none_or(|rank| rank < ranks);
+        all.then(|| self.entries.iter().map(entry).collect())
+    }
+}

@@ -1,0 +1,183 @@
+//! Runs that can be repeated: a recording says which contributions entered each round of a collective, and a replay runs
+//! with exactly these cuts.
+//!
+//! Each rank writes a file of its own. It has what the rank cannot know from elsewhere: the cuts of all rounds up to the one
+//! in which it leaves, and which rounds each of its waits returned. In a replay a rank gives them to its machine, whose
+//! agreement takes them as they are (`core/agreement/given.rs`), and its waits return the same rounds.
+//!
+//! Synchronous rounds have the same cuts in every run, so they are neither recorded nor replayed.
+#![forbid(unsafe_code)]
+
+mod format;
+mod reader;
+mod writer;
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::choices::{Choices, digest};
+use super::core::{Cut, Machine, Plan};
+use crate::error::{Error, Result};
+use crate::world::World;
+use format::Header;
+use reader::Recording;
+#[cfg(test)]
+pub(crate) use reader::read_any;
+use writer::Recorder;
+
+/// What a rank writes and reads of one collective.
+#[derive(Debug)]
+pub(super) struct Tape {
+    recorder: Option<Recorder>,
+    player: Option<Player>,
+}
+
+/// A recording that is replayed.
+#[derive(Debug)]
+struct Player {
+    file: PathBuf,
+    recording: Recording,
+    /// Arrivals that this rank made.
+    arrivals: usize,
+    rank: u32,
+}
+
+/// Whether rounds of a world's partial collectives are recorded or replayed, in a word.
+pub(super) fn name(world: &World) -> &'static str {
+    match (world.record(), world.replay()) {
+        (None, None) => "neither",
+        (Some(_), None) => "recorded",
+        (None, Some(_)) => "replayed",
+        (Some(_), Some(_)) => "both",
+    }
+}
+
+/// The file of a rank's part of a collective.
+fn file_of(name: &Path, collective: u32, rank: u32) -> PathBuf {
+    let mut file = name.as_os_str().to_owned();
+    file.push(format!(".{collective}.{rank}"));
+    file.into()
+}
+
+impl Tape {
+    /// Begins with the files of a collective of a world, that with this number. Nothing if none of them is wanted.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or one that cannot be read, is no recording, or is that of another collective.
+    pub(super) fn open(world: &World, collective: u32, plan: &Plan, choices: &Choices) -> Result<Option<Box<Self>>> {
+        if plan.fire.is_synchronous() || (world.record().is_none() && world.replay().is_none()) {
+            return Ok(None);
+        }
+        let header = Header::new((plan.me, plan.ranks), collective, choices);
+        let bad = |file: &Path, problem: String| {
+            Error::Config(format!("rank {}: allreduce.build: {}: {problem}", plan.me, file.display()))
+        };
+        let player = world.replay().map(|name| {
+            let file = file_of(name, collective, plan.me);
+            let recording = Recording::load(&file, &header, plan.depth).map_err(|problem| bad(&file, problem))?;
+            Ok::<_, Error>(Player { file, recording, arrivals: 0, rank: plan.me })
+        });
+        let player = player.transpose()?;
+        let recorder = world.record().map(|name| {
+            let file = file_of(name, collective, plan.me);
+            let clash = player.as_ref().is_some_and(|player| player.file == file);
+            let recorder = if clash { Err("this file is replayed".to_owned()) } else { Recorder::new(&file, &header) };
+            recorder.map_err(|problem| bad(&file, problem))
+        });
+        Ok(Some(Box::new(Tape { recorder: recorder.transpose()?, player })))
+    }
+
+    /// Checks that all ranks have a part of one recording: the cuts that all of them have are the same.
+    pub(super) fn compare(&self, world: &World, operation: &'static str, until: Instant) -> Result<()> {
+        let Some(Player { recording: Recording { cuts, .. }, rank, .. }) = &self.player else { return Ok(()) };
+        let (rank, fabric) = (*rank, world.fabric());
+        let numbers = |mine: u64| -> Result<Vec<u64>> {
+            let everybody = fabric.exchange(operation, &mine.to_le_bytes(), until)?;
+            let number = |bytes: &Vec<u8>| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+            Ok(everybody.iter().map(number).collect())
+        };
+        let rounds = numbers(cuts.len() as u64)?.into_iter().min().unwrap_or(0);
+        let mine = digest(cuts.iter().take(rounds as usize).flat_map(Cut::encode));
+        let theirs = numbers(mine)?;
+        match (0..).zip(theirs).find(|&(_, theirs)| theirs != mine) {
+            None => Ok(()),
+            Some((peer, theirs)) => {
+                let text = |digest: u64| format!("{digest:016x} in rounds 1 to {rounds}");
+                let (what, mine, theirs) = ("the digest of the recorded cuts", text(mine), text(theirs));
+                Err(Error::Mismatch { rank, operation, what, mine, peer, theirs })
+            }
+        }
+    }
+
+    /// Whether it asks for the cuts of rounds that fire.
+    pub(super) fn records(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    /// Tells the machine that has not begun.
+    pub(super) fn instruct(&mut self, machine: &mut Machine) {
+        if self.recorder.is_some() {
+            machine.record();
+        }
+        if let Some(Player { recording, .. }) = &mut self.player {
+            std::mem::take(&mut recording.cuts).into_iter().for_each(|cut| machine.give(cut));
+            recording.ends.iter().for_each(|&end| machine.give_end(end));
+        }
+    }
+
+    /// This rank is about to make an arrival: the recorded run must have made it, too.
+    pub(super) fn check_arrival(&self, operation: &'static str) -> Result<()> {
+        match &self.player {
+            Some(player) if player.arrivals == player.recording.ends.len() => {
+                Err(player.ends(operation, "this rank took no outcome after that; end the replay before this step"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn arrived(&mut self) {
+        if let Some(player) = &mut self.player {
+            player.arrivals += 1;
+        }
+    }
+
+    /// This rank is about to leave: the recorded run must have left here, too.
+    pub(super) fn check_leaving(&self, operation: &'static str) -> Result<()> {
+        match &self.player {
+            Some(player) if !player.recording.left => {
+                Err(player.ends(operation, "this rank did not leave in the recorded run"))
+            }
+            Some(player) if player.arrivals < player.recording.ends.len() => {
+                let more = player.recording.ends.len() - player.arrivals;
+                Err(player.ends(operation, &format!("this rank made {more} more steps before it left; make them, too")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// This rank took these rounds, and knows these cuts since it was asked last.
+    pub(super) fn took(&mut self, rounds: &RangeInclusive<u64>, cuts: &[Cut]) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.took(rounds, cuts);
+        }
+    }
+
+    /// This rank has left. Ends the recording.
+    ///
+    /// # Errors
+    /// A part of the recording could not be written.
+    pub(super) fn left(self, rank: u32, operation: &'static str, cuts: &[Cut]) -> Result<()> {
+        let written = self.recorder.map_or(Ok(()), |recorder| recorder.left(cuts));
+        written.map_err(|cause| Error::os(rank, operation, cause))
+    }
+}
+
+impl Player {
+    /// The recording ends too early, or goes on.
+    fn ends(&self, operation: &'static str, what: &str) -> Error {
+        let Player { file, recording, rank, .. } = self;
+        let (file, last) = (file.display(), recording.rounds);
+        Error::Config(format!("rank {rank}: {operation}: {file}: the recording ends with round {last}, and {what}"))
+    }
+}

@@ -1,0 +1,129 @@
+//! Where the data of all ranks lies: contributions, registers and outcomes, on each host those of its ranks.
+
+use std::ops::Range;
+
+use crate::collective::core::Topology;
+
+/// A rank writes one contribution while its last one is in a group.
+pub(super) const BUFFERS: u32 = 2;
+
+/// The areas of a rank: its contributions, its register, and its outcome.
+const AREAS: usize = BUFFERS as usize + 2;
+
+/// Areas begin at such multiples of bytes, so that ranks write to no line together.
+const ALIGNMENT: usize = 128;
+
+/// The memory of a collective with groups by tickets, in bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Areas {
+    topology: Topology,
+    bytes: usize,
+    /// The most that is moved at a time.
+    segment: usize,
+}
+
+impl Areas {
+    /// Of models of so many bytes, which are moved by segments.
+    pub(crate) fn new(topology: Topology, bytes: usize, segment: usize) -> Self {
+        Areas { topology, bytes, segment: segment.max(1) }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many segments a model has: one at least.
+    pub(crate) fn segments(&self) -> u64 {
+        self.bytes.div_ceil(self.segment).max(1) as u64
+    }
+
+    /// The bytes of a segment.
+    pub(super) fn segment(&self, segment: u64) -> Range<usize> {
+        let from = segment as usize * self.segment;
+        from..self.bytes.min(from + self.segment)
+    }
+
+    fn stride(&self) -> usize {
+        self.bytes.next_multiple_of(ALIGNMENT)
+    }
+
+    /// Whether some ranks share no memory.
+    pub(super) fn is_spread(&self) -> bool {
+        self.topology.hosts() > 1
+    }
+
+    pub(super) fn host_of(&self, rank: u32) -> u32 {
+        self.topology.host_of(rank)
+    }
+
+    pub(super) fn share_memory(&self, one: u32, other: u32) -> bool {
+        self.host_of(one) == self.host_of(other)
+    }
+
+    /// Whether other ranks use memory that goes away with this one. All cells are at the host of rank 0.
+    pub(super) fn keeps(&self, rank: u32) -> bool {
+        let host = self.host_of(rank);
+        let is_needed = host == self.host_of(0) || self.topology.is_shared(host);
+        self.is_spread() && self.topology.leader(host) == rank && is_needed
+    }
+
+    /// Bytes for a segment that comes from another host.
+    pub(super) fn row(&self) -> usize {
+        self.segment.min(self.bytes).next_multiple_of(ALIGNMENT)
+    }
+
+    fn area(&self, rank: u32, number: usize) -> usize {
+        (self.topology.index_on_host(rank) as usize * AREAS + number) * self.stride()
+    }
+
+    pub(super) fn contribution(&self, rank: u32, buffer: u32) -> usize {
+        self.area(rank, buffer as usize)
+    }
+
+    /// The model that a rank has in between: it changes while the rank computes, if it is lent.
+    pub(crate) fn register(&self, rank: u32) -> usize {
+        self.area(rank, BUFFERS as usize)
+    }
+
+    /// The model that a rank reads: it changes while the rank has an arrival only.
+    pub(super) fn outcome(&self, rank: u32) -> usize {
+        self.area(rank, BUFFERS as usize + 1)
+    }
+
+    /// The memory of a host; nothing if that cannot be addressed.
+    pub(crate) fn of_host(&self) -> Option<usize> {
+        let ranks = self.topology.widest() as usize;
+        let all = self.bytes.checked_next_multiple_of(ALIGNMENT)?.checked_mul(AREAS)?.checked_mul(ranks)?;
+        (all <= isize::MAX as usize).then_some(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_are_apart_and_segments_cover_a_model() {
+        for (bytes, segment, count) in [(0, 64, 1), (1, 64, 1), (640, 64, 10), (1_000, 64, 16)] {
+            let areas = &Areas::new(Topology::new(vec![0; 3]), bytes, segment);
+            assert_eq!(areas.segments(), count);
+            let mut next = 0;
+            for number in 0..count {
+                let range = areas.segment(number);
+                assert_eq!(range.start, next);
+                next = range.end;
+            }
+            assert_eq!(next, bytes);
+            let mut begins: Vec<usize> = (0..3)
+                .flat_map(|rank| {
+                    let contributions = (0..BUFFERS).map(move |buffer| areas.contribution(rank, buffer));
+                    contributions.chain([areas.register(rank), areas.outcome(rank)])
+                })
+                .collect();
+            begins.sort_unstable();
+            assert!(begins.windows(2).all(|pair| pair[1] - pair[0] >= bytes));
+            assert!(begins.last().is_some_and(|last| last + bytes <= areas.of_host().unwrap()));
+        }
+        assert_eq!(Areas::new(Topology::new(vec![0; 3]), usize::MAX / 2, 64).of_host(), None);
+    }
+}

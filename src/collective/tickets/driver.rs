@@ -1,0 +1,292 @@
+//! Carries out the machine's operations.
+//!
+//! Operations complete in the call or later. The machine is polled while none is in flight, with cells that were read
+//! after the last one had completed.
+//!
+//! # Waiting over a network
+//! No rank hears of a change of the home's cells, so a rank that waits looks again and again. The next look comes after a
+//! quarter of the time that it has waited, within bounds ([`DOZE`]). So looks make a wait longer by a quarter at most, or by
+//! the shortest doze, and a rank that waits for long costs the home a thousand reads in a second.
+
+mod moving;
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::areas::Areas;
+use super::home::Home;
+use super::machine::{Event, Machine};
+use super::op::Op;
+use crate::collective::core::{Effort, Time};
+use crate::error::Result;
+use crate::fabric::{Access, Completion, Endpoint, Interest, Lender, Posted, Region};
+use crate::reduce::{Arena, Dtype};
+use moving::Moving;
+
+/// The shortest and the longest time between two looks in vain, in nanoseconds. A shorter one costs as much as the read.
+const DOZE: RangeInclusive<Time> = 50_000..=1_000_000;
+
+/// Of so many looks in vain, one is at the ranks that left: an error names those that are missing.
+const LOOKS_AT_LEAVERS: u32 = 16;
+
+/// What is in flight: an operation of the machine; there is one at a time.
+const OPERATION: u64 = 0;
+/// A look at cells.
+const LOOK: u64 = 1;
+/// A part of a segment.
+const DATA: u64 = 2;
+/// From here on: pairs of cells that have landed.
+const LANDED: u64 = 3;
+
+/// What all ranks made for a collective.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// The region of all cells.
+    pub(crate) cells: Region,
+    /// The data regions of all hosts.
+    pub(crate) data: Arc<[Region]>,
+    pub(crate) areas: Areas,
+    pub(crate) dtype: Dtype,
+    pub(crate) mean: Mean,
+}
+
+/// What a group makes of its members' contributions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Mean {
+    /// They are updates of the models that ranks have in registers.
+    Registers,
+    /// They are models.
+    Models,
+    /// They are models, and count less by this factor for each iteration behind the newest.
+    ModelsByAge(f32),
+}
+
+/// A machine and the memory that it works on.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    machine: Machine,
+    endpoint: Box<dyn Endpoint>,
+    home: Home,
+    arena: Arena,
+    memory: Memory,
+    moving: Moving,
+    /// Operations in flight: one of the machine, or one look, or parts of a segment.
+    in_flight: usize,
+    /// When the first look in vain was, since the machine went on.
+    waits_since: Option<Time>,
+    looks_in_vain: u32,
+    next_look: Time,
+    /// All ranks have left, and no rank uses the memory of this one.
+    is_over: bool,
+}
+
+impl Driver {
+    /// # Errors
+    /// There is no memory for what comes from other hosts.
+    ///
+    /// # Panics
+    /// If the data of the own host cannot be mapped; the fabric guarantees that it can.
+    pub(crate) fn new(machine: Machine, mut endpoint: Box<dyn Endpoint>, memory: Memory) -> Result<Self> {
+        let plan = machine.plan();
+        let home = Home::new(&mut *endpoint, memory.cells, plan.cells())?;
+        let data = memory.data[memory.areas.host_of(plan.me()) as usize];
+        // Registers, one of them a lender's, and contributions.
+        let most = 2 * plan.size().min(plan.ranks()) as usize + 1;
+        let staging = memory.areas.is_spread().then(|| endpoint.register(most * memory.areas.row(), Access::Local));
+        let staging = staging.transpose()?;
+        let window = |region| endpoint.window(region).expect("own host's memory is mapped");
+        let mut arena = Arena::new(window(data), staging.map(window), most);
+        arena.reserve();
+        Ok(Driver {
+            moving: Moving::new(data, staging, most),
+            machine,
+            endpoint,
+            home,
+            arena,
+            memory,
+            in_flight: 0,
+            waits_since: None,
+            looks_in_vain: 0,
+            next_look: 0,
+            is_over: false,
+        })
+    }
+
+    pub(super) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(super) fn machine_mut(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    pub(super) fn endpoint(&mut self) -> &mut dyn Endpoint {
+        &mut *self.endpoint
+    }
+
+    pub(super) fn areas(&self) -> &Areas {
+        &self.memory.areas
+    }
+
+    pub(super) fn mean(&self) -> Mean {
+        self.memory.mean
+    }
+
+    pub(crate) fn lender(&self) -> Lender {
+        self.arena.lender()
+    }
+
+    /// Whether a wait of the endpoint was delegated, and goes on.
+    pub(super) fn is_delegated(&self) -> bool {
+        self.endpoint.is_delegated()
+    }
+
+    /// Whether some ranks share no memory.
+    pub(super) fn is_spread(&self) -> bool {
+        self.areas().is_spread()
+    }
+
+    /// Takes one step, with so much effort; returns whether there was one. Without effort it begins to move no large data,
+    /// and does not look at the network.
+    pub(super) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
+        if self.in_flight > 0 || (self.is_spread() && effort > Effort::Nothing) {
+            let completion =
+                if effort == Effort::Nothing { self.endpoint.completion()? } else { self.endpoint.poll()? };
+            if let Some(completion) = completion {
+                return self.complete(completion, now);
+            }
+            if self.in_flight > 0 {
+                return Ok(false);
+            }
+        }
+        if self.home.is_full() {
+            return Ok(false);
+        }
+        let is_large = self.areas().segments() > 1;
+        if effort == Effort::Nothing && is_large && self.machine.is_to_move() {
+            return Ok(false);
+        }
+        if let Some(op) = self.machine.next_op() {
+            self.execute(op)?;
+            return Ok(true);
+        }
+        self.look(now)
+    }
+
+    /// Takes what has come from the network; returns whether the machine went on.
+    pub(super) fn hear(&mut self, now: Time) -> Result<bool> {
+        match self.endpoint.poll()? {
+            Some(completion) => self.complete(completion, now),
+            None => Ok(false),
+        }
+    }
+
+    /// The last step before a sleep: it begins no look.
+    pub(super) fn rest(&mut self, now: Time) -> Result<bool> {
+        if self.home.is_here() { self.step(now, Effort::Work) } else { self.hear(now) }
+    }
+
+    /// When a rank that sleeps has to look again, if no rank wakes it.
+    pub(super) fn next_look(&self, now: Time) -> Option<Time> {
+        let answer = (self.in_flight > 0).then(|| now.saturating_add(*DOZE.start()));
+        let look = (self.is_spread() && self.waits_since.is_some()).then_some(self.next_look);
+        answer.or(look)
+    }
+
+    /// Looks at cells, or begins to read them.
+    fn look(&mut self, now: Time) -> Result<bool> {
+        let plan = self.machine.plan();
+        let cells = match self.machine.watches() {
+            _ if self.is_staying() => 0..plan.cells(),
+            cells if cells.is_empty() || self.looks_in_vain % LOOKS_AT_LEAVERS != LOOKS_AT_LEAVERS - 1 => cells,
+            _ => plan.leavers(),
+        };
+        let takes_a_read = !self.home.is_here() && !cells.is_empty();
+        if takes_a_read && now < self.next_look && self.waits_since.is_some() {
+            return Ok(false);
+        }
+        match self.home.look(&mut *self.endpoint, cells, LOOK)? {
+            Posted::Done(_) => Ok(self.see(now)),
+            Posted::Pending => {
+                self.in_flight = 1;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Polls the machine; the cells that it watches are up to date.
+    fn see(&mut self, now: Time) -> bool {
+        let progress = if self.is_staying() {
+            self.is_over = self.machine.plan().is_over(&self.home);
+            self.is_over
+        } else {
+            self.machine.poll(now, &self.home)
+        };
+        if progress {
+            (self.waits_since, self.looks_in_vain) = (None, 0);
+        } else {
+            let since = *self.waits_since.get_or_insert(now);
+            let doze = (now.saturating_sub(since) / 4).clamp(*DOZE.start(), *DOZE.end());
+            self.next_look = now.saturating_add(doze);
+            self.looks_in_vain = self.looks_in_vain.wrapping_add(1);
+        }
+        progress
+    }
+
+    /// Whether this rank has left, and others still use memory that goes away with it: the home's cells, or areas of
+    /// other ranks of its host.
+    fn is_staying(&self) -> bool {
+        self.machine.has_left() && !self.is_over && self.areas().keeps(self.machine.plan().me())
+    }
+
+    /// Whether this rank has left, and no other one needs it.
+    pub(super) fn has_gone(&self) -> bool {
+        self.machine.has_left() && !self.is_staying() && !self.home.has_pairs_in_flight()
+    }
+
+    /// Ranks without which it does not go on.
+    pub(super) fn missing(&self) -> Vec<u32> {
+        self.machine.missing(&self.home)
+    }
+
+    fn complete(&mut self, Completion { token, value }: Completion, now: Time) -> Result<bool> {
+        if let Some(place) = token.checked_sub(LANDED) {
+            self.home.has_landed(place);
+            return Ok(true);
+        }
+        self.in_flight -= 1;
+        match token {
+            LOOK => return Ok(self.see(now)),
+            DATA if self.in_flight > 0 => {}
+            DATA => self.go_on_moving()?,
+            _ => self.machine.complete(value),
+        }
+        Ok(true)
+    }
+
+    fn execute(&mut self, op: Op) -> Result<()> {
+        (self.waits_since, self.looks_in_vain) = (None, 0);
+        let event = self.machine.changes(&op);
+        let endpoint = &mut *self.endpoint;
+        let posted = match op {
+            Op::Atomic { cell, atomic } => self.home.change(endpoint, cell, atomic, OPERATION)?,
+            Op::StorePair { cell, values } => self.home.store_pair(endpoint, (cell, values), (OPERATION, LANDED))?,
+            Op::Combine { segment, .. } => return self.begin_to_move(segment),
+        };
+        match posted {
+            Posted::Done(found) => self.machine.complete(found),
+            Posted::Pending => self.in_flight = 1,
+        }
+        if let Some(event) = event {
+            self.endpoint.wake(u32::MAX, interest(event));
+        }
+        Ok(())
+    }
+}
+
+/// What a rank that sleeps waits for, as a number.
+pub(super) fn interest(Event { group, is_entry }: Event) -> Interest {
+    // Groups so far apart that they share a number are never open together; and a wait may end without a cause.
+    const NUMBERS: u64 = 1 << 29;
+    2 * (1 + (group % NUMBERS) as Interest) + Interest::from(is_entry)
+}

@@ -1,0 +1,121 @@
+//! The cells of all, which lie at one host: seen in its memory, or in a copy.
+//!
+//! A rank that shares no memory with that host reads cells over the network. A read brings each cell as a whole, but cells
+//! in any order. [`record`](super::record) says why that does no harm: entries and cuts name their group in both of their
+//! cells, and all other cells that a rank waits for only grow.
+
+use std::ops::Range;
+
+use crate::collective::core::Cells;
+use crate::error::Result;
+use crate::fabric::{Access, At, Atomic, Change, Endpoint, Posted, Region, Signal, Window};
+use crate::sync::{self, Ordering};
+
+/// The cells as one rank knows them.
+#[derive(Debug)]
+pub(super) struct Home {
+    region: Region,
+    /// The cells, or the copy of them.
+    view: Window,
+    /// The region of the copy. Behind it are a cell for the first one of each pair in flight, and two zeros.
+    copy: Option<Region>,
+    cells: usize,
+    /// The places for pairs that are in use, a bit for each.
+    in_use: u32,
+}
+
+/// Pairs that can be in flight.
+const PAIRS: usize = 8;
+
+impl Cells for Home {
+    fn load(&self, cell: usize) -> u64 {
+        sync::look(self.view.cell(cell))
+    }
+}
+
+fn at(region: Region, cell: usize) -> At {
+    At { region, offset: cell * size_of::<u64>() }
+}
+
+impl Home {
+    /// So many cells of a region.
+    ///
+    /// # Errors
+    /// There is no memory for a copy.
+    pub(super) fn new(endpoint: &mut dyn Endpoint, region: Region, cells: usize) -> Result<Self> {
+        if let Some(view) = endpoint.window(region) {
+            return Ok(Home { region, view, copy: None, cells, in_use: 0 });
+        }
+        let copy = endpoint.register((cells + PAIRS + 2) * size_of::<u64>(), Access::Local)?;
+        let view = endpoint.window(copy).expect("own memory is mapped");
+        Ok(Home { region, view, copy: Some(copy), cells, in_use: 0 })
+    }
+
+    /// Whether this rank sees every change at once.
+    pub(super) fn is_here(&self) -> bool {
+        self.copy.is_none()
+    }
+
+    /// Brings these cells up to date, if that takes an operation.
+    pub(super) fn look(&self, endpoint: &mut dyn Endpoint, cells: Range<usize>, token: u64) -> Result<Posted> {
+        let Some(copy) = self.copy.filter(|_| !cells.is_empty()) else { return Ok(Posted::Done(0)) };
+        let from = at(self.region, cells.start);
+        endpoint.read(from, at(copy, cells.start), cells.len() * size_of::<u64>(), token)
+    }
+
+    /// An atomic. Also on this host the endpoint makes it: on networks one agent changes a cell.
+    pub(super) fn change(
+        &self,
+        endpoint: &mut dyn Endpoint,
+        cell: usize,
+        atomic: Atomic,
+        token: u64,
+    ) -> Result<Posted> {
+        endpoint.atomic(at(self.region, cell), atomic, token)
+    }
+
+    /// Stores two neighbouring cells, which no rank changes by atomics meanwhile. Over a network a pair of zeros completes
+    /// later with `token`, because what follows has to find them. Other pairs complete at once: nothing that their rank does
+    /// next needs them. Their acks, which come late, have the tokens from `landed` on.
+    pub(super) fn store_pair(
+        &mut self,
+        endpoint: &mut dyn Endpoint,
+        (cell, [first, second]): (usize, [u64; 2]),
+        (token, landed): (u64, u64),
+    ) -> Result<Posted> {
+        let Some(copy) = self.copy else {
+            self.view.cell(cell).store(first, Ordering::Relaxed);
+            // Release: a rank that sees the second one sees the first, and the contribution, or the moved data.
+            sync::announce(self.view.cell(cell + 1), second);
+            return Ok(Posted::Done(0));
+        };
+        let to = at(self.region, cell);
+        if [first, second] == [0, 0] {
+            return endpoint.put(at(copy, self.cells + PAIRS), to, 2 * size_of::<u64>(), None, token);
+        }
+        let place = self.in_use.trailing_ones();
+        let scratch = self.cells + place as usize;
+        self.view.cell(scratch).store(first, Ordering::Relaxed);
+        let signal = Signal { at: at(self.region, cell + 1), change: Change::Set(second), awaited: true };
+        let posted = endpoint.put(at(copy, scratch), to, size_of::<u64>(), Some(signal), landed + u64::from(place))?;
+        if posted == Posted::Pending {
+            self.in_use |= 1 << place;
+        }
+        Ok(Posted::Done(0))
+    }
+
+    /// A pair has landed.
+    pub(super) fn has_landed(&mut self, place: u64) {
+        self.in_use &= !(1 << place);
+    }
+
+    /// Whether no other pair can be stored before one has landed.
+    pub(super) fn is_full(&self) -> bool {
+        self.in_use.count_ones() as usize == PAIRS
+    }
+
+    /// Whether pairs are in flight.
+    pub(super) fn has_pairs_in_flight(&self) -> bool {
+        self.in_use != 0
+    }
+}

@@ -1,0 +1,200 @@
+//! Drivers of ranks on several simulated hosts, where operations take effect in any order that a network allows.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::collective::core::{Effort, Time, Topology};
+use crate::collective::tickets::{Areas, Driver, Machine, Mean, Memory, Plan, Terms};
+use crate::fabric::sim::SimFabric;
+use crate::fabric::{Access, Endpoint, Fabric, Key, RawAccess, Region};
+use crate::reduce::Dtype;
+
+const SCHEDULES: u64 = 1_500;
+
+/// Elements of a model, and of a segment.
+const ELEMENTS: usize = 5;
+const SEGMENT: usize = 2;
+const BYTES: usize = ELEMENTS * size_of::<f64>();
+
+/// A rank that makes so many contributions.
+struct Rank {
+    driver: Driver,
+    steps: u64,
+    made: u64,
+    /// When it arrives next, while it computes.
+    arrives_at: Option<Time>,
+    leaving: bool,
+}
+
+/// A world on hosts that are drawn from a seed, and the sum of what was contributed.
+struct World {
+    topology: Topology,
+    areas: Areas,
+    ranks: Vec<Rank>,
+    /// The members and the lender of each group, and its model.
+    groups: BTreeMap<u64, (Vec<u32>, Vec<u64>)>,
+    updates: Vec<f64>,
+    bridges: u64,
+}
+
+fn update(rank: u32, step: u64, index: usize) -> f64 {
+    ((u64::from(rank) * 7 + step * 13 + index as u64 * 5) % 64) as f64 - 31.0
+}
+
+/// Some hosts, without gaps.
+fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<u32> {
+    let mut most = 0;
+    (0..ranks)
+        .map(|_| {
+            let host = rng.random_range(0..=most);
+            most = most.max(host + 1);
+            host
+        })
+        .collect()
+}
+
+fn build(rng: &mut Xoshiro256PlusPlus, has_registers: bool) -> World {
+    let ranks = rng.random_range(2..=6);
+    let hosts = draw_hosts(rng, ranks);
+    let topology = Topology::new(hosts.clone());
+    let areas = Areas::new(topology.clone(), BYTES, SEGMENT * size_of::<f64>());
+    let (size, deadline) = (rng.random_range(2..=4), rng.random_bool(0.2).then_some(300_000));
+    let plan = |me| {
+        let terms =
+            Terms { me, deadline, lends: has_registers, segments: areas.segments(), ..Terms::sample(ranks, size) };
+        Plan::new(terms)
+    };
+    let fabrics = SimFabric::world(&hosts, rng.random());
+    let mut endpoints: Vec<Box<dyn Endpoint>> =
+        fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).unwrap()).collect();
+    // The regions of each host, by its leader.
+    let made: Vec<[(Region, Key); 2]> = (0..topology.hosts())
+        .map(|host| {
+            let leader = &mut endpoints[topology.leader(host) as usize];
+            let cells = if host == topology.host_of(0) { plan(0).cells() } else { 1 };
+            [cells * size_of::<u64>(), areas.of_host().unwrap()].map(|bytes| {
+                let region = leader.register(bytes, Access::ReadWrite).unwrap();
+                (region, leader.key(region))
+            })
+        })
+        .collect();
+    let driver = |(me, mut endpoint): (u32, Box<dyn Endpoint>)| {
+        let mut name = |host: u32, which: usize| {
+            let (leader, (own, key)) = (topology.leader(host), made[host as usize][which]);
+            if leader == me { own } else { endpoint.import(leader, key).unwrap() }
+        };
+        let data = (0..topology.hosts()).map(|host| name(host, 1)).collect();
+        let cells = name(topology.host_of(0), 0);
+        let mean = if has_registers { Mean::Registers } else { Mean::Models };
+        let memory = Memory { cells, data, areas: areas.clone(), dtype: Dtype::F64, mean };
+        Driver::new(Machine::new(plan(me)), endpoint, memory).unwrap()
+    };
+    let drivers: Vec<Driver> = (0..).zip(endpoints).map(driver).collect();
+    let rank = |driver| Rank { driver, steps: rng.random_range(0..=10), made: 0, arrives_at: Some(0), leaving: false };
+    let ranks = drivers.into_iter().map(rank).collect();
+    World { topology, areas, ranks, groups: BTreeMap::new(), updates: vec![0.0; ELEMENTS], bridges: 0 }
+}
+
+impl World {
+    fn arrive(&mut self, me: u32, now: Time) {
+        let Rank { driver, steps, made, arrives_at, leaving } = &mut self.ranks[me as usize];
+        *arrives_at = None;
+        if *made == *steps {
+            *leaving = true;
+            return driver.machine_mut().finish(now, *made);
+        }
+        let buffer = (*made % 2) as u32;
+        let mut lender = driver.lender();
+        let contribution = lender.contribution::<f64>(self.areas.contribution(me, buffer), BYTES);
+        for ((index, to), sum) in contribution.iter_mut().enumerate().zip(&mut self.updates) {
+            *to = update(me, *made, index);
+            *sum += *to;
+        }
+        driver.machine_mut().arrive(now, buffer, *made, 1);
+        *made += 1;
+    }
+
+    /// What a rank has when its group is over: the same as the other members.
+    fn take(&mut self, me: u32, seed: u64) {
+        let Rank { driver, leaving, .. } = &mut self.ranks[me as usize];
+        let cut = driver.machine_mut().take();
+        let members: Vec<u32> = cut.members.iter().map(|member| member.rank).chain(cut.lender).collect();
+        let (group, bridges) = (cut.group, u64::from(cut.lender.is_some()));
+        assert!(members.contains(&me), "seed {seed}: rank {me} is not in {members:?}");
+        if *leaving {
+            return;
+        }
+        let outcome =
+            driver.lender().outcome::<f64>(self.areas.outcome(me), BYTES).iter().map(|x| x.to_bits()).collect();
+        let seen = (members, outcome);
+        match self.groups.get(&group) {
+            None => self.bridges += bridges,
+            Some(known) => assert_eq!(*known, seen, "seed {seed}: group {group} of rank {me}"),
+        }
+        self.groups.insert(group, seen);
+    }
+
+    /// The sum of all registers.
+    fn total(&self) -> Vec<f64> {
+        let mut total = vec![0.0; ELEMENTS];
+        for rank in 0..self.ranks.len() as u32 {
+            let memory = self.ranks[self.topology.leader(self.topology.host_of(rank)) as usize].driver.lender();
+            let register = memory.outcome::<f64>(self.areas.register(rank), BYTES);
+            total.iter_mut().zip(register).for_each(|(sum, x)| *sum += x);
+        }
+        total
+    }
+}
+
+/// Runs a world to its end.
+fn schedule(seed: u64) -> World {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let has_registers = rng.random_bool(0.7);
+    let mut world = build(&mut rng, has_registers);
+    let (mut now, mut idle) = (0, 0);
+    while !world.ranks.iter().all(|rank| rank.driver.has_gone()) {
+        now += rng.random_range(0..20_000);
+        idle += 1;
+        assert!(idle < 200_000, "seed {seed}: hangs, {:?}", world.ranks[0].driver.machine());
+        let me = rng.random_range(0..world.ranks.len() as u32);
+        let rank = &mut world.ranks[me as usize];
+        if rank.arrives_at.is_some_and(|at| at <= now) {
+            world.arrive(me, now);
+            idle = 0;
+            continue;
+        }
+        let effort = if rng.random_bool(0.2) { Effort::Nothing } else { Effort::Work };
+        let stepped = if rng.random_bool(0.1) { rank.driver.rest(now) } else { rank.driver.step(now, effort) };
+        if stepped.unwrap() {
+            idle = 0;
+        }
+        if rank.driver.machine().is_ready() {
+            world.take(me, seed);
+            let rank = &mut world.ranks[me as usize];
+            rank.arrives_at = (!rank.leaving).then(|| now + rng.random_range(0..500_000));
+        }
+    }
+    if has_registers {
+        let total = world.total();
+        let is_close = |(sum, all): (&f64, &f64)| (sum - all).abs() < 1e-6;
+        assert!(total.iter().zip(&world.updates).all(is_close), "seed {seed}: {total:?} for {:?}", world.updates);
+    }
+    world
+}
+
+/// All members of a group find one model, and no update is lost or enters twice.
+#[test]
+fn groups_form_over_any_hosts() {
+    let (mut groups, mut bridges, mut spread) = (0, 0, 0);
+    for seed in 0..SCHEDULES {
+        let world = schedule(seed);
+        groups += world.groups.len();
+        bridges += world.bridges;
+        spread += u64::from(world.topology.hosts() > 1);
+    }
+    println!("{groups} groups, {bridges} with lenders, {spread} worlds of several hosts");
+    assert!(groups > 5_000 && bridges > 100 && spread > 1_000, "{groups} groups, {bridges} with lenders, {spread}");
+}

@@ -1,0 +1,272 @@
+//! Tensors that become ready one after the other, and share messages: the sums are right whatever shares a bucket, also when
+//! buckets change.
+#![cfg(feature = "internals")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::Way;
+use common::worlds::{everywhere, world};
+use earlybird::{Absent, BucketedAllreduce, Buckets, Error, Executor, Fire, Group, Mover, Scale, World};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Small and large tensors, one of them empty.
+const LENGTHS: [usize; 6] = [700_001, 3, 0, 400_000, 1, 90_000];
+
+fn value(rank: u32, step: u64, tensor: usize, index: usize) -> f32 {
+    ((u64::from(rank) * 7 + step * 3 + tensor as u64 * 5 + index as u64) % 32) as f32
+}
+
+/// Makes a step, with pauses between tensors, and checks elements of all tensors.
+fn step(sum: &mut BucketedAllreduce<f32>, world: &World, step: u64, pause: Duration) {
+    sum.begin().unwrap();
+    for tensor in 0..LENGTHS.len() {
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+        let me = world.rank();
+        sum.tensor(tensor).unwrap().iter_mut().enumerate().for_each(|(index, x)| *x = value(me, step, tensor, index));
+        sum.filled(tensor).unwrap();
+    }
+    let outcomes = sum.wait(DEADLINE).unwrap();
+    for (tensor, length) in LENGTHS.into_iter().enumerate() {
+        let found = outcomes.tensor(tensor).unwrap();
+        assert_eq!(found.len(), length);
+        for (index, &x) in found.iter().enumerate().step_by(7) {
+            let expected: f32 = (0..world.size()).map(|rank| value(rank, step, tensor, index)).sum();
+            assert!(x == expected, "step {step}, tensor {tensor}, element {index}: {x}, not {expected}");
+        }
+    }
+    assert!(outcomes.tensor(LENGTHS.len()).is_none());
+}
+
+#[test]
+fn sums_are_right_whatever_shares_a_bucket() {
+    everywhere(3, DEADLINE, |world| {
+        for (buckets, count) in [(Buckets::Each, 6), (Buckets::One, 1), (Buckets::Bytes(1_000_000), 3)] {
+            let mut sum = world.allreduce::<f32>(&LENGTHS).buckets(buckets).build().unwrap();
+            assert_eq!(sum.buckets().len(), count, "{buckets}: {:?}", sum.buckets().collect::<Vec<_>>());
+            for number in 0..4 {
+                step(&mut sum, &world, number, Duration::ZERO);
+            }
+            assert_eq!((sum.replans(), sum.predicted()), (0, None));
+            sum.finish(DEADLINE).unwrap();
+        }
+    });
+}
+
+/// With pauses between tensors, sending early pays: buckets change, and the sums stay right.
+#[test]
+fn buckets_follow_from_measurements_and_are_the_same_on_all_ranks() {
+    let plans = everywhere(2, DEADLINE, |world| {
+        let mut sum = world.allreduce::<f32>(&LENGTHS).buckets(Buckets::Measured).build().unwrap();
+        assert_eq!((sum.buckets().len(), sum.predicted()), (1, None));
+        for number in 0..12 {
+            step(&mut sum, &world, number, Duration::from_millis(1));
+        }
+        assert!(sum.predicted().is_some_and(|end| end > Duration::from_millis(6)), "{:?}", sum.predicted());
+        let plan: Vec<_> = sum.buckets().collect();
+        let replans = sum.replans();
+        sum.finish(DEADLINE).unwrap();
+        (plan, replans)
+    });
+    for ranks in &plans {
+        println!("{ranks:?}");
+        assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{ranks:?}");
+        assert_eq!(ranks[0].1, u64::from(ranks[0].0.len() > 1), "{ranks:?}");
+    }
+    // Where a message takes next to nothing, one may be as good: that depends on the machine.
+    assert!(plans.iter().any(|ranks| ranks[0].1 == 1), "{plans:?}");
+}
+
+/// Under a partial rule: each outcome has exactly the contributions of its cut, in all tensors, and no contribution is lost
+/// or enters twice.
+#[test]
+fn buckets_of_a_round_have_one_cut() {
+    const STEPS: u64 = 25;
+    let value = |rank: u32, target: u64, tensor: usize| (u64::from(rank) * 7 + target * 3 + tensor as u64 * 5) as f64;
+    let rules = ["solo", "quorum=2", "majority", "solo,full=4"];
+    let choices = [Buckets::Each, Buckets::Bytes(4_000), Buckets::Measured, Buckets::One];
+    for (rule, buckets) in rules.into_iter().zip(choices) {
+        let fire: Fire = rule.parse().unwrap();
+        let worlds = everywhere(3, DEADLINE, |world| {
+            let lengths = [301, 3, 0, 700, 1];
+            let mut sum = world.allreduce::<f64>(&lengths).fire(fire).buckets(buckets).build().unwrap();
+            let (me, mut newest, mut entered) = (world.rank(), 0, Vec::new());
+            for step in 0..STEPS {
+                if (step + u64::from(me)) % 4 == 0 {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                sum.begin().unwrap();
+                for tensor in 0..lengths.len() {
+                    sum.tensor(tensor).unwrap().fill(value(me, newest + 1, tensor));
+                    sum.filled(tensor).unwrap();
+                }
+                let outcomes = sum.wait(DEADLINE).unwrap();
+                for outcome in outcomes.iter() {
+                    let (round, cut) = (outcome.round(), outcome.cut());
+                    assert_eq!((round, cut.round()), (newest + 1, newest + 1), "{rule}");
+                    let parts: Vec<(u32, u64)> =
+                        cut.contributions().map(|entry| (entry.rank, round - entry.age)).collect();
+                    for (tensor, length) in lengths.into_iter().enumerate() {
+                        let expected: f64 = parts.iter().map(|&(rank, target)| value(rank, target, tensor)).sum();
+                        let found = outcome.tensor(tensor).unwrap();
+                        assert!(
+                            found.len() == length && found.iter().all(|&x| x == expected),
+                            "{rule}: {round}, {cut:?}"
+                        );
+                    }
+                    entered.extend(parts);
+                    newest = round;
+                }
+                assert_eq!(outcomes.len(), outcomes.iter().count());
+            }
+            sum.finish(DEADLINE).unwrap();
+            entered
+        });
+        for ranks in worlds {
+            println!("{rule}: ranks saw {:?} contributions", ranks.iter().map(Vec::len).collect::<Vec<_>>());
+            for entered in &ranks {
+                let mut distinct = entered.clone();
+                distinct.sort_unstable();
+                distinct.dedup();
+                assert_eq!(distinct.len(), entered.len(), "{rule}: a contribution entered twice");
+            }
+            // The rank that made its last step in the newest round has seen all before it.
+            let most = ranks.iter().map(Vec::len).max().unwrap_or(0) as u64;
+            assert!(most >= STEPS, "{rule}: {most} contributions in {STEPS} steps");
+        }
+    }
+}
+
+/// Steps are saved after a round that carries nothing, and go on from there with other buckets.
+#[test]
+fn buckets_go_on_from_a_checkpoint() {
+    everywhere(3, DEADLINE, |world| {
+        let build = || world.allreduce::<f64>(&[5, 7]).fire(Fire::SOLO.full_every(4));
+        // Adds ones until a round is over, and returns what was saved after it.
+        let go_on = |mut sum: BucketedAllreduce<f64>, first: u64, last: u64| {
+            let (mut newest, mut saved) = (first, None);
+            while newest < last {
+                sum.begin().unwrap();
+                for tensor in [0, 1] {
+                    sum.tensor(tensor).unwrap().fill(1.0);
+                    sum.filled(tensor).unwrap();
+                }
+                for outcome in sum.wait(DEADLINE).unwrap().iter() {
+                    newest += 1;
+                    let entries = outcome.cut().contributions().count() as f64;
+                    let is_right = |tensor| outcome.tensor(tensor).unwrap().iter().all(|&x| x == entries);
+                    assert!(outcome.round() == newest && is_right(0) && is_right(1));
+                    if newest % 4 == 0 {
+                        saved = Some(outcome.checkpoint().unwrap());
+                    } else {
+                        assert!(outcome.cut().fresh().len() == 3 || outcome.checkpoint().is_err());
+                    }
+                }
+            }
+            sum.finish(DEADLINE).unwrap();
+            saved
+        };
+        let saved = go_on(build().buckets(Buckets::Each).build().unwrap(), 0, 8).unwrap();
+        assert_eq!((saved.round(), saved.model::<f64>().is_none()), (8, true));
+        let restored = build().restore(&saved).buckets(Buckets::One).build().unwrap();
+        assert_eq!(go_on(restored, 8, 12).map(|saved| saved.round()), Some(12));
+        let other = world.allreduce::<f64>(&[12]).restore(&saved).buckets(Buckets::One).build();
+        assert!(other.is_err_and(|error| error.to_string().contains("its tensor 0 is 5")));
+    });
+}
+
+/// Buckets that are waited for one by one, and tensors in another order.
+#[test]
+fn a_bucket_is_waited_for_alone() {
+    world(Way::Shm, 2, DEADLINE, &|world| {
+        let mut sum = world.allreduce::<f32>(&[2, 3, 4]).buckets(Buckets::Each).build().unwrap();
+        for _ in 0..3 {
+            sum.begin().unwrap();
+            for tensor in [2, 0, 1] {
+                sum.tensor(tensor).unwrap().fill(tensor as f32);
+                sum.filled(tensor).unwrap();
+            }
+            for bucket in [1, 0] {
+                let outcomes = sum.wait_bucket(bucket, DEADLINE).unwrap();
+                assert!(outcomes.newest().iter().all(|&x| x == 2.0 * bucket as f32));
+            }
+            let rest = sum.wait(DEADLINE).unwrap();
+            assert!(rest.tensor(0).is_none() && rest.tensor(2) == Some(&[4.0; 4][..]));
+        }
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
+/// A wait that took too long is called again, and nothing is lost.
+#[test]
+fn a_timeout_loses_nothing() {
+    let turn = std::sync::Barrier::new(2);
+    world(Way::Shm, 2, DEADLINE, &|world| {
+        let mut sum = world.allreduce::<f32>(&[1, 1]).buckets(Buckets::Each).build().unwrap();
+        let fill = |sum: &mut BucketedAllreduce<f32>, tensor: usize| {
+            sum.tensor(tensor).unwrap().fill(5.0);
+            sum.filled(tensor).unwrap();
+        };
+        sum.begin().unwrap();
+        fill(&mut sum, 0);
+        if world.rank() == 0 {
+            fill(&mut sum, 1);
+            let waited = sum.wait(Duration::from_millis(20)).map(|_| ());
+            assert!(matches!(&waited, Err(Error::Timeout { missing, .. }) if missing.0 == [1]), "{waited:?}");
+            turn.wait();
+        } else {
+            turn.wait();
+            fill(&mut sum, 1);
+        }
+        let outcomes = sum.wait(DEADLINE).unwrap();
+        assert_eq!([0, 1].map(|tensor| outcomes.tensor(tensor).unwrap()[0]), [10.0, 10.0]);
+        drop(outcomes);
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
+#[test]
+fn calls_that_mean_nothing_are_refused() {
+    fn problem<T: std::fmt::Debug>(result: earlybird::Result<T>) -> &'static str {
+        match result {
+            Err(Error::Usage { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        }
+    }
+    world(Way::Shm, 2, DEADLINE, &|world| {
+        let build = || world.allreduce::<f32>(&[2, 2]);
+        assert!(
+            problem(build().fire(Fire::SOLO).mover(Mover::Tree).buckets(Buckets::One).build()).contains("tree mover")
+        );
+        assert!(problem(build().buckets(Buckets::Bytes(0)).build()).contains("a byte or more"));
+        assert!(problem(build().memory(&[0.0; 4]).buckets(Buckets::One).build()).contains("models"));
+        let grouped = build().group(Group::Butterfly(2)).memory(&[0.0; 4]).absent(Absent::Hold);
+        assert!(problem(grouped.buckets(Buckets::One).build()).contains("models"));
+        assert!(problem(build().scale(Scale::Weights).buckets(Buckets::One).build()).contains("weights"));
+        assert!(problem(build().executor(Executor::Provider).buckets(Buckets::One).build()).contains("provider"));
+        let different = if world.rank() == 0 { Buckets::Each } else { Buckets::Measured };
+        let different = build().buckets(different).build();
+        assert!(matches!(&different, Err(Error::Mismatch { what: "buckets", .. })), "{different:?}");
+
+        let mut sum = build().buckets(Buckets::Each).build().unwrap();
+        assert!(problem(sum.tensor(0).map(|_| ())).contains("begin"));
+        assert!(problem(sum.wait(DEADLINE).map(|_| ())).contains("begin"));
+        sum.begin().unwrap();
+        assert!(problem(sum.begin()).contains("wait"));
+        assert!(problem(sum.filled(2)).contains("no tensor"));
+        assert!(problem(sum.wait_bucket(0, DEADLINE).map(|_| ())).contains("not handed in"));
+        assert!(problem(sum.wait_bucket(2, DEADLINE).map(|_| ())).contains("no bucket"));
+        sum.filled(0).unwrap();
+        assert!(problem(sum.tensor(0).map(|_| ())).contains("filled already"));
+        assert!(problem(sum.wait(DEADLINE).map(|_| ())).contains("not all tensors"));
+        assert!(problem(sum.finish(DEADLINE)).contains("not all tensors"));
+        sum.filled(1).unwrap();
+        drop(sum.wait(DEADLINE).unwrap());
+        sum.finish(DEADLINE).unwrap();
+    });
+}
