@@ -23,6 +23,8 @@ pub(super) enum Skew {
         rank: u32,
         by: Duration,
     },
+    /// The upper half of the ranks is late.
+    Half(Duration),
     /// So many ranks, drawn anew each time, are late.
     Random {
         ranks: u32,
@@ -35,7 +37,7 @@ pub(super) enum Skew {
     },
 }
 
-const GRAMMAR: &str = "use none, linear:1ms, one:RANK:200ms, random:K:200ms or lognormal:MEAN:SIGMA";
+const GRAMMAR: &str = "use none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms or lognormal:MEAN:SIGMA";
 
 impl FromStr for Skew {
     type Err = String;
@@ -48,6 +50,7 @@ impl FromStr for Skew {
         match parts[..] {
             ["none"] => Ok(Skew::None),
             ["linear", step] => Ok(Skew::Linear(time(step)?)),
+            ["half", by] => Ok(Skew::Half(time(by)?)),
             ["one", rank, by] => Ok(Skew::One { rank: count(rank)?, by: time(by)? }),
             ["random", ranks, by] => Ok(Skew::Random { ranks: count(ranks)?, by: time(by)? }),
             ["lognormal", mean, sigma] => {
@@ -67,6 +70,7 @@ impl fmt::Display for Skew {
         match self {
             Skew::None => f.write_str("none"),
             Skew::Linear(step) => write!(f, "linear:{step:?}"),
+            Skew::Half(by) => write!(f, "half:{by:?}"),
             Skew::One { rank, by } => write!(f, "one:{rank}:{by:?}"),
             Skew::Random { ranks, by } => write!(f, "random:{ranks}:{by:?}"),
             Skew::Lognormal { mean, sigma } => write!(f, "lognormal:{mean:?}:{sigma:?}"),
@@ -98,6 +102,7 @@ impl Skew {
         match *self {
             Skew::None => {}
             Skew::Linear(step) => (0..ranks).for_each(|rank| delays[rank as usize] = step * rank),
+            Skew::Half(by) => delays[ranks.div_ceil(2) as usize..].fill(by),
             Skew::One { rank, by } => delays[rank as usize] = by,
             Skew::Random { ranks: late, by } => {
                 delays[..late as usize].fill(by);
@@ -166,6 +171,13 @@ mod tests {
         let skew: Skew = "lognormal:10ms:2ms".parse().unwrap();
         let mean: f64 = (0..4000).map(|t| skew.delays(4, t, 2)[1].as_secs_f64()).sum::<f64>() / 4000.0;
         assert!((mean - 0.010).abs() < 0.0002, "{mean}");
+    }
+
+    #[test]
+    fn half_of_the_ranks_are_the_upper_ones() {
+        let skew: Skew = "half:2ms".parse().unwrap();
+        let late: Vec<bool> = skew.delays(5, 0, 0).iter().map(|delay| !delay.is_zero()).collect();
+        assert_eq!((late, skew.to_string()), (vec![false, false, false, true, true], "half:2ms".to_owned()));
     }
 
     #[test]

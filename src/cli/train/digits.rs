@@ -60,18 +60,32 @@ impl DigitsLearner {
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ (u64::from(rank) << 32));
         DigitsLearner { digits: Digits::load(), rng, seed: seed.wrapping_add(u64::from(rank)), rate, batch, epochs }
     }
+
+    /// Draws the samples of the next batch.
+    fn draw(&mut self) -> Vec<usize> {
+        let samples = self.digits.training.len();
+        (0..self.batch).map(|_| self.rng.random_range(0..samples)).collect()
+    }
 }
 
 impl Learner for DigitsLearner {
+    fn tensors(&self) -> Vec<usize> {
+        mlp::TENSORS.to_vec()
+    }
+
     fn initial(&self) -> Vec<f32> {
         mlp::initial(self.seed)
     }
 
     fn gradient(&mut self, weights: &[f32], _: u64, into: &mut [f32]) {
-        let training = &self.digits.training;
-        let mut draw = || -> &Sample { &training[self.rng.random_range(0..training.len())] };
-        let batch: Vec<&Sample> = (0..self.batch).map(|_| draw()).collect();
-        mlp::gradient(weights, batch.into_iter(), into);
+        let drawn = self.draw();
+        mlp::gradient(weights, drawn.iter().map(|&index| &self.digits.training[index]), into);
+    }
+
+    fn skip(&mut self, steps: u64) {
+        for _ in 0..steps {
+            self.draw();
+        }
     }
 
     fn rate(&self, progress: f32) -> f32 {

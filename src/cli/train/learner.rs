@@ -15,6 +15,9 @@ pub(super) trait Learner {
     /// Writes the gradient over this rank's batch number `step`.
     fn gradient(&mut self, weights: &[f32], step: u64, into: &mut [f32]);
 
+    /// Goes on behind this rank's first batches, whose gradients were computed before.
+    fn skip(&mut self, _steps: u64) {}
+
     /// The work of the last batch, relative to the mean over batches.
     fn share(&self) -> f64 {
         1.0

@@ -1,6 +1,6 @@
 //! What one training run does otherwise than another.
 
-use earlybird::{Absent, AllreduceBuilder, Fire, Group, Preset, Scale, When};
+use earlybird::{Absent, AllreduceBuilder, Checkpoint, Fire, Group, Preset, Scale, When};
 
 /// A firing rule over gradients, or a preset.
 #[derive(Clone, Copy, Debug)]
@@ -20,9 +20,28 @@ impl Method {
         Method { preset: Some(preset), fire: preset.fire(ranks), group: preset.group(ranks) }
     }
 
+    /// The same with rounds that wait for all, so that it can be saved after these; unless it has such rounds.
+    pub(super) fn saved_every(self, rounds: Option<u32>) -> Self {
+        let fire = match rounds {
+            Some(rounds) if !self.fire.is_synchronous() && !self.fire.has_full_rounds() => self.fire.full_every(rounds),
+            _ => self.fire,
+        };
+        Method { fire, ..self }
+    }
+
     /// Whether ranks average models, and do not sum gradients.
     pub(super) fn averages_models(&self) -> bool {
         self.group.is_some()
+    }
+
+    /// Whether gradients are handed in layer by layer.
+    pub(super) fn hands_in_layers(&self) -> bool {
+        self.preset == Some(Preset::MgWfbp)
+    }
+
+    /// The size of groups, if they form by order of arrival.
+    pub(super) fn arrivals(&self) -> Option<u32> {
+        if let Some(Group::Arrivals(size)) = self.group { Some(size) } else { None }
     }
 
     /// Whether ranks contribute models, and not updates of them.
@@ -30,18 +49,24 @@ impl Method {
         self.preset.is_some_and(|preset| preset.absent() == Absent::Hold)
     }
 
-    /// Makes the choices of the method; under a rule, gradients are divided as the task does.
+    /// Makes the choices of the method; under a rule, gradients are divided as the task does. What was saved has a model of its
+    /// own.
     pub(super) fn choose<'w>(
         &self,
         builder: AllreduceBuilder<'w, f32>,
-        model: &'w [f32],
+        (model, saved): (&'w [f32], Option<&'w Checkpoint>),
         scale: Scale,
     ) -> AllreduceBuilder<'w, f32> {
         let scale = self.preset.map_or(scale, Preset::scale);
         let builder = builder.fire(self.fire).scale(scale);
         let builder = if self.holds_models() { builder.absent(Absent::Hold) } else { builder };
-        match self.group {
-            Some(group) => builder.group(group).memory(model),
+        let builder = match self.group {
+            Some(group) if saved.is_none() => builder.group(group).memory(model),
+            Some(group) => builder.group(group),
+            None => builder,
+        };
+        match saved {
+            Some(saved) => builder.restore(saved),
             None => builder,
         }
     }
@@ -53,6 +78,9 @@ impl Method {
 
     pub(super) fn description(&self) -> &'static str {
         match self.fire.when() {
+            _ if self.hands_in_layers() => "synchronous SGD, layer by layer",
+            _ if self.arrivals().is_some() && self.holds_models() => "P-Reduce as published",
+            _ if self.arrivals().is_some() => "P-Reduce with registers",
             _ if self.holds_models() => "WAGMA-SGD as published",
             _ if self.averages_models() => "WAGMA-SGD with registers",
             When::All if self.fire.is_synchronous() => "synchronous SGD",

@@ -12,6 +12,8 @@ const SECOND: usize = HIDDEN * CLASSES;
 
 /// All weights and biases, one after the other.
 pub(super) const PARAMETERS: usize = FIRST + HIDDEN + SECOND + CLASSES;
+/// The lengths of its tensors: weights and biases of both layers.
+pub(super) const TENSORS: [usize; 4] = [FIRST, HIDDEN, SECOND, CLASSES];
 
 pub(super) fn initial(seed: u64) -> Vec<f32> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);

@@ -4,12 +4,15 @@ mod digits;
 mod gru;
 mod html;
 mod hyperplane;
+mod layers;
 mod learner;
 mod method;
 mod mlp;
 mod plot;
 mod report;
 mod rows;
+mod saved;
+mod windows;
 mod words;
 mod worker;
 
@@ -59,12 +62,12 @@ pub(super) struct Args {
     /// [default: all, solo and a quorum of half]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,
-    /// A method in place of a rule, and the first is the baseline: synchronous, solo, majority, quorum, wagma or
-    /// wagma-published; may be repeated
+    /// A method in place of a rule, and the first is the baseline: synchronous, solo, majority, quorum, wagma,
+    /// wagma-published, p-reduce, p-reduce-published or mg-wfbp; may be repeated
     #[arg(long, value_name = "PRESET", conflicts_with = "fire")]
     preset: Vec<Preset>,
-    /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, one:RANK:30ms,
-    /// random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms, and none for words,
+    /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, half:10ms,
+    /// one:RANK:30ms, random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms, and none for words,
     /// where batches differ in length]
     #[arg(long)]
     skew: Option<Skew>,
@@ -90,6 +93,16 @@ pub(super) struct Args {
     /// Write a page with curves: loss and accuracy over time and samples, arrivals, ages
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+    /// Save to FILE.RANK, to go on from there with --restore; each rank keeps the last two
+    #[arg(long, value_name = "FILE", requires = "checkpoint_every")]
+    checkpoint: Option<PathBuf>,
+    /// Save every so many rounds. A rule that does not wait for all does so every so many rounds then, unless it has
+    /// such rounds already: it saves after those
+    #[arg(long, value_name = "ROUNDS", requires = "checkpoint")]
+    checkpoint_every: Option<u32>,
+    /// Go on from what was saved to FILE.RANK
+    #[arg(long, value_name = "FILE")]
+    restore: Option<PathBuf>,
     #[command(flatten)]
     common: Common,
 }
@@ -100,7 +113,10 @@ impl Args {
         self.common.check(ranks, &fires)?;
         self.skew(ranks).check(ranks)?;
         if self.common.absent == Absent::Hold {
-            return Err("--absent hold: ranks hold models, not gradients; use --preset wagma-published".to_owned());
+            return Err(
+                "--absent hold: ranks hold models, not gradients; use --preset wagma-published or p-reduce-published"
+                    .to_owned(),
+            );
         }
         if let Some(preset) = self.preset.iter().find(|_| self.common.absent != Absent::Carry) {
             return Err(format!("--absent {}: --preset {preset} makes this choice; omit one", self.common.absent));
@@ -130,6 +146,7 @@ impl Args {
         if let Some(loss) = self.loss.filter(|loss| !loss.is_finite()) {
             return Err(format!("--loss {loss}: use a number"));
         }
+        self.check_saving(ranks)?;
         if let Some(path) = &self.report {
             // A bad path is reported before training, which takes a while.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -141,6 +158,37 @@ impl Args {
             }
         }
         Ok(())
+    }
+
+    /// Rejects what cannot be saved or restored.
+    fn check_saving(&self, ranks: u32) -> Result<(), String> {
+        let Some((option, file)) = self
+            .checkpoint
+            .as_ref()
+            .map(|file| ("--checkpoint", file))
+            .or(self.restore.as_ref().map(|file| ("--restore", file)))
+        else {
+            return Ok(());
+        };
+        let [method] = self.methods(ranks)[..] else {
+            return Err(format!("{option}: this is for one run; choose one --fire or --preset"));
+        };
+        if method.arrivals().is_some() {
+            return Err(format!(
+                "{option}: groups by order of arrival have no rounds in common; use --preset wagma, or wagma-published"
+            ));
+        }
+        if method.hands_in_layers() {
+            return Err(format!("{option}: a training layer by layer is not saved; use --preset synchronous"));
+        }
+        if self.checkpoint_every == Some(0) {
+            return Err("--checkpoint-every 0: use 1 or more".to_owned());
+        }
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match folder.is_some_and(|folder| !folder.is_dir()) {
+            true => Err(format!("{option} {}: there is no such folder", file.display())),
+            false => Ok(()),
+        }
     }
 
     fn learner(&self, rank: u32, ranks: u32) -> Box<dyn Learner> {
@@ -166,10 +214,11 @@ impl Args {
     fn methods(&self, ranks: u32) -> Vec<Method> {
         let usual = [Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2))];
         let fires = if self.fire.is_empty() { &usual[..] } else { &self.fire };
-        match self.preset.is_empty() {
+        let methods: Vec<Method> = match self.preset.is_empty() {
             true => fires.iter().map(|&fire| Method::of_rule(fire)).collect(),
             false => self.preset.iter().map(|&preset| Method::of_preset(preset, ranks)).collect(),
-        }
+        };
+        methods.into_iter().map(|method| method.saved_every(self.checkpoint_every)).collect()
     }
 
     fn skew(&self, ranks: u32) -> Skew {
@@ -190,7 +239,9 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return again(ranks, args.common.start.bind);
     }
     let world = World::from_env(&config)?;
-    let mut report = Report::new(&world, &args);
+    let is_repeated = config.record.is_some() || config.replay.is_some();
+    let is_saved = args.checkpoint.is_some() || args.restore.is_some();
+    let mut report = Report::new(&world, &args, is_repeated || is_saved);
     for method in args.methods(ranks) {
         let mut learner = args.learner(world.rank(), world.size());
         let result = worker::train(&world, &args, &method, &mut *learner, &mut report)?;

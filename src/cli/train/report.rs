@@ -14,6 +14,8 @@ use super::{Args, html};
 pub(super) struct Report {
     speaks: bool,
     json: bool,
+    /// Runs are recorded, replayed, saved or restored, so it matters whether models are equal to the bit.
+    tells_models: bool,
     ranks: u32,
     skew: String,
     task: &'static str,
@@ -27,7 +29,7 @@ pub(super) struct Report {
     table: Table,
 }
 
-const COLUMNS: [&str; 12] = [
+const COLUMNS: [&str; 13] = [
     "steps",
     "samples_per_s",
     "speedup",
@@ -39,16 +41,18 @@ const COLUMNS: [&str; 12] = [
     "age_max",
     "wait_s",
     "apart",
+    "windows_apart",
     "method",
 ];
 
 impl Report {
-    pub(super) fn new(world: &World, args: &Args) -> Self {
+    pub(super) fn new(world: &World, args: &Args, tells_models: bool) -> Self {
         let skew = args.skew(world.size()).to_string();
         let first = if args.preset.is_empty() { "fire" } else { "preset" };
         let report = Report {
             speaks: world.rank() == 0,
             json: args.common.start.json,
+            tells_models,
             ranks: world.size(),
             skew,
             task: args.task.name(),
@@ -110,6 +114,9 @@ impl Report {
                     "final_loss": last.loss, "accuracy": last.accuracy, "fresh_mean": tally.fresh_mean(),
                     "age_mean": tally.age_mean(), "age_max": tally.age_max(), "wait_s": result.wait_s,
                     "goal_loss": goal, "to_loss_s": seconds, "apart": result.apart, "groups_moved": result.moved,
+                    "windows": result.windows.map(|windows| windows.all),
+                    "windows_apart": result.windows.map(|windows| windows.apart),
+                    "models": result.models,
                 })
             );
         } else {
@@ -126,6 +133,7 @@ impl Report {
                 tally.age_max().to_string(),
                 format!("{:.2}", result.wait_s),
                 spread(result.apart),
+                result.windows.map_or("-".to_owned(), |windows| format!("{}/{}", windows.apart, windows.all)),
                 method.description().to_owned(),
             ]);
         }
@@ -141,6 +149,9 @@ impl Report {
             if let Some(goal) = self.goal {
                 say!("to_loss_s: seconds until the loss was {goal:.4}");
             }
+        }
+        for (label, run) in self.runs.iter().filter(|_| self.tells_models && !self.json) {
+            say!("{label}: digest of the models {}", run.models);
         }
         let Some(path) = &self.page else { return Ok(()) };
         std::fs::write(path, html::page(&self.title(), &self.runs))

@@ -107,6 +107,12 @@ impl Learner for WordsLearner {
         }
     }
 
+    fn skip(&mut self, steps: u64) {
+        for _ in 0..steps {
+            self.draw();
+        }
+    }
+
     fn share(&self) -> f64 {
         self.share
     }

@@ -3,13 +3,18 @@
 use std::time::{Duration, Instant};
 
 use earlybird::collective::Part;
-use earlybird::{Outcome, Result, Scale, World};
+use earlybird::{Checkpoint, Error, Outcome, Preset, Result, Scale, World};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::super::common::mean_over_ranks;
 use super::Args;
+use super::layers::Layers;
 use super::learner::{Learner, Quality};
 use super::method::Method;
 use super::report::Report;
+use super::saved::{Progress, Saved};
+use super::windows::{Groups, Windows};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -33,6 +38,10 @@ pub(super) struct Trained {
     pub(super) apart: f64,
     /// Groups that moved, where ranks average models.
     pub(super) moved: u64,
+    /// Where groups form by order of arrival.
+    pub(super) windows: Option<Windows>,
+    /// A digest of the models of all ranks, in the end.
+    pub(super) models: String,
     pub(super) curve: Vec<Point>,
 }
 
@@ -51,8 +60,10 @@ impl Trained {
     }
 }
 
-/// What entered the rounds so far: the same on all ranks, because they see the same cuts.
-#[derive(Clone, Debug, Default)]
+/// What entered the rounds so far: the same on all ranks, because they see the same cuts. By order of arrival a rank sees
+/// its own groups only, and knows from their numbers how many there were.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Tally {
     pub(super) rounds: u64,
     pub(super) contributions: u64,
@@ -63,19 +74,30 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, outcome: &Outcome<'_, f32>) {
+    fn count(&mut self, outcome: &Outcome<'_, f32>, arrivals: Option<u32>) {
         let count = |into: &mut Vec<u64>, at: usize| {
             into.resize(into.len().max(at + 1), 0);
             into[at] += 1;
         };
-        self.rounds += 1;
         let mut fresh = 0;
+        self.rounds = outcome.round();
+        let seen = outcome.cut().contributions().count() as u64;
+        self.contributions = arrivals.map_or(self.contributions + seen, |size| self.rounds * u64::from(size));
         for entry in outcome.cut().contributions() {
-            self.contributions += 1;
             fresh += usize::from(entry.part == Part::Fresh);
             count(&mut self.ages, entry.age as usize);
         }
         count(&mut self.fresh, fresh);
+    }
+
+    /// A round in which all ranks are fresh.
+    fn count_all(&mut self, ranks: u32) {
+        self.rounds += 1;
+        self.contributions += u64::from(ranks);
+        self.fresh.resize(ranks as usize + 1, 0);
+        self.fresh[ranks as usize] += 1;
+        self.ages.resize(1, 0);
+        self.ages[0] += u64::from(ranks);
     }
 
     /// From 0 to 1: the contributions that entered, on which all ranks agree.
@@ -113,9 +135,23 @@ pub(super) fn train(
     let (rank, ranks) = (world.rank(), world.size());
     let wanted = learner.wanted();
     let skew = args.skew(ranks);
-    let mut weights = learner.initial();
-    world.broadcast(&mut weights, 0, PATIENCE)?;
+    let saved = restored(world, args, (method, wanted))?;
+    let (saved, checkpoint, mut weights) = match saved {
+        Some(Saved { progress, weights, checkpoint }) => (progress, Some(checkpoint), weights),
+        None => {
+            let mut weights = learner.initial();
+            world.broadcast(&mut weights, 0, PATIENCE)?;
+            (Progress::default(), None, weights)
+        }
+    };
+    learner.skip(saved.steps);
     let initial = weights.clone();
+    let common = &args.common;
+    let mut layers = None;
+    if method.hands_in_layers() {
+        let scale = method.preset.map_or(learner.scale(), Preset::scale);
+        layers = Some(Layers::new(world, &learner.tensors(), scale, (common.mover, common.executor))?);
+    }
     let builder = world
         .allreduce::<f32>(&learner.tensors())
         .grace(args.common.grace)
@@ -123,20 +159,54 @@ pub(super) fn train(
         .depth(args.common.depth)
         .mover(args.common.mover)
         .executor(args.common.executor);
-    let mut channel = method.choose(builder, &initial, learner.scale()).build()?;
+    let mut channel = match &layers {
+        None => Some(method.choose(builder, (&initial, checkpoint.as_ref()), learner.scale()).build()?),
+        Some(_) => None,
+    };
 
+    let mut gradient = vec![0.0; if layers.is_some() { weights.len() } else { 0 }];
     // The model that was contributed last.
     let mut mine = Vec::new();
-    let mut tally = Tally::default();
+    let Progress { steps: first, mut tally } = saved;
+    let begun_with = tally.contributions;
+    let mut saving = Saving::new(args, tally.rounds);
+    let mut groups = Groups::default();
     let mut waited = Duration::ZERO;
     // Evaluated after training, because that takes longer than some steps.
-    let mut snapshots = vec![(0.0, 0, weights.clone())];
+    let mut snapshots = vec![(0.0, begun_with, weights.clone())];
     world.barrier(PATIENCE)?;
     let start = Instant::now();
-    for step in 0.. {
+    let snapshot = |tally: &Tally, weights: &[f32], snapshots: &mut Vec<(f64, u64, Vec<f32>)>| {
+        let due = begun_with + snapshots.len() as u64 * (wanted - begun_with) / POINTS;
+        if rank == 0 && (tally.contributions >= due || tally.contributions >= wanted) {
+            snapshots.push((start.elapsed().as_secs_f64(), tally.contributions, weights.to_vec()));
+        }
+    };
+    for step in first.. {
         let begun = Instant::now();
-        let contribution = channel.contribution()?;
         let now = learner.rate(tally.progress(wanted));
+        let delay = skew.delays(ranks, step, args.common.seed)[rank as usize];
+        let whole = |learner: &dyn Learner| Duration::from_secs_f64(args.compute_ms() / 1e3 * learner.share()) + delay;
+        if let Some(layers) = &mut layers {
+            learner.gradient(&weights, step, &mut gradient);
+            layers.hand_in(&gradient, (begun, whole(learner)))?;
+            let before = Instant::now();
+            let (means, ranges) = layers.wait(PATIENCE)?;
+            waited += before.elapsed();
+            for (tensor, range) in ranges.iter().enumerate() {
+                let mean = means.tensor(tensor).unwrap_or_default();
+                weights[range.clone()].iter_mut().zip(mean).for_each(|(w, g)| *w -= now * g);
+            }
+            tally.count_all(ranks);
+            snapshot(&tally, &weights, &mut snapshots);
+            report.progress(method, tally.contributions, wanted);
+            if tally.contributions >= wanted {
+                break;
+            }
+            continue;
+        }
+        let Some(channel) = &mut channel else { break };
+        let contribution = channel.contribution()?;
         learner.gradient(&weights, step, contribution);
         if method.holds_models() {
             weights.iter_mut().zip(&*contribution).for_each(|(w, g)| *w -= now * g);
@@ -145,9 +215,7 @@ pub(super) fn train(
         } else if method.averages_models() {
             contribution.iter_mut().for_each(|x| *x *= -now);
         }
-        let compute = Duration::from_secs_f64(args.compute_ms() / 1e3 * learner.share());
-        let whole = compute + skew.delays(ranks, step, args.common.seed)[rank as usize];
-        std::thread::sleep(whole.saturating_sub(begun.elapsed()));
+        std::thread::sleep(whole(learner).saturating_sub(begun.elapsed()));
 
         channel.arrive()?;
         let before = Instant::now();
@@ -157,7 +225,10 @@ pub(super) fn train(
             // All ranks stop after the same round, whatever else was returned with it.
             if tally.contributions < wanted {
                 let rate = learner.rate(tally.progress(wanted));
-                tally.count(&outcome);
+                tally.count(&outcome, method.arrivals());
+                if method.arrivals().is_some() {
+                    groups.add(outcome.round(), outcome.group());
+                }
                 if method.holds_models() {
                     // Of several, the newest counts.
                     weights.copy_from_slice(&mine);
@@ -167,9 +238,10 @@ pub(super) fn train(
                 } else {
                     weights.iter_mut().zip(outcome.data()).for_each(|(w, g)| *w -= rate * g);
                 }
-                let due = snapshots.len() as u64 * wanted / POINTS;
-                if rank == 0 && (tally.contributions >= due || tally.contributions >= wanted) {
-                    snapshots.push((start.elapsed().as_secs_f64(), tally.contributions, weights.clone()));
+                snapshot(&tally, &weights, &mut snapshots);
+                if saving.is_due(&outcome) && tally.contributions < wanted {
+                    let progress = Progress { steps: step + 1, tally: tally.clone() };
+                    saving.save(Saved { progress, weights: weights.clone(), checkpoint: outcome.checkpoint()? })?;
                 }
             }
         }
@@ -179,10 +251,24 @@ pub(super) fn train(
         }
     }
     let elapsed = start.elapsed().as_secs_f64();
-    let moved = channel.stats().groups;
-    channel.finish(PATIENCE)?;
-    drop(channel);
+    let mut moved = 0;
+    if let Some(mut channel) = channel {
+        moved = channel.stats().groups;
+        channel.finish(PATIENCE)?;
+    }
+    if let Some(mut layers) = layers {
+        layers.finish(PATIENCE)?;
+    }
+    let models = digest_of_models(world, &weights)?;
     let (mean, apart) = mean_model(world, &weights)?;
+    let windows = match method.arrivals() {
+        Some(size) => Some(groups.windows(world, (size, wanted.div_ceil(size.into())), PATIENCE)?),
+        None => None,
+    };
+    if method.arrivals().is_some() {
+        // Each rank has closed some of them.
+        moved = tally.rounds;
+    }
     if let Some((.., last)) = snapshots.last_mut().filter(|_| method.averages_models()) {
         // What training leaves behind.
         *last = mean;
@@ -195,13 +281,79 @@ pub(super) fn train(
         quality: learner.evaluate(&weights),
     };
     Ok(Trained {
-        samples_per_s: tally.contributions as f64 * batch / elapsed,
+        samples_per_s: (tally.contributions - begun_with) as f64 * batch / elapsed,
         wait_s: mean_over_ranks(world, &[waited.as_secs_f64()], PATIENCE)?[0],
         tally,
         apart,
         moved,
+        windows,
+        models,
         curve: snapshots.into_iter().map(point).collect(),
     })
+}
+
+/// What this rank goes on from, if it goes on. If it cannot, the others learn why.
+fn restored(world: &World, args: &Args, (method, wanted): (&Method, u64)) -> Result<Option<Saved>> {
+    let Some(name) = &args.restore else { return Ok(None) };
+    let checked = |saved: Saved| {
+        let bad = |problem: String| Err(Error::Config(format!("rank {}: --restore: {problem}", world.rank())));
+        let done = saved.progress.tally.contributions;
+        if done >= wanted {
+            return bad(format!(
+                "it has {done} contributions, and this training ends with {wanted}; use more --epochs"
+            ));
+        }
+        match (has_model(&saved.checkpoint), method.averages_models()) {
+            (true, false) => bad("it is of ranks that average models; choose such a --preset".to_owned()),
+            (false, true) => {
+                bad("it is of ranks that sum gradients; choose a --fire, or a --preset that does so".to_owned())
+            }
+            _ => Ok(saved),
+        }
+    };
+    let loaded = Saved::load(world, name, args, PATIENCE).and_then(checked);
+    loaded.map(Some).inspect_err(|error| world.abort(&error.to_string()))
+}
+
+fn has_model(checkpoint: &Checkpoint) -> bool {
+    checkpoint.model::<f32>().is_some()
+}
+
+/// When this rank saves next.
+struct Saving<'a> {
+    args: &'a Args,
+    /// After the first round that can be saved, this one or a later one.
+    due: Option<u64>,
+}
+
+impl<'a> Saving<'a> {
+    fn new(args: &'a Args, round: u64) -> Self {
+        let mut saving = Saving { args, due: None };
+        saving.plan(round);
+        saving
+    }
+
+    /// The next multiple behind a round.
+    fn plan(&mut self, round: u64) {
+        self.due = self.args.checkpoint_every.map(|every| (round / u64::from(every) + 1) * u64::from(every));
+    }
+
+    fn is_due(&self, outcome: &Outcome<'_, f32>) -> bool {
+        self.due.is_some_and(|due| outcome.round() >= due) && outcome.can_checkpoint()
+    }
+
+    fn save(&mut self, saved: Saved) -> Result<()> {
+        self.plan(saved.checkpoint.round());
+        self.args.checkpoint.as_ref().map_or(Ok(()), |name| saved.write(name, self.args))
+    }
+}
+
+/// A digest of the models of all ranks: another one if a bit of any model is another one.
+fn digest_of_models(world: &World, model: &[f32]) -> Result<String> {
+    let mut own = Sha256::new();
+    model.iter().for_each(|weight| own.update(weight.to_bits().to_le_bytes()));
+    let all = world.raw_fabric().exchange("train", own.finalize().as_slice(), Instant::now() + PATIENCE)?;
+    Ok(Sha256::digest(all.concat()).iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The mean of the models of all ranks, and how far these are from it; of equal models it is equal to the bit.
