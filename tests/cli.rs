@@ -16,6 +16,16 @@ fn bad_input_is_named_before_anything_starts() {
         (&["bench", "--fire", "quorum=0"][..], "quorum of 0"),
         (&["bench", "--fire", "quorum=5", "-n", "4"], "quorum=5 can never be reached by 4"),
         (&["bench", "--fire", "most"], "unknown firing rule"),
+        (&["bench", "--op", "p_reduce", "--fire", "solo"], "omit --fire"),
+        (&["bench", "--op", "p_reduce", "--group", "butterfly=2"], "arrivals=SIZE"),
+        (&["bench", "--op", "p_reduce", "--absent", "drop"], "carry or hold"),
+        (&["bench", "--op", "p_reduce", "--mover", "tree"], "auto or cut"),
+        (&["bench", "--op", "p_reduce", "--dtype", "i32"], "--dtype i32 is none"),
+        (&["bench", "--op", "group_allreduce", "--group", "arrivals=2"], "--op p_reduce has arrivals=SIZE"),
+        (&["bench", "--buckets", "each"], "are for --op buckets"),
+        (&["bench", "--op", "buckets", "--buckets", "0"], "such as 25M"),
+        (&["bench", "--op", "buckets", "--skew", "one:1:1ms"], "omit --skew"),
+        (&["bench", "--op", "buckets", "--trace", "/no/such"], "--trace /no/such"),
         (&["bench", "-n", "0"], "0 ranks"),
         (&["bench", "-n", "99999"], "the most is 1024"),
         (&["bench", "-b", "1X"], "not a size"),
@@ -288,66 +298,35 @@ fn bench_measures_averages_of_models() {
     }
 }
 
+/// Ranks that arrive one after the other average, and choices of buckets are compared by turns.
 #[test]
-fn training_compares_rules() {
-    let args = ["train", "digits", "-n", "3", "--compute-ms", "0", "--skew", "none", "--epochs", "20", "--json"];
-    let output = earlybird(&args).output().unwrap();
+fn bench_measures_groups_by_arrival_and_buckets() {
+    let output =
+        earlybird(&["bench", "-n", "3", "--op", "p_reduce", "--group", "arrivals=2", "--iters", "200", "--json"]);
+    let row = only_row(output);
+    assert_eq!((&row["group"], &row["wrong"], &row["path"]), (&"arrivals=2".into(), &0.into(), &"arrivals".into()));
+    assert!(row["fresh_min"] == 2 && row["ideal_us"].is_null(), "{row}");
+    let folder = std::env::temp_dir().join(common::unique());
+    std::fs::create_dir(&folder).unwrap();
+    let trace = folder.join("trace.csv");
+    std::fs::write(&trace, "elements,backward_seconds\n1000,0.001\n5,0\n20000,0.002\n").unwrap();
+    let trace = trace.to_str().unwrap();
+    let output = earlybird(&["bench", "--op", "buckets", "--trace", trace, "--iters", "4", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    let rows: Vec<serde_json::Value> =
-        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rows.iter().map(|row| row["fire"].as_str().unwrap()).collect::<Vec<_>>(), ["all", "solo", "quorum=2"]);
-    for row in rows {
-        for key in [
-            "task",
-            "method",
-            "ranks",
-            "skew",
-            "steps",
-            "samples_per_s",
-            "speedup",
-            "final_loss",
-            "fresh_mean",
-            "age_mean",
-            "age_max",
-            "wait_s",
-            "to_loss_s",
-        ] {
-            assert!(row.get(key).is_some(), "{key} is missing in {row}");
-        }
-        assert!(row["accuracy"].as_f64().unwrap() > 0.9, "{row}");
-    }
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let named: Vec<&str> = rows.iter().map(|row| row["buckets"].as_str().unwrap()).collect();
+    assert_eq!(named, ["measured", "each", "one", "25M"]);
+    assert!(rows.iter().all(|row| row["wrong"] == 0.0 && row["steps"] == 4), "{rows:?}");
+    assert!(rows[0]["predicted_ms"].as_f64().is_some_and(|ms| ms >= 3.0) && rows[1]["predicted_ms"].is_null());
+    assert_eq!((&rows[1]["messages"], &rows[2]["messages"]), (&3.into(), &1.into()));
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Ranks that average models in groups end near each other, and those that sum gradients with equal models.
-#[test]
-fn training_compares_presets() {
-    let mut args =
-        vec!["train", "digits", "-n", "5", "--compute-ms", "0", "--skew", "one:4:2ms", "--epochs", "16", "--json"];
-    let presets = ["synchronous", "quorum", "wagma", "wagma-published"];
-    presets.iter().for_each(|preset| args.extend(["--preset", preset]));
-    let output = earlybird(&args).output().unwrap();
+fn only_row(mut command: Command) -> serde_json::Value {
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    let rows: Vec<serde_json::Value> =
-        String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(rows.iter().map(|row| row["preset"].as_str().unwrap()).eq(presets), "{rows:?}");
-    for row in rows {
-        let (apart, groups) = (row["apart"].as_f64().unwrap(), row["groups_moved"].as_u64().unwrap());
-        let averages = row["preset"].as_str().unwrap().starts_with("wagma");
-        assert_eq!((apart > 0.0, groups > row["steps"].as_u64().unwrap()), (averages, averages), "{row}");
-        assert!(apart < 0.1 && row["accuracy"].as_f64().unwrap() > 0.85, "{row}");
-    }
-}
-
-/// Lines of any length, and gradients in several tensors.
-#[test]
-fn training_with_words_learns_under_a_partial_rule() {
-    let args = ["train", "words", "-n", "2", "--fire", "solo", "--compute-ms", "0", "--epochs", "1", "--json"];
-    let output = earlybird(&args).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&row["task"], &row["skew"]), (&"words".into(), &"none".into()));
-    assert!(row["first_loss"].as_f64().unwrap() > 4.0 && row["final_loss"].as_f64().unwrap() < 2.5, "{row}");
-    assert!(row["accuracy"].as_f64().unwrap() > 0.33, "{row}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// A secret that is not text is an error, and not a missing secret.

@@ -40,13 +40,21 @@ pub(super) struct Measured {
     pub(super) path: &'static str,
     /// Mean over ranks of each iteration, in microseconds.
     pub(super) latencies: Distribution,
-    pub(super) ideal_us: f64,
+    /// Nothing where it is not known.
+    pub(super) ideal_us: Option<f64>,
     pub(super) fresh_mean: f64,
     pub(super) fresh_min: u64,
     pub(super) carried_mean: f64,
     pub(super) age_mean: f64,
     pub(super) age_max: u64,
     pub(super) wrong: u64,
+}
+
+impl Case {
+    /// Whether groups form by order of arrival, so that ranks have no rounds in common.
+    fn is_by_arrival(&self) -> bool {
+        matches!(self.group, Some(Group::Arrivals(_)))
+    }
 }
 
 fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
@@ -104,7 +112,7 @@ const CHECK_ALL_UP_TO: usize = 256;
 pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let pattern = match case.group {
         None => Expected::Sums(Pattern::of::<T>(world.size())),
-        Some(_) => Expected::Models { synchronous: case.fire.is_synchronous() },
+        Some(_) => Expected::Models { synchronous: case.fire.is_synchronous() && !case.is_by_arrival() },
     };
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
@@ -149,11 +157,13 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let mut latencies = vec![0.0; case.iters as usize];
     let step = if length <= CHECK_ALL_UP_TO { 1 } else { SPARSE };
     let (warmup, end) = (u64::from(case.warmup), u64::from(case.warmup) + u64::from(case.iters));
+    let mut all_are_done = if case.is_by_arrival() { Some(world.allreduce::<u32>(&[1]).build()?) } else { None };
     world.barrier(PATIENCE)?;
     // With a skew all ranks make the same rounds, otherwise the same number of calls.
+    let same_rounds = !case.skew.is_none() && !case.is_by_arrival();
     let (mut calls, mut newest) = (0, 0);
     loop {
-        let before = if case.skew.is_none() { calls } else { newest };
+        let before = if same_rounds { newest } else { calls };
         if before >= end {
             break;
         }
@@ -169,7 +179,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             let delays = case.skew.delays(world.size(), before, case.seed);
             // A rank that was late for the round before a full one still waits for that: it reaches
             // no barrier before the others have arrived.
-            if !case.fire.is_full(newest + 1) {
+            if same_rounds && !case.fire.is_full(newest + 1) {
                 world.barrier(PATIENCE)?;
             }
             std::thread::sleep(delays[world.rank() as usize]);
@@ -193,21 +203,33 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             newest = outcome.round();
         }
         calls += 1;
-        let after = if case.skew.is_none() { calls } else { newest };
+        let after = if same_rounds { newest } else { calls };
         // Several rounds that were returned at once took that long each.
         for index in before.max(warmup)..after.min(end) {
             latencies[(index - warmup) as usize] = latency;
         }
     }
+    // Groups need partners: the last ranks would measure groups of one.
+    if let Some(done) = &mut all_are_done {
+        done.contribution()?[0] = 0;
+        done.arrive()?;
+        while done.test()?.is_none() {
+            sum.contribution()?;
+            sum.arrive()?;
+            sum.wait(PATIENCE)?;
+        }
+    }
     sum.finish(PATIENCE)?;
     drop(sum);
+    all_are_done.map_or(Ok(()), |mut done| done.finish(PATIENCE))?;
     measured.latencies = Distribution::of(mean_over_ranks(world, &latencies, PATIENCE)?);
     measured.wrong = total(world, errors)?;
     let ideal = |iteration: u32| {
         let time = u64::from(case.warmup + iteration);
         case.skew.ideal((case.fire, case.grace), world.size(), time, case.seed).as_secs_f64() * 1e6
     };
-    measured.ideal_us = (0..case.iters).map(ideal).sum::<f64>() / f64::from(case.iters);
+    let mean = || (0..case.iters).map(ideal).sum::<f64>() / f64::from(case.iters);
+    measured.ideal_us = (!case.is_by_arrival()).then(mean);
     cuts.summarise(&mut measured);
     Ok(measured)
 }

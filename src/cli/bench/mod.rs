@@ -1,6 +1,7 @@
 //! `earlybird bench`: latency of collectives, balanced or with stragglers, always checked.
 
 mod arm;
+mod buckets;
 mod conditions;
 mod measure;
 mod p2p;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Dtype, Fire, Group, Preset, World, bf16, f16};
+use earlybird::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -26,6 +27,11 @@ pub(super) enum Op {
     /// The collective where groups of ranks average models
     #[value(name = "group_allreduce")]
     GroupAllreduce,
+    /// The collective where groups of ranks average models by order of arrival
+    #[value(name = "p_reduce")]
+    PReduce,
+    /// Steps in which gradients become ready one after the other, and share messages
+    Buckets,
     /// Half of a round trip of writes, each with a signal; two ranks
     #[value(name = "write_lat")]
     WriteLat,
@@ -40,9 +46,14 @@ pub(super) enum Op {
 }
 
 impl Op {
+    /// Whether it is between two ranks.
+    fn is_between_two(self) -> bool {
+        matches!(self, Op::WriteLat | Op::WriteBw | Op::FetchAddLat)
+    }
+
     /// Whether it is between all ranks, by the collective.
     fn is_collective(self) -> bool {
-        matches!(self, Op::Allreduce | Op::GroupAllreduce)
+        matches!(self, Op::Allreduce | Op::GroupAllreduce | Op::PReduce)
     }
 }
 
@@ -51,6 +62,8 @@ impl std::fmt::Display for Op {
         f.write_str(match self {
             Op::Allreduce => "allreduce",
             Op::GroupAllreduce => "group_allreduce",
+            Op::PReduce => "p_reduce",
+            Op::Buckets => "buckets",
             Op::WriteLat => "write_lat",
             Op::WriteBw => "write_bw",
             Op::FetchAddLat => "fetch_add_lat",
@@ -93,7 +106,7 @@ pub(super) struct Args {
     /// Rounds measured [default: by size]
     #[arg(long)]
     iters: Option<u32>,
-    /// Which ranks are late: none, linear:1ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
+    /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
     /// Where the data lies
@@ -102,10 +115,12 @@ pub(super) struct Args {
     /// Element type: f32, f64, f16, bf16, i32, i64, u32 or u64
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
-    /// Which ranks average, for --op group_allreduce: world or butterfly=SIZE [default: groups of about the root of the
-    /// number of ranks]
+    /// Which ranks average. For --op group_allreduce: world or butterfly=SIZE [default: groups of about the root of the
+    /// number of ranks]; for --op p_reduce: arrivals=SIZE [default: groups of four]
     #[arg(long)]
     group: Option<Group>,
+    #[command(flatten)]
+    choices: buckets::Choices,
     #[command(flatten)]
     common: Common,
 }
@@ -116,10 +131,36 @@ impl Args {
     /// Checks all options before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
-        if self.group.is_some() && self.op != Op::GroupAllreduce {
-            return Err("--group is for --op group_allreduce".to_owned());
+        let by_arrival = |group: Group| matches!(group, Group::Arrivals(_));
+        let fits = |group| match self.op {
+            Op::GroupAllreduce => !by_arrival(group),
+            Op::PReduce => by_arrival(group),
+            _ => false,
+        };
+        if let Some(group) = self.group.filter(|&group| !fits(group)) {
+            let use_for =
+                "--op p_reduce has arrivals=SIZE, --op group_allreduce the others, and no other op has groups";
+            return Err(format!("--group {group} is not for --op {}: {use_for}", self.op));
         }
-        if !self.op.is_collective() && self.op != Op::Arm && ranks != 2 {
+        if self.op == Op::PReduce && self.fires().iter().any(|fire| fire.when() != When::All || fire.is_full(0)) {
+            return Err("--op p_reduce: groups fire when they are full; omit --fire, or use --fire all,deadline=TIME"
+                .to_owned());
+        }
+        let fits_models =
+            matches!(self.common.absent, Absent::Carry | Absent::Hold) && self.common.mover != Mover::Tree;
+        if self.op == Op::PReduce && !fits_models {
+            return Err("--op p_reduce: --absent is carry or hold, and --mover auto or cut".to_owned());
+        }
+        if matches!(self.op, Op::PReduce | Op::GroupAllreduce) && !self.dtype.is_float() {
+            return Err(format!("--op {} averages floating-point models; --dtype {} is none", self.op, self.dtype));
+        }
+        if !self.choices.is_empty() && self.op != Op::Buckets {
+            return Err("--trace and --buckets are for --op buckets".to_owned());
+        }
+        if self.op == Op::Buckets && !(self.skew.is_none() && self.fire.is_empty()) {
+            return Err("--op buckets: synchronous steps follow the trace; omit --skew and --fire".to_owned());
+        }
+        if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
         let end = self.end.unwrap_or(self.begin);
@@ -147,8 +188,12 @@ impl Args {
 
     /// Which ranks average models, if they do.
     fn group(&self, ranks: u32) -> Option<Group> {
-        let usual = || Preset::Wagma.group(ranks).unwrap_or_default();
-        (self.op == Op::GroupAllreduce).then(|| self.group.unwrap_or_else(usual))
+        let usual = match self.op {
+            Op::GroupAllreduce => Preset::Wagma.group(ranks),
+            Op::PReduce => Preset::PReduce.group(ranks),
+            _ => None,
+        };
+        self.group.or(usual)
     }
 
     fn fires(&self) -> Vec<Fire> {
@@ -160,6 +205,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
     let tour = std::env::args_os().len() == 2;
     let Place { ranks, launched, config } = args.common.start.place(if tour { TOUR_RANKS } else { 2 })?;
     let sizes = args.check(ranks)?;
+    let trace = (args.op == Op::Buckets).then(|| args.choices.trace()).transpose()?;
     if !launched {
         return again(ranks, args.common.start.bind);
     }
@@ -168,6 +214,10 @@ pub(super) fn main(args: Args) -> super::Outcome {
     let conditions = conditions.as_ref();
     if args.op == Op::Arm {
         arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(trace) = trace {
+        buckets::run(&world, &args.choices, &trace, args.iters, conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
     if !args.op.is_collective() {

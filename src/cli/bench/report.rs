@@ -65,7 +65,7 @@ impl<'a> Report<'a> {
             time(p99),
             time(min),
             time(max),
-            time(result.ideal_us),
+            result.ideal_us.map_or("-".to_owned(), time),
             format!("{:.2}", result.fresh_mean),
             result.fresh_min.to_string(),
             format!("{:.2}", result.carried_mean),

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::super::table::Table;
 use super::network::{Algorithm, Network};
-use super::trace::{GOOGLENET, Trace};
+use super::trace::Trace;
 
 /// Speed-ups are of an iteration: the forward pass, then the backward pass with its messages.
 #[derive(Debug, clap::Args)]
@@ -102,7 +102,7 @@ struct Plan {
 
 pub(super) fn main(args: &Args) -> super::super::Outcome {
     let network = args.network()?;
-    let trace = args.trace()?;
+    let trace = Trace::load(args.trace.as_deref(), args.dtype.size() as u64)?;
     let forward = match args.forward_ms {
         Some(ms) => Duration::from_secs_f64(within("--forward-ms", ms, MOST_FORWARD_MS)? / 1e3),
         None => trace.backward / 2,
@@ -160,14 +160,6 @@ impl Args {
             beta_ns: within("--beta-ns", self.beta_ns.unwrap_or(usual.beta_ns), MOST_NS)?,
             gamma_ns: within("--gamma-ns", self.gamma_ns.unwrap_or(usual.gamma_ns), MOST_NS)?,
         })
-    }
-
-    fn trace(&self) -> Result<Trace, String> {
-        let text = match &self.trace {
-            Some(path) => std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,
-            None => GOOGLENET.to_owned(),
-        };
-        Trace::read(&text, self.dtype.size() as u64).map_err(|error| format!("{}: {error}", self.name()))
     }
 
     fn name(&self) -> String {

@@ -4,7 +4,7 @@ mod disagreement;
 mod groups;
 mod merge;
 mod network;
-mod trace;
+pub(super) mod trace;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

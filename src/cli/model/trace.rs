@@ -1,11 +1,13 @@
 //! Traces: how long each gradient of a model takes to compute, and how large it is.
 
+use std::fmt::Display;
+use std::path::Path;
 use std::time::Duration;
 
 use earlybird::merge::Gradient;
 
 /// GoogLeNet on a K80; `data/README.md` names its source.
-pub(super) const GOOGLENET: &str = include_str!("../../../data/googlenet_k80.csv");
+const GOOGLENET: &str = include_str!("../../../data/googlenet_k80.csv");
 
 /// The first line of a trace that is no comment.
 const HEADER: &str = "elements,backward_seconds";
@@ -18,15 +20,15 @@ const MOST_SECONDS: f64 = 86_400.0;
 
 /// The gradients of a model in backward order.
 #[derive(Debug)]
-pub(super) struct Trace {
-    pub(super) gradients: Vec<Gradient>,
+pub(in crate::cli) struct Trace {
+    pub(in crate::cli) gradients: Vec<Gradient>,
     /// How long the backward pass takes.
-    pub(super) backward: Duration,
+    pub(in crate::cli) backward: Duration,
 }
 
 /// What is wrong with a trace.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TraceError {
+pub(in crate::cli) enum TraceError {
     #[error("line {line}: expected {expected}, found {found:?}")]
     Line { line: usize, expected: &'static str, found: String },
     #[error("no gradients; expected the header {HEADER} and then a line for each gradient, in backward order")]
@@ -38,8 +40,18 @@ pub(super) enum TraceError {
 }
 
 impl Trace {
+    /// Reads the trace in a file, or GoogLeNet's.
+    pub(in crate::cli) fn load(path: Option<&Path>, bytes_per_element: u64) -> Result<Self, String> {
+        let Some(path) = path else {
+            return Self::read(GOOGLENET, bytes_per_element).map_err(|error| error.to_string());
+        };
+        let named = |error: &dyn Display| format!("{}: {error}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+        Self::read(&text, bytes_per_element).map_err(|error| named(&error))
+    }
+
     /// Reads a trace: `elements,backward_seconds`, a line a gradient, and comments after `#`.
-    pub(super) fn read(text: &str, bytes_per_element: u64) -> Result<Self, TraceError> {
+    pub(in crate::cli) fn read(text: &str, bytes_per_element: u64) -> Result<Self, TraceError> {
         let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
         let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         match lines.next() {
@@ -63,7 +75,7 @@ impl Trace {
         }
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::cli) fn bytes(&self) -> u64 {
         self.gradients.iter().map(|gradient| gradient.bytes).sum()
     }
 }
