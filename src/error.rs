@@ -195,7 +195,88 @@ fn readable(time: Duration) -> Duration {
     }
 }
 
+/// What failed, as a number for other languages: numbers stay what they are, and new ones may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(i32)]
+pub enum ErrorKind {
+    /// [`Error::Timeout`]
+    Timeout = 1,
+    /// [`Error::PeerDied`]
+    PeerDied = 2,
+    /// [`Error::PeerLeft`]
+    PeerLeft = 3,
+    /// [`Error::Aborted`]
+    Aborted = 4,
+    /// [`Error::Mismatch`]
+    Mismatch = 5,
+    /// [`Error::Join`]
+    Join = 6,
+    /// [`Error::Transport`]
+    Transport = 7,
+    /// [`Error::Memory`]
+    Memory = 8,
+    /// [`Error::LockedMemory`]
+    LockedMemory = 9,
+    /// [`Error::Rule`] and [`Error::Config`]
+    Config = 10,
+    /// [`Error::Usage`]
+    Usage = 11,
+    /// [`Error::Os`]
+    Os = 12,
+}
+
 impl Error {
+    /// What failed.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Timeout { .. } => ErrorKind::Timeout,
+            Error::PeerDied { .. } => ErrorKind::PeerDied,
+            Error::PeerLeft { .. } => ErrorKind::PeerLeft,
+            Error::Aborted { .. } => ErrorKind::Aborted,
+            Error::Mismatch { .. } => ErrorKind::Mismatch,
+            Error::Join { .. } => ErrorKind::Join,
+            Error::Transport { .. } => ErrorKind::Transport,
+            Error::Memory { .. } => ErrorKind::Memory,
+            Error::LockedMemory { .. } => ErrorKind::LockedMemory,
+            Error::Rule(_) | Error::Config(_) => ErrorKind::Config,
+            Error::Usage { .. } => ErrorKind::Usage,
+            Error::Os { .. } => ErrorKind::Os,
+        }
+    }
+
+    /// The rank that reports, if it had one.
+    #[must_use]
+    pub fn rank(&self) -> Option<u32> {
+        match *self {
+            Error::Timeout { rank, .. }
+            | Error::PeerDied { rank, .. }
+            | Error::PeerLeft { rank, .. }
+            | Error::Aborted { rank, .. }
+            | Error::Mismatch { rank, .. }
+            | Error::Join { rank, .. }
+            | Error::Transport { rank, .. }
+            | Error::Memory { rank, .. }
+            | Error::LockedMemory { rank, .. }
+            | Error::Usage { rank, .. }
+            | Error::Os { rank, .. } => Some(rank),
+            Error::Rule(_) | Error::Config(_) => None,
+        }
+    }
+
+    /// The other rank that the failure concerns, if it concerns one: the first of those that are missing.
+    #[must_use]
+    pub fn peer(&self) -> Option<u32> {
+        match self {
+            Error::PeerDied { peer, .. } | Error::PeerLeft { peer, .. } | Error::Mismatch { peer, .. } => Some(*peer),
+            Error::Aborted { by, .. } => Some(*by),
+            Error::Transport { peer, .. } => *peer,
+            Error::Timeout { missing, .. } => missing.0.first().copied(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn os(rank: u32, operation: &'static str, cause: impl Into<std::io::Error>) -> Self {
         Error::Os { rank, operation, cause: Arc::new(cause.into()) }
     }

@@ -125,11 +125,11 @@ pub use collective::{
     Cut, Entry, Outcome, Outcomes, Part, Preset, Stats,
 };
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
-pub use error::{Error, Ranks, Result};
+pub use error::{Error, ErrorKind, Ranks, Result};
 pub use group::Group;
 pub use named::UnknownName;
 pub use rank_set::RankSet;
-pub use reduce::{Dtype, Element, Reduce, bf16, f16};
+pub use reduce::{Dtype, Element, Item, Reduce, bf16, f16};
 pub use rule::{Absent, Executor, Fire, Grace, Mover, RuleError, Scale, When};
 pub use time::Deadline;
 pub use world::World;

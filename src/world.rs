@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
 use crate::bootstrap::identity::{Identity, Machines};
@@ -24,13 +25,13 @@ use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{Access, At, Endpoint, Fabric, Key, Posted, RawAccess};
 use crate::fault::Fault;
 use crate::model::{HwConfig, Parameters};
-use crate::reduce::Element;
+use crate::reduce::Item;
 use crate::time::Deadline;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and
 /// threads may share it. All ranks must make their collective calls in the same order.
 ///
-/// A forked child must not use it.
+/// A forked child must not use it: its calls are errors ([`World::is_own`]).
 #[derive(Clone, Debug)]
 pub struct World {
     inner: Arc<Inner>,
@@ -39,6 +40,8 @@ pub struct World {
 #[derive(Debug)]
 struct Inner {
     fabric: Arc<dyn Fabric>,
+    /// Of the process that has joined, which a forked child is not.
+    generation: u32,
     parameters: Parameters,
     deadline: Duration,
     cores: u32,
@@ -104,7 +107,9 @@ impl World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
-        let inner = Inner { fabric, parameters, deadline, cores, source, record, replay, collectives, helper };
+        let generation = fork::generation();
+        let inner =
+            Inner { fabric, generation, parameters, deadline, cores, source, record, replay, collectives, helper };
         World { inner: Arc::new(inner) }
     }
 
@@ -144,6 +149,7 @@ impl World {
     /// [`Error::Timeout`] with the ranks that did not come. The ranks are out of step then, and
     /// further collective calls of the world fail. A dead peer or an aborted job.
     pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
+        self.check_process("barrier")?;
         self.inner.fabric.exchange("barrier", &[], deadline.into().instant()).map(drop)
     }
 
@@ -153,8 +159,9 @@ impl World {
     /// # Errors
     /// As [`World::barrier`]; [`Error::Mismatch`] for different lengths or roots; [`Error::Usage`]
     /// if `root` is not a rank.
-    pub fn broadcast<T: Element>(&self, data: &mut [T], root: u32, deadline: impl Into<Deadline>) -> Result<()> {
+    pub fn broadcast<T: Item>(&self, data: &mut [T], root: u32, deadline: impl Into<Deadline>) -> Result<()> {
         let (rank, operation) = (self.rank(), "broadcast");
+        self.check_process(operation)?;
         let until = deadline.into().instant();
         if root >= self.size() {
             return Err(Error::Usage { rank, operation, problem: "the root is not a rank of this world" });
@@ -212,8 +219,30 @@ impl World {
     /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any
     /// thread may call it; the first reason stays.
     pub fn abort(&self, reason: &str) {
+        if !self.is_own() {
+            return;
+        }
         tracing::debug!(rank = self.rank(), reason, "aborts");
         self.inner.fabric.abort(reason);
+    }
+
+    /// Whether this is the process that has joined, and no child that was forked from it. A child shares the memory of all
+    /// ranks, and has none of the threads: it must not even drop handles, but forget them.
+    #[must_use]
+    #[inline]
+    pub fn is_own(&self) -> bool {
+        fork::generation() == self.inner.generation
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] in a forked child.
+    #[inline]
+    pub(crate) fn check_process(&self, operation: &'static str) -> Result<()> {
+        if self.is_own() {
+            return Ok(());
+        }
+        let problem = "a forked child must not use the world of its parent; start children by exec or spawn";
+        Err(Error::Usage { rank: self.rank(), operation, problem })
     }
 
     pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {

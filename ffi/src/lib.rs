@@ -5,6 +5,7 @@
 //! everywhere and the build takes only the Rust toolchain.
 #![allow(unsafe_code)]
 
+pub mod fork;
 mod loader;
 pub mod ofi;
 #[cfg(test)]

@@ -3,13 +3,14 @@
 
 use std::marker::PhantomData;
 use std::ops::{Range, RangeInclusive};
+use std::os::fd::BorrowedFd;
 
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
 use super::core::{Cut, Stats};
-use super::outcome::Outcomes;
+use super::outcome::{Outcome, Outcomes};
 use crate::error::{Error, Result};
-use crate::reduce::Element;
+use crate::reduce::{Dtype, Item};
 use crate::rule::{Executor, Grace, Mover};
 use crate::time::Deadline;
 
@@ -21,10 +22,11 @@ use crate::time::Deadline;
 #[derive(Debug)]
 pub struct Allreduce<T> {
     calls: Calls,
+    dtype: Dtype,
     lengths: Vec<usize>,
     /// Tells it apart from other collectives; the same on all ranks.
     run: u64,
-    element: PhantomData<T>,
+    item: PhantomData<T>,
 }
 
 /// What a collective works with, where its builder may have left the choice open.
@@ -39,9 +41,15 @@ pub struct Chosen {
     pub depth: u64,
 }
 
-impl<T: Element> Allreduce<T> {
-    pub(super) fn new(calls: Calls, lengths: Vec<usize>, run: u64) -> Self {
-        Allreduce { calls, lengths, run, element: PhantomData }
+impl<T: Item> Allreduce<T> {
+    pub(super) fn new(calls: Calls, (dtype, lengths): (Dtype, Vec<usize>), run: u64) -> Self {
+        Allreduce { calls, dtype, lengths, run, item: PhantomData }
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     /// Lengths of the tensors, in elements, as the builder got them. A contribution has them one
@@ -57,6 +65,7 @@ impl<T: Element> Allreduce<T> {
     /// # Errors
     /// [`Error::Usage`] after `finish`.
     pub fn contribution(&mut self) -> Result<&mut [T]> {
+        self.calls.check_process("contribution")?;
         self.calls.settle();
         self.calls.session().check_present("contribution")?;
         let (at, bytes) = self.calls.session_mut().begin();
@@ -73,11 +82,17 @@ impl<T: Element> Allreduce<T> {
         Ok(&mut self.contribution()?[range])
     }
 
-    /// The elements of a tensor in contributions and outcomes.
+    /// A tensor in contributions and outcomes.
     pub(super) fn tensor_range(&self, index: usize) -> Option<Range<usize>> {
         let length = *self.lengths.get(index)?;
-        let from = self.lengths[..index].iter().sum();
-        Some(from..from + length)
+        let from: usize = self.lengths[..index].iter().sum();
+        let each = self.items_in_element();
+        Some(from * each..(from + length) * each)
+    }
+
+    /// One, or the bytes of an element if data is lent as bytes.
+    fn items_in_element(&self) -> usize {
+        self.dtype.size() / size_of::<T>()
     }
 
     /// Copies tensors into the contribution and arrives: for data that lies elsewhere. Data that is
@@ -91,7 +106,8 @@ impl<T: Element> Allreduce<T> {
     /// [`Error::Usage`] if the tensors differ in number or length from those of the collective;
     /// otherwise as [`arrive`](Allreduce::arrive).
     pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
-        let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().copied());
+        let each = self.items_in_element();
+        let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().map(|length| length * each));
         let problem = "the tensors must be as many and as long as the collective was built for";
         self.calls.session().check("arrive_with", fits, problem)?;
         self.calls.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
@@ -163,6 +179,19 @@ impl<T: Element> Allreduce<T> {
         Ok(rounds.map(|rounds| Outcomes::new(self, rounds)))
     }
 
+    /// The outcome of a round that was [kept](Outcomes::keep) and is not released; `None` of any other.
+    #[must_use]
+    pub fn kept(&self, round: u64) -> Option<Outcome<'_, T>> {
+        let session = self.calls.session();
+        let (rounds, round) = (session.held(), round.checked_sub(session.facts().base)?);
+        rounds.contains(&round).then(|| Outcome::new(self, round, *rounds.start()))
+    }
+
+    /// Releases the rounds that were [kept](Outcomes::keep): their memory may be used again.
+    pub fn release(&mut self) {
+        self.calls.settle();
+    }
+
     /// Leaves in good order: with one more, empty arrival, which counts towards firing. After the
     /// round that it enters, no rank waits for this one. Blocks until that round is complete, so
     /// all contributions of this rank have entered. Outcomes that were not taken are dropped.
@@ -179,6 +208,17 @@ impl<T: Element> Allreduce<T> {
     /// An endpoint that has failed.
     pub fn is_complete(&self) -> Result<bool> {
         self.calls.is_complete()
+    }
+
+    /// A descriptor that is readable when [`test`](Allreduce::test) would return outcomes or an error: for `poll`, `epoll`
+    /// or an event loop that waits for other things, too. It stays the same and open as long as the handle, and only
+    /// [`wait`](Allreduce::wait) and `test` read from it. It may be readable when there is nothing to take yet.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] under another executor than the helper thread's, [`Executor::Thread`]; the process has no
+    /// descriptor left.
+    pub fn completion(&self) -> Result<BorrowedFd<'_>> {
+        self.calls.completion()
     }
 
     /// This rank's counts so far.
@@ -217,7 +257,7 @@ impl<T: Element> Allreduce<T> {
     pub(super) fn checkpoint(&self, round: u64, lengths: &[usize]) -> Checkpoint {
         let facts = self.calls.session().facts();
         let model = facts.has_memory.then(|| bytemuck::cast_slice(self.data(round)));
-        Checkpoint::new((facts.me, facts.ranks), self.run, self.cut(round), (T::DTYPE, lengths), model)
+        Checkpoint::new((facts.me, facts.ranks), self.run, self.cut(round), (self.dtype, lengths), model)
     }
 
     pub(super) fn cut(&self, round: u64) -> &Cut {
@@ -237,7 +277,7 @@ impl<T: Element> Allreduce<T> {
 }
 
 /// Copies the bytes from `from` on of consecutive tensors.
-fn copy_in<T: Element>(tensors: &[&[T]], from: usize, mut to: &mut [T]) {
+fn copy_in<T: Item>(tensors: &[&[T]], from: usize, mut to: &mut [T]) {
     let mut skip = from / size_of::<T>();
     for tensor in tensors {
         let from = &tensor[skip.min(tensor.len())..];

@@ -32,7 +32,7 @@ use crate::fabric::{Key, Lender, MOST_EXCHANGED, RawAccess, Region};
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::random;
-use crate::reduce::{Element, Reduce};
+use crate::reduce::{Dtype, Element, Item, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale, Schedule};
 use crate::time::Deadline;
 use crate::trigger::{Request, Start};
@@ -61,7 +61,8 @@ pub struct AllreduceBuilder<'w, T> {
     base: u64,
     #[cfg(feature = "faults")]
     fuse: Option<crate::fault::Fuse>,
-    element: PhantomData<T>,
+    dtype: Dtype,
+    item: PhantomData<T>,
 }
 
 /// What errors call the building of a collective.
@@ -74,12 +75,18 @@ impl World {
     /// Begins a partial allreduce over tensors of these lengths (in elements), which lie one after
     /// the other in a contribution. [`build`](AllreduceBuilder::build) completes it.
     pub fn allreduce<T: Element>(&self, lengths: &[usize]) -> AllreduceBuilder<'_, T> {
-        AllreduceBuilder::new(self, lengths)
+        AllreduceBuilder::new(self, T::DTYPE, lengths)
+    }
+
+    /// The same where the type of the elements is known at run time only: contributions, outcomes and models are bytes.
+    /// Lengths are in elements.
+    pub fn allreduce_bytes(&self, dtype: Dtype, lengths: &[usize]) -> AllreduceBuilder<'_, u8> {
+        AllreduceBuilder::new(self, dtype, lengths)
     }
 }
 
-impl<'w, T: Element> AllreduceBuilder<'w, T> {
-    fn new(world: &'w World, lengths: &[usize]) -> Self {
+impl<'w, T: Item> AllreduceBuilder<'w, T> {
+    fn new(world: &'w World, dtype: Dtype, lengths: &[usize]) -> Self {
         AllreduceBuilder {
             world,
             lengths: lengths.to_vec(),
@@ -98,7 +105,8 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             base: 0,
             #[cfg(feature = "faults")]
             fuse: None,
-            element: PhantomData,
+            dtype,
+            item: PhantomData,
         }
     }
 
@@ -236,7 +244,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             Path::Offloaded => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
             _ => import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody)?,
         };
-        let reduction = Reduction { dtype: T::DTYPE, reduce: self.reduce, scale: self.scale, absent: self.absent };
+        let reduction = Reduction { dtype: self.dtype, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
         let made = Driver::new(plan, endpoint, regions, reduction, provider);
         let mut driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
@@ -251,7 +259,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
         let places = driver.machine().plan().first_models(world.rank());
         self.write_own_model(&mut memory, places, until)?;
         let raw = self.raw(Engine::new(driver).with_following(following), memory, executor, tape)?;
-        Ok(Allreduce::new(Calls::Rounds(raw), self.lengths, decode_run(&everybody)))
+        Ok(Allreduce::new(Calls::Rounds(raw), (self.dtype, self.lengths), decode_run(&everybody)))
     }
 
     /// What this rank has planned, if all have chosen alike. All ranks take part in this exchange and in the next one even
@@ -431,7 +439,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
             base: self.base,
             memory: self.model().map(|_| self.group),
             bytes,
-            wide_bytes: elements.saturating_mul(T::DTYPE.wide_size()),
+            wide_bytes: elements.saturating_mul(self.dtype.wide_size()),
             segment,
             run: parameters.run(),
             pull_after: parameters.pull_after(bytes),
@@ -450,7 +458,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 
     /// Whether its cuts are recorded or replayed. Those of synchronous rounds are the same in every run.
-    fn is_taped(&self) -> bool {
+    pub(super) fn is_taped(&self) -> bool {
         let is_free = !self.fire.is_synchronous() && !self.is_led();
         is_free && (self.world.record().is_some() || self.world.replay().is_some())
     }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ops::{Range, RangeInclusive};
+use std::os::fd::BorrowedFd;
 
 use super::core::Stats;
 use super::engine::Engine;
@@ -58,6 +59,8 @@ impl Calls {
         fn carries_nothing(&self, round: u64) -> bool;
         fn has_all_ranks(&self, round: u64) -> bool;
         fn is_complete(&self) -> Result<bool>;
+        #[inline] fn check_process(&self, operation: &'static str) -> Result<()>;
+        fn completion(&self) -> Result<BorrowedFd<'_>>;
         #[inline] fn hold(&self) -> ();
         #[inline] fn drop_one(&self) -> ();
     }

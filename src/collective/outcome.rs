@@ -8,20 +8,20 @@ use super::checkpoint::Checkpoint;
 use super::core::{Cut, Entry, Part};
 use crate::error::Result;
 use crate::rank_set::RankSet;
-use crate::reduce::{self, Element};
+use crate::reduce::{self, Element, Item};
 use crate::rule::Absent;
 
 /// The outcomes that a call returned, oldest first. When this and every [`Outcome`] of it are
 /// dropped, the rounds are released: their memory may be used again.
 #[derive(Debug)]
-pub struct Outcomes<'a, T: Element> {
+pub struct Outcomes<'a, T: Item> {
     of: &'a Allreduce<T>,
     rounds: RangeInclusive<u64>,
 }
 
 /// The outcome of one round: data, round and cut. Read in place.
 #[derive(Debug)]
-pub struct Outcome<'a, T: Element> {
+pub struct Outcome<'a, T: Item> {
     of: &'a Allreduce<T>,
     data: &'a [T],
     round: u64,
@@ -29,7 +29,7 @@ pub struct Outcome<'a, T: Element> {
     first: u64,
 }
 
-impl<'a, T: Element> Outcomes<'a, T> {
+impl<'a, T: Item> Outcomes<'a, T> {
     pub(super) fn new(of: &'a Allreduce<T>, rounds: RangeInclusive<u64>) -> Self {
         of.calls().hold();
         Outcomes { of, rounds }
@@ -54,6 +54,28 @@ impl<'a, T: Element> Outcomes<'a, T> {
         rounds.map(move |round| Outcome::new(of, round, first))
     }
 
+    /// A tensor of the newest outcome; `None` if there is none of this number.
+    pub(super) fn newest_tensor(&self, index: usize) -> Option<&[T]> {
+        self.of.data(*self.rounds.end()).get(self.of.tensor_range(index)?)
+    }
+
+    /// Keeps the rounds unreleased until the next call that takes the handle by `&mut`: for callers that cannot hold a
+    /// borrow. [`Allreduce::kept`] gives the outcomes.
+    pub fn keep(self) -> RangeInclusive<u64> {
+        let base = self.of.calls().session().facts().base;
+        let rounds = base + self.rounds.start()..=base + self.rounds.end();
+        std::mem::forget(self);
+        rounds
+    }
+
+    /// The newest outcome.
+    #[must_use]
+    pub fn newest(&self) -> Outcome<'a, T> {
+        Outcome::new(self.of, *self.rounds.end(), *self.rounds.start())
+    }
+}
+
+impl<T: Element> Outcomes<'_, T> {
     /// The sum of all outcomes, element by element, oldest first: what a rank that was away has to
     /// catch up on, in one step. A single outcome is copied.
     ///
@@ -73,20 +95,9 @@ impl<'a, T: Element> Outcomes<'a, T> {
         reduce::sum(&sources, into);
         Ok(())
     }
-
-    /// A tensor of the newest outcome; `None` if there is none of this number.
-    pub(super) fn newest_tensor(&self, index: usize) -> Option<&[T]> {
-        self.of.data(*self.rounds.end()).get(self.of.tensor_range(index)?)
-    }
-
-    /// The newest outcome.
-    #[must_use]
-    pub fn newest(&self) -> Outcome<'a, T> {
-        Outcome::new(self.of, *self.rounds.end(), *self.rounds.start())
-    }
 }
 
-impl<'a, T: Element> IntoIterator for Outcomes<'a, T> {
+impl<'a, T: Item> IntoIterator for Outcomes<'a, T> {
     type Item = Outcome<'a, T>;
     type IntoIter = IntoIter<'a, T>;
 
@@ -97,12 +108,12 @@ impl<'a, T: Element> IntoIterator for Outcomes<'a, T> {
 
 /// Iterates over outcomes, oldest first. None is released before all of them and this are dropped.
 #[derive(Debug)]
-pub struct IntoIter<'a, T: Element> {
+pub struct IntoIter<'a, T: Item> {
     rounds: RangeInclusive<u64>,
     outcomes: Outcomes<'a, T>,
 }
 
-impl<'a, T: Element> Iterator for IntoIter<'a, T> {
+impl<'a, T: Item> Iterator for IntoIter<'a, T> {
     type Item = Outcome<'a, T>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -115,14 +126,14 @@ impl<'a, T: Element> Iterator for IntoIter<'a, T> {
     }
 }
 
-impl<T: Element> Drop for Outcomes<'_, T> {
+impl<T: Item> Drop for Outcomes<'_, T> {
     fn drop(&mut self) {
         self.of.calls().drop_one();
     }
 }
 
-impl<'a, T: Element> Outcome<'a, T> {
-    fn new(of: &'a Allreduce<T>, round: u64, first: u64) -> Self {
+impl<'a, T: Item> Outcome<'a, T> {
+    pub(super) fn new(of: &'a Allreduce<T>, round: u64, first: u64) -> Self {
         of.calls().hold();
         Outcome { of, data: of.data(round), round, first }
     }
@@ -228,42 +239,6 @@ impl<'a, T: Element> Outcome<'a, T> {
         Err(self.of.usage("checkpoint", problem))
     }
 
-    /// Takes the newest average of models up to this round over into `own`, the model that this rank contributed last; under
-    /// [`Absent::Hold`](crate::Absent::Hold). Call it on the newest outcome that `wait` returned. Allocates.
-    ///
-    /// If the contribution has entered by the round of that average, `own` becomes the average. Otherwise the average does
-    /// not have it, and it counts as one more member: `own` becomes (*n* · average + own) / (*n* + 1), where *n* is the
-    /// number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021). If this rank's group has not moved since
-    /// the contribution was made, `own` stays as it is.
-    ///
-    /// # Errors
-    /// [`Error::Usage`](crate::Error::Usage) under another choice for late contributions, or if `own` has another length.
-    pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
-        let session = self.of.calls().session();
-        if session.facts().absent != Absent::Hold {
-            return Err(self.of.usage("merge_into", "models are merged where they are held; build with Absent::Hold"));
-        }
-        if own.len() != self.data.len() {
-            return Err(self.of.usage("merge_into", "the model must be as long as an outcome"));
-        }
-        // The contribution was made for the first round that the call returned.
-        let (made_for, me) = (self.first, session.facts().me);
-        let moved = |round: &u64| {
-            let group = self.of.calls().members(*round);
-            session.cut(*round).contributions().any(|entry| group.contains(entry.rank))
-        };
-        let Some(averaged) = (made_for..=self.round).rev().find(moved) else { return Ok(()) };
-        let is_own = |round: u64, entry: Entry| entry.part != Part::Leaving && round - entry.age == made_for;
-        if (made_for..=averaged).any(|round| session.cut(round).of(me).any(|entry| is_own(round, entry))) {
-            own.copy_from_slice(self.data);
-        } else {
-            let share = 1.0 / (self.of.calls().members(averaged).len() + 1) as f32;
-            let before = own.to_vec();
-            reduce::scaled_sum([(self.data, 1.0 - share), (&before[..], share)].into_iter(), own);
-        }
-        Ok(())
-    }
-
     /// Ranks with a fresh contribution. Allocates; [`Outcome::cut`] does not.
     #[must_use]
     pub fn fresh(&self) -> RankSet {
@@ -299,7 +274,45 @@ impl<'a, T: Element> Outcome<'a, T> {
     }
 }
 
-impl<T: Element> Deref for Outcome<'_, T> {
+impl<T: Element> Outcome<'_, T> {
+    /// Takes the newest average of models up to this round over into `own`, the model that this rank contributed last; under
+    /// [`Absent::Hold`](crate::Absent::Hold). Call it on the newest outcome that `wait` returned. Allocates.
+    ///
+    /// If the contribution has entered by the round of that average, `own` becomes the average. Otherwise the average does
+    /// not have it, and it counts as one more member: `own` becomes (*n* · average + own) / (*n* + 1), where *n* is the
+    /// number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021). If this rank's group has not moved since
+    /// the contribution was made, `own` stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Usage`](crate::Error::Usage) under another choice for late contributions, or if `own` has another length.
+    pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
+        let session = self.of.calls().session();
+        if session.facts().absent != Absent::Hold {
+            return Err(self.of.usage("merge_into", "models are merged where they are held; build with Absent::Hold"));
+        }
+        if own.len() != self.data.len() {
+            return Err(self.of.usage("merge_into", "the model must be as long as an outcome"));
+        }
+        // The contribution was made for the first round that the call returned.
+        let (made_for, me) = (self.first, session.facts().me);
+        let moved = |round: &u64| {
+            let group = self.of.calls().members(*round);
+            session.cut(*round).contributions().any(|entry| group.contains(entry.rank))
+        };
+        let Some(averaged) = (made_for..=self.round).rev().find(moved) else { return Ok(()) };
+        let is_own = |round: u64, entry: Entry| entry.part != Part::Leaving && round - entry.age == made_for;
+        if (made_for..=averaged).any(|round| session.cut(round).of(me).any(|entry| is_own(round, entry))) {
+            own.copy_from_slice(self.data);
+        } else {
+            let share = 1.0 / (self.of.calls().members(averaged).len() + 1) as f32;
+            let before = own.to_vec();
+            reduce::scaled_sum([(self.data, 1.0 - share), (&before[..], share)].into_iter(), own);
+        }
+        Ok(())
+    }
+}
+
+impl<T: Item> Deref for Outcome<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -307,7 +320,7 @@ impl<T: Element> Deref for Outcome<'_, T> {
     }
 }
 
-impl<T: Element> Drop for Outcome<'_, T> {
+impl<T: Item> Drop for Outcome<'_, T> {
     fn drop(&mut self) {
         self.of.calls().drop_one();
     }

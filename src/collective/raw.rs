@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::core::{Effort, Stats};
@@ -85,6 +86,11 @@ impl<P: Protocol> Raw<P> {
         &mut self.memory
     }
 
+    #[inline]
+    pub(super) fn check_process(&self, operation: &'static str) -> Result<()> {
+        self.world.check_process(operation)
+    }
+
     pub(super) fn executor(&self) -> Executor {
         self.executor
     }
@@ -152,6 +158,7 @@ impl<P: Protocol> Raw<P> {
     /// Hands in the next contribution; returns the time.
     #[inline]
     fn hand_in(&mut self, operation: &'static str, unfilled: bool) -> Result<Time> {
+        self.world.check_process(operation)?;
         self.settle();
         self.session.check_free(operation)?;
         let problem =
@@ -160,12 +167,27 @@ impl<P: Protocol> Raw<P> {
         self.world.fabric().health(operation)?;
         self.tape.as_deref().map_or(Ok(()), |tape| tape.check_arrival(operation))?;
         let mut engine = self.seat.take();
+        self.lower_notice();
         let now = self.now(&engine);
         self.session.arrive(&mut *engine, now, unfilled);
         if let Some(tape) = &mut self.tape {
             tape.arrived();
         }
         Ok(now)
+    }
+
+    /// A descriptor that is readable while an outcome can be taken, or a failure.
+    pub(super) fn completion(&self) -> Result<BorrowedFd<'_>> {
+        let operation = "completion";
+        self.world.check_process(operation)?;
+        let made = self.seat.make_notice().map_err(|cause| Error::os(self.world.rank(), operation, cause))?;
+        let needs = "no thread works for this rank while it waits for the descriptor; build with Executor::Thread";
+        let notice = made.ok_or_else(|| self.session.usage(operation, needs))?;
+        if self.session.is_outstanding() {
+            // Of an arrival from before, it may have been too early.
+            notice.raise();
+        }
+        Ok(notice.as_fd())
     }
 
     /// Runs what an arrival triggers, as far as the caller of `arrive` has to.
@@ -191,6 +213,8 @@ impl<P: Protocol> Raw<P> {
         drop(engine);
         if leaves_work {
             self.seat.leave_work();
+        } else if let Some(notice) = self.seat.notice() {
+            notice.raise();
         }
     }
 
@@ -211,6 +235,7 @@ impl<P: Protocol> Raw<P> {
     /// Works and waits until there are outcomes, and takes them.
     #[inline]
     pub(super) fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        self.world.check_process("wait")?;
         self.settle();
         self.session.check_outstanding("wait")?;
         self.take("wait", deadline)
@@ -224,9 +249,18 @@ impl<P: Protocol> Raw<P> {
         Ok(rounds)
     }
 
+    /// What a descriptor has announced is looked at from here on.
+    #[inline]
+    fn lower_notice(&self) {
+        if let Some(notice) = self.seat.notice() {
+            notice.lower();
+        }
+    }
+
     /// Records what was taken, if it is to be recorded.
     #[inline]
     fn took(&mut self, rounds: &RangeInclusive<u64>) {
+        self.lower_notice();
         if let Some(tape) = &mut self.tape {
             let cuts = self.seat.take().recorded();
             tape.took(rounds, &cuts);
@@ -236,6 +270,7 @@ impl<P: Protocol> Raw<P> {
     /// Takes outcomes, if there are any.
     pub(super) fn test(&mut self) -> Result<Option<RangeInclusive<u64>>> {
         let operation = "test";
+        self.world.check_process(operation)?;
         self.settle();
         self.session.check_outstanding(operation)?;
         self.world.fabric().health(operation)?;
@@ -243,6 +278,7 @@ impl<P: Protocol> Raw<P> {
         self.waiter.look(operation, now)?;
         self.seat.claim_work();
         let mut engine = self.seat.take();
+        self.lower_notice();
         let exhausted = engine.towards(self.session.goal()).exhaust(now);
         let complete = self.waiter.explain(operation, exhausted)?;
         if complete {
@@ -258,6 +294,7 @@ impl<P: Protocol> Raw<P> {
     /// Leaves in good order.
     pub(super) fn finish(&mut self, deadline: Deadline) -> Result<()> {
         let (operation, deadline) = ("finish", Deadline::from(deadline.instant()));
+        self.world.check_process(operation)?;
         self.settle();
         if self.finished {
             return Ok(());
@@ -302,6 +339,7 @@ impl<P: Protocol> Raw<P> {
 
     /// Whether the outcome of the last arrival is there. Does no work for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
+        self.world.check_process("is_complete")?;
         let mut engine = self.seat.take();
         let now = self.now(&engine);
         engine.look(now).map_err(|error| error.in_call("is_complete"))?;
@@ -327,6 +365,9 @@ impl<P: Protocol> Raw<P> {
     /// Releases the outcomes that were taken.
     #[inline]
     fn let_go(&self) {
+        if !self.world.is_own() {
+            return;
+        }
         let mut engine = self.seat.take();
         self.session.release(&mut *engine);
         let now = self.now(&engine);
@@ -373,7 +414,7 @@ impl<P: Protocol> Raw<P> {
 
 impl<P: Protocol> Drop for Raw<P> {
     fn drop(&mut self) {
-        if !self.finished && self.world.fabric().health("drop").is_ok() {
+        if !self.finished && self.world.is_own() && self.world.fabric().health("drop").is_ok() {
             let after = self.last_timeout.take().map_or(String::new(), |text| format!(", after {text}"));
             self.world.abort(&format!("it dropped a collective without finish{after}"));
         }

@@ -214,6 +214,11 @@ impl Session {
         (self.places[self.facts.slot(round)], self.facts.bytes)
     }
 
+    /// The rounds that the caller holds.
+    pub(crate) fn held(&self) -> RangeInclusive<u64> {
+        self.oldest_held()..=self.taken
+    }
+
     fn oldest_held(&self) -> u64 {
         self.first.max(self.released.get() + 1)
     }

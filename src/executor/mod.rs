@@ -5,6 +5,7 @@ pub mod deferred_work;
 pub(crate) mod helper;
 #[cfg(any(test, feature = "internals"))]
 pub mod mlx5;
+pub(crate) mod notice;
 pub(crate) mod spin;
 pub(crate) mod thread;
 pub(crate) mod work;

@@ -4,14 +4,16 @@
 use std::cell::{Cell, RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
+use rustix::io::Errno;
 
 use super::caller::{Clock, poll};
 use super::helper::{Helper, PANICKED, Stand, Task};
+use super::notice::Notice;
 use super::work::{Outlived, Rest, Shared, Work};
 use crate::error::Result;
 use crate::fabric::Fabric;
@@ -72,6 +74,29 @@ impl<S: Shared> Seat<S> {
         }
     }
 
+    /// What says that the thread has nothing left to do, if it was [asked for](Seat::make_notice).
+    #[inline]
+    pub(crate) fn notice(&self) -> Option<&Notice> {
+        match self {
+            Seat::Own(_) => None,
+            Seat::Shared(helped) => helped.common.notice.get(),
+        }
+    }
+
+    /// Makes it, unless it is there. Nothing, where no thread works for the owner.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn make_notice(&self) -> std::result::Result<Option<&Notice>, Errno> {
+        let Seat::Shared(helped) = self else { return Ok(None) };
+        let notice = &helped.common.notice;
+        if notice.get().is_none() {
+            let made = Notice::new()?;
+            return Ok(Some(notice.get_or_init(|| made)));
+        }
+        Ok(notice.get())
+    }
+
     /// The owner has come to do the work itself.
     #[inline]
     pub(crate) fn claim_work(&self) {
@@ -110,6 +135,8 @@ struct Common<S> {
     left: AtomicBool,
     /// The thread sleeps for this work too. Changed under the lock only.
     asleep: AtomicBool,
+    /// Raised when nothing is left that the thread was to do.
+    notice: OnceLock<Notice>,
 }
 
 impl<S: Shared> Helped<S> {
@@ -118,7 +145,8 @@ impl<S: Shared> Helped<S> {
         prepare_to_sleep();
         let (wanted, left, asleep) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
         let (shared, fabric) = (Mutex::new(Some(shared)), helper.fabric().clone());
-        let common = Arc::new(Common { shared, fabric, clock, wanted, left, asleep });
+        let notice = OnceLock::new();
+        let common = Arc::new(Common { shared, fabric, clock, wanted, left, asleep, notice });
         helper.add(common.clone());
         Helped { common, helper }
     }
@@ -191,6 +219,9 @@ impl<S: Shared> Common<S> {
         if matches!(stand, Stand::Over | Stand::Done) {
             // Still under the lock: what the owner leaves later stays left.
             self.left.store(false, Ordering::Relaxed);
+            if let Some(notice) = self.notice.get() {
+                notice.raise();
+            }
         }
         stand
     }

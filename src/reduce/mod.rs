@@ -90,16 +90,23 @@ mod sealed {
     pub trait Sealed {}
 }
 
+/// What the memory of a collective is lent as: elements, or their bytes (`u8`) where their type is known at run time only.
+pub trait Item: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + 'static {}
+
 /// An element type. Sealed: the set is fixed by the wire format and the kernels.
-pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + 'static {
+pub trait Element: Item {
     /// Its name in plans and on the command line.
     const DTYPE: Dtype;
 }
+
+impl sealed::Sealed for u8 {}
+impl Item for u8 {}
 
 macro_rules! elements {
     ($($type:ty => $dtype:ident),*) => {
         $(
             impl sealed::Sealed for $type {}
+            impl Item for $type {}
             impl Element for $type {
                 const DTYPE: Dtype = Dtype::$dtype;
             }

@@ -9,11 +9,11 @@ use crate::collective::tickets::{Areas, Driver, Engine, Machine, Mean, Memory, P
 use crate::error::Result;
 use crate::fabric::{Access, RawAccess};
 use crate::fault::Fault;
-use crate::reduce::Element;
+use crate::reduce::Item;
 use crate::rule::{Absent, Scale, When};
 use crate::time::Deadline;
 
-impl<T: Element> AllreduceBuilder<'_, T> {
+impl<T: Item> AllreduceBuilder<'_, T> {
     /// The collective with groups of this size. As [`build`](AllreduceBuilder::build).
     pub(super) fn build_arrivals(self, size: u32) -> Result<Allreduce<T>> {
         let (operation, world) = (OPERATION, self.world);
@@ -43,7 +43,7 @@ impl<T: Element> AllreduceBuilder<'_, T> {
             cells: regions.control[topology.host_of(0) as usize],
             data: regions.data,
             areas,
-            dtype: T::DTYPE,
+            dtype: self.dtype,
             mean: match (self.absent, self.scale) {
                 (Absent::Hold, Scale::Ages(factor)) => Mean::ModelsByAge(factor),
                 (Absent::Hold, _) => Mean::Models,
@@ -55,7 +55,7 @@ impl<T: Element> AllreduceBuilder<'_, T> {
         let mut memory = driver.lender();
         self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
         let raw = self.raw(Engine::new(driver), memory, self.chosen_executor(), None)?;
-        Ok(Allreduce::new(Calls::Arrivals(raw), self.lengths, decode_run(&everybody)))
+        Ok(Allreduce::new(Calls::Arrivals(raw), (self.dtype, self.lengths), decode_run(&everybody)))
     }
 
     /// This rank's plan, and where data lies; or what is wrong with its choices.
@@ -63,7 +63,7 @@ impl<T: Element> AllreduceBuilder<'_, T> {
         let usage = |problem| self.usage(problem);
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let (elements, bytes) = self.check_choices()?;
-        if self.fire.when() != When::All {
+        if self.fire.when() != When::All || self.fire.has_full_rounds() {
             return Err(usage(
                 "groups by order of arrival fire when they are full; use Fire::ALL, or that within a time",
             ));

@@ -5,12 +5,12 @@ use crate::collective::allreduce::Allreduce;
 use crate::collective::following::Following;
 use crate::error::Result;
 use crate::group::Group;
-use crate::reduce::{Element, Reduce};
+use crate::reduce::{Element, Item, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
 use crate::time::Deadline;
 use crate::world::World;
 
-impl<T: Element> AllreduceBuilder<'_, T> {
+impl<T: Item> AllreduceBuilder<'_, T> {
     /// The elements and bytes of a contribution; or what is wrong with the choices, however ranks come together.
     pub(super) fn check_choices(&self) -> Result<(usize, usize)> {
         let usage = |problem| self.usage(problem);
@@ -37,18 +37,18 @@ impl<T: Element> AllreduceBuilder<'_, T> {
             return Err(usage("groups need a size of 2 ranks or more"));
         }
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
-        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
+        let bytes = elements.and_then(|elements| elements.checked_mul(self.dtype.size()));
         elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))
     }
 
     pub(super) fn adds_floats(&self) -> bool {
-        T::DTYPE.is_float() && self.reduce == Reduce::Sum
+        self.dtype.is_float() && self.reduce == Reduce::Sum
     }
 
     /// Rejects choices that do not go with registers.
     pub(super) fn check_memory(&self, elements: usize) -> Result<()> {
         let usage = |problem| self.usage(problem);
-        let length = self.model().map_or(0, |model| model.bytes.len() / size_of::<T>());
+        let bytes = self.model().map_or(0, |model| model.bytes.len());
         if !self.adds_floats() {
             return Err(usage("only floating-point models are averaged; use a memory with a sum of floats"));
         }
@@ -63,7 +63,7 @@ impl<T: Element> AllreduceBuilder<'_, T> {
         if self.executor == Executor::Provider {
             return Err(usage("no provider moves models; use Executor::Auto, Caller, Thread or Peer"));
         }
-        if elements != length {
+        if elements.checked_mul(self.dtype.size()) != Some(bytes) {
             return Err(usage("the model of memory() must be as long as all tensors together"));
         }
         Ok(())

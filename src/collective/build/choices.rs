@@ -5,9 +5,9 @@ use crate::collective::checkpoint::Checkpoint;
 use crate::collective::choices::{Choices, digest};
 use crate::collective::core::{Path, Plan};
 use crate::collective::recording;
-use crate::reduce::Element;
+use crate::reduce::Item;
 
-impl<T: Element> AllreduceBuilder<'_, T> {
+impl<T: Item> AllreduceBuilder<'_, T> {
     /// The lengths of the tensors, or a digest of them if they are many.
     fn tensors(&self) -> String {
         let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
@@ -46,7 +46,7 @@ impl<T: Element> AllreduceBuilder<'_, T> {
         vec![
             ("the length", total.to_string()),
             ("the tensors", self.tensors()),
-            ("the element type", T::DTYPE.to_string()),
+            ("the element type", self.dtype.to_string()),
             ("fire", self.fire.to_string()),
             ("grace", self.grace.to_string()),
             ("absent", self.absent.to_string()),

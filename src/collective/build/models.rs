@@ -9,7 +9,7 @@ use crate::collective::regions::write_model;
 use crate::error::{Error, Result};
 use crate::fabric::Lender;
 use crate::group::Group;
-use crate::reduce::Element;
+use crate::reduce::Item;
 
 /// The model that a rank begins with.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Model<'w> {
     pub(super) own: bool,
 }
 
-impl<'w, T: Element> AllreduceBuilder<'w, T> {
+impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Gives each rank a *register*, which holds a model, all tensors one after the other; at first this one, the same on
     /// all ranks. A contribution is an update of the model then, and an outcome is the model itself.
     ///
@@ -84,7 +84,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     pub(super) fn check_restored(&self) -> Result<()> {
         let Some(checkpoint) = self.restored else { return Ok(()) };
         let (rank, ranks) = (self.world.rank(), self.world.size());
-        if let Some(difference) = checkpoint.difference((rank, ranks), (T::DTYPE, &self.lengths)) {
+        if let Some(difference) = checkpoint.difference((rank, ranks), (self.dtype, &self.lengths)) {
             return Err(Error::Config(format!("rank {rank}: {OPERATION}: the checkpoint does not fit: {difference}")));
         }
         if self.model.is_some() && checkpoint.model_bytes().is_some() {
