@@ -210,6 +210,8 @@ faults! {
         UnclaimedBridge,
         /// Releases a group when one segment of its data is moved.
         ReleaseUnmoved,
+        /// Ends a group of one rank while its cut is on its way.
+        OverlookCut,
     }
     "trigger" in Simulator {
         /// Reads a gate without closing it, so a deposit may come in between.

@@ -383,6 +383,8 @@ fn choices_that_mean_nothing_are_refused() {
         // It never fills, and needs no more tickets than one of all ranks.
         build().group(Group::Arrivals(u32::MAX)).build().unwrap().finish(DEADLINE).unwrap();
         assert!(usage(build().fire(Fire::SOLO).build()).contains("Fire::ALL"));
+        let within = Fire::ALL.within(Duration::from_millis(5));
+        assert!(usage(build().fire(within.full_every(3)).build()).contains("Fire::ALL"));
         assert!(usage(build().absent(Absent::Drop).build()).contains("Absent::Carry"));
         assert!(usage(build().scale(Scale::World).build()).contains("Scale::Sum"));
         assert!(usage(build().mover(Mover::Tree).build()).contains("tree mover"));

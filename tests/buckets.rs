@@ -230,6 +230,87 @@ fn a_timeout_loses_nothing() {
     });
 }
 
+/// A step of ones, without a look at what comes of it.
+fn hand_in(sum: &mut BucketedAllreduce<f32>) {
+    sum.begin().unwrap();
+    for tensor in 0..sum.lengths().len() {
+        std::thread::sleep(Duration::from_millis(1));
+        sum.tensor(tensor).unwrap().fill(1.0);
+        sum.filled(tensor).unwrap();
+    }
+}
+
+/// Those that go on keep their buckets, and the rank that left waits for none of their plans.
+#[test]
+fn a_rank_leaves_before_the_others_plan() {
+    for fire in ["all", "solo", "quorum=2"] {
+        let fire: Fire = fire.parse().unwrap();
+        // One rank leaves in the middle, another one just before the plan.
+        for last_step in [5, 10] {
+            let worlds = everywhere(3, DEADLINE, |world| {
+                let lengths = [200_000, 3, 100_000];
+                let mut sum = world.allreduce::<f32>(&lengths).fire(fire).buckets(Buckets::Measured).build().unwrap();
+                for _ in 0..if world.rank() == 1 { last_step } else { 25 } {
+                    hand_in(&mut sum);
+                    let outcomes = sum.wait(DEADLINE).unwrap();
+                    for outcome in outcomes.iter() {
+                        let count = outcome.cut().contributions().count() as f32;
+                        assert!((0..3).all(|tensor| outcome.tensor(tensor).unwrap().iter().all(|&x| x == count)));
+                    }
+                }
+                sum.finish(DEADLINE).unwrap();
+                sum.replans()
+            });
+            // Of synchronous ranks none has planned yet when one leaves.
+            let planned = worlds.iter().flatten().any(|&replans| replans > 0);
+            assert!(!(planned && fire.is_synchronous()), "{fire}, {last_step}: {worlds:?}");
+        }
+    }
+}
+
+/// A rank that comes late to a plan: the others call `begin` again.
+#[test]
+fn a_plan_that_took_too_long_is_made_later() {
+    let turn = std::sync::Barrier::new(2);
+    for rule in ["all", "solo,full=10"] {
+        let fire: Fire = rule.parse().unwrap();
+        world(Way::Shm, 2, Duration::from_millis(1500), &|world| {
+            let mut sum = world.allreduce::<f32>(&[3000, 3]).fire(fire).buckets(Buckets::Measured).build().unwrap();
+            let mut newest = 0;
+            while newest < 10 {
+                hand_in(&mut sum);
+                newest = sum.wait(DEADLINE).unwrap().iter().last().unwrap().round();
+            }
+            if world.rank() == 0 {
+                let begun = sum.begin();
+                assert!(matches!(&begun, Err(Error::Timeout { missing, .. }) if missing.0 == [1]), "{rule}: {begun:?}");
+            }
+            turn.wait();
+            for _ in 0..5 {
+                hand_in(&mut sum);
+                drop(sum.wait(DEADLINE).unwrap());
+            }
+            assert!(sum.predicted().is_some(), "{rule}: it has not planned");
+            sum.finish(DEADLINE).unwrap();
+        });
+    }
+}
+
+/// What cannot be made leaves the world as it was.
+#[test]
+fn a_world_outlives_buckets_that_cannot_be_made() {
+    world(Way::Shm, 2, DEADLINE, &|world| {
+        for buckets in [Buckets::Each, Buckets::Bytes(16)] {
+            let made = world.allreduce::<f32>(&[8, 1 << 45]).buckets(buckets).build();
+            assert!(matches!(&made, Err(Error::Memory { .. } | Error::Aborted { .. })), "{made:?}");
+        }
+        let mut sum = world.allreduce::<f32>(&[1, 1]).buckets(Buckets::Each).build().unwrap();
+        hand_in(&mut sum);
+        assert_eq!(sum.wait(DEADLINE).unwrap().tensor(0).unwrap(), [2.0]);
+        sum.finish(DEADLINE).unwrap();
+    });
+}
+
 #[test]
 fn calls_that_mean_nothing_are_refused() {
     fn problem<T: std::fmt::Debug>(result: earlybird::Result<T>) -> &'static str {
@@ -265,8 +346,18 @@ fn calls_that_mean_nothing_are_refused() {
         assert!(problem(sum.tensor(0).map(|_| ())).contains("filled already"));
         assert!(problem(sum.wait(DEADLINE).map(|_| ())).contains("not all tensors"));
         assert!(problem(sum.finish(DEADLINE)).contains("not all tensors"));
+        // Also when nothing is left to wait for.
+        drop(sum.wait_bucket(0, DEADLINE).unwrap());
+        assert!(problem(sum.finish(DEADLINE)).contains("not all tensors"));
         sum.filled(1).unwrap();
         drop(sum.wait(DEADLINE).unwrap());
         sum.finish(DEADLINE).unwrap();
     });
+    let record = Some(std::env::temp_dir().join(common::unique()));
+    let config = earlybird::Config { deadline: DEADLINE, record, ..earlybird::Config::default() };
+    for world in World::in_this_process(1, &config).unwrap() {
+        let build = || world.allreduce::<f32>(&[2, 2]);
+        assert!(problem(build().fire(Fire::SOLO).buckets(Buckets::Measured).build()).contains("not replayed"));
+        build().buckets(Buckets::Measured).build().unwrap().finish(DEADLINE).unwrap();
+    }
 }

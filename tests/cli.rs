@@ -24,6 +24,7 @@ fn bad_input_is_named_before_anything_starts() {
         (&["bench", "--op", "group_allreduce", "--group", "arrivals=2"], "--op p_reduce has arrivals=SIZE"),
         (&["bench", "--buckets", "each"], "are for --op buckets"),
         (&["bench", "--op", "buckets", "--buckets", "0"], "such as 25M"),
+        (&["bench", "--op", "buckets", "--dtype", "f64"], "omit --dtype"),
         (&["bench", "--op", "buckets", "--skew", "one:1:1ms"], "omit --skew"),
         (&["bench", "--op", "buckets", "--trace", "/no/such"], "--trace /no/such"),
         (&["bench", "-n", "0"], "0 ranks"),

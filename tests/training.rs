@@ -221,6 +221,8 @@ fn what_cannot_be_saved_or_restored_is_refused_with_advice() {
     restored("digits", &["-n", "3", "--fire", "all", "--epochs", "1"], "use more --epochs");
     restored("digits", &["-n", "3", "--fire", "all", "--epochs", "3", "--seed", "7"], "--seed 7");
     restored("digits", &["-n", "3", "--preset", "wagma", "--epochs", "3"], "sum gradients");
+    refused(&[&digits[..], &saves[..2], &["--checkpoint-every", "1", "--fire", "solo"]].concat(), "use 2 or more");
+    refused(&[&digits[..], &saves[..2], &["--checkpoint-every", "0", "--fire", "solo"]].concat(), "use 1 or more");
     restored("words", &["-n", "3", "--fire", "all"], "it is of digits");
     restored("digits", &["-n", "2", "--fire", "all", "--epochs", "3"], "world of 3 ranks");
 }

@@ -11,8 +11,8 @@ use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;
 use super::super::model::trace::Trace;
 use super::super::table::Table;
-use super::PATIENCE;
 use super::conditions::Conditions;
+use super::{Args, PATIENCE};
 
 /// What is compared.
 #[derive(Clone, Debug, clap::Args)]
@@ -57,31 +57,27 @@ struct Run {
 /// Steps of a choice before that of the next one.
 const TURN: u32 = 3;
 
-/// Steps in which a choice that measures finds its buckets.
+/// Steps in which a choice that measures finds its buckets: the fewest before measuring.
 const WARMUP: u32 = 12;
 
-/// Measures the choices by turns, and prints a row for each.
-pub(super) fn run(
-    world: &World,
-    choices: &Choices,
-    trace: &Trace,
-    iters: Option<u32>,
-    conditions: Option<&Conditions>,
-) -> Result<()> {
+/// Measures the choices by turns, and prints a row for each. Returns the number of wrong sums.
+pub(super) fn run(world: &World, args: &Args, trace: &Trace, conditions: Option<&Conditions>) -> Result<u64> {
     let lengths: Vec<usize> =
         trace.gradients.iter().map(|gradient| gradient.bytes as usize / size_of::<f32>()).collect();
     let mut runs = Vec::new();
-    for buckets in choices.buckets() {
-        let sum = world.allreduce::<f32>(&lengths).buckets(buckets).build()?;
+    for buckets in args.choices.buckets() {
+        let sum = world.allreduce::<f32>(&lengths).mover(args.common.mover).executor(args.common.executor);
+        let sum = sum.buckets(buckets).build()?;
         runs.push(Run { buckets, sum, steps: Vec::new(), wrong: 0 });
     }
+    let warmup = args.warmup.max(WARMUP);
     for run in &mut runs {
-        for _ in 0..WARMUP {
+        for _ in 0..warmup {
             run.step(world, &trace.gradients)?;
         }
         run.steps.clear();
     }
-    let iters = iters.unwrap_or(10 * TURN);
+    let iters = args.iters.unwrap_or(10 * TURN);
     for turn in 0..iters.div_ceil(TURN) {
         for run in &mut runs {
             world.barrier(PATIENCE)?;
@@ -92,8 +88,10 @@ pub(super) fn run(
     }
     let mut table =
         Table::new(&["buckets", "messages", "steps", "mean_ms", "p50_ms", "min_ms", "predicted_ms", "wrong"]);
+    let mut all_wrong = 0;
     for mut run in runs {
         let wrong = mean_over_ranks(world, &[run.wrong as f64], PATIENCE)?[0] * f64::from(world.size());
+        all_wrong += wrong.round() as u64;
         let times = Distribution::of(mean_over_ranks(world, &run.steps, PATIENCE)?);
         let predicted = run.sum.predicted().map(|end| end.as_secs_f64() * 1e3);
         let messages = run.sum.buckets().len();
@@ -105,7 +103,7 @@ pub(super) fn run(
         if let Some(conditions) = conditions {
             let row = json!({
                 "buckets": run.buckets.to_string(), "messages": messages, "steps": times.len(), "mean_ms": mean,
-                "p50_ms": p50, "min_ms": min, "predicted_ms": predicted, "wrong": wrong,
+                "p50_ms": p50, "min_ms": min, "warmup": warmup, "predicted_ms": predicted, "wrong": wrong,
             });
             say!("{}", conditions.row(row));
             continue;
@@ -132,7 +130,7 @@ pub(super) fn run(
         );
         say!("{table}");
     }
-    Ok(())
+    Ok(all_wrong)
 }
 
 impl Run {

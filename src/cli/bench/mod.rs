@@ -160,6 +160,13 @@ impl Args {
         if self.op == Op::Buckets && !(self.skew.is_none() && self.fire.is_empty()) {
             return Err("--op buckets: synchronous steps follow the trace; omit --skew and --fire".to_owned());
         }
+        let plain =
+            self.dtype == Dtype::F32 && self.buffers == Buffers::Registered && self.common.absent == Absent::Carry;
+        if self.op == Op::Buckets && !plain {
+            return Err(
+                "--op buckets: sums of f32 in registered memory; omit --dtype, --buffers and --absent".to_owned()
+            );
+        }
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
@@ -217,8 +224,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(trace) = trace {
-        buckets::run(&world, &args.choices, &trace, args.iters, conditions)?;
-        return Ok(ExitCode::SUCCESS);
+        return verdict(buckets::run(&world, &args, &trace, conditions)?);
     }
     if !args.op.is_collective() {
         p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?;

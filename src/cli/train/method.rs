@@ -9,15 +9,16 @@ pub(super) struct Method {
     pub(super) fire: Fire,
     /// Which ranks average models, if they do not sum gradients.
     group: Option<Group>,
+    ranks: u32,
 }
 
 impl Method {
     pub(super) fn of_rule(fire: Fire) -> Self {
-        Method { preset: None, fire, group: None }
+        Method { preset: None, fire, group: None, ranks: 0 }
     }
 
     pub(super) fn of_preset(preset: Preset, ranks: u32) -> Self {
-        Method { preset: Some(preset), fire: preset.fire(ranks), group: preset.group(ranks) }
+        Method { preset: Some(preset), fire: preset.fire(ranks), group: preset.group(ranks), ranks }
     }
 
     /// The same with rounds that wait for all, so that it can be saved after these; unless it has such rounds.
@@ -39,9 +40,9 @@ impl Method {
         self.preset == Some(Preset::MgWfbp)
     }
 
-    /// The size of groups, if they form by order of arrival.
+    /// The members of a group, if groups form by order of arrival.
     pub(super) fn arrivals(&self) -> Option<u32> {
-        if let Some(Group::Arrivals(size)) = self.group { Some(size) } else { None }
+        if let Some(Group::Arrivals(size)) = self.group { Some(size.min(self.ranks)) } else { None }
     }
 
     /// Whether ranks contribute models, and not updates of them.

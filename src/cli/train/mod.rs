@@ -109,6 +109,7 @@ pub(super) struct Args {
 
 impl Args {
     fn check(&self, ranks: u32) -> Result<(), String> {
+        self.check_saving(ranks)?;
         let fires: Vec<Fire> = self.methods(ranks).iter().map(|method| method.fire).collect();
         self.common.check(ranks, &fires)?;
         self.skew(ranks).check(ranks)?;
@@ -146,7 +147,6 @@ impl Args {
         if let Some(loss) = self.loss.filter(|loss| !loss.is_finite()) {
             return Err(format!("--loss {loss}: use a number"));
         }
-        self.check_saving(ranks)?;
         if let Some(path) = &self.report {
             // A bad path is reported before training, which takes a while.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -181,8 +181,14 @@ impl Args {
         if method.hands_in_layers() {
             return Err(format!("{option}: a training layer by layer is not saved; use --preset synchronous"));
         }
-        if self.checkpoint_every == Some(0) {
-            return Err("--checkpoint-every 0: use 1 or more".to_owned());
+        match self.checkpoint_every {
+            Some(0) => return Err("--checkpoint-every 0: use 1 or more".to_owned()),
+            Some(1) if !method.fire.is_synchronous() => {
+                return Err(
+                    "--checkpoint-every 1: every round would wait for all; use 2 or more, or --fire all".to_owned()
+                );
+            }
+            _ => {}
         }
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
         match folder.is_some_and(|folder| !folder.is_dir()) {

@@ -135,7 +135,7 @@ pub(super) fn train(
     let (rank, ranks) = (world.rank(), world.size());
     let wanted = learner.wanted();
     let skew = args.skew(ranks);
-    let saved = restored(world, args, (method, wanted))?;
+    let saved = restored(world, args, (method, wanted), learner.tensors().iter().sum())?;
     let (saved, checkpoint, mut weights) = match saved {
         Some(Saved { progress, weights, checkpoint }) => (progress, Some(checkpoint), weights),
         None => {
@@ -293,11 +293,17 @@ pub(super) fn train(
 }
 
 /// What this rank goes on from, if it goes on. If it cannot, the others learn why.
-fn restored(world: &World, args: &Args, (method, wanted): (&Method, u64)) -> Result<Option<Saved>> {
+fn restored(world: &World, args: &Args, (method, wanted): (&Method, u64), weights: usize) -> Result<Option<Saved>> {
     let Some(name) = &args.restore else { return Ok(None) };
     let checked = |saved: Saved| {
         let bad = |problem: String| Err(Error::Config(format!("rank {}: --restore: {problem}", world.rank())));
-        let done = saved.progress.tally.contributions;
+        let (done, steps) = (saved.progress.tally.contributions, saved.progress.steps);
+        if saved.weights.len() != weights {
+            return bad(format!("it has {} weights, and the model has {weights}", saved.weights.len()));
+        }
+        if steps > done {
+            return bad(format!("it has {steps} steps of this rank, and {done} of all ranks; it was changed"));
+        }
         if done >= wanted {
             return bad(format!(
                 "it has {done} contributions, and this training ends with {wanted}; use more --epochs"

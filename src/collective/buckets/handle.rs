@@ -62,6 +62,8 @@ pub struct BucketedAllreduce<T: Element> {
     replans: u64,
     /// The newest round that was returned.
     newest: u64,
+    /// A rank has left: those that go on keep their buckets, because it plans no new ones.
+    has_leavers: bool,
     /// The rule of the caller has no full rounds.
     meets_only_to_plan: bool,
 }
@@ -69,7 +71,13 @@ pub struct BucketedAllreduce<T: Element> {
 impl<T: Element> BucketedAllreduce<T> {
     pub(super) fn new(of_all: &AllreduceBuilder<'_, T>, buckets: Buckets) -> Result<Self> {
         let (world, lengths) = (of_all.world().clone(), Arc::<[usize]>::from(of_all.lengths()));
-        let mut choices = of_all.shared(buckets.check().map(|()| buckets.to_string()))?;
+        let checked = match buckets.check() {
+            Ok(()) if buckets == Buckets::Measured && of_all.is_taped() => Err(
+                "buckets that follow from measurements are not replayed; use other buckets, or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
+            ),
+            checked => checked.map(|()| buckets.to_string()),
+        };
+        let mut choices = of_all.shared(checked)?;
         if choices.executor == Executor::Auto {
             // A caller that computes moves nothing.
             choices.executor = Executor::Thread;
@@ -103,15 +111,24 @@ impl<T: Element> BucketedAllreduce<T> {
             timing,
             replans: 0,
             newest: choices.base,
+            has_leavers: false,
             meets_only_to_plan,
         };
-        made.parts = made.make(&ranges)?;
+        match made.make(&choices, &ranges) {
+            Ok(parts) => made.parts = parts,
+            Err(error) => {
+                // The world works on without this collective.
+                let until = Deadline::from(Deadline::from(made.world.deadline()).instant());
+                made.timing.iter_mut().for_each(|timing| _ = timing.finish(until));
+                return Err(error);
+            }
+        }
         Ok(made)
     }
 
-    /// Makes the collectives of buckets.
-    fn make(&self, ranges: &[Range<usize>]) -> Result<Vec<Bucket<T>>> {
-        let Self { choices, world, .. } = self;
+    /// Makes the collectives of buckets. Where one cannot be made, which all ranks find, they leave those that were.
+    fn make(&self, choices: &Shared, ranges: &[Range<usize>]) -> Result<Vec<Bucket<T>>> {
+        let world = &self.world;
         let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
         let mut parts = Vec::with_capacity(ranges.len());
         for (index, tensors) in ranges.iter().enumerate() {
@@ -119,10 +136,14 @@ impl<T: Element> BucketedAllreduce<T> {
             let inbox = index.checked_sub(1).map(|index| inboxes[index].clone());
             let is_partial = !choices.fire.is_synchronous();
             let sum = match &inbox {
-                _ if !is_partial => choices.synchronous(world, lengths)?,
-                None => choices.following(world, lengths, Following::leading(inboxes.clone()))?,
-                Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone()))?,
+                _ if !is_partial => choices.synchronous(world, lengths),
+                None => choices.following(world, lengths, Following::leading(inboxes.clone())),
+                Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone())),
             };
+            let sum = sum.inspect_err(|_| {
+                let until = Deadline::from(Deadline::from(world.deadline()).instant());
+                parts.iter_mut().for_each(|part: &mut Bucket<T>| _ = part.sum.finish(until));
+            })?;
             let inbox = inbox.filter(|_| is_partial);
             parts.push(Bucket { sum, tensors: tensors.clone(), stage: Stage::Taken, inbox });
         }
@@ -171,6 +192,7 @@ impl<T: Element> BucketedAllreduce<T> {
         if self.is_plan_due() {
             self.plan_again()?;
         }
+        self.timing.iter_mut().for_each(Timing::count_step);
         self.filled.fill(false);
         for part in &mut self.parts {
             part.stage = Stage::Filling(part.tensors.len());
@@ -181,37 +203,51 @@ impl<T: Element> BucketedAllreduce<T> {
 
     /// Whether all ranks are to plan before their next step. Then nothing of any rank is on its way: each was in the last
     /// round, which is the newest.
-    fn is_plan_due(&mut self) -> bool {
+    fn is_plan_due(&self) -> bool {
         let Self { timing: Some(timing), choices, newest, .. } = self else { return false };
+        if self.has_leavers {
+            return false;
+        }
         if choices.fire.is_synchronous() {
-            return timing.is_due_after_a_step();
+            return timing.is_due_after_steps();
         }
         let is_full = *newest > choices.base && choices.fire.is_full(*newest);
         is_full && (self.meets_only_to_plan || timing.is_due_after(*newest))
     }
 
+    /// Plans, and exchanges the buckets if that is worth it. If it fails, nothing has changed here.
     fn plan_again(&mut self) -> Result<()> {
         let until = Deadline::from(Deadline::from(self.world.deadline()).instant());
         let current: Vec<Range<usize>> = self.buckets().collect();
         let merging = self.buckets.merging(true);
         let Some(timing) = &mut self.timing else { return Ok(()) };
-        let planned = timing.plan(&current, merging, until)?;
-        let is_new = planned.is_some();
-        let before = self.choices.fire;
+        let Some(planned) = timing.plan((&current, merging), self.newest, until)? else {
+            self.keep_buckets();
+            return Ok(());
+        };
+        let mut choices = self.choices;
         if self.meets_only_to_plan {
-            self.choices.fire = before.full_every(PERIOD);
+            choices.fire = choices.fire.full_every(PERIOD);
         }
-        let rarer = self.choices.fire != before;
-        let Some(ranges) = planned.or_else(|| rarer.then_some(current)) else { return Ok(()) };
-        self.choices.base = self.newest;
-        // If that fails, the old ones are still there.
-        let made = self.make(&ranges)?;
+        let rarer = choices.fire != self.choices.fire;
+        let is_new = planned != current;
+        if !is_new && !rarer {
+            return Ok(());
+        }
+        choices.base = self.newest;
+        let made = self.make(&choices, &planned)?;
         for part in &mut self.parts {
             part.sum.finish(until)?;
         }
-        self.parts = made;
+        (self.parts, self.choices) = (made, choices);
         self.replans += u64::from(is_new);
         Ok(())
+    }
+
+    /// A rank has left: no rank waits for it to plan, and it for none.
+    fn keep_buckets(&mut self) {
+        self.has_leavers = true;
+        self.timing.iter_mut().for_each(Timing::leave);
     }
 
     /// The memory of a tensor in this step's contribution.
@@ -326,10 +362,14 @@ impl<T: Element> BucketedAllreduce<T> {
             let bytes = self.lengths[tensors.clone()].iter().sum::<usize>() * size_of::<T>();
             timing.has_taken(bytes as u64, end - before.map_or(at, |before| before.max(at)));
         }
+        let has_leavers = is_first && rounds.clone().any(|round| sum.cut(round).leaving().next().is_some());
         if is_first {
             self.newest = self.choices.base + *rounds.end();
             let inboxes = self.parts.iter().filter_map(|part| part.inbox.as_ref());
             inboxes.for_each(|inbox| inbox.tell_end(*rounds.end()));
+        }
+        if has_leavers && !self.has_leavers {
+            self.keep_buckets();
         }
         Ok(waits.then_some(end))
     }
@@ -337,16 +377,25 @@ impl<T: Element> BucketedAllreduce<T> {
     /// Leaves in good order, as [`Allreduce::finish`]. Outcomes that were not returned are dropped.
     ///
     /// # Errors
-    /// [`Error::Usage`] in the middle of a step, when buckets are handed in and others are not; as [`Allreduce::finish`].
+    /// [`Error::Usage`] in the middle of a step, when a bucket is handed in and another is not; as [`Allreduce::finish`].
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
         let deadline = Deadline::from(deadline.into().instant());
-        if self.parts.iter().any(|part| matches!(part.stage, Stage::HandedIn { .. })) {
+        if self.parts.iter().any(|part| !matches!(part.stage, Stage::Filling(_) | Stage::Taken)) || self.is_in_a_step()
+        {
             self.settle("finish", deadline)?;
         }
+        // Others may wait for this rank in any of them.
+        self.timing.iter_mut().for_each(Timing::leave);
         for part in &mut self.parts {
             part.sum.finish(deadline)?;
         }
         self.timing.as_mut().map_or(Ok(()), |timing| timing.finish(deadline))
+    }
+
+    /// Whether a bucket is handed in and another is not.
+    fn is_in_a_step(&self) -> bool {
+        let is_filling = |part: &Bucket<T>| matches!(part.stage, Stage::Filling(_));
+        self.parts.iter().any(is_filling) && !self.parts.iter().all(is_filling)
     }
 
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {

@@ -54,10 +54,13 @@ pub(super) struct Timing {
     /// What messages took for which this rank waited, and what they should have taken.
     took: f64,
     expected: f64,
+    /// Since the last plan.
     steps: u64,
     until_plan: u64,
     /// The round after which the last plan was made.
     planned: u64,
+    /// This rank has told the others what it measured, and has not taken what they told.
+    asked: bool,
     cost: Cost,
     bytes: Vec<u64>,
     planner: Planner,
@@ -105,6 +108,7 @@ impl Timing {
             steps: 0,
             until_plan: FIRST.into(),
             planned: 0,
+            asked: false,
             cost: fit(&points),
             bytes: lengths.iter().map(|length| (length * size_of::<T>()) as u64).collect(),
             planner: Planner::default(),
@@ -132,33 +136,44 @@ impl Timing {
         self.expected += self.cost.of(bytes).as_secs_f64();
     }
 
-    /// Whether there is a plan to be made, at the beginning of a step, where all ranks make the same steps.
-    pub(super) fn is_due_after_a_step(&mut self) -> bool {
+    /// A step begins.
+    pub(super) fn count_step(&mut self) {
         self.steps += 1;
-        self.steps > self.until_plan
+    }
+
+    /// Whether there is a plan to be made now, where all ranks make the same steps.
+    pub(super) fn is_due_after_steps(&self) -> bool {
+        self.steps >= self.until_plan
     }
 
     /// Whether there is a plan to be made after a round.
-    pub(super) fn is_due_after(&mut self, round: u64) -> bool {
-        let due = round >= self.planned + self.until_plan;
-        if due {
-            self.planned = round;
-        }
-        due
+    pub(super) fn is_due_after(&self, round: u64) -> bool {
+        round >= self.planned + self.until_plan
     }
 
-    /// The plan for the next steps, if it is another one that is worth the exchange. All ranks call it at the same step,
-    /// and get the same.
+    /// The plan for the next steps: the current one, if no other is worth the exchange. All ranks call it at the same step,
+    /// and get the same; nothing, if one of them has left. After a timeout it is called again.
     pub(super) fn plan(
         &mut self,
-        current: &[Range<usize>],
-        merging: Merging,
+        (current, merging): (&[Range<usize>], Merging),
+        round: u64,
         until: Deadline,
     ) -> Result<Option<Vec<Range<usize>>>> {
-        // Of ranks that wait for each other, the last one sees how long a message takes: the least of all.
-        let ratio = if self.expected > 0.0 { self.took / self.expected } else { 1.0 };
-        let mine: Vec<f64> = self.ready.iter().map(Spread::late).chain([-ratio]).collect();
-        let agreed = largest_of_all(&mut self.exchange, &mine, until)?;
+        if !self.asked {
+            // Of ranks that wait for each other, the last one sees how long a message takes: the least of all.
+            let ratio = if self.expected > 0.0 { self.took / self.expected } else { 1.0 };
+            let mine = self.ready.iter().map(Spread::late).chain([-ratio]);
+            self.exchange.contribution()?.iter_mut().zip(mine).for_each(|(to, from)| *to = from);
+            self.exchange.arrive()?;
+            self.asked = true;
+        }
+        let outcomes = self.exchange.wait(until)?;
+        self.asked = false;
+        if outcomes.newest().cut().leaving().next().is_some() {
+            return Ok(None);
+        }
+        let agreed = outcomes.newest().to_vec();
+        drop(outcomes);
         let (ready, ratio) = agreed.split_at(self.ready.len());
         self.cost = scaled(self.cost, (-ratio[0]).clamp(0.25, 4.0));
         let seconds = |&seconds: &f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -168,8 +183,14 @@ impl Timing {
         self.predicted = Some(predicted);
         self.ready.fill(Spread::default());
         (self.took, self.expected) = (0.0, 0.0);
-        (self.steps, self.until_plan) = (1, PERIOD.into());
-        Ok(changed)
+        (self.steps, self.until_plan, self.planned) = (0, PERIOD.into(), round);
+        Ok(Some(changed.unwrap_or_else(|| current.to_vec())))
+    }
+
+    /// Says that this rank plans no more, and waits for none. [`finish`](Timing::finish) comes later.
+    pub(super) fn leave(&mut self) {
+        // The arrival is handed in at once, and others need not come for that.
+        _ = self.exchange.finish(Deadline::from(Instant::now()));
     }
 
     pub(super) fn finish(&mut self, until: Deadline) -> Result<()> {

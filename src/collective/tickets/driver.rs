@@ -124,6 +124,11 @@ impl Driver {
         &mut *self.endpoint
     }
 
+    #[cfg(all(test, feature = "internals"))]
+    pub(super) fn home(&self) -> &Home {
+        &self.home
+    }
+
     pub(super) fn areas(&self) -> &Areas {
         &self.memory.areas
     }
@@ -251,7 +256,10 @@ impl Driver {
 
     fn complete(&mut self, Completion { token, value }: Completion, now: Time) -> Result<bool> {
         if let Some(place) = token.checked_sub(LANDED) {
-            self.home.has_landed(place);
+            if self.home.has_landed(place) {
+                self.in_flight -= 1;
+                self.machine.complete(0);
+            }
             return Ok(true);
         }
         self.in_flight -= 1;
@@ -270,7 +278,7 @@ impl Driver {
         let endpoint = &mut *self.endpoint;
         let posted = match op {
             Op::Atomic { cell, atomic } => self.home.change(endpoint, cell, atomic, OPERATION)?,
-            Op::StorePair { cell, values } => self.home.store_pair(endpoint, (cell, values), (OPERATION, LANDED))?,
+            Op::StorePair { cell, values, seen } => self.home.store_pair(endpoint, (cell, values), seen, LANDED)?,
             Op::Combine { segment, .. } => return self.begin_to_move(segment),
         };
         match posted {

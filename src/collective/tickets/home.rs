@@ -17,11 +17,13 @@ pub(super) struct Home {
     region: Region,
     /// The cells, or the copy of them.
     view: Window,
-    /// The region of the copy. Behind it are a cell for the first one of each pair in flight, and two zeros.
+    /// The region of the copy. Behind it are places for pairs in flight.
     copy: Option<Region>,
     cells: usize,
-    /// The places for pairs that are in use, a bit for each.
+    /// The places that are in use, a bit for each.
     in_use: u32,
+    /// The place of the pair that an operation waits for.
+    awaited: Option<u64>,
 }
 
 /// Pairs that can be in flight.
@@ -44,11 +46,11 @@ impl Home {
     /// There is no memory for a copy.
     pub(super) fn new(endpoint: &mut dyn Endpoint, region: Region, cells: usize) -> Result<Self> {
         if let Some(view) = endpoint.window(region) {
-            return Ok(Home { region, view, copy: None, cells, in_use: 0 });
+            return Ok(Home { region, view, copy: None, cells, in_use: 0, awaited: None });
         }
-        let copy = endpoint.register((cells + PAIRS + 2) * size_of::<u64>(), Access::Local)?;
+        let copy = endpoint.register((cells + 2 * PAIRS) * size_of::<u64>(), Access::Local)?;
         let view = endpoint.window(copy).expect("own memory is mapped");
-        Ok(Home { region, view, copy: Some(copy), cells, in_use: 0 })
+        Ok(Home { region, view, copy: Some(copy), cells, in_use: 0, awaited: None })
     }
 
     /// Whether this rank sees every change at once.
@@ -74,14 +76,15 @@ impl Home {
         endpoint.atomic(at(self.region, cell), atomic, token)
     }
 
-    /// Stores two neighbouring cells, which no rank changes by atomics meanwhile. Over a network a pair of zeros completes
-    /// later with `token`, because what follows has to find them. Other pairs complete at once: nothing that their rank does
-    /// next needs them. Their acks, which come late, have the tokens from `landed` on.
+    /// Stores two neighbouring cells, which no rank changes by atomics meanwhile. Over a network it completes later if the pair
+    /// is to be `seen`, and at once if nothing that its rank does next needs it. In both cases an ack comes late, whose token is
+    /// one from `landed` on.
     pub(super) fn store_pair(
         &mut self,
         endpoint: &mut dyn Endpoint,
         (cell, [first, second]): (usize, [u64; 2]),
-        (token, landed): (u64, u64),
+        seen: bool,
+        landed: u64,
     ) -> Result<Posted> {
         let Some(copy) = self.copy else {
             self.view.cell(cell).store(first, Ordering::Relaxed);
@@ -89,24 +92,29 @@ impl Home {
             sync::announce(self.view.cell(cell + 1), second);
             return Ok(Posted::Done(0));
         };
-        let to = at(self.region, cell);
-        if [first, second] == [0, 0] {
-            return endpoint.put(at(copy, self.cells + PAIRS), to, 2 * size_of::<u64>(), None, token);
+        let place = u64::from(self.in_use.trailing_ones());
+        let (from, to, token) = (self.cells + 2 * place as usize, at(self.region, cell), landed + place);
+        self.view.cell(from).store(first, Ordering::Relaxed);
+        self.view.cell(from + 1).store(second, Ordering::Relaxed);
+        // Counts are zeros again: no rank looks at them before they are.
+        let posted = if [first, second] == [0, 0] {
+            endpoint.put(at(copy, from), to, 2 * size_of::<u64>(), None, token)?
+        } else {
+            let signal = Signal { at: at(self.region, cell + 1), change: Change::Set(second), awaited: true };
+            endpoint.put(at(copy, from), to, size_of::<u64>(), Some(signal), token)?
+        };
+        if posted != Posted::Pending {
+            return Ok(posted);
         }
-        let place = self.in_use.trailing_ones();
-        let scratch = self.cells + place as usize;
-        self.view.cell(scratch).store(first, Ordering::Relaxed);
-        let signal = Signal { at: at(self.region, cell + 1), change: Change::Set(second), awaited: true };
-        let posted = endpoint.put(at(copy, scratch), to, size_of::<u64>(), Some(signal), landed + u64::from(place))?;
-        if posted == Posted::Pending {
-            self.in_use |= 1 << place;
-        }
-        Ok(Posted::Done(0))
+        self.in_use |= 1 << place;
+        self.awaited = seen.then_some(place);
+        Ok(if seen { Posted::Pending } else { Posted::Done(0) })
     }
 
-    /// A pair has landed.
-    pub(super) fn has_landed(&mut self, place: u64) {
+    /// A pair has landed; whether an operation waits for it.
+    pub(super) fn has_landed(&mut self, place: u64) -> bool {
         self.in_use &= !(1 << place);
+        self.awaited.take_if(|awaited| *awaited == place).is_some()
     }
 
     /// Whether no other pair can be stored before one has landed.

@@ -222,7 +222,7 @@ impl Machine {
                 self.count_in_record(Record::taken, Stage::Taking);
             }
             Stage::Releasing => self.released(found),
-            Stage::Clearing => self.write(self.plan.record(self.cut.group).end(), Stage::Ending),
+            Stage::Clearing => self.write(self.plan.record(self.cut.group).end(), false, Stage::Ending),
             Stage::Ending => self.stage = Stage::Over,
             _ => debug_assert!(false, "no operation was in flight"),
         }
@@ -390,8 +390,8 @@ impl Machine {
         self.ask(Op::Atomic { cell, atomic }, stage);
     }
 
-    fn write(&mut self, (cell, values): (usize, [u64; 2]), stage: Stage) {
-        self.ask(Op::StorePair { cell, values }, stage);
+    fn write(&mut self, (cell, values): (usize, [u64; 2]), seen: bool, stage: Stage) {
+        self.ask(Op::StorePair { cell, values, seen }, stage);
     }
 
     fn change_own_claim(&mut self, atomic: Atomic, stage: Stage) {
@@ -429,7 +429,7 @@ impl Machine {
     fn show(&mut self, cells: &impl Cells) {
         let record = self.plan.record(self.ticket.seat.group);
         if record.is_free(cells) || self.plan.fault(Fault::ReuseRecord) {
-            self.write(record.entry(self.ticket.seat.index, self.member), Stage::Showing);
+            self.write(record.entry(self.ticket.seat.index, self.member), false, Stage::Showing);
         }
     }
 
@@ -513,7 +513,8 @@ impl Machine {
 
     fn released(&mut self, before: u64) {
         if before + 1 == self.cut.members.len() as u64 {
-            self.write(self.plan.record(self.cut.group).clear(), Stage::Clearing);
+            // What follows has to find the counts.
+            self.write(self.plan.record(self.cut.group).clear(), true, Stage::Clearing);
         } else {
             self.stage = Stage::Over;
         }

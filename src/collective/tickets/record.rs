@@ -183,6 +183,12 @@ impl Record {
         of_group(self.group, cells.load(self.first + LENDER)).map(|_| seats)
     }
 
+    /// One more than the group whose cut the record has, whatever its turn.
+    #[cfg(all(test, feature = "internals"))]
+    pub(super) fn newest_cut(self, cells: &impl Cells) -> u64 {
+        cells.load(self.first + CUT) >> GROUP_SHIFT
+    }
+
     /// The rank that lends its register, if the cut is published.
     pub(super) fn lender(self, cells: &impl Cells) -> Option<u32> {
         let lender = of_group(self.group, cells.load(self.first + LENDER))?;

@@ -66,7 +66,10 @@ impl Machine {
 
     fn publish(&mut self) {
         self.stats.closed += 1;
-        self.write(self.plan.record(self.cut.group).cut(&self.cut), Stage::Publishing);
+        // Members do not release a group before they have seen its cut. A closer that is alone could end the group while its
+        // cut is on its way, into the record's next turn.
+        let alone = self.cut.members.len() == 1 && !self.plan.fault(Fault::OverlookCut);
+        self.write(self.plan.record(self.cut.group).cut(&self.cut), alone, Stage::Publishing);
     }
 }
 

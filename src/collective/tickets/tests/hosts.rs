@@ -8,11 +8,10 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::collective::core::{Effort, Time, Topology};
 use crate::collective::tickets::{Areas, Driver, Machine, Mean, Memory, Plan, Terms};
-use crate::fabric::sim::SimFabric;
+use crate::fabric::sim::{SimFabric, Weather};
 use crate::fabric::{Access, Endpoint, Fabric, Key, RawAccess, Region};
+use crate::fault::Fault;
 use crate::reduce::Dtype;
-
-const SCHEDULES: u64 = 1_500;
 
 /// Elements of a model, and of a segment.
 const ELEMENTS: usize = 5;
@@ -30,7 +29,7 @@ struct Rank {
 }
 
 /// A world on hosts that are drawn from a seed, and the sum of what was contributed.
-struct World {
+pub(super) struct World {
     topology: Topology,
     areas: Areas,
     ranks: Vec<Rank>,
@@ -38,6 +37,10 @@ struct World {
     groups: BTreeMap<u64, (Vec<u32>, Vec<u64>)>,
     updates: Vec<f64>,
     bridges: u64,
+    fabric: SimFabric,
+    /// Operations take time that passes while ranks compute, so that some are overtaken by many; else they take effect as
+    /// ranks look for them.
+    has_clock: bool,
 }
 
 fn update(rank: u32, step: u64, index: usize) -> f64 {
@@ -56,18 +59,37 @@ fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<u32> {
         .collect()
 }
 
-fn build(rng: &mut Xoshiro256PlusPlus, has_registers: bool) -> World {
+fn build(rng: &mut Xoshiro256PlusPlus, has_registers: bool, fault: Option<Fault>) -> World {
     let ranks = rng.random_range(2..=6);
     let hosts = draw_hosts(rng, ranks);
     let topology = Topology::new(hosts.clone());
     let areas = Areas::new(topology.clone(), BYTES, SEGMENT * size_of::<f64>());
-    let (size, deadline) = (rng.random_range(2..=4), rng.random_bool(0.2).then_some(300_000));
+    let has_clock = rng.random_bool(0.4);
+    let limit = if has_clock { rng.random_range(1_000..5_000) } else { 300_000 };
+    let often = if has_clock { 0.7 } else { 0.2 };
+    let (size, deadline) = (rng.random_range(2..=4), rng.random_bool(often).then_some(limit));
+    let records = rng.random_bool(0.5).then(|| rng.random_range(1..=3));
     let plan = |me| {
-        let terms =
-            Terms { me, deadline, lends: has_registers, segments: areas.segments(), ..Terms::sample(ranks, size) };
-        Plan::new(terms)
+        let terms = Terms {
+            me,
+            deadline,
+            lends: has_registers,
+            segments: areas.segments(),
+            fault,
+            ..Terms::sample(ranks, size)
+        };
+        match records {
+            Some(records) => Plan::new(terms).with_records(records),
+            None => Plan::new(terms),
+        }
     };
     let fabrics = SimFabric::world(&hosts, rng.random());
+    if has_clock {
+        let net = fabrics[0].net();
+        let mut net = net.lock();
+        net.take_over();
+        net.set_weather(Weather { slow: rng.random_range(0..=16), ..Weather::default() });
+    }
     let mut endpoints: Vec<Box<dyn Endpoint>> =
         fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).unwrap()).collect();
     // The regions of each host, by its leader.
@@ -95,7 +117,8 @@ fn build(rng: &mut Xoshiro256PlusPlus, has_registers: bool) -> World {
     let drivers: Vec<Driver> = (0..).zip(endpoints).map(driver).collect();
     let rank = |driver| Rank { driver, steps: rng.random_range(0..=10), made: 0, arrives_at: Some(0), leaving: false };
     let ranks = drivers.into_iter().map(rank).collect();
-    World { topology, areas, ranks, groups: BTreeMap::new(), updates: vec![0.0; ELEMENTS], bridges: 0 }
+    let (groups, updates, fabric) = (BTreeMap::new(), vec![0.0; ELEMENTS], fabrics[0].clone());
+    World { topology, areas, ranks, groups, updates, bridges: 0, fabric, has_clock }
 }
 
 impl World {
@@ -137,6 +160,26 @@ impl World {
         self.groups.insert(group, seen);
     }
 
+    fn pass_time(&self, now: Time) {
+        if self.has_clock {
+            let net = self.fabric.net();
+            let mut net = net.lock();
+            net.advance_to(Some(now), u64::MAX);
+            net.pass_time(now);
+        }
+    }
+
+    /// No cut takes the place of a later one.
+    fn check_cuts(&self, newest: &mut BTreeMap<u64, u64>, seed: u64) {
+        let driver = &self.ranks[0].driver;
+        let plan = driver.machine().plan();
+        for group in 0..plan.records() {
+            let found = plan.record(group).newest_cut(driver.home());
+            let before = newest.insert(group, found).unwrap_or(0);
+            assert!(before <= found, "seed {seed}: the cut of group {} lands behind that of {}", found - 1, before - 1);
+        }
+    }
+
     /// The sum of all registers.
     fn total(&self) -> Vec<f64> {
         let mut total = vec![0.0; ELEMENTS];
@@ -150,13 +193,16 @@ impl World {
 }
 
 /// Runs a world to its end.
-fn schedule(seed: u64) -> World {
+pub(super) fn schedule(seed: u64, fault: Option<Fault>) -> World {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let has_registers = rng.random_bool(0.7);
-    let mut world = build(&mut rng, has_registers);
-    let (mut now, mut idle) = (0, 0);
+    let mut world = build(&mut rng, has_registers, fault);
+    let (mut now, mut idle, mut newest_cuts) = (0, 0, BTreeMap::new());
     while !world.ranks.iter().all(|rank| rank.driver.has_gone()) {
-        now += rng.random_range(0..20_000);
+        let (pause, longest) = if world.has_clock { (1_000, 40_000) } else { (20_000, 500_000) };
+        now += rng.random_range(0..pause);
+        world.pass_time(now);
+        world.check_cuts(&mut newest_cuts, seed);
         idle += 1;
         assert!(idle < 200_000, "seed {seed}: hangs, {:?}", world.ranks[0].driver.machine());
         let me = rng.random_range(0..world.ranks.len() as u32);
@@ -174,7 +220,7 @@ fn schedule(seed: u64) -> World {
         if rank.driver.machine().is_ready() {
             world.take(me, seed);
             let rank = &mut world.ranks[me as usize];
-            rank.arrives_at = (!rank.leaving).then(|| now + rng.random_range(0..500_000));
+            rank.arrives_at = (!rank.leaving).then(|| now + rng.random_range(0..longest));
         }
     }
     if has_registers {
@@ -189,8 +235,8 @@ fn schedule(seed: u64) -> World {
 #[test]
 fn groups_form_over_any_hosts() {
     let (mut groups, mut bridges, mut spread) = (0, 0, 0);
-    for seed in 0..SCHEDULES {
-        let world = schedule(seed);
+    for seed in 0..super::schedules() / 10 {
+        let world = schedule(seed, None);
         groups += world.groups.len();
         bridges += world.bridges;
         spread += u64::from(world.topology.hosts() > 1);

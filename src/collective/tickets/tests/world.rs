@@ -245,7 +245,7 @@ impl World {
                 self.ranks[me as usize].machine.complete(found);
                 self.note_full_ring(me, cell);
             }
-            Op::StorePair { cell, values } => {
+            Op::StorePair { cell, values, .. } => {
                 self.check_pair(me, cell, values)?;
                 self.cells[cell..cell + 2].copy_from_slice(&values);
                 self.ranks[me as usize].machine.complete(0);
