@@ -18,8 +18,8 @@ const PROMISED: &str = r#"
 use std::time::Duration;
 
 use earlybird::{
-    Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Cut, Deadline, Dtype, Element, Entry, Error, Executor, FabricChoice,
-    Fire, Grace, Group, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
+    Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Cut, Deadline, Dtype, Element, Entry, Error, ErrorKind, Executor, FabricChoice,
+    Fire, Grace, Group, Item, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
     Scale, Stats, UnknownName, VerbsSettings, When, World, bf16, f16,
 };
 
@@ -98,7 +98,25 @@ fn merge(world: &World, until: Deadline) -> Result<()> {
     sum.finish(until)
 }
 
+/// Any type of elements, and outcomes without a borrow.
+fn sum_bytes(world: &World, dtype: Dtype, until: Deadline) -> Result<Vec<u8>> {
+    fn bytes<T: Item>(data: &[T]) -> usize {
+        size_of_val(data)
+    }
+    let mut sum: Allreduce<u8> = world.allreduce_bytes(dtype, &[3]).executor(Executor::Thread).build()?;
+    let descriptor = sum.completion()?;
+    println!("{descriptor:?} {:?} {}", sum.dtype(), world.is_own());
+    println!("{}", bytes(sum.contribution()?));
+    sum.arrive()?;
+    let rounds = sum.wait(until)?.keep();
+    let newest = sum.kept(*rounds.end()).map_or_else(Vec::new, |outcome| outcome.data().to_vec());
+    sum.release();
+    sum.finish(until)?;
+    Ok(newest)
+}
+
 fn explain(error: &Error) -> String {
+    println!("{} {:?} {:?}", error.kind() == ErrorKind::Timeout, error.rank(), error.peer());
     match error {
         Error::Timeout { missing, .. } => {
             let missing: &Ranks = missing;

@@ -180,11 +180,14 @@ impl<P: Protocol> Raw<P> {
     pub(super) fn completion(&self) -> Result<BorrowedFd<'_>> {
         let operation = "completion";
         self.world.check_process(operation)?;
+        if let Some(notice) = self.seat.notice() {
+            return Ok(notice.as_fd());
+        }
         let made = self.seat.make_notice().map_err(|cause| Error::os(self.world.rank(), operation, cause))?;
         let needs = "no thread works for this rank while it waits for the descriptor; build with Executor::Thread";
         let notice = made.ok_or_else(|| self.session.usage(operation, needs))?;
         if self.session.is_outstanding() {
-            // Of an arrival from before, it may have been too early.
+            // The thread may have ended its work for it before.
             notice.raise();
         }
         Ok(notice.as_fd())

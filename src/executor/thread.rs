@@ -83,18 +83,14 @@ impl<S: Shared> Seat<S> {
         }
     }
 
-    /// Makes it, unless it is there. Nothing, where no thread works for the owner.
+    /// Makes it. Nothing, where no thread works for the owner.
     ///
     /// # Errors
     /// The process has no descriptor left.
     pub(crate) fn make_notice(&self) -> std::result::Result<Option<&Notice>, Errno> {
         let Seat::Shared(helped) = self else { return Ok(None) };
-        let notice = &helped.common.notice;
-        if notice.get().is_none() {
-            let made = Notice::new()?;
-            return Ok(Some(notice.get_or_init(|| made)));
-        }
-        Ok(notice.get())
+        let made = Notice::new()?;
+        Ok(Some(helped.common.notice.get_or_init(|| made)))
     }
 
     /// The owner has come to do the work itself.

@@ -9,6 +9,10 @@ use std::io::Write;
 pub enum Need {
     /// cargo, to compile programs that depend on this project.
     Cargo,
+    /// The C compiler `clang`.
+    Clang,
+    /// The C compilers `cc` and `c++`.
+    Compiler,
     /// A C compiler, and the headers of libfabric and libibverbs.
     Headers,
     /// The command `ip`, of iproute2.
@@ -21,6 +25,8 @@ pub enum Need {
     Namespaces,
     /// To be root, and to act as another user.
     Root,
+    /// The command `valgrind`.
+    Valgrind,
     /// A device for InfiniBand or RoCE.
     Verbs,
 }
@@ -29,26 +35,32 @@ pub enum Need {
 const NO_SKIPS: &str = "TEST_NO_SKIPS";
 
 impl Need {
-    const EVERY: [Need; 8] = [
+    const EVERY: [Need; 11] = [
         Need::Cargo,
+        Need::Clang,
+        Need::Compiler,
         Need::Headers,
         Need::Ip,
         Need::Libfabric,
         Need::Membarrier,
         Need::Namespaces,
         Need::Root,
+        Need::Valgrind,
         Need::Verbs,
     ];
 
     fn name(self) -> &'static str {
         match self {
             Need::Cargo => "cargo",
+            Need::Clang => "clang",
+            Need::Compiler => "compiler",
             Need::Headers => "headers",
             Need::Ip => "ip",
             Need::Libfabric => "libfabric",
             Need::Membarrier => "membarrier",
             Need::Namespaces => "namespaces",
             Need::Root => "root",
+            Need::Valgrind => "valgrind",
             Need::Verbs => "verbs",
         }
     }

@@ -1,0 +1,384 @@
+//! A persistent partial allreduce.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::RangeInclusive;
+use std::os::fd::AsRawFd;
+
+use earlybird::{Absent, Allreduce, Dtype, Executor, Fire, Grace, Group, Mover, Part, Preset, Reduce, Scale};
+use parking_lot::Mutex;
+
+use crate::handles::Handles;
+use crate::input::{array, check_place, choice, give, give_structure, seconds, take_structure};
+use crate::status::{Failure, call, eb_status};
+use crate::world::{WORLDS, eb_world, lengths};
+
+/// A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round after
+/// round, and at the end eb_allreduce_finish and eb_allreduce_destroy.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct eb_allreduce {
+    /// A number that means nothing to a caller; 0 is no handle.
+    pub id: u64,
+}
+
+struct Sum {
+    sum: Allreduce<u8>,
+    /// The rounds of the outcomes that the caller has.
+    rounds: RangeInclusive<u64>,
+}
+
+static SUMS: Handles<Mutex<Sum>> = Handles::new("allreduce", 2);
+
+/// No rounds.
+const NONE: RangeInclusive<u64> = RangeInclusive::new(1, 0);
+
+/// The choices of a collective, the same on all ranks. Fields that are 0 stand for the defaults. Texts are those of the
+/// `earlybird` command.
+#[derive(Debug)]
+#[repr(C)]
+pub struct eb_allreduce_options {
+    /// sizeof(eb_allreduce_options), set by the caller.
+    pub size: usize,
+    /// The lengths of the tensors, in elements. A contribution has them one after the other.
+    pub lengths: *const usize,
+    /// How many tensors there are.
+    pub tensors: usize,
+    /// The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32" or "u64".
+    pub dtype: *const c_char,
+    /// A method by name, such as "wagma", in place of fire, absent, scale and group; these change it if they are given.
+    pub preset: *const c_char,
+    /// When a round fires: "all" (the default), "solo", "majority", "quorum=5", with options such as "quorum=5,deadline=2ms".
+    pub fire: *const c_char,
+    /// How long a round stays open after it has fired: "auto" (the default), "0", or a time such as "50us".
+    pub grace: *const c_char,
+    /// What happens to late contributions: "carry" (the default), "drop", "hold", "decay=0.5".
+    pub absent: *const c_char,
+    /// The reduction: "sum" (the default), "min", "max" or "prod".
+    pub reduce: *const c_char,
+    /// The divisor of the sum: "sum" (the default, none), "world", "contributions", "weights".
+    pub scale: *const c_char,
+    /// Which ranks average with each other: "world" (the default), "butterfly=8", "arrivals=4". Others than the world need a
+    /// model.
+    pub group: *const c_char,
+    /// How data moves: "auto" (the default), "cut" or "tree".
+    pub mover: *const c_char,
+    /// The agent that carries a round out: "auto" (the default), "caller", "thread", "peer" or "provider".
+    pub executor: *const c_char,
+    /// The number of unreleased rounds that a rank may have before others wait for it; 0: 8.
+    pub depth: u32,
+    /// The model that all ranks begin with, all tensors one after the other, if contributions are updates of a model.
+    pub model: *const c_void,
+    /// The bytes of the model.
+    pub model_bytes: usize,
+}
+
+/// The outcome of a round. It is valid until the next call with the same handle but for eb_allreduce_outcome,
+/// eb_allreduce_entries and eb_allreduce_completion_fd.
+#[derive(Debug)]
+#[repr(C)]
+pub struct eb_outcome {
+    /// sizeof(eb_outcome), set by the caller.
+    pub size: usize,
+    /// The round, counted from 1.
+    pub round: u64,
+    /// The reduced elements, all tensors one after the other. They must not be written.
+    pub data: *const c_void,
+    /// Their bytes.
+    pub bytes: usize,
+    /// How many contributions entered the round that they were made for.
+    pub fresh: u32,
+    /// How many entered late.
+    pub carried: u32,
+    /// How many entries the cut has; eb_allreduce_entries gives them.
+    pub entries: u32,
+    /// The rank that closed the round; -1 in a synchronous one.
+    pub initiator: i32,
+}
+
+/// What a rank has in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum eb_part {
+    /// A contribution that was made for an earlier round.
+    EB_CARRIED = 0,
+    /// A contribution that was made for this round.
+    EB_FRESH = 1,
+    /// Nothing: it is the rank's last round.
+    EB_LEAVING = 2,
+}
+
+/// An entry of a cut.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct eb_entry {
+    /// The rank.
+    pub rank: u32,
+    /// What it has in the round.
+    pub part: eb_part,
+    /// How many rounds late that is.
+    pub age: u64,
+    /// Its weight.
+    pub weight: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Makes a call with a collective that no other thread uses.
+fn with(handle: eb_allreduce, body: impl FnOnce(&mut Sum) -> Result<(), Failure>) -> eb_status {
+    call(|| {
+        let sum = SUMS.get(handle.id)?;
+        let busy = || {
+            Failure::new(
+                eb_status::EB_BUSY,
+                "another thread is in a call with this allreduce; use it from one at a time",
+            )
+        };
+        let mut sum = sum.try_lock().ok_or_else(busy)?;
+        body(&mut sum)
+    })
+}
+
+/// Creates a collective. All ranks call it, in the same order as their other collective calls, within the world's deadline.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_create(
+    world: eb_world,
+    options: *const eb_allreduce_options,
+    allreduce: *mut eb_allreduce,
+) -> eb_status {
+    call(|| {
+        check_place(allreduce, "allreduce")?;
+        let joined = WORLDS.get(world.id)?;
+        // SAFETY: the caller gives a structure of the size that it says, with texts or NULL, and arrays of the lengths that
+        // it says.
+        let (options, lengths, model) = unsafe {
+            let options = take_structure(options, "options")?;
+            let lengths = lengths(options.lengths, options.tensors)?;
+            let model: &[u8] = array(options.model.cast(), options.model_bytes, "options.model")?;
+            (options, lengths, model)
+        };
+        // SAFETY: as above.
+        let sum = unsafe {
+            let dtype = choice::<Dtype>(options.dtype, "options.dtype")?.unwrap_or(Dtype::F32);
+            let mut builder = joined.world.allreduce_bytes(dtype, lengths);
+            if let Some(preset) = choice::<Preset>(options.preset, "options.preset")? {
+                builder = builder.preset(preset);
+            }
+            if let Some(fire) = choice::<Fire>(options.fire, "options.fire")? {
+                builder = builder.fire(fire);
+            }
+            if let Some(grace) = choice::<Grace>(options.grace, "options.grace")? {
+                builder = builder.grace(grace);
+            }
+            if let Some(absent) = choice::<Absent>(options.absent, "options.absent")? {
+                builder = builder.absent(absent);
+            }
+            if let Some(reduce) = choice::<Reduce>(options.reduce, "options.reduce")? {
+                builder = builder.reduce(reduce);
+            }
+            if let Some(scale) = choice::<Scale>(options.scale, "options.scale")? {
+                builder = builder.scale(scale);
+            }
+            if let Some(group) = choice::<Group>(options.group, "options.group")? {
+                builder = builder.group(group);
+            }
+            if let Some(mover) = choice::<Mover>(options.mover, "options.mover")? {
+                builder = builder.mover(mover);
+            }
+            if let Some(executor) = choice::<Executor>(options.executor, "options.executor")? {
+                builder = builder.executor(executor);
+            }
+            if options.depth > 0 {
+                builder = builder.depth(options.depth);
+            }
+            if !options.model.is_null() {
+                builder = builder.memory(model);
+            }
+            builder.build()?
+        };
+        let id = SUMS.add(Mutex::new(Sum { sum, rounds: NONE }));
+        // SAFETY: the caller gives a place for one.
+        unsafe { give(allreduce, eb_allreduce { id }, "allreduce") }
+    })
+}
+
+/// The memory of the next contribution: registered, and with the content of an earlier one. It may be written until
+/// eb_allreduce_arrive, and not from then on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_contribution(
+    allreduce: eb_allreduce,
+    data: *mut *mut c_void,
+    bytes: *mut usize,
+) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        check_place(data, "data")?;
+        *rounds = NONE;
+        let contribution = sum.contribution()?;
+        // SAFETY: the caller gives places for both; the second one may be NULL.
+        unsafe {
+            if !bytes.is_null() {
+                give(bytes, contribution.len(), "bytes")?;
+            }
+            give(data, contribution.as_mut_ptr().cast(), "data")
+        }
+    })
+}
+
+/// Sets the weight of the next contribution, under the scale "weights".
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_allreduce_weigh(allreduce: eb_allreduce, weight: u16) -> eb_status {
+    with(allreduce, |Sum { sum, .. }| Ok(sum.weigh(weight)?))
+}
+
+/// Hands the contribution in and returns at once.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_allreduce_arrive(allreduce: eb_allreduce) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        *rounds = NONE;
+        Ok(sum.arrive()?)
+    })
+}
+
+/// Waits for the outcome of the last arrival, and gives the number of outcomes: 1, and more if rounds were missed. After
+/// EB_TIMEOUT nothing is lost: call again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_wait(allreduce: eb_allreduce, timeout: f64, outcomes: *mut usize) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        check_place(outcomes, "outcomes")?;
+        let timeout = seconds(timeout, "timeout")?;
+        *rounds = NONE;
+        let taken = sum.wait(timeout)?;
+        let count = taken.len();
+        *rounds = taken.keep();
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(outcomes, count, "outcomes") }
+    })
+}
+
+/// As eb_allreduce_wait without waiting: gives 0 if the outcome is not there yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_test(allreduce: eb_allreduce, outcomes: *mut usize) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        check_place(outcomes, "outcomes")?;
+        *rounds = NONE;
+        let mut count = 0;
+        if let Some(taken) = sum.test()? {
+            count = taken.len();
+            *rounds = taken.keep();
+        }
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(outcomes, count, "outcomes") }
+    })
+}
+
+/// One of the outcomes that the last eb_allreduce_wait or eb_allreduce_test gave, from 0 on, the oldest first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_outcome(
+    allreduce: eb_allreduce,
+    index: usize,
+    outcome: *mut eb_outcome,
+) -> eb_status {
+    with(allreduce, |kept| {
+        let found = kept.outcome(index)?;
+        let (data, cut) = (found.data(), found.cut());
+        let count = |part| cut.entries().filter(|entry| entry.part == part).count() as u32;
+        let filled = eb_outcome {
+            size: 0,
+            round: found.round(),
+            data: data.as_ptr().cast(),
+            bytes: data.len(),
+            fresh: count(Part::Fresh),
+            carried: count(Part::Carried),
+            entries: cut.entries().len() as u32,
+            initiator: cut.initiator().and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1),
+        };
+        // SAFETY: the caller gives NULL or a structure of the size that it says.
+        unsafe { give_structure(outcome, filled, "outcome") }
+    })
+}
+
+/// The entries of an outcome's cut, in the order of reduction: at most `capacity` of them are written. `count` gets the number
+/// that there are, and may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_entries(
+    allreduce: eb_allreduce,
+    index: usize,
+    entries: *mut eb_entry,
+    capacity: usize,
+    count: *mut usize,
+) -> eb_status {
+    with(allreduce, |kept| {
+        let found = kept.outcome(index)?;
+        if capacity > 0 {
+            check_place(entries, "entries")?;
+        }
+        for (place, entry) in found.cut().entries().take(capacity).enumerate() {
+            let part = match entry.part {
+                Part::Carried => eb_part::EB_CARRIED,
+                Part::Fresh => eb_part::EB_FRESH,
+                Part::Leaving => eb_part::EB_LEAVING,
+            };
+            let given = eb_entry { rank: entry.rank, part, age: entry.age, weight: entry.weight.into(), reserved: 0 };
+            // SAFETY: the caller gives places for `capacity` entries, and this is one of the first so many.
+            unsafe { entries.add(place).write(given) };
+        }
+        if count.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(count, found.cut().entries().len(), "count") }
+    })
+}
+
+/// Releases the outcomes: their memory may be used again. The next eb_allreduce_contribution or eb_allreduce_arrive does so,
+/// too.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_allreduce_release(allreduce: eb_allreduce) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        *rounds = NONE;
+        sum.release();
+        Ok(())
+    })
+}
+
+/// A descriptor that is readable when eb_allreduce_test would give outcomes or fail: for poll(2) and event loops. It needs the
+/// executor "thread". It belongs to the collective: do not read, write or close it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_completion_fd(allreduce: eb_allreduce, fd: *mut c_int) -> eb_status {
+    with(allreduce, |Sum { sum, .. }| {
+        check_place(fd, "fd")?;
+        let descriptor = sum.completion()?.as_raw_fd();
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(fd, descriptor, "fd") }
+    })
+}
+
+/// Leaves in good order: what is carried enters a round, and the other ranks no longer count on this one. Outcomes that were
+/// not taken are dropped. After EB_TIMEOUT, call again.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_allreduce_finish(allreduce: eb_allreduce, timeout: f64) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        let timeout = seconds(timeout, "timeout")?;
+        *rounds = NONE;
+        Ok(sum.finish(timeout)?)
+    })
+}
+
+/// Destroys a collective. If it was not finished, the job is aborted, because the others would wait for this rank.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_allreduce_destroy(allreduce: eb_allreduce) -> eb_status {
+    call(|| {
+        let sum = SUMS.get(allreduce.id)?;
+        let busy =
+            || Failure::new(eb_status::EB_BUSY, "another thread is in a call with this allreduce; destroy it then");
+        let _unused = sum.try_lock().ok_or_else(busy)?;
+        SUMS.remove(allreduce.id).map(drop)
+    })
+}
+
+impl Sum {
+    fn outcome(&self, index: usize) -> Result<earlybird::Outcome<'_, u8>, Failure> {
+        let round = self.rounds.clone().nth(index);
+        let outcome = round.and_then(|round| self.sum.kept(round));
+        outcome.ok_or_else(|| Failure::argument(format!("there is no outcome of number {index}, or it was released")))
+    }
+}

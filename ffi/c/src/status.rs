@@ -1,0 +1,200 @@
+//! What calls return, and what more there is to say of a failure.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use earlybird::{Error, ErrorKind};
+
+use crate::input;
+
+/// What a call returns. Numbers stay what they are, and new ones may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum eb_status {
+    /// It is done.
+    EB_OK = 0,
+    /// The deadline passed. After eb_allreduce_wait and eb_allreduce_finish nothing is lost: call again to go on waiting.
+    EB_TIMEOUT = 1,
+    /// A process ended without leaving its collectives. Every later call fails the same way.
+    EB_PEER_DIED = 2,
+    /// A rank that had left in good order was still needed.
+    EB_PEER_LEFT = 3,
+    /// A rank called eb_world_abort. Every later call fails the same way.
+    EB_ABORTED = 4,
+    /// Ranks disagree on something that must be the same everywhere.
+    EB_MISMATCH = 5,
+    /// The world could not be set up.
+    EB_JOIN = 6,
+    /// A transport failed after the world had been joined.
+    EB_TRANSPORT = 7,
+    /// Less memory than is needed.
+    EB_MEMORY = 8,
+    /// The kernel lets this process lock less memory than a device is to use.
+    EB_LOCKED_MEMORY = 9,
+    /// An invalid choice, variable or file.
+    EB_CONFIG = 10,
+    /// A call that is not allowed now.
+    EB_USAGE = 11,
+    /// The operating system refused.
+    EB_OS = 12,
+    /// The handle was closed, or never was one.
+    EB_HANDLE = 100,
+    /// A null pointer, a size or a text that cannot be.
+    EB_ARGUMENT = 101,
+    /// Another thread is in a call with the same handle.
+    EB_BUSY = 102,
+    /// This is a child that was forked from the process that made the handle.
+    EB_FORKED = 103,
+    /// A mistake of the library. Please report it.
+    EB_INTERNAL = 104,
+}
+
+use eb_status::*;
+
+const ALL: [eb_status; 18] = [
+    EB_OK,
+    EB_TIMEOUT,
+    EB_PEER_DIED,
+    EB_PEER_LEFT,
+    EB_ABORTED,
+    EB_MISMATCH,
+    EB_JOIN,
+    EB_TRANSPORT,
+    EB_MEMORY,
+    EB_LOCKED_MEMORY,
+    EB_CONFIG,
+    EB_USAGE,
+    EB_OS,
+    EB_HANDLE,
+    EB_ARGUMENT,
+    EB_BUSY,
+    EB_FORKED,
+    EB_INTERNAL,
+];
+
+impl eb_status {
+    fn text(self) -> &'static CStr {
+        match self {
+            EB_OK => c"done",
+            EB_TIMEOUT => c"the deadline passed",
+            EB_PEER_DIED => c"a rank died",
+            EB_PEER_LEFT => c"a rank that is needed has left",
+            EB_ABORTED => c"a rank aborted the job",
+            EB_MISMATCH => c"ranks disagree",
+            EB_JOIN => c"the world could not be set up",
+            EB_TRANSPORT => c"the transport failed",
+            EB_MEMORY => c"too little memory",
+            EB_LOCKED_MEMORY => c"too little memory may be locked",
+            EB_CONFIG => c"an invalid choice, variable or file",
+            EB_USAGE => c"the call is not allowed now",
+            EB_OS => c"the operating system refused",
+            EB_HANDLE => c"the handle is closed, or is none",
+            EB_ARGUMENT => c"an invalid argument",
+            EB_BUSY => c"another thread is in a call with this handle",
+            EB_FORKED => c"the handle is that of a parent process",
+            EB_INTERNAL => c"a mistake of the library",
+        }
+    }
+
+    fn of(kind: ErrorKind) -> Self {
+        // The numbers of kinds are those of statuses; a kind of a later version has none here.
+        ALL.into_iter().find(|&status| status as i32 == kind as i32).unwrap_or(EB_INTERNAL)
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: eb_status,
+    rank: Option<u32>,
+    peer: Option<u32>,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(status: eb_status, text: impl Into<String>) -> Self {
+        Failure { status, rank: None, peer: None, text: text.into() }
+    }
+
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self::new(EB_ARGUMENT, text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (status, rank, peer) = (eb_status::of(error.kind()), error.rank(), error.peer());
+        Failure { status, rank, peer, text: error.to_string() }
+    }
+}
+
+/// What is known of a failure.
+#[derive(Debug)]
+#[repr(C)]
+pub struct eb_error {
+    /// sizeof(eb_error), set by the caller.
+    pub size: usize,
+    /// What the call returned; EB_OK if no call of this thread has failed yet.
+    pub status: eb_status,
+    /// The rank that reports, or -1.
+    pub rank: i32,
+    /// The rank that the failure concerns, or -1: the dead one, the first that is missing, the one that aborted.
+    pub peer: i32,
+    /// One line: what failed, where, why, and what to do. Valid until the next call of this thread that fails.
+    pub message: *const c_char,
+}
+
+struct Last {
+    status: eb_status,
+    rank: i32,
+    peer: i32,
+    message: Option<CString>,
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = const { RefCell::new(Last { status: EB_OK, rank: -1, peer: -1, message: None }) };
+}
+
+/// Makes a call: its failure becomes the last error of this thread.
+pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> eb_status {
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    let failure = match ended {
+        Ok(Ok(())) => return EB_OK,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::new(EB_INTERNAL, "a mistake of the library, described on standard error; please report it"),
+    };
+    let Failure { status, rank, peer, text } = failure;
+    let number = |rank: Option<u32>| rank.map_or(-1, |rank| i32::try_from(rank).unwrap_or(-1));
+    let message = CString::new(text.replace('\0', " ")).ok();
+    LAST.with(|last| *last.borrow_mut() = Last { status, rank: number(rank), peer: number(peer), message });
+    status
+}
+
+/// A few words for a status; never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_strerror(status: i32) -> *const c_char {
+    let known = ALL.into_iter().find(|&known| known as i32 == status);
+    known.map_or(c"an unknown status", eb_status::text).as_ptr()
+}
+
+/// What is known of the last failure of a call of this thread. A call that succeeds leaves it as it is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_last_error(error: *mut eb_error) -> eb_status {
+    // Not by way of `call`, which would replace what is asked for.
+    LAST.with(|last| {
+        let last = last.borrow();
+        let Last { status, rank, peer, ref message } = *last;
+        let message = message.as_deref().unwrap_or_default().as_ptr();
+        let filled = eb_error { size: 0, status, rank, peer, message };
+        // SAFETY: the caller gives NULL or a structure of the size that it says.
+        if unsafe { input::give_structure(error, filled, "error") }.is_err() { EB_ARGUMENT } else { EB_OK }
+    })
+}
+
+/// The version of the library, such as 0.1.0.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}

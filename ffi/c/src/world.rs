@@ -1,0 +1,168 @@
+//! The processes of a job.
+
+use std::ffi::{CString, c_char};
+
+use earlybird::{Config, FabricChoice, World};
+
+use crate::handles::Handles;
+use crate::input::{array, check_place, choice, give, give_structure, seconds, take_structure, text};
+use crate::status::{Failure, call, eb_status};
+
+/// The processes of a job, as one of them sees them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct eb_world {
+    /// A number that means nothing to a caller; 0 is no handle.
+    pub id: u64,
+}
+
+/// A world, and its names as C has them.
+pub(crate) struct Joined {
+    pub(crate) world: World,
+    fabric: CString,
+    provider: CString,
+}
+
+pub(crate) static WORLDS: Handles<Joined> = Handles::new("world", 1);
+
+/// How to join a world. Fields that are 0 stand for what the environment says (EARLYBIRD_FABRIC and so on).
+#[derive(Debug)]
+#[repr(C)]
+pub struct eb_config {
+    /// sizeof(eb_config), set by the caller.
+    pub size: usize,
+    /// The transport: "auto", "shm", "ofi" or "verbs".
+    pub fabric: *const c_char,
+    /// The libfabric provider, such as "tcp;ofi_rxm".
+    pub provider: *const c_char,
+    /// The secret of this job, of 8 bytes or more.
+    pub secret: *const c_char,
+    /// The file of measured parameters.
+    pub hw_config: *const c_char,
+    /// The time limit of joining, and of later calls that all ranks make together without one of their own.
+    pub deadline: f64,
+}
+
+/// What is known of a world.
+#[derive(Debug)]
+#[repr(C)]
+pub struct eb_world_info {
+    /// sizeof(eb_world_info), set by the caller.
+    pub size: usize,
+    /// This rank, from 0.
+    pub rank: u32,
+    /// Ranks in the world.
+    pub ranks: u32,
+    /// The transport. Valid until the world is closed.
+    pub fabric: *const c_char,
+    /// The libfabric provider, or an empty text. Valid until the world is closed.
+    pub provider: *const c_char,
+}
+
+/// Joins the world that the launcher's environment describes; without a launcher, a world of one rank. Returns when all ranks
+/// have joined. `config` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_world_from_env(config: *const eb_config, world: *mut eb_world) -> eb_status {
+    call(|| {
+        check_place(world, "world")?;
+        let mut chosen = Config::from_env()?;
+        if !config.is_null() {
+            // SAFETY: the caller gives a structure of the size that it says, with texts or NULL.
+            unsafe {
+                let config = take_structure(config, "config")?;
+                if let Some(fabric) = choice::<FabricChoice>(config.fabric, "config.fabric")? {
+                    chosen.fabric = fabric;
+                }
+                let own = |given, name| text(given, name).map(|text| text.map(str::to_owned));
+                chosen.ofi.provider = own(config.provider, "config.provider")?.or(chosen.ofi.provider);
+                chosen.secret = own(config.secret, "config.secret")?.or(chosen.secret);
+                chosen.hw_config = own(config.hw_config, "config.hw_config")?.map(Into::into).or(chosen.hw_config);
+                if config.deadline != 0.0 {
+                    chosen.deadline = seconds(config.deadline, "config.deadline")?;
+                }
+            }
+        }
+        let joined = World::from_env(&chosen)?;
+        let name = |name: &str| CString::new(name).unwrap_or_default();
+        let (fabric, provider) = (name(joined.fabric_name()), name(joined.provider().unwrap_or_default()));
+        let id = WORLDS.add(Joined { world: joined, fabric, provider });
+        // SAFETY: the caller gives a place for one.
+        unsafe { give(world, eb_world { id }, "world") }
+    })
+}
+
+/// Fills `info`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_world_get_info(world: eb_world, info: *mut eb_world_info) -> eb_status {
+    call(|| {
+        let joined = WORLDS.get(world.id)?;
+        let (rank, ranks) = (joined.world.rank(), joined.world.size());
+        let (fabric, provider) = (joined.fabric.as_ptr(), joined.provider.as_ptr());
+        let filled = eb_world_info { size: 0, rank, ranks, fabric, provider };
+        // SAFETY: the caller gives NULL or a structure of the size that it says.
+        unsafe { give_structure(info, filled, "info") }
+    })
+}
+
+/// Waits until all ranks have called it. After EB_TIMEOUT the ranks are out of step: begin a new world.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_world_barrier(world: eb_world, timeout: f64) -> eb_status {
+    call(|| {
+        let timeout = seconds(timeout, "timeout")?;
+        Ok(WORLDS.get(world.id)?.world.barrier(timeout)?)
+    })
+}
+
+/// Copies `bytes` bytes of rank `root` to all ranks, which pass the same length. Returns when all ranks have them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_world_broadcast(
+    world: eb_world,
+    data: *mut core::ffi::c_void,
+    bytes: usize,
+    root: u32,
+    timeout: f64,
+) -> eb_status {
+    call(|| {
+        let timeout = seconds(timeout, "timeout")?;
+        let joined = WORLDS.get(world.id)?;
+        let data = data.cast::<u8>();
+        if bytes > 0 {
+            check_place(data, "data")?;
+        }
+        let data = match bytes {
+            0 => &mut [],
+            _ if bytes > isize::MAX as usize => return Err(Failure::argument("bytes is more than can be addressed")),
+            // SAFETY: not NULL, and the caller gives so many bytes that no other thread uses during the call.
+            _ => unsafe { std::slice::from_raw_parts_mut(data, bytes) },
+        };
+        Ok(joined.world.broadcast(data, root, timeout)?)
+    })
+}
+
+/// Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it; the first
+/// reason stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_world_abort(world: eb_world, reason: *const c_char) -> eb_status {
+    call(|| {
+        // SAFETY: the caller gives a text or NULL.
+        let reason = unsafe { text(reason, "reason")? }.unwrap_or("no reason given");
+        WORLDS.get(world.id)?.world.abort(reason);
+        Ok(())
+    })
+}
+
+/// Closes a handle. The rank leaves the world when its last collective is destroyed, too; over a network that may wait until
+/// other ranks have what this one has sent.
+#[unsafe(no_mangle)]
+pub extern "C" fn eb_world_close(world: eb_world) -> eb_status {
+    call(|| WORLDS.remove(world.id).map(drop))
+}
+
+/// The lengths of tensors, for the collectives of this world.
+///
+/// # Safety
+/// The pointer is NULL or points to so many lengths.
+pub(crate) unsafe fn lengths<'a>(given: *const usize, count: usize) -> Result<&'a [usize], Failure> {
+    // SAFETY: by the caller's promise.
+    unsafe { array(given, count, "options.lengths") }
+}

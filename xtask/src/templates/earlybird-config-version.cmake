@@ -1,0 +1,17 @@
+set(PACKAGE_VERSION "@VERSION@")
+
+# Until version 1 any minor version may change the interface.
+if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+else()
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" _earlybird_minor "${PACKAGE_VERSION}")
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" _earlybird_wanted "${PACKAGE_FIND_VERSION}")
+  if(NOT PACKAGE_FIND_VERSION OR _earlybird_minor STREQUAL _earlybird_wanted)
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  else()
+    set(PACKAGE_VERSION_COMPATIBLE FALSE)
+  endif()
+  if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
