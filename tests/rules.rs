@@ -151,7 +151,9 @@ fn late_contributions_are_dropped_or_decay_by_rule() {
                 } else {
                     world.barrier(DEADLINE).unwrap();
                     hand_in(&mut sum, 8.0);
-                    assert_eq!(sum.wait(DEADLINE).unwrap().len(), 3);
+                    let seen = sum.wait(DEADLINE).unwrap().len();
+                    // What is relayed over a network may be on its way to this rank.
+                    assert!(seen == 3 || seen < 3 && sum.path() == "relayed", "{seen} rounds, {}", sum.path());
                     assert_eq!(sum.stats().dropped, u64::from(absent == Absent::Drop));
                     world.barrier(DEADLINE).unwrap();
                 }
