@@ -23,6 +23,8 @@ pub enum Need {
     Membarrier,
     /// A kernel that makes network and process namespaces for this user.
     Namespaces,
+    /// Python 3.11 with venv, and a package index.
+    Python,
     /// To be root, and to act as another user.
     Root,
     /// The command `valgrind`.
@@ -35,7 +37,7 @@ pub enum Need {
 const NO_SKIPS: &str = "TEST_NO_SKIPS";
 
 impl Need {
-    const EVERY: [Need; 11] = [
+    const EVERY: [Need; 12] = [
         Need::Cargo,
         Need::Clang,
         Need::Compiler,
@@ -44,6 +46,7 @@ impl Need {
         Need::Libfabric,
         Need::Membarrier,
         Need::Namespaces,
+        Need::Python,
         Need::Root,
         Need::Valgrind,
         Need::Verbs,
@@ -59,6 +62,7 @@ impl Need {
             Need::Libfabric => "libfabric",
             Need::Membarrier => "membarrier",
             Need::Namespaces => "namespaces",
+            Need::Python => "python",
             Need::Root => "root",
             Need::Valgrind => "valgrind",
             Need::Verbs => "verbs",

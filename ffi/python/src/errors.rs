@@ -1,0 +1,47 @@
+//! Failures as exceptions: the classes are those of `earlybird._errors`.
+
+use earlybird::{Error, ErrorKind};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+/// The class for a kind of failure.
+fn class_name(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Timeout => "Timeout",
+        ErrorKind::PeerDied => "PeerDied",
+        ErrorKind::PeerLeft => "PeerLeft",
+        ErrorKind::Aborted => "Aborted",
+        ErrorKind::Mismatch => "Mismatch",
+        ErrorKind::Config => "ConfigError",
+        ErrorKind::Usage => "UsageError",
+        ErrorKind::Transport => "TransportError",
+        _ => "Error",
+    }
+}
+
+/// An exception of a class by name, with the ranks that a failure concerns.
+fn exception(py: Python<'_>, name: &str, text: String, ranks: [Option<u32>; 2]) -> PyErr {
+    let made = || -> PyResult<PyErr> {
+        let class = py.import("earlybird._errors")?.getattr(name)?;
+        let value = class.call1((text.clone(),))?;
+        value.setattr("rank", ranks[0])?;
+        value.setattr("peer", ranks[1])?;
+        Ok(PyErr::from_value(value))
+    };
+    made().unwrap_or_else(|_| PyRuntimeError::new_err(text.clone()))
+}
+
+/// What a call of the library failed with.
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    exception(py, class_name(error.kind()), error.to_string(), [error.rank(), error.peer()])
+}
+
+/// A choice that is none.
+pub(crate) fn bad_choice(py: Python<'_>, text: String) -> PyErr {
+    exception(py, "ConfigError", text, [None, None])
+}
+
+/// A call that is not allowed now.
+pub(crate) fn misused(py: Python<'_>, text: &str) -> PyErr {
+    exception(py, "UsageError", text.to_owned(), [None, None])
+}

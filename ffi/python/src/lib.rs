@@ -1,0 +1,19 @@
+//! earlybird for Python: what `python/earlybird` stands on. Everything here blocks without the interpreter's lock.
+//!
+//! Memory is lent by the buffer protocol, and each loan is checked: a contribution until it is handed in, an outcome until it is
+//! released. A handle is not released while an array of one of its outcomes exists.
+
+mod allreduce;
+mod errors;
+mod memory;
+mod world;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<world::World>()?;
+    module.add_class::<allreduce::Allreduce>()?;
+    module.add_class::<memory::Memory>()
+}

@@ -1,0 +1,134 @@
+//! The processes of a job.
+
+use std::time::Duration;
+
+use earlybird::{Config, FabricChoice};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+use crate::errors::{bad_choice, misused, raised};
+
+/// The processes of a job, as one of them sees them.
+#[pyclass(subclass, frozen, module = "earlybird._earlybird")]
+pub(crate) struct World {
+    /// Nothing when it was closed. A forked child never drops it.
+    world: parking_lot::Mutex<Option<earlybird::World>>,
+}
+
+/// A time in seconds, or none.
+pub(crate) fn duration(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    let Some(seconds) = seconds.filter(|&seconds| seconds != f64::INFINITY) else { return Ok(None) };
+    let bad = |_| bad_choice(py, format!("a timeout of {seconds}: use seconds from 0 on, or None"));
+    Duration::try_from_secs_f64(seconds).map(Some).map_err(bad)
+}
+
+impl World {
+    pub(crate) fn handle(&self, py: Python<'_>) -> PyResult<earlybird::World> {
+        self.world.lock().clone().ok_or_else(|| misused(py, "the world was closed"))
+    }
+}
+
+#[pymethods]
+impl World {
+    #[new]
+    #[pyo3(signature = (*, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
+    fn new(
+        py: Python<'_>,
+        fabric: Option<&str>,
+        provider: Option<String>,
+        secret: Option<String>,
+        hw_config: Option<String>,
+        deadline: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut config = Config::from_env().map_err(|error| raised(py, &error))?;
+        if let Some(fabric) = fabric {
+            let parsed = fabric.parse::<FabricChoice>();
+            config.fabric = parsed.map_err(|problem| bad_choice(py, problem.to_string()))?;
+        }
+        config.ofi.provider = provider.or(config.ofi.provider);
+        config.secret = secret.or(config.secret);
+        config.hw_config = hw_config.map(Into::into).or(config.hw_config);
+        if let Some(deadline) = duration(py, deadline)? {
+            config.deadline = deadline;
+        }
+        let joined = py.detach(|| earlybird::World::from_env(&config));
+        let world = joined.map_err(|error| raised(py, &error))?;
+        Ok(World { world: parking_lot::Mutex::new(Some(world)) })
+    }
+
+    /// This rank, from 0.
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.handle(py)?.rank())
+    }
+
+    /// Ranks in the world.
+    #[getter]
+    fn size(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.handle(py)?.size())
+    }
+
+    /// The transport.
+    #[getter]
+    fn fabric(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.handle(py)?.fabric_name())
+    }
+
+    /// The libfabric provider, if the transport is libfabric.
+    #[getter]
+    fn provider(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.handle(py)?.provider().map(str::to_owned))
+    }
+
+    fn _barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let (world, timeout) = (self.handle(py)?, duration(py, timeout)?.unwrap_or(Duration::MAX));
+        py.detach(|| world.barrier(timeout)).map_err(|error| raised(py, &error))
+    }
+
+    fn _broadcast(&self, py: Python<'_>, data: PyBuffer<u8>, root: u32, timeout: Option<f64>) -> PyResult<()> {
+        let (world, timeout) = (self.handle(py)?, duration(py, timeout)?.unwrap_or(Duration::MAX));
+        if data.readonly() || !data.is_c_contiguous() {
+            return Err(misused(py, "a broadcast needs contiguous memory that can be written"));
+        }
+        let (address, bytes) = (data.buf_ptr() as usize, data.len_bytes());
+        let copied = py.detach(|| {
+            let bytes = match bytes {
+                0 => &mut [],
+                // SAFETY: the buffer has so many bytes that can be written, and is held until the end of the call. Other
+                // threads of the program must leave it alone meanwhile, as the documentation says.
+                _ => unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) },
+            };
+            world.broadcast(bytes, root, timeout)
+        });
+        copied.map_err(|error| raised(py, &error))
+    }
+
+    /// Makes every later call of every rank fail, with this rank and the reason in the error. Any thread may call it.
+    #[pyo3(signature = (reason="no reason given"))]
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let world = self.handle(py)?;
+        py.detach(|| world.abort(reason));
+        Ok(())
+    }
+
+    /// Closes the handle. The rank leaves the world when its last collective is gone, too.
+    fn close(&self, py: Python<'_>) {
+        let world = self.world.lock().take();
+        py.detach(|| forget_or_drop(world, |world| world.as_ref().is_none_or(earlybird::World::is_own)));
+    }
+}
+
+/// Drops what belongs to this process. In a forked child it belongs to the parent.
+pub(crate) fn forget_or_drop<T>(value: T, is_own: impl FnOnce(&T) -> bool) {
+    if is_own(&value) {
+        drop(value);
+    } else {
+        std::mem::forget(value);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        forget_or_drop(self.world.get_mut().take(), |world| world.as_ref().is_none_or(earlybird::World::is_own));
+    }
+}

@@ -1,0 +1,380 @@
+"""The Python package as programs meet it: ranks are processes of their own, started as a launcher would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+
+import pytest
+
+import earlybird
+
+
+def start(program: str, ranks: int) -> list[subprocess.Popen[str]]:
+    """Starts a program as every rank of a world."""
+    store = f"unix:earlybird-{uuid.uuid4()}"
+    head = "import earlybird, numpy as np\nworld = earlybird.World()\nrank, size = world.rank, world.size\n"
+    started = []
+    for rank in range(ranks):
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("EARLYBIRD_")}
+        variables |= {"EARLYBIRD_RANK": str(rank), "EARLYBIRD_WORLD_SIZE": str(ranks), "EARLYBIRD_STORE": store}
+        command = [sys.executable, "-c", head + textwrap.dedent(program)]
+        started.append(
+            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    return started
+
+
+def run(program: str, ranks: int) -> list[str]:
+    """Runs a program as every rank; returns what each printed. All must end well."""
+    texts = []
+    for rank, process in enumerate(start(program, ranks)):
+        text = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, f"rank {rank}: {text}"
+        texts.append(text)
+    return texts
+
+
+def test_a_quorum_does_not_wait_and_loses_nothing() -> None:
+    texts = run(
+        """
+        import time
+        total, left = 0.0, 0
+        with world.allreduce([3, 5], dtype="f64", fire="quorum=2") as sum:
+            for step in range(30):
+                time.sleep(0.003 if rank == 3 else 0.001)
+                first, second = sum.tensors()
+                first[:] = 1
+                second[:] = 2
+                del first, second
+                sum.arrive()
+                for outcome in sum.wait(30):
+                    count = len(outcome.fresh) + len(outcome.carried)
+                    assert (outcome.tensors()[0] == count).all() and (outcome.tensors()[1] == 2 * count).all()
+                    leaves = [entry.rank for entry in outcome.entries if entry.part == "leaving"]
+                    assert len(outcome.fresh) + len(leaves) >= min(2, size - left)
+                    left += len(leaves)
+                    total += float(outcome.data[0])
+            late = sum.stats()["late"]
+        print("TOTAL", total, "LATE", late)
+        """,
+        4,
+    )
+    assert all("TOTAL" in text for text in texts)
+    assert any("LATE 0" not in text for text in texts), texts
+
+
+def test_every_type_is_summed() -> None:
+    run(
+        """
+        for name, kind in [("f32", np.float32), ("f64", "float64"), ("f16", np.float16), ("i32", np.int32),
+                           ("i64", int), ("u32", "u32"), ("u64", np.uint64)]:
+            with world.allreduce(7, dtype=kind) as sum:
+                sum.contribution()[:] = rank + 1
+                sum.arrive()
+                outcome = sum.wait(30)[0]
+                assert (outcome.data == 3).all() and outcome.data.dtype == sum.dtype, name
+        with world.allreduce(2, dtype="bf16") as sum:
+            sum.contribution()[:] = 0x3F80
+            sum.arrive()
+            assert (sum.wait(30)[0].data == 0x4000).all()
+        """,
+        2,
+    )
+
+
+def test_nothing_is_copied() -> None:
+    """Arrays are the registered memory itself."""
+    run(
+        """
+        with world.allreduce(1000, fire="solo") as sum:
+            places = set()
+            for step in range(12):
+                array = sum.contribution()
+                assert array is sum.contribution() and array.flags.writeable
+                places.add(array.ctypes.data)
+                assert memoryview(sum._contribution()).nbytes == 4000
+                address = np.frombuffer(sum._contribution(), dtype=np.uint8).ctypes.data
+                assert address == array.ctypes.data
+                array[:] = step
+                sum.arrive()
+                outcome = sum.wait(30)[-1]
+                one, other = outcome.data, outcome.data
+                assert one.ctypes.data == other.ctypes.data and not one.flags.writeable
+                del one, other
+            assert len(places) <= 3, places
+        """,
+        1,
+    )
+
+
+def test_what_is_not_lent_any_more_is_refused() -> None:
+    run(
+        """
+        def refused(kind, words, call):
+            try:
+                call()
+            except kind as error:
+                assert words in str(error), error
+            else:
+                raise AssertionError(f"no {kind.__name__}: {words}")
+
+        def write(array):
+            array[0] = 1
+
+        sum = world.allreduce(4)
+        array = sum.contribution()
+        memory = sum._contribution()
+        write(array)
+        sum.arrive()
+        refused(ValueError, "read-only", lambda: write(array))
+        refused(BufferError, "handed in", lambda: memoryview(memory))
+        outcome = sum.wait(30)[0]
+        data = outcome.data
+        refused(ValueError, "read-only", lambda: write(data))
+        refused(BufferError, "copy what you keep", sum.contribution)
+        refused(BufferError, "copy what you keep", sum.arrive)
+        refused(BufferError, "copy what you keep", sum.release)
+        view = data[1:]
+        del data
+        refused(BufferError, "1 arrays", sum.release)
+        del view
+        sum.release()
+        refused(BufferError, "released", lambda: outcome.data)
+        refused(earlybird.UsageError, "released", lambda: outcome.fresh)
+        refused(earlybird.UsageError, "call arrive first", lambda: sum.wait(1))
+        refused(earlybird.UsageError, "Executor::Thread", sum.fileno)
+        sum.finish(30)
+        refused(earlybird.UsageError, "has finished", sum.contribution)
+        refused(ValueError, "fire", lambda: world.allreduce(4, fire="most"))
+        refused(ValueError, "dtype", lambda: world.allreduce(4, dtype=complex))
+        refused(TypeError, "colour", lambda: world.allreduce(4, colour="red"))
+        refused(ValueError, "timeout", lambda: world.barrier(-1))
+        refused(earlybird.UsageError, "not a rank", lambda: world.broadcast(np.zeros(3), root=5))
+        world.close()
+        refused(earlybird.UsageError, "closed", lambda: world.rank)
+        # Arrays outlive their handles.
+        del sum, world
+        assert array[0] == 1
+        """,
+        1,
+    )
+
+
+def test_models_and_broadcast() -> None:
+    run(
+        """
+        model = np.full(5, 10.0 if rank == 0 else 0.0, dtype=np.float32)
+        world.broadcast(model, root=0, timeout=30)
+        assert (model == 10).all()
+        with world.allreduce([5], preset="wagma", model=model, fire="all") as models:
+            models.contribution()[:] = 2 * rank
+            models.arrive()
+            assert (models.wait(30)[-1].data == 11).all()
+        """,
+        2,
+    )
+
+
+def test_a_death_is_an_exception_that_names_the_rank() -> None:
+    processes = start(
+        """
+        import os
+        sum = world.allreduce(4)
+        try:
+            for step in range(10000):
+                if rank == 1 and step == 20:
+                    os._exit(1)
+                sum.arrive()
+                sum.wait(30)
+        except earlybird.PeerDied as error:
+            assert isinstance(error, RuntimeError) and isinstance(error, ConnectionError)
+            assert (error.rank, error.peer) == (rank, 1) and "rank 1 died" in str(error), error
+            print("HEARD")
+        """,
+        3,
+    )
+    for rank, process in enumerate(processes):
+        text = process.communicate(timeout=60)[0]
+        assert rank == 1 or (process.returncode == 0 and "HEARD" in text), text
+
+
+def test_a_timeout_loses_nothing_and_names_the_missing() -> None:
+    run(
+        """
+        import time
+        sum = world.allreduce(4)
+        sum.contribution()[:] = 1
+        if rank == 1:
+            time.sleep(0.5)
+        sum.arrive()
+        if rank == 0:
+            try:
+                sum.wait(0.15)
+            except earlybird.Timeout as error:
+                assert isinstance(error, TimeoutError) and error.peer == 1, error
+                assert "not done within 1" in str(error) and "ms" in str(error), error
+            else:
+                raise AssertionError("no timeout")
+            assert sum.test() is None
+        assert (sum.wait(30)[0].data == 2).all()
+        sum.finish()
+        """,
+        2,
+    )
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    processes = start(
+        """
+        import time
+        sum = world.allreduce(4)
+        if rank == 1:
+            time.sleep(2)
+            sum.arrive()
+            sum.wait(30)
+            sum.finish(30)
+        else:
+            sum.arrive()
+            print("WAITS", flush=True)
+            try:
+                sum.wait()
+            except KeyboardInterrupt:
+                print("INTERRUPTED", flush=True)
+            # Nothing is lost by that.
+            assert len(sum.wait(30)) == 1
+            sum.finish(30)
+        """,
+        2,
+    )
+    waiting = processes[0].stdout
+    assert waiting is not None and waiting.readline() == "WAITS\n"
+    time.sleep(0.2)
+    processes[0].send_signal(signal.SIGINT)
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
+
+
+def test_threads_run_while_one_waits() -> None:
+    """A wait gives the interpreter's lock away."""
+    run(
+        """
+        import threading, time
+        sum = world.allreduce(4)
+        counted = 0
+        if rank == 0:
+            sum.arrive()
+            waits = threading.Thread(target=lambda: sum.wait(30))
+            waits.start()
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                counted += 1
+            assert counted > 10000, counted
+            try:
+                sum.test()
+            except earlybird.UsageError as error:
+                assert "another thread" in str(error)
+            else:
+                raise AssertionError("two threads are in calls")
+            world.barrier(30)
+            waits.join()
+        else:
+            world.barrier(30)
+            sum.arrive()
+            sum.wait(30)
+        sum.finish(30)
+        """,
+        2,
+    )
+
+
+def test_asyncio_goes_on_while_one_waits() -> None:
+    run(
+        """
+        import asyncio, time
+
+        async def play():
+            ticks = 0
+
+            async def tick():
+                nonlocal ticks
+                while True:
+                    await asyncio.sleep(0.01)
+                    ticks += 1
+
+            ticking = asyncio.create_task(tick())
+            with world.allreduce(100, executor="thread") as mean:
+                for step in range(10):
+                    if rank == 1:
+                        await asyncio.sleep(0.03)
+                    mean.contribution()[:] = step
+                    mean.arrive()
+                    outcomes = await mean.outcomes()
+                    assert (outcomes[-1].data == 2 * step).all()
+            assert ticks >= 10, ticks
+            ticking.cancel()
+
+        asyncio.run(play())
+        """,
+        2,
+    )
+
+
+def test_a_forked_child_gets_an_error() -> None:
+    run(
+        """
+        import os
+        sum = world.allreduce(4)
+        sum.contribution()[:] = 1
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                sum.contribution()
+                sum.arrive()
+            except earlybird.UsageError as error:
+                code = 0 if "forked child" in str(error) else 2
+            del sum, world
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        sum.arrive()
+        assert len(sum.wait(30)) == 1
+        sum.finish(30)
+        """,
+        2,
+    )
+
+
+def test_what_is_collected_in_the_middle_of_a_round_aborts_the_job() -> None:
+    processes = start(
+        """
+        sum = world.allreduce(4)
+        if rank == 1:
+            del sum
+        else:
+            try:
+                sum.arrive()
+                sum.wait(30)
+            except earlybird.Aborted as error:
+                assert error.peer == 1, error
+                print("ABORTED")
+        """,
+        2,
+    )
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert "ABORTED" in texts[0], texts
+
+
+def test_the_version_and_one_rank() -> None:
+    assert earlybird.__version__.count(".") == 2
+    with earlybird.World() as world, world.allreduce([], fire="all") as empty:
+        empty.arrive()
+        assert empty.wait(5)[0].data.size == 0
+        assert empty.tensors() == []
+    with pytest.raises(earlybird.ConfigError, match="carrier"):
+        earlybird.World(fabric="carrier pigeons")
