@@ -7,6 +7,7 @@ mod arrivals;
 mod checks;
 mod choices;
 mod models;
+mod texts;
 
 use std::time::Instant;
 

@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 
-use earlybird::{Absent, Allreduce, Dtype, Executor, Fire, Grace, Group, Mover, Part, Preset, Reduce, Scale};
+use earlybird::{Allreduce, Dtype, Part};
 use parking_lot::Mutex;
 
 use crate::handles::Handles;
-use crate::input::{array, check_place, choice, give, give_structure, seconds, take_structure};
+use crate::input::{array, check_place, choice, give, give_structure, seconds, take_structure, text};
 use crate::status::{Failure, call, eb_status};
 use crate::world::{WORLDS, eb_world, lengths};
 
@@ -160,32 +160,21 @@ pub unsafe extern "C" fn eb_allreduce_create(
         let sum = unsafe {
             let dtype = choice::<Dtype>(options.dtype, "options.dtype")?.unwrap_or(Dtype::F32);
             let mut builder = joined.world.allreduce_bytes(dtype, lengths);
-            if let Some(preset) = choice::<Preset>(options.preset, "options.preset")? {
-                builder = builder.preset(preset);
-            }
-            if let Some(fire) = choice::<Fire>(options.fire, "options.fire")? {
-                builder = builder.fire(fire);
-            }
-            if let Some(grace) = choice::<Grace>(options.grace, "options.grace")? {
-                builder = builder.grace(grace);
-            }
-            if let Some(absent) = choice::<Absent>(options.absent, "options.absent")? {
-                builder = builder.absent(absent);
-            }
-            if let Some(reduce) = choice::<Reduce>(options.reduce, "options.reduce")? {
-                builder = builder.reduce(reduce);
-            }
-            if let Some(scale) = choice::<Scale>(options.scale, "options.scale")? {
-                builder = builder.scale(scale);
-            }
-            if let Some(group) = choice::<Group>(options.group, "options.group")? {
-                builder = builder.group(group);
-            }
-            if let Some(mover) = choice::<Mover>(options.mover, "options.mover")? {
-                builder = builder.mover(mover);
-            }
-            if let Some(executor) = choice::<Executor>(options.executor, "options.executor")? {
-                builder = builder.executor(executor);
+            // The preset first: what follows changes it.
+            for (name, given) in [
+                ("preset", options.preset),
+                ("fire", options.fire),
+                ("grace", options.grace),
+                ("absent", options.absent),
+                ("reduce", options.reduce),
+                ("scale", options.scale),
+                ("group", options.group),
+                ("mover", options.mover),
+                ("executor", options.executor),
+            ] {
+                if let Some(value) = text(given, name)? {
+                    builder = builder.choose(name, value)?;
+                }
             }
             if options.depth > 0 {
                 builder = builder.depth(options.depth);

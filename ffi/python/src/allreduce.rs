@@ -2,7 +2,6 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -37,13 +36,6 @@ struct Held {
     sum: Option<earlybird::Allreduce<u8>>,
     /// Contributions that were handed in.
     handed_in: u64,
-}
-
-/// A choice that is written as a text, or none.
-fn choice<C: FromStr<Err: ToString>>(py: Python<'_>, name: &str, text: Option<&str>) -> PyResult<Option<C>> {
-    let parse =
-        |text: &str| text.parse().map_err(|problem: C::Err| bad_choice(py, format!("{name}: {}", problem.to_string())));
-    text.map(parse).transpose()
 }
 
 impl Allreduce {
@@ -126,60 +118,20 @@ impl Held {
 #[pymethods]
 impl Allreduce {
     #[new]
-    #[pyo3(signature = (
-        world, lengths, *, dtype="f32", preset=None, fire=None, grace=None, absent=None, reduce=None, scale=None, group=None,
-        mover=None, executor=None, depth=None, model=None,
-    ))]
-    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
+    #[pyo3(signature = (world, lengths, dtype, model, choices))]
     fn new(
         py: Python<'_>,
         world: &World,
         lengths: Vec<usize>,
         dtype: &str,
-        preset: Option<&str>,
-        fire: Option<&str>,
-        grace: Option<&str>,
-        absent: Option<&str>,
-        reduce: Option<&str>,
-        scale: Option<&str>,
-        group: Option<&str>,
-        mover: Option<&str>,
-        executor: Option<&str>,
-        depth: Option<u32>,
         model: Option<Vec<u8>>,
+        choices: Vec<(String, String)>,
     ) -> PyResult<Self> {
         let world = world.handle(py)?;
-        let dtype = choice::<Dtype>(py, "dtype", Some(dtype))?.unwrap_or(Dtype::F32);
+        let dtype = dtype.parse::<Dtype>().map_err(|problem| bad_choice(py, format!("dtype: {problem}")))?;
         let mut builder = world.allreduce_bytes(dtype, &lengths);
-        if let Some(preset) = choice(py, "preset", preset)? {
-            builder = builder.preset(preset);
-        }
-        if let Some(fire) = choice(py, "fire", fire)? {
-            builder = builder.fire(fire);
-        }
-        if let Some(grace) = choice(py, "grace", grace)? {
-            builder = builder.grace(grace);
-        }
-        if let Some(absent) = choice(py, "absent", absent)? {
-            builder = builder.absent(absent);
-        }
-        if let Some(reduce) = choice(py, "reduce", reduce)? {
-            builder = builder.reduce(reduce);
-        }
-        if let Some(scale) = choice(py, "scale", scale)? {
-            builder = builder.scale(scale);
-        }
-        if let Some(group) = choice(py, "group", group)? {
-            builder = builder.group(group);
-        }
-        if let Some(mover) = choice(py, "mover", mover)? {
-            builder = builder.mover(mover);
-        }
-        if let Some(executor) = choice(py, "executor", executor)? {
-            builder = builder.executor(executor);
-        }
-        if let Some(depth) = depth {
-            builder = builder.depth(depth);
+        for (name, value) in &choices {
+            builder = builder.choose(name, value).map_err(|error| raised(py, &error))?;
         }
         if let Some(model) = &model {
             builder = builder.memory(model);

@@ -84,7 +84,7 @@ static void alone(eb_world world) {
   EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_ARGUMENT, "options.dtype");
   wrong_options = options;
   wrong_options.fire = "quorum=0";
-  EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_ARGUMENT, "quorum of 0");
+  EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_CONFIG, "quorum of 0");
   wrong_options = options;
   wrong_options.preset = "wagma";
   EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_USAGE, "memory()");

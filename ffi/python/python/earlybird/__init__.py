@@ -251,7 +251,7 @@ class World(_earlybird.World):
         return array
 
     def allreduce(
-        self, lengths: int | Sequence[int], *, dtype: npt.DTypeLike = "f32", model: Array | None = None, **choices: Any
+        self, lengths: int | Sequence[int], *, dtype: npt.DTypeLike = "f32", model: Array | None = None, **choices: str | int
     ) -> Allreduce:
         """Begins a collective over tensors of these lengths. All ranks make the same choices.
 
@@ -262,7 +262,9 @@ class World(_earlybird.World):
         chosen: Iterable[int] = [lengths] if isinstance(lengths, int) else lengths
         name = _dtype_name(dtype)
         bytes_of_model = None if model is None else np.ascontiguousarray(model, dtype=_DTYPES[name]).tobytes()
-        return Allreduce(self, list(chosen), dtype=name, model=bytes_of_model, **choices)
+        # The preset first: the others change it.
+        texts = sorted(((name, str(value)) for name, value in choices.items()), key=lambda choice: choice[0] != "preset")
+        return Allreduce(self, list(chosen), name, bytes_of_model, texts)
 
     def __enter__(self) -> World:
         return self

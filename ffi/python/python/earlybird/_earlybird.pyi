@@ -37,19 +37,9 @@ class Allreduce:
         cls,
         world: World,
         lengths: Sequence[int],
-        *,
-        dtype: str = "f32",
-        preset: str | None = None,
-        fire: str | None = None,
-        grace: str | None = None,
-        absent: str | None = None,
-        reduce: str | None = None,
-        scale: str | None = None,
-        group: str | None = None,
-        mover: str | None = None,
-        executor: str | None = None,
-        depth: int | None = None,
-        model: bytes | None = None,
+        dtype: str,
+        model: bytes | None,
+        choices: Sequence[tuple[str, str]],
     ) -> Allreduce: ...
     @property
     def lengths(self) -> list[int]: ...
