@@ -1,6 +1,7 @@
 //! The processes of a job.
 #![forbid(unsafe_code)]
 
+mod broadcast;
 #[cfg(test)]
 mod tests;
 
@@ -19,14 +20,13 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
+use crate::fabric::Fabric;
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
-use crate::fabric::{Access, At, Endpoint, Fabric, Key, Posted, RawAccess};
-use crate::fault::Fault;
 use crate::model::{HwConfig, Parameters};
-use crate::reduce::Item;
 use crate::time::Deadline;
+use broadcast::Broadcasts;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and
 /// threads may share it. All ranks must make their collective calls in the same order.
@@ -51,6 +51,8 @@ struct Inner {
     replay: Option<PathBuf>,
     /// Collectives that were built, or were to be.
     collectives: AtomicU32,
+    /// What broadcasts need, from the first one on.
+    broadcasts: Mutex<Option<Broadcasts>>,
     /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
     helper: Mutex<Option<Arc<Helper>>>,
 }
@@ -106,10 +108,21 @@ impl World {
     fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, config: &Config, source: &'static str) -> World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
-        let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
+        let (collectives, broadcasts, helper) = (AtomicU32::new(0), Mutex::new(None), Mutex::new(None));
         let generation = fork::generation();
-        let inner =
-            Inner { fabric, generation, parameters, deadline, cores, source, record, replay, collectives, helper };
+        let inner = Inner {
+            fabric,
+            generation,
+            parameters,
+            deadline,
+            cores,
+            source,
+            record,
+            replay,
+            collectives,
+            broadcasts,
+            helper,
+        };
         World { inner: Arc::new(inner) }
     }
 
@@ -151,69 +164,6 @@ impl World {
     pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
         self.check_process("barrier")?;
         self.inner.fabric.exchange("barrier", &[], deadline.into().instant()).map(drop)
-    }
-
-    /// Copies `data` of rank `root` to all ranks, which must pass the same length. Returns when all
-    /// ranks have read it: meant for data that is shared once, such as initial weights.
-    ///
-    /// # Errors
-    /// As [`World::barrier`]; [`Error::Mismatch`] for different lengths or roots; [`Error::Usage`]
-    /// if `root` is not a rank.
-    pub fn broadcast<T: Item>(&self, data: &mut [T], root: u32, deadline: impl Into<Deadline>) -> Result<()> {
-        let (rank, operation) = (self.rank(), "broadcast");
-        self.check_process(operation)?;
-        let until = deadline.into().instant();
-        if root >= self.size() {
-            return Err(Error::Usage { rank, operation, problem: "the root is not a rank of this world" });
-        }
-        let bytes = size_of_val(data);
-        let fabric = self.fabric();
-        let mut endpoint = fabric.open(RawAccess::CRATE)?;
-        let made = match rank == root {
-            true => endpoint.register(bytes, Access::Read).map(Some),
-            false => Ok(None),
-        };
-        let mine = [u64::from(made.is_ok()), bytes as u64, u64::from(root)];
-        let mut told = mine.map(u64::to_le_bytes).concat();
-        if let Ok(Some(region)) = &made {
-            if let Some(window) = endpoint.window(*region) {
-                window.write(0, bytemuck::cast_slice(data));
-            }
-            told.extend(endpoint.key(*region).encode());
-        }
-        let everybody = fabric.exchange(operation, &told, until)?;
-        let source = made.map_err(|error| error.in_call(operation))?;
-        let said = |peer: usize, index: usize| {
-            let cell = everybody[peer].get(8 * index..8 * index + 8).and_then(|cell| cell.try_into().ok());
-            cell.map_or(0, u64::from_le_bytes)
-        };
-        for peer in 0..everybody.len() {
-            for (index, what) in [(1, "the length in bytes"), (2, "the root")] {
-                let (mine, theirs) = (mine[index].to_string(), said(peer, index).to_string());
-                let overlooked = index == 1 && Fault::BroadcastAnyLength.is_chosen();
-                if mine != theirs && !overlooked {
-                    return Err(Error::Mismatch { rank, operation, what, mine, peer: peer as u32, theirs });
-                }
-            }
-        }
-        if said(root as usize, 0) == 0 {
-            let reason = "it had no memory for a broadcast".to_owned();
-            return Err(Error::Aborted { rank, operation, by: root, reason });
-        }
-        if source.is_none() {
-            let key = everybody[root as usize].get(size_of_val(&mine)..).and_then(Key::decode).unwrap_or(Key::NONE);
-            let fetched = fetch(&mut *endpoint, (root, key), bytemuck::cast_slice_mut(data), (rank, until));
-            if let Err(error) = fetched.map_err(|error| error.in_call(operation)) {
-                // The others cannot know, and would take this rank's next call for the end of this one.
-                self.abort(&format!("it could not go on with a broadcast: {error}"));
-                return Err(error);
-            }
-        }
-        if Fault::BroadcastWithoutBarrier.is_chosen() {
-            return Ok(());
-        }
-        // Other ranks may read the root's memory up to here.
-        self.barrier(until)
     }
 
     /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any
@@ -311,35 +261,6 @@ impl World {
     }
 }
 
-/// Reads the root's data in a broadcast.
-fn fetch(
-    endpoint: &mut dyn Endpoint,
-    (root, key): (u32, Key),
-    data: &mut [u8],
-    (rank, until): (u32, Instant),
-) -> Result<()> {
-    let source = endpoint.import(root, key)?;
-    if let Some(window) = endpoint.window(source) {
-        window.read(0, data);
-        return Ok(());
-    }
-    let started = Instant::now();
-    let target = endpoint.register(data.len(), Access::Local)?;
-    let (from, to) = (At { region: source, offset: 0 }, At { region: target, offset: 0 });
-    if endpoint.read(from, to, data.len(), 0)? == Posted::Pending {
-        while endpoint.poll()?.is_none() {
-            if Instant::now() >= until {
-                let (waited, missing) = (started.elapsed(), crate::error::Ranks(vec![root]));
-                return Err(Error::Timeout { rank, operation: "broadcast", waited, missing, together: true });
-            }
-        }
-    }
-    if let Some(window) = endpoint.window(target) {
-        window.read(0, data);
-    }
-    Ok(())
-}
-
 /// Meets the other ranks by the means of the transport.
 fn join(identity: &Identity, config: &Config) -> Result<Arc<dyn Fabric>> {
     let (rank, ranks) = (identity.rank, identity.ranks);
@@ -402,7 +323,7 @@ fn machine_cores() -> u32 {
 impl Drop for Inner {
     fn drop(&mut self) {
         // The last handle is dropped, and no collective holds one: this process leaves in good order.
-        drop(self.helper.get_mut().take());
+        drop((self.helper.get_mut().take(), self.broadcasts.get_mut().take()));
         if !std::thread::panicking() {
             self.fabric.leave();
         }

@@ -130,6 +130,32 @@ fn the_root_returns_when_all_ranks_have_read() {
     });
 }
 
+/// Of any length, from any root, and more of them than a world has endpoints.
+#[test]
+fn broadcasts_copy_what_does_not_fit_into_a_chunk() {
+    let config = Config { fabric: FabricChoice::Shm, ..Config::default() };
+    let worlds = World::in_this_process(3, &config).unwrap();
+    let play = |world: &World| {
+        for (turn, length) in [0, 1, 64 << 10, (64 << 10) + 1, 4 << 20, (9 << 20) + 3, 5].into_iter().enumerate() {
+            let root = turn as u32 % 3;
+            let value = |index: usize| (index * 7 + turn) as u8;
+            let mut data: Vec<u8> =
+                (0..length).map(|index| if world.rank() == root { value(index) } else { 0 }).collect();
+            world.broadcast(&mut data, root, DEADLINE).unwrap();
+            assert!(data.iter().enumerate().all(|(index, &x)| x == value(index)), "{length} bytes of rank {root}");
+        }
+        for turn in 0..5_000u64 {
+            let mut data = [if world.rank() == 0 { turn } else { 0 }];
+            world.broadcast(&mut data, 0, DEADLINE).unwrap();
+            assert_eq!(data, [turn]);
+        }
+    };
+    thread::scope(|scope| {
+        let ranks: Vec<_> = worlds.iter().map(|world| scope.spawn(move || play(world))).collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+}
+
 fn all() {
     different_lengths_are_an_error();
     the_root_returns_when_all_ranks_have_read();

@@ -256,7 +256,7 @@ impl<T: OverWire> Fabric for T {
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let channel = self.world().opened.fetch_add(1, Ordering::Relaxed) + 1;
         let Ok(channel) = u16::try_from(channel) else {
-            let problem = "a world can make 65535 collectives and broadcasts in its life; keep and reuse them";
+            let problem = "a world can make 65535 collectives in its life; keep and reuse them";
             return Err(Error::Usage { rank: self.rank(), operation: "open", problem });
         };
         Ok(Box::new(NetEndpoint::new(self.world().shared.clone(), channel)?))

@@ -134,7 +134,7 @@ impl Fabric for ShmFabric {
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let before = self.opened.fetch_add(1, Ordering::Relaxed);
         if before >= MOST_ENDPOINTS {
-            let problem = "a world can make 4095 collectives and broadcasts in its life; keep and reuse them";
+            let problem = "a world can make 4095 collectives in its life; keep and reuse them";
             return Err(Error::Usage { rank: self.rank, operation: "open", problem });
         }
         Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1, self.fault)))
