@@ -1,10 +1,19 @@
 //! A set of ranks as a bitmap of fixed size.
 #![forbid(unsafe_code)]
 
+use std::fmt;
+
 /// Ranks of one world, a bit each. Its memory is allocated once, for the size of the world.
-#[derive(Debug, PartialEq, Eq, Hash, Default)]
+#[derive(PartialEq, Eq, Hash, Default)]
 pub struct RankSet {
     bits: Vec<u64>,
+}
+
+/// The members, as of any set.
+impl fmt::Debug for RankSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
 }
 
 impl Clone for RankSet {

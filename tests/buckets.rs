@@ -352,12 +352,18 @@ fn calls_that_mean_nothing_are_refused() {
         sum.filled(1).unwrap();
         drop(sum.wait(DEADLINE).unwrap());
         sum.finish(DEADLINE).unwrap();
+        assert!(problem(sum.begin()).contains("has finished"));
+        assert!(problem(build().preset(earlybird::Preset::MgWfbp).build()).contains("Buckets::Measured"));
+        build().preset(earlybird::Preset::MgWfbp).buckets(Buckets::Each).build().unwrap().finish(DEADLINE).unwrap();
     });
     let record = Some(std::env::temp_dir().join(common::unique()));
     let config = earlybird::Config { deadline: DEADLINE, record, ..earlybird::Config::default() };
     for world in World::in_this_process(1, &config).unwrap() {
         let build = || world.allreduce::<f32>(&[2, 2]);
-        assert!(problem(build().fire(Fire::SOLO).buckets(Buckets::Measured).build()).contains("not replayed"));
+        assert!(
+            problem(build().fire(Fire::SOLO).buckets(Buckets::Measured).build())
+                .contains("neither recorded nor replayed")
+        );
         build().buckets(Buckets::Measured).build().unwrap().finish(DEADLINE).unwrap();
     }
 }

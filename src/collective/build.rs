@@ -56,6 +56,8 @@ pub struct AllreduceBuilder<'w, T> {
     executor: Executor,
     group: Group,
     following: Option<Following>,
+    /// The preset hands tensors in as they become ready.
+    needs_buckets: bool,
     model: Option<Model<'w>>,
     restored: Option<&'w Checkpoint>,
     /// The round that its first one follows.
@@ -101,6 +103,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             executor: Executor::Auto,
             group: Group::World,
             following: None,
+            needs_buckets: false,
             model: None,
             restored: None,
             base: 0,
@@ -119,12 +122,14 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
 
     /// Makes the choices of a method: [`fire`](AllreduceBuilder::fire), [`absent`](AllreduceBuilder::absent),
     /// [`scale`](AllreduceBuilder::scale) and [`group`](AllreduceBuilder::group), in place of what was chosen before. Later
-    /// calls change them. A preset that averages models needs a [`memory`](AllreduceBuilder::memory), too.
+    /// calls change them. A preset that averages models needs a [`memory`](AllreduceBuilder::memory), too, and
+    /// [`Preset::MgWfbp`] needs [`buckets`](AllreduceBuilder::buckets).
     pub fn preset(mut self, preset: Preset) -> Self {
         let ranks = self.world.size();
         self.fire = preset.fire(ranks);
         (self.absent, self.scale) = (preset.absent(), preset.scale());
         self.group = preset.group(ranks).unwrap_or_default();
+        self.needs_buckets = preset == Preset::MgWfbp;
         self
     }
 
@@ -364,6 +369,11 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| self.usage(problem);
         let (elements, bytes) = self.check_choices()?;
+        if self.needs_buckets {
+            return Err(usage(
+                "mg-wfbp hands tensors in one by one; call buckets(Buckets::Measured), or choose Preset::Synchronous",
+            ));
+        }
         self.check_restored()?;
         if self.model().is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
             return Err(usage(

@@ -46,7 +46,8 @@ named!(
     "wagma-published" => WagmaPublished, "p-reduce" => PReduce, "p-reduce-published" => PReducePublished, "mg-wfbp" => MgWfbp
 );
 
-/// The most ranks of a group by order of arrival.
+/// The most ranks of a group by order of arrival. In smaller worlds half of the ranks are one: a group of all would wait for
+/// each.
 const P_REDUCE_SIZE: u32 = 4;
 
 /// How often a round waits for all ranks, as in the experiments of the paper.
@@ -84,7 +85,9 @@ impl Preset {
         match self {
             Preset::Synchronous | Preset::Solo | Preset::Majority | Preset::Quorum | Preset::MgWfbp => None,
             Preset::Wagma | Preset::WagmaPublished => Some(Group::Butterfly(ranks.isqrt().max(2))),
-            Preset::PReduce | Preset::PReducePublished => Some(Group::Arrivals(ranks.clamp(2, P_REDUCE_SIZE))),
+            Preset::PReduce | Preset::PReducePublished => {
+                Some(Group::Arrivals(ranks.div_ceil(2).clamp(2, P_REDUCE_SIZE)))
+            }
         }
     }
 

@@ -142,6 +142,11 @@ impl Args {
                 "--op p_reduce has arrivals=SIZE, --op group_allreduce the others, and no other op has groups";
             return Err(format!("--group {group} is not for --op {}: {use_for}", self.op));
         }
+        if let Some(Group::Arrivals(size) | Group::Butterfly(size)) = self.group
+            && size > ranks
+        {
+            return Err(format!("--group of {size}: there are {ranks} ranks; use -n {size} or more"));
+        }
         if self.op == Op::PReduce && self.fires().iter().any(|fire| fire.when() != When::All || fire.is_full(0)) {
             return Err("--op p_reduce: groups fire when they are full; omit --fire, or use --fire all,deadline=TIME"
                 .to_owned());

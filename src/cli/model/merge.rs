@@ -148,7 +148,10 @@ impl Args {
         let usual = Network::PUBLISHED;
         if self.allreduce == Algorithm::Measured {
             if self.alpha_us.is_none() || self.beta_ns.is_none() || self.gamma_ns.is_some() {
-                return Err("--allreduce measured takes --alpha-us and --beta-ns of it, and no --gamma-ns".to_owned());
+                return Err(
+                    "--allreduce measured: give what was measured by --alpha-us and --beta-ns, and no --gamma-ns"
+                        .to_owned(),
+                );
             }
             if self.gpus.0.len() != 1 {
                 return Err("--allreduce measured was measured with one number of GPUs: give that by --gpus".to_owned());

@@ -122,6 +122,9 @@ impl Saved {
         let newest = mine.into_iter().filter(|&round| round > 0).filter(common).max();
         let problem = match (newest, &read[0]) {
             (Some(newest), _) => {
+                if let Err(problem) = &read[0] {
+                    tracing::warn!(file = %file.display(), %problem, "goes on from the one before, of round {newest}");
+                }
                 let found = read.into_iter().flatten().find(|saved| saved.checkpoint.round() == newest);
                 return found.ok_or_else(|| Error::Config("--restore: a file has changed meanwhile".to_owned()));
             }

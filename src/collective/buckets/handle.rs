@@ -64,6 +64,7 @@ pub struct BucketedAllreduce<T: Element> {
     newest: u64,
     /// A rank has left: those that go on keep their buckets, because it plans no new ones.
     has_leavers: bool,
+    finished: bool,
     /// The rule of the caller has no full rounds.
     meets_only_to_plan: bool,
 }
@@ -73,7 +74,7 @@ impl<T: Element> BucketedAllreduce<T> {
         let (world, lengths) = (of_all.world().clone(), Arc::<[usize]>::from(of_all.lengths()));
         let checked = match buckets.check() {
             Ok(()) if buckets == Buckets::Measured && of_all.is_taped() => Err(
-                "buckets that follow from measurements are not replayed; use other buckets, or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
+                "buckets that follow from measurements are neither recorded nor replayed; use other buckets, or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
             ),
             checked => checked.map(|()| buckets.to_string()),
         };
@@ -112,6 +113,7 @@ impl<T: Element> BucketedAllreduce<T> {
             replans: 0,
             newest: choices.base,
             has_leavers: false,
+            finished: false,
             meets_only_to_plan,
         };
         match made.make(&choices, &ranges) {
@@ -187,6 +189,7 @@ impl<T: Element> BucketedAllreduce<T> {
     /// # Errors
     /// [`Error::Usage`] before all outcomes of the last step were returned; as [`AllreduceBuilder::build`].
     pub fn begin(&mut self) -> Result<()> {
+        self.check("begin", !self.finished, "this rank has finished")?;
         let over = self.parts.iter().all(|part| part.stage == Stage::Taken);
         self.check("begin", over, "the last step is not over; call wait first")?;
         if self.is_plan_due() {
@@ -384,6 +387,7 @@ impl<T: Element> BucketedAllreduce<T> {
         {
             self.settle("finish", deadline)?;
         }
+        self.finished = true;
         // Others may wait for this rank in any of them.
         self.timing.iter_mut().for_each(Timing::leave);
         for part in &mut self.parts {

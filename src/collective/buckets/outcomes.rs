@@ -85,6 +85,12 @@ impl<T: Element> BucketOutcome<'_, T> {
         self.parts[0].1.cut()
     }
 
+    /// As [`Outcome::can_checkpoint`].
+    #[must_use]
+    pub fn can_checkpoint(&self) -> bool {
+        self.parts[0].1.can_checkpoint()
+    }
+
     /// As [`Outcome::checkpoint`]: buckets go on from there under a partial rule, too, with nothing lost that was late.
     ///
     /// # Errors

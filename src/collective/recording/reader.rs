@@ -26,8 +26,7 @@ impl Recording {
     /// Reads the file of a rank of such a run.
     pub(super) fn load(file: &Path, now: &Header, depth: u64) -> Result<Self, String> {
         let opened = File::open(file).and_then(|opened| Ok((opened.metadata()?, opened)));
-        let advice =
-            "EARLYBIRD_REPLAY is the name that EARLYBIRD_RECORD had, without the numbers of collective and rank";
+        let advice = "EARLYBIRD_REPLAY is the name that EARLYBIRD_RECORD had, without the numbers of collective and rank, and the run makes the same collectives";
         let (metadata, opened) = opened.map_err(|cause| format!("the recording cannot be read: {cause}; {advice}"))?;
         if !metadata.is_file() {
             return Err("the recording is not a file".to_owned());
