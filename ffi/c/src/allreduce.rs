@@ -7,9 +7,10 @@ use std::os::fd::AsRawFd;
 use earlybird::{Allreduce, Dtype, Part};
 use parking_lot::Mutex;
 
+use crate::error::call;
 use crate::handles::Handles;
-use crate::input::{array, check_place, choice, give, give_structure, seconds, take_structure, text};
-use crate::status::{Failure, call, eb_status};
+use crate::input::{Structure, array, check_place, choice, give, give_structure, seconds, take_structure, text};
+use crate::status::{Failure, eb_status};
 use crate::world::{WORLDS, eb_world, lengths};
 
 /// A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round after
@@ -72,6 +73,9 @@ pub struct eb_allreduce_options {
     pub model_bytes: usize,
 }
 
+// SAFETY: `repr(C)`, the size first; the other fields are numbers and pointers.
+unsafe impl Structure for eb_allreduce_options {}
+
 /// The outcome of a round. It is valid until the next call with the same handle but for eb_allreduce_outcome,
 /// eb_allreduce_entries and eb_allreduce_completion_fd.
 #[derive(Debug)]
@@ -94,6 +98,9 @@ pub struct eb_outcome {
     /// The rank that closed the round; -1 in a synchronous one.
     pub initiator: i32,
 }
+
+// SAFETY: `repr(C)`, the size first; the other fields are numbers and a pointer.
+unsafe impl Structure for eb_outcome {}
 
 /// What a rank has in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

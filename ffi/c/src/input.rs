@@ -13,17 +13,6 @@ use crate::status::Failure;
 /// Both hold, and the structure is `repr(C)`.
 pub(crate) unsafe trait Structure: Sized {}
 
-// SAFETY: `repr(C)`, the size first; the other fields are numbers, statuses of which 0 is one, and pointers.
-unsafe impl Structure for crate::eb_error {}
-// SAFETY: as above.
-unsafe impl Structure for crate::eb_config {}
-// SAFETY: as above.
-unsafe impl Structure for crate::eb_world_info {}
-// SAFETY: as above.
-unsafe impl Structure for crate::eb_allreduce_options {}
-// SAFETY: as above.
-unsafe impl Structure for crate::eb_outcome {}
-
 /// The size that a structure says.
 ///
 /// # Safety

@@ -9,6 +9,8 @@
 // In the order of the header.
 mod status;
 
+mod error;
+
 mod world;
 
 mod allreduce;
@@ -17,5 +19,6 @@ mod handles;
 mod input;
 
 pub use allreduce::*;
+pub use error::*;
 pub use status::*;
 pub use world::*;

@@ -1,12 +1,8 @@
-//! What calls return, and what more there is to say of a failure.
+//! What calls return.
 
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::{CStr, c_char};
 
 use earlybird::{Error, ErrorKind};
-
-use crate::input;
 
 /// What a call returns. Numbers stay what they are, and new ones may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,10 +102,10 @@ impl eb_status {
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    status: eb_status,
-    rank: Option<u32>,
-    peer: Option<u32>,
-    text: String,
+    pub(crate) status: eb_status,
+    pub(crate) rank: Option<u32>,
+    pub(crate) peer: Option<u32>,
+    pub(crate) text: String,
 }
 
 impl Failure {
@@ -129,72 +125,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// What is known of a failure.
-#[derive(Debug)]
-#[repr(C)]
-pub struct eb_error {
-    /// sizeof(eb_error), set by the caller.
-    pub size: usize,
-    /// What the call returned; EB_OK if no call of this thread has failed yet.
-    pub status: eb_status,
-    /// The rank that reports, or -1.
-    pub rank: i32,
-    /// The rank that the failure concerns, or -1: the dead one, the first that is missing, the one that aborted.
-    pub peer: i32,
-    /// One line: what failed, where, why, and what to do. Valid until the next call of this thread that fails.
-    pub message: *const c_char,
-}
-
-struct Last {
-    status: eb_status,
-    rank: i32,
-    peer: i32,
-    message: Option<CString>,
-}
-
-thread_local! {
-    static LAST: RefCell<Last> = const { RefCell::new(Last { status: EB_OK, rank: -1, peer: -1, message: None }) };
-}
-
-/// Makes a call: its failure becomes the last error of this thread.
-pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> eb_status {
-    let ended = catch_unwind(AssertUnwindSafe(body));
-    let failure = match ended {
-        Ok(Ok(())) => return EB_OK,
-        Ok(Err(failure)) => failure,
-        Err(_) => Failure::new(EB_INTERNAL, "a mistake of the library, described on standard error; please report it"),
-    };
-    let Failure { status, rank, peer, text } = failure;
-    let number = |rank: Option<u32>| rank.map_or(-1, |rank| i32::try_from(rank).unwrap_or(-1));
-    let message = CString::new(text.replace('\0', " ")).ok();
-    LAST.with(|last| *last.borrow_mut() = Last { status, rank: number(rank), peer: number(peer), message });
-    status
-}
-
 /// A few words for a status; never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_strerror(status: i32) -> *const c_char {
     let known = ALL.into_iter().find(|&known| known as i32 == status);
     known.map_or(c"an unknown status", eb_status::text).as_ptr()
-}
-
-/// What is known of the last failure of a call of this thread. A call that succeeds leaves it as it is.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn eb_last_error(error: *mut eb_error) -> eb_status {
-    // Not by way of `call`, which would replace what is asked for.
-    LAST.with(|last| {
-        let last = last.borrow();
-        let Last { status, rank, peer, ref message } = *last;
-        let message = message.as_deref().unwrap_or_default().as_ptr();
-        let filled = eb_error { size: 0, status, rank, peer, message };
-        // SAFETY: the caller gives NULL or a structure of the size that it says.
-        if unsafe { input::give_structure(error, filled, "error") }.is_err() { EB_ARGUMENT } else { EB_OK }
-    })
-}
-
-/// The version of the library, such as 0.1.0.
-#[unsafe(no_mangle)]
-pub extern "C" fn eb_version() -> *const c_char {
-    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
-    VERSION.as_ptr().cast()
 }

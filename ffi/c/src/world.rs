@@ -4,9 +4,10 @@ use std::ffi::{CString, c_char};
 
 use earlybird::{Config, FabricChoice, World};
 
+use crate::error::call;
 use crate::handles::Handles;
-use crate::input::{array, check_place, choice, give, give_structure, seconds, take_structure, text};
-use crate::status::{Failure, call, eb_status};
+use crate::input::{Structure, array, check_place, choice, give, give_structure, seconds, take_structure, text};
+use crate::status::{Failure, eb_status};
 
 /// The processes of a job, as one of them sees them.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,9 @@ pub struct eb_config {
     pub deadline: f64,
 }
 
+// SAFETY: `repr(C)`, the size first; the other fields are pointers and a number.
+unsafe impl Structure for eb_config {}
+
 /// What is known of a world.
 #[derive(Debug)]
 #[repr(C)]
@@ -58,6 +62,9 @@ pub struct eb_world_info {
     /// The libfabric provider, or an empty text. Valid until the world is closed.
     pub provider: *const c_char,
 }
+
+// SAFETY: `repr(C)`, the size first; the other fields are numbers and pointers.
+unsafe impl Structure for eb_world_info {}
 
 /// Joins the world that the launcher's environment describes; without a launcher, a world of one rank. Returns when all ranks
 /// have joined. `config` may be NULL.
