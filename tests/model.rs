@@ -147,7 +147,7 @@ fn bad_input_of_merge_is_named() {
         (&["--forward-ms=-5"], "--forward-ms -5: use 0 to"),
         (&["--bucket", "1X"], "not a size"),
         (&["--dtype", "f8"], "unknown element type"),
-        (&["--allreduce", "measured", "--gpus", "8"], "takes --alpha-us and --beta-ns"),
+        (&["--allreduce", "measured", "--gpus", "8"], "by --alpha-us and --beta-ns"),
         (&measured, "one number of GPUs"),
         (&[&measured[..], &["--gpus", "8", "--gamma-ns", "1"]].concat(), "no --gamma-ns"),
     ] {
