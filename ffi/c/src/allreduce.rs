@@ -11,7 +11,7 @@ use crate::error::call;
 use crate::handles::Handles;
 use crate::input::{Structure, array, check_place, choice, give, give_structure, seconds, take_structure, text};
 use crate::status::{Failure, eb_status};
-use crate::world::{WORLDS, eb_world, lengths};
+use crate::world::{WORLDS, eb_world};
 
 /// A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round after
 /// round, and at the end eb_allreduce_finish and eb_allreduce_destroy.
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn eb_allreduce_create(
         // it says.
         let (options, lengths, model) = unsafe {
             let options = take_structure(options, "options")?;
-            let lengths = lengths(options.lengths, options.tensors)?;
+            let lengths = array(options.lengths, options.tensors, "options.lengths")?;
             let model: &[u8] = array(options.model.cast(), options.model_bytes, "options.model")?;
             (options, lengths, model)
         };

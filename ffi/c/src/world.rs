@@ -6,7 +6,7 @@ use earlybird::{Config, FabricChoice, World};
 
 use crate::error::call;
 use crate::handles::Handles;
-use crate::input::{Structure, array, check_place, choice, give, give_structure, seconds, take_structure, text};
+use crate::input::{Structure, check_place, choice, give, give_structure, seconds, take_structure, text};
 use crate::status::{Failure, eb_status};
 
 /// The processes of a job, as one of them sees them.
@@ -163,13 +163,4 @@ pub unsafe extern "C" fn eb_world_abort(world: eb_world, reason: *const c_char) 
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_world_close(world: eb_world) -> eb_status {
     call(|| WORLDS.remove(world.id).map(drop))
-}
-
-/// The lengths of tensors, for the collectives of this world.
-///
-/// # Safety
-/// The pointer is NULL or points to so many lengths.
-pub(crate) unsafe fn lengths<'a>(given: *const usize, count: usize) -> Result<&'a [usize], Failure> {
-    // SAFETY: by the caller's promise.
-    unsafe { array(given, count, "options.lengths") }
 }
