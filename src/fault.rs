@@ -4,8 +4,8 @@
 //!
 //! # How a mistake is chosen
 //! `Fault::during` chooses one for what a thread does meanwhile. A fabric or a collective that is
-//! made then keeps the mistake, whichever thread uses it later; a meeting and a broadcast make it
-//! while they last. So tests with mistakes run in parallel with others. The simulator, whose ranks
+//! made then keeps the mistake, whichever thread uses it later; a meeting makes it while it
+//! lasts. So tests with mistakes run in parallel with others. The simulator, whose ranks
 //! share a thread, writes the mistake into the plans of a world.
 //!
 //! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are compiled out.
@@ -283,11 +283,15 @@ faults! {
         /// Writes a file where others may read it half written.
         WriteInPlace,
     }
-    "world" in Broadcasts {
-        /// Returns from a broadcast at the root while its memory may still be read.
-        BroadcastWithoutBarrier,
-        /// Broadcasts without comparing the lengths.
-        BroadcastAnyLength,
+    "board" in Boards {
+        /// Publishes into a slot that a rank may still read.
+        ReuseBoardSlot,
+        /// Never says what it has taken, unless it publishes.
+        NeverAcknowledge,
+        /// Takes what is in a slot, whether it was published or not.
+        TakeUnpublished,
+        /// Takes a piece without comparing what it is of.
+        CompareNothing,
     }
 }
 
@@ -304,8 +308,8 @@ pub enum Suite {
     Stepping,
     /// Meetings in one process: `bootstrap/store/meeting_tests.rs`.
     Meetings,
-    /// Broadcasts in one process: `world/tests.rs`.
-    Broadcasts,
+    /// Synchronous collectives in random orders: `board/tests.rs`.
+    Boards,
     /// Random orders of operations: `collective/tickets/tests.rs`.
     Tickets,
 }

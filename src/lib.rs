@@ -108,6 +108,7 @@ mod trigger;
 #[cfg(not(feature = "internals"))]
 mod units;
 
+mod board;
 mod named;
 mod random;
 mod rank_set;

@@ -1,7 +1,7 @@
 //! The processes of a job.
 #![forbid(unsafe_code)]
 
-mod broadcast;
+mod collectives;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +26,7 @@ use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
 use crate::model::{HwConfig, Parameters};
 use crate::time::Deadline;
-use broadcast::Broadcasts;
+use collectives::Boards;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and
 /// threads may share it. All ranks must make their collective calls in the same order.
@@ -51,8 +51,8 @@ struct Inner {
     replay: Option<PathBuf>,
     /// Collectives that were built, or were to be.
     collectives: AtomicU32,
-    /// What broadcasts need, from the first one on.
-    broadcasts: Mutex<Option<Broadcasts>>,
+    /// What synchronous collectives need, from the first one on.
+    boards: Mutex<Option<Boards>>,
     /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
     helper: Mutex<Option<Arc<Helper>>>,
 }
@@ -108,7 +108,7 @@ impl World {
     fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, config: &Config, source: &'static str) -> World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
-        let (collectives, broadcasts, helper) = (AtomicU32::new(0), Mutex::new(None), Mutex::new(None));
+        let (collectives, boards, helper) = (AtomicU32::new(0), Mutex::new(None), Mutex::new(None));
         let generation = fork::generation();
         let inner = Inner {
             fabric,
@@ -120,7 +120,7 @@ impl World {
             record,
             replay,
             collectives,
-            broadcasts,
+            boards,
             helper,
         };
         World { inner: Arc::new(inner) }
@@ -323,7 +323,7 @@ fn machine_cores() -> u32 {
 impl Drop for Inner {
     fn drop(&mut self) {
         // The last handle is dropped, and no collective holds one: this process leaves in good order.
-        drop((self.helper.get_mut().take(), self.broadcasts.get_mut().take()));
+        drop((self.helper.get_mut().take(), self.boards.get_mut().take()));
         if !std::thread::panicking() {
             self.fabric.leave();
         }

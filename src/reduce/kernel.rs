@@ -2,12 +2,14 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod gathered;
 
 use std::any::TypeId;
 
 use half::{bf16, f16};
 
 pub(crate) use arena::{Arena, Goal, Place, Source};
+pub(crate) use gathered::Gathered;
 
 use super::number::{Narrow, Wide};
 use super::{Dtype, Element, Reduce};

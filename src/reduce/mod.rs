@@ -7,7 +7,7 @@
 mod kernel;
 mod number;
 
-pub(crate) use kernel::{Arena, Goal, Place, Source, scaled_sum, sum};
+pub(crate) use kernel::{Arena, Gathered, Goal, Place, Source, scaled_sum, sum};
 
 use std::fmt;
 
@@ -58,6 +58,11 @@ named!(
     Dtype, "element type", "f32, f64, f16, bf16, i32, i64, u32, u64",
     "f32" => F32, "f64" => F64, "f16" => F16, "bf16" => Bf16, "i32" => I32, "i64" => I64, "u32" => U32, "u64" => U64
 );
+
+impl Reduce {
+    /// All of them.
+    pub const EVERY: [Reduce; 4] = [Reduce::Sum, Reduce::Min, Reduce::Max, Reduce::Prod];
+}
 
 impl Dtype {
     /// All of them.

@@ -6,6 +6,7 @@ mod conditions;
 mod measure;
 mod p2p;
 mod report;
+mod synchronous;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,6 +33,26 @@ pub(super) enum Op {
     PReduce,
     /// Steps in which gradients become ready one after the other, and share messages
     Buckets,
+    /// What one rank has, to all: synchronous, of any length, in private memory; so are those that follow
+    Broadcast,
+    /// What all ranks have, to one
+    Gather,
+    /// What all ranks have, to all
+    #[value(name = "all_gather")]
+    AllGather,
+    /// A block of one rank's data to each rank
+    Scatter,
+    /// A block of each rank's data to each rank
+    #[value(name = "all_to_all")]
+    AllToAll,
+    /// The sum of all ranks' data, to one
+    Reduce,
+    /// A block of the sum of all ranks' data to each rank
+    #[value(name = "reduce_scatter")]
+    ReduceScatter,
+    /// The sum of all ranks' data, to all
+    #[value(name = "all_reduce")]
+    AllReduce,
     /// Half of a round trip of writes, each with a signal; two ranks
     #[value(name = "write_lat")]
     WriteLat,
@@ -51,6 +72,12 @@ impl Op {
         matches!(self, Op::WriteLat | Op::WriteBw | Op::FetchAddLat)
     }
 
+    /// Whether all ranks wait for each other, without a collective that was built before.
+    fn is_synchronous(self) -> bool {
+        use Op::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+        matches!(self, Broadcast | Gather | AllGather | Scatter | AllToAll | Reduce | ReduceScatter | AllReduce)
+    }
+
     /// Whether it is between all ranks, by the collective.
     fn is_collective(self) -> bool {
         matches!(self, Op::Allreduce | Op::GroupAllreduce | Op::PReduce)
@@ -64,6 +91,14 @@ impl std::fmt::Display for Op {
             Op::GroupAllreduce => "group_allreduce",
             Op::PReduce => "p_reduce",
             Op::Buckets => "buckets",
+            Op::Broadcast => "broadcast",
+            Op::Gather => "gather",
+            Op::AllGather => "all_gather",
+            Op::Scatter => "scatter",
+            Op::AllToAll => "all_to_all",
+            Op::Reduce => "reduce",
+            Op::ReduceScatter => "reduce_scatter",
+            Op::AllReduce => "all_reduce",
             Op::WriteLat => "write_lat",
             Op::WriteBw => "write_bw",
             Op::FetchAddLat => "fetch_add_lat",
@@ -172,6 +207,12 @@ impl Args {
                 "--op buckets: sums of f32 in registered memory; omit --dtype, --buffers and --absent".to_owned()
             );
         }
+        if self.op.is_synchronous() && !(self.skew.is_none() && self.fire.is_empty() && plain) {
+            return Err(format!(
+                "--op {}: all ranks wait for each other, and data is private; omit --fire, --skew, --dtype, --buffers and --absent",
+                self.op
+            ));
+        }
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
@@ -230,6 +271,9 @@ pub(super) fn main(args: Args) -> super::Outcome {
     }
     if let Some(trace) = trace {
         return verdict(buckets::run(&world, &args, &trace, conditions)?);
+    }
+    if args.op.is_synchronous() {
+        return verdict(synchronous::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?);
     }
     if !args.op.is_collective() {
         p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?;

@@ -26,9 +26,7 @@ fn measure(pair: &mut Pair<'_>, op: Op, bytes: usize, (warmup, iterations): (u64
             Measured { bytes, iterations: seconds.len() as u64 * WINDOW, seconds }
         }
         Op::FetchAddLat => Measured { bytes: 8, seconds: pair.fetch_add_latency(warmup, iterations)?, iterations },
-        Op::WriteLat | Op::Allreduce | Op::GroupAllreduce | Op::PReduce | Op::Buckets | Op::Arm => {
-            Measured { bytes, seconds: pair.write_latency(bytes, warmup, iterations)?, iterations }
-        }
+        _ => Measured { bytes, seconds: pair.write_latency(bytes, warmup, iterations)?, iterations },
     })
 }
 

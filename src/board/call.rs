@@ -1,0 +1,335 @@
+//! One collective call, step by step.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use super::peers::Purpose;
+use super::plan::{HEADER, Plan};
+use super::{Blocks, Board, Kind};
+use crate::error::{Error, Ranks, Result};
+use crate::executor::work::Polled;
+use crate::fabric::{At, Region, Window};
+use crate::fault::Fault;
+use crate::reduce::{Dtype, Reduce};
+
+/// What a call does, as all ranks must say it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct What {
+    pub(crate) operation: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) root: u32,
+    /// For reductions.
+    pub(crate) reduction: (Dtype, Reduce),
+    /// Bytes of what a rank contributes, or of what goes to each rank: of the largest block.
+    pub(crate) block: usize,
+}
+
+/// The memory of a caller.
+#[derive(Debug)]
+pub(crate) struct Data<'a> {
+    /// What this rank contributes; none if it lies where the output goes.
+    pub(crate) input: Option<&'a [u8]>,
+    pub(crate) output: &'a mut [u8],
+    /// Where blocks lie in the input and in the output.
+    pub(crate) from: Blocks<'a>,
+    pub(crate) to: Blocks<'a>,
+}
+
+impl<'a> Data<'a> {
+    /// Blocks of one length.
+    pub(crate) fn even(input: impl Into<Option<&'a [u8]>>, output: &'a mut [u8]) -> Self {
+        Data { input: input.into(), output, from: Blocks::Even, to: Blocks::Even }
+    }
+
+    fn input(&self) -> &[u8] {
+        self.input.unwrap_or(self.output)
+    }
+}
+
+/// What comes before the data of a piece.
+type Header = [u64; HEADER / size_of::<u64>()];
+
+/// A call that goes on.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    what: What,
+    plan: Plan,
+    data: Data<'a>,
+    /// That of each piece, but for the step.
+    header: Header,
+    step: usize,
+    /// This rank has published its part of the step.
+    is_published: bool,
+    /// Ranks of which it has not taken, nor begun to read, what they publish in the step.
+    left: u32,
+}
+
+impl<'a> Call<'a> {
+    /// Begins a call.
+    ///
+    /// # Errors
+    /// An earlier one failed.
+    pub(crate) fn new(board: &mut Board, what: What, data: Data<'a>) -> Result<Self> {
+        if board.is_broken {
+            let problem = "an earlier collective of this world failed, so the ranks are out of step; start a new world";
+            return Err(Error::Usage { rank: board.me, operation: what.operation, problem });
+        }
+        let plan = Plan::new(board.sizes, what.kind, what.root, board.me, what.block);
+        let (dtype, reduce) = what.reduction;
+        let kinds = what.kind as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | u64::from(plan.root()) << 32;
+        let header = [board.history, kinds, what.block as u64, 0];
+        for word in &header[1..] {
+            board.history = (board.history.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+        let mut call = Call { what, plan, data, header, step: 0, is_published: false, left: 0 };
+        call.keep_own();
+        Ok(call)
+    }
+
+    /// Copies what stays on this rank.
+    fn keep_own(&mut self) {
+        let Data { input, output, from, to } = &mut self.data;
+        let (Some(input), me) = (*input, self.plan.me() as usize) else { return };
+        let all = 0..self.what.block;
+        let (from, to) = match self.what.kind {
+            Kind::Gather | Kind::AllGather => (all, self.plan.whole(*to, me)),
+            Kind::Scatter => (self.plan.whole(*from, me), all),
+            Kind::AllToAll => (self.plan.whole(*from, me), self.plan.whole(*to, me)),
+            _ => return,
+        };
+        // Only the root of a scatter has an input, and only that of a gather an output.
+        if let (Some(output), Some(input)) = (output.get_mut(to), input.get(from)) {
+            output.copy_from_slice(input);
+        }
+    }
+
+    /// Does what there is to do now.
+    ///
+    /// # Errors
+    /// Ranks that make different calls; an operation that failed. The ranks are out of step then.
+    pub(crate) fn poll(&mut self, board: &mut Board) -> Result<Polled> {
+        let polled = self.step_on(board);
+        board.is_broken |= polled.is_err();
+        polled
+    }
+
+    fn step_on(&mut self, board: &mut Board) -> Result<Polled> {
+        let mut polled = Polled::Idle;
+        loop {
+            while let Some((purpose, rank)) = board.peers.completed()? {
+                self.has_read(board, purpose, rank)?;
+                polled = Polled::Progress;
+            }
+            if !self.is_published {
+                if self.step == self.plan.steps() {
+                    return Ok(if board.peers.is_told() { Polled::Ready } else { polled });
+                }
+                board.acknowledge()?;
+                if board.pace.unfinished(|rank| board.peers.heard(rank)).is_some() {
+                    return Ok(polled);
+                }
+                self.publish(board)?;
+                polled = Polled::Progress;
+            }
+            if self.left > 0 && self.take(board)? {
+                polled = Polled::Progress;
+            }
+            if self.left > 0 || board.peers.is_reading() {
+                return Ok(polled);
+            }
+            self.end_step(board);
+        }
+    }
+
+    /// The ranks without which it does not go on.
+    pub(crate) fn missing(&self, board: &Board) -> Ranks {
+        if !self.is_published {
+            return Ranks(board.pace.unfinished(|rank| board.peers.heard(rank)).into_iter().collect());
+        }
+        let lacks = |&rank: &u32| self.plan.takes_from(rank, self.step) && !board.met[rank as usize];
+        Ranks((0..board.peers.ranks()).filter(lacks).collect())
+    }
+
+    /// Where a piece of this step lies in slots.
+    fn place(&self, board: &Board, piece: usize) -> usize {
+        board.pace.slot() * board.sizes.slot + self.plan.piece(piece)
+    }
+
+    /// Writes this rank's part of the step into its board, and tells the readers.
+    fn publish(&mut self, board: &mut Board) -> Result<()> {
+        let header = self.header_of(self.step);
+        let write = |at: usize, data: &[u8]| {
+            board.slots.write(at, bytemuck::bytes_of(&header));
+            board.slots.write(at + HEADER, data);
+        };
+        for piece in self.plan.published(self.step) {
+            let range = self.plan.input(self.data.from, piece, self.step);
+            write(self.place(board, piece), self.data.input().get(range).unwrap_or_default());
+        }
+        if let Some(piece) = self.plan.result(board.me, self.step) {
+            let range = self.plan.output(self.data.to, board.me, self.step - 1);
+            let result = match self.what.kind {
+                Kind::AllReduce => &self.data.output[range],
+                _ => &bytemuck::cast_slice(&board.results)[..range.len()],
+            };
+            write(self.place(board, piece), result);
+        }
+        board.announce(self.plan.readers(board.me, self.step))?;
+        board.met.clear();
+        board.met.resize(board.peers.ranks() as usize, false);
+        self.left = (0..board.peers.ranks()).filter(|&rank| self.plan.takes_from(rank, self.step)).count() as u32;
+        self.is_published = true;
+        Ok(())
+    }
+
+    /// Takes what other ranks have published by now, or begins to read it. Whether there was something.
+    fn take(&mut self, board: &mut Board) -> Result<bool> {
+        let (me, ranks, before) = (board.me, board.peers.ranks(), self.left);
+        // Each rank begins with another one.
+        for rank in (1..ranks).map(|next| (me + next) % ranks) {
+            let takes = !board.met[rank as usize] && self.plan.takes_from(rank, self.step);
+            if !takes || !board.pace.is_published(board.peers.heard(rank)) {
+                continue;
+            }
+            board.met[rank as usize] = true;
+            self.left -= 1;
+            for purpose in [Purpose::Copied, Purpose::Reduced] {
+                let Some((piece, range)) = self.wanted(rank, purpose) else { continue };
+                let from = self.place(board, piece);
+                match board.peers.slots(rank)?.cloned() {
+                    Some(window) => self.found(board, rank, purpose, (&window, from))?,
+                    None => {
+                        let Some((region, offset)) = self.place_for(board, rank, purpose) else { continue };
+                        let to = At { region, offset };
+                        if board.peers.read(rank, from, to, HEADER + range.len(), purpose)? {
+                            self.has_read(board, purpose, rank)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(self.left < before)
+    }
+
+    /// The piece of `rank` in this step that this rank copies or reduces, and where what comes of it belongs in the output.
+    fn wanted(&self, rank: u32, purpose: Purpose) -> Option<(usize, Range<usize>)> {
+        match purpose {
+            Purpose::Copied => {
+                let (piece, chunk) = self.plan.copied(rank, self.step)?;
+                Some((piece, self.plan.output(self.data.to, rank, chunk)))
+            }
+            _ => self.plan.reduces(self.step).then(|| (self.plan.own_piece(), self.reduced())),
+        }
+    }
+
+    /// Where the result of this rank's reduction belongs in the output.
+    fn reduced(&self) -> Range<usize> {
+        self.plan.output(self.data.to, self.plan.me(), self.step)
+    }
+
+    /// Where a piece from another host is read to.
+    fn place_for(&self, board: &Board, rank: u32, purpose: Purpose) -> Option<(Region, usize)> {
+        let half = if purpose == Purpose::Copied { 0 } else { board.sizes.slot };
+        board.places.as_ref().map(|(region, _)| (*region, half + rank as usize * self.plan.stride()))
+    }
+
+    /// A piece from another host is there.
+    fn has_read(&mut self, board: &mut Board, purpose: Purpose, rank: u32) -> Result<()> {
+        let (Some((_, offset)), Some((_, window))) = (self.place_for(board, rank, purpose), &board.places) else {
+            return Ok(());
+        };
+        let window = window.clone();
+        self.found(board, rank, purpose, (&window, offset))
+    }
+
+    /// A piece can be read in this process: compares its header, and copies it if it is to be copied.
+    fn found(&mut self, board: &Board, rank: u32, purpose: Purpose, (window, at): (&Window, usize)) -> Result<()> {
+        let mut header = Header::default();
+        window.read(at, bytemuck::bytes_of_mut(&mut header));
+        self.compare(board, rank, header)?;
+        if let Some((_, range)) = self.wanted(rank, purpose).filter(|_| purpose == Purpose::Copied)
+            && let Some(output) = self.data.output.get_mut(range)
+        {
+            window.read(at + HEADER, output);
+        }
+        Ok(())
+    }
+
+    fn header_of(&self, step: usize) -> Header {
+        let [history, kinds, block, _] = self.header;
+        [history, kinds, block, step as u64]
+    }
+
+    fn compare(&self, board: &Board, rank: u32, theirs: Header) -> Result<()> {
+        let mine = self.header_of(self.step);
+        if mine == theirs || Fault::CompareNothing.is(board.pace.fault()) {
+            return Ok(());
+        }
+        let kinds = |header: Header| said(header[1]);
+        let root = |header: Header| (header[1] >> u32::BITS).to_string();
+        let (what, text): (_, &dyn Fn(Header) -> String) = match () {
+            () if mine[1] as u32 != theirs[1] as u32 => ("the call", &kinds),
+            () if mine[1] != theirs[1] => ("the root", &root),
+            () if mine[2] != theirs[2] => ("the length in bytes", &|header| header[2].to_string()),
+            () => ("the history of calls", &|header| format!("{:016x}", header[0])),
+        };
+        Err(Error::Mismatch {
+            rank: board.me,
+            operation: self.what.operation,
+            what,
+            mine: text(mine),
+            peer: rank,
+            theirs: text(theirs),
+        })
+    }
+
+    /// All that was published is here.
+    fn end_step(&mut self, board: &mut Board) {
+        if self.plan.reduces(self.step) {
+            self.reduce(board);
+        }
+        for rank in 0..board.peers.ranks() {
+            if board.met[rank as usize] {
+                board.pace.take(rank);
+            }
+        }
+        board.pace.end();
+        self.step += 1;
+        self.is_published = false;
+    }
+
+    fn reduce(&mut self, board: &mut Board) {
+        let (range, at) = (self.reduced(), self.place(board, self.plan.own_piece()) + HEADER);
+        let Board { me, sizes, peers, slots, places, sources, results, .. } = board;
+        let place = |rank: u32| sizes.slot + rank as usize * self.plan.stride() + HEADER;
+        let source = |rank: u32| match (peers.known_slots(rank), &*places) {
+            _ if rank == *me => (&*slots, at),
+            (Some(window), _) => (window, at),
+            (None, Some((_, window))) => (window, place(rank)),
+            (None, None) => unreachable!("rank {rank} is on another host, and there is no place for what it published"),
+        };
+        let target = match self.what.kind != Kind::Reduce || *me == self.plan.root() {
+            true => &mut self.data.output[range],
+            false => {
+                let words = range.len().div_ceil(size_of::<u64>());
+                if results.len() < words {
+                    results.resize(words, 0);
+                }
+                &mut bytemuck::cast_slice_mut(results)[..range.len()]
+            }
+        };
+        sources.combine(self.what.reduction, (0..peers.ranks()).map(source), target);
+    }
+}
+
+/// What a header says of a call.
+fn said(word: u64) -> String {
+    let [kind, dtype, reduce, ..] = word.to_le_bytes();
+    let Some((kind, name)) = Kind::numbered(u64::from(kind)) else { return "unknown".to_owned() };
+    let dtype = Dtype::EVERY.into_iter().find(|&known| known as u8 == dtype);
+    let reduce = Reduce::EVERY.into_iter().find(|&known| known as u8 == reduce);
+    match (kind.reduces(), dtype, reduce) {
+        (true, Some(dtype), Some(reduce)) => format!("{name} ({reduce} of {dtype})"),
+        _ => name.to_owned(),
+    }
+}

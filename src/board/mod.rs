@@ -1,0 +1,121 @@
+//! Boards: synchronous collectives of any length, for the ranks of a world.
+//!
+//! Each rank has a *board* that the others read: it publishes its part of a step there, tells its readers, and takes
+//! theirs. All collectives are such steps ([`plan`]); [`pace`] says when memory may be used again. No rank is in the
+//! middle: data goes from the board of its rank to the memory of its reader.
+//!
+//! Ranks that share memory read a board in place, and a reduction reads all of them at once. From other hosts pieces are
+//! read into a place for each rank first.
+//!
+//! A call goes on in steps that never block ([`Call::poll`]), so an executor or a test can drive it, over any fabric.
+#![forbid(unsafe_code)]
+
+mod call;
+mod pace;
+mod peers;
+mod plan;
+#[cfg(test)]
+#[cfg(all(feature = "internals", not(loom)))]
+mod tests;
+mod work;
+
+pub(crate) use call::{Call, Data, What};
+pub(crate) use plan::{Blocks, Kind, Sizes};
+pub(crate) use work::CallWork;
+
+use crate::error::{Error, Result};
+use crate::fabric::{Access, Endpoint, Key, Region, Window};
+use crate::fault::Fault;
+use crate::reduce::Gathered;
+use pace::{Pace, SLOTS};
+use peers::Peers;
+use plan::Readers;
+
+/// This rank's board, and its way to those of the others.
+#[derive(Debug)]
+pub(crate) struct Board {
+    me: u32,
+    sizes: Sizes,
+    peers: Peers,
+    /// The slots.
+    slots: Window,
+    /// Where pieces from other hosts are read to: those to be copied, and then those to be reduced.
+    places: Option<(Region, Window)>,
+    pace: Pace,
+    /// Of all calls so far.
+    history: u64,
+    /// Of a call: the ranks of which it has taken, or begun to read, what they published in the step.
+    met: Vec<bool>,
+    sources: Gathered,
+    /// Results that are published in the next step.
+    results: Vec<u64>,
+    /// A call failed: the ranks are out of step.
+    is_broken: bool,
+}
+
+impl Board {
+    /// Makes a board, and what [`Board::meet`] of the other ranks is to be told.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn new(mut endpoint: Box<dyn Endpoint>, me: u32, sizes: Sizes) -> Result<(Self, Vec<u8>)> {
+        let mut make = |bytes, access| -> Result<(Region, Window)> {
+            let region = endpoint.register(bytes, access)?;
+            let problem = "the transport gives no access to own memory";
+            let window = endpoint.window(region).ok_or(Error::Usage { rank: me, operation: "open", problem })?;
+            Ok((region, window))
+        };
+        let words = make(Peers::bytes(sizes.ranks), Access::Write)?;
+        let slots = make(SLOTS as usize * sizes.slot, Access::Read)?;
+        let places = if sizes.shared { None } else { Some(make(2 * sizes.slot, Access::Local)?) };
+        let told = [words.0, slots.0].map(|region| endpoint.key(region).encode()).concat();
+        let board = Board {
+            me,
+            sizes,
+            peers: Peers::new(endpoint, me, words.1),
+            slots: slots.1,
+            places,
+            pace: Pace::new(me, sizes.ranks, Fault::chosen()),
+            history: 0,
+            met: Vec::new(),
+            sources: Gathered::default(),
+            results: Vec::new(),
+            is_broken: false,
+        };
+        Ok((board, told))
+    }
+
+    /// Gets to know what all ranks have told, in rank order.
+    ///
+    /// # Errors
+    /// A rank told something else.
+    pub(crate) fn meet(&mut self, told: &[Vec<u8>]) -> Result<()> {
+        for (rank, told) in (0..).zip(told) {
+            let keys = (told.len() == 2 * Key::BYTES).then(|| told.split_at(Key::BYTES));
+            let keys = keys.and_then(|(words, slots)| Some([Key::decode(words)?, Key::decode(slots)?]));
+            let cause = "it told no keys of a board";
+            self.peers.add(keys.ok_or_else(|| Error::transport(self.me, rank, "open", cause))?);
+        }
+        Ok(())
+    }
+    /// Tells the ranks that wait for it what this one has taken.
+    fn acknowledge(&mut self) -> Result<()> {
+        let Board { pace, peers, .. } = self;
+        pace.acknowledge(|rank, word| peers.tell(rank, word))?;
+        peers.wake();
+        Ok(())
+    }
+
+    /// Tells the readers that this rank has published its part of a step.
+    fn announce(&mut self, readers: Readers) -> Result<()> {
+        let Board { pace, peers, .. } = self;
+        pace.publish(readers, |rank, word| peers.tell(rank, word))?;
+        peers.wake();
+        Ok(())
+    }
+
+    /// No call can be made from now on: one has ended before all ranks made it.
+    pub(crate) fn break_off(&mut self) {
+        self.is_broken = true;
+    }
+}

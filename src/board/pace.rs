@@ -1,0 +1,125 @@
+//! When a rank may use a slot of its board again, and what it tells the others about that.
+//!
+//! Ranks number their steps alike. Each rank tells each other one *word*, which only grows: 2s says "I have published
+//! step s, and have taken what you published before it", 2s + 1 says "I have taken what you published up to step s". So
+//! ranks that publish to each other in every step tell nothing else.
+//!
+//! A slot is used again after [`SLOTS`] steps, when all readers have taken what was in it. A rank that has nothing to
+//! publish says at the latest half of that later that it has taken something. So of the ranks that wait for each other,
+//! the one with the fewest steps can go on: what it publishes into has been taken by ranks that have made more steps, and
+//! what it takes has been published by them.
+#![forbid(unsafe_code)]
+
+use super::plan::Readers;
+use crate::error::Result;
+use crate::fault::Fault;
+
+/// Slots of a board.
+pub(super) const SLOTS: u64 = 4;
+
+/// Where a rank stands towards the others.
+#[derive(Clone, Debug)]
+pub(super) struct Pace {
+    me: u32,
+    /// The step that it makes, from 1.
+    step: u64,
+    /// The first step in which it took something of each rank and has not said so; 0: it has said so.
+    owed: Vec<u64>,
+    /// No rank is owed an answer since before this step.
+    oldest: u64,
+    /// Who reads what it published in the last steps.
+    readers: [Readers; SLOTS as usize],
+    fault: Option<Fault>,
+}
+
+impl Pace {
+    pub(super) fn new(me: u32, ranks: u32, fault: Option<Fault>) -> Self {
+        let owed = vec![0; ranks as usize];
+        Pace { me, step: 1, owed, oldest: u64::MAX, readers: Default::default(), fault }
+    }
+
+    /// The mistake that the board makes.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// The slot of this step.
+    pub(super) fn slot(&self) -> usize {
+        (self.step % SLOTS) as usize
+    }
+
+    /// A rank that has not taken what the slot of this step holds, of those whose words are `heard`.
+    pub(super) fn unfinished(&self, heard: impl Fn(u32) -> u64) -> Option<u32> {
+        let before = self.step.checked_sub(SLOTS)?;
+        let needed = if Fault::ReuseBoardSlot.is(self.fault) { 0 } else { 2 * before + 1 };
+        let lacks = |rank: u32| rank != self.me && heard(rank) < needed;
+        match self.readers[self.slot()] {
+            Readers::None => None,
+            Readers::One(rank) => Some(rank).filter(|&rank| lacks(rank)),
+            Readers::All => (0..self.owed.len() as u32).find(|&rank| lacks(rank)),
+        }
+    }
+
+    /// This rank has published its part of the step: its readers are told.
+    ///
+    /// # Errors
+    /// The first of `tell`, which gets ranks and their words.
+    pub(super) fn publish(&mut self, readers: Readers, mut tell: impl FnMut(u32, u64) -> Result<()>) -> Result<()> {
+        let (me, ranks, word, slot) = (self.me, self.owed.len() as u32, 2 * self.step, self.slot());
+        self.readers[slot] = readers;
+        let mut to = |rank: u32| {
+            self.owed[rank as usize] = 0;
+            tell(rank, word)
+        };
+        match readers {
+            Readers::None => Ok(()),
+            Readers::One(rank) => to(rank),
+            // Each rank begins with another one.
+            Readers::All => (1..ranks).try_for_each(|next| to((me + next) % ranks)),
+        }
+    }
+
+    /// Says what it has to say about steps that lie far enough behind, before it waits for anything in this one.
+    ///
+    /// # Errors
+    /// As [`Pace::publish`].
+    #[inline]
+    pub(super) fn acknowledge(&mut self, mut tell: impl FnMut(u32, u64) -> Result<()>) -> Result<()> {
+        if self.step < self.oldest.saturating_add(SLOTS / 2) || Fault::NeverAcknowledge.is(self.fault) {
+            return Ok(());
+        }
+        self.oldest = u64::MAX;
+        for (rank, owed) in (0..).zip(&mut self.owed) {
+            match *owed {
+                0 => {}
+                step if self.step >= step + SLOTS / 2 => {
+                    *owed = 0;
+                    // It has taken all that was published before this step.
+                    tell(rank, 2 * self.step - 1)?;
+                }
+                step => self.oldest = self.oldest.min(step),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a rank whose word is `heard` has published its part of the step.
+    pub(super) fn is_published(&self, heard: u64) -> bool {
+        let needed = if Fault::TakeUnpublished.is(self.fault) { 0 } else { 2 * self.step };
+        heard >= needed
+    }
+
+    /// This rank has taken what `rank` published in the step.
+    pub(super) fn take(&mut self, rank: u32) {
+        let owed = &mut self.owed[rank as usize];
+        if *owed == 0 {
+            *owed = self.step;
+        }
+        self.oldest = self.oldest.min(self.step);
+    }
+
+    /// The step is made.
+    pub(super) fn end(&mut self) {
+        self.step += 1;
+    }
+}

@@ -1,0 +1,166 @@
+//! Synchronous collectives: the calls that every rank makes, and that end when it has its result.
+
+use std::time::{Duration, Instant};
+
+use earlybird::{Reduce, Result, World};
+use serde_json::json;
+
+use super::super::common::mean_over_ranks;
+use super::super::distribution::Distribution;
+use super::super::table::Table;
+use super::conditions::Conditions;
+use super::report::transport;
+use super::{Op, PATIENCE};
+
+/// The data of a rank for one size.
+struct Case<'a> {
+    world: &'a World,
+    op: Op,
+    /// 32-bit elements of what a rank contributes, or of each block.
+    block: usize,
+    one: Vec<u32>,
+    all: Vec<u32>,
+    all_received: Vec<u32>,
+}
+
+/// The root, where there is one.
+const ROOT: u32 = 0;
+
+impl<'a> Case<'a> {
+    fn new(world: &'a World, op: Op, block: usize) -> Self {
+        let blocks = block * world.size() as usize;
+        Case { world, op, block, one: vec![0; block], all: vec![0; blocks], all_received: vec![0; blocks] }
+    }
+
+    fn rank(&self) -> u32 {
+        self.world.rank()
+    }
+
+    /// What `rank` contributes at a place.
+    fn value(rank: u32, index: usize) -> u32 {
+        rank * 3 + index as u32 % 1021
+    }
+
+    fn fill(&mut self) {
+        let rank = self.rank();
+        for (index, value) in self.one.iter_mut().enumerate() {
+            *value = Self::value(rank, index);
+        }
+        for (index, value) in self.all.iter_mut().enumerate() {
+            *value = Self::value(rank, index);
+        }
+        self.all_received.fill(u32::MAX);
+    }
+
+    fn call(&mut self) -> Result<()> {
+        let Case { world, op, one, all, all_received, .. } = self;
+        let at_root = world.rank() == ROOT;
+        match op {
+            Op::Broadcast => world.broadcast(one, ROOT, PATIENCE),
+            Op::Gather => world.gather(one, at_root.then_some(&mut all_received[..]), ROOT, PATIENCE),
+            Op::AllGather => world.all_gather(one, all_received, PATIENCE),
+            Op::Scatter => world.scatter(at_root.then_some(&all[..]), one, ROOT, PATIENCE),
+            Op::AllToAll => world.all_to_all(all, all_received, PATIENCE),
+            Op::Reduce => {
+                let result = at_root.then_some(&mut all_received[..one.len()]);
+                world.reduce(one, result, Reduce::Sum, ROOT, PATIENCE)
+            }
+            Op::ReduceScatter => world.reduce_scatter(all, one, Reduce::Sum, PATIENCE),
+            _ => world.all_reduce(one, Reduce::Sum, PATIENCE),
+        }
+    }
+
+    /// Elements that are wrong after a call with fresh data.
+    fn wrong(&self) -> u64 {
+        let (rank, ranks) = (self.rank(), self.world.size());
+        let sum = |index: usize| (0..ranks).map(|rank| Self::value(rank, index)).sum::<u32>();
+        let differs = |data: &[u32], expected: &dyn Fn(usize) -> u32| {
+            data.iter().enumerate().filter(|&(index, &value)| value != expected(index)).count() as u64
+        };
+        let (block, own) = (self.block, rank as usize * self.block);
+        let of_all = |index: usize| Self::value((index / block) as u32, index % block);
+        match self.op {
+            Op::Gather | Op::Reduce if rank != ROOT => 0,
+            Op::Broadcast => differs(&self.one, &|index| Self::value(ROOT, index)),
+            Op::Gather | Op::AllGather => differs(&self.all_received, &of_all),
+            Op::Scatter => differs(&self.one, &|index| Self::value(ROOT, own + index)),
+            Op::AllToAll => {
+                differs(&self.all_received, &|index| Self::value((index / block) as u32, own + index % block))
+            }
+            Op::Reduce => differs(&self.all_received[..block], &sum),
+            Op::ReduceScatter => differs(&self.one, &|index| sum(own + index)),
+            _ => differs(&self.one, &sum),
+        }
+    }
+}
+
+/// Measures each size; returns how many elements were wrong on this rank.
+pub(super) fn run(
+    world: &World,
+    op: Op,
+    sizes: &[u64],
+    (warmup, iters): (u32, Option<u32>),
+    conditions: Option<&Conditions>,
+) -> Result<u64> {
+    let mut table = Table::new(&["bytes", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "wrong"]);
+    let mut wrong = 0;
+    for &bytes in sizes {
+        let block = bytes as usize / size_of::<u32>();
+        let mut case = Case::new(world, op, block);
+        let mut wrong_here = 0;
+        for _ in 0..3 {
+            case.fill();
+            case.call()?;
+            wrong_here += case.wrong();
+        }
+        case.fill();
+        let iterations = iters.unwrap_or(match bytes {
+            0..=4096 => 20_000,
+            4097..=131_072 => 5_000,
+            131_073..=2_097_152 => 500,
+            _ => 50,
+        });
+        let mut latencies = Vec::with_capacity(iterations as usize);
+        for iteration in 0..warmup + iterations {
+            let started = Instant::now();
+            case.call()?;
+            if iteration >= warmup {
+                latencies.push(started.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        let times = Distribution::of(mean_over_ranks(world, &latencies, PATIENCE)?);
+        let mut total = [wrong_here];
+        world.all_reduce(&mut total, Reduce::Sum, PATIENCE)?;
+        wrong += total[0];
+        if world.rank() != 0 {
+            continue;
+        }
+        let (mean, [p50, p99, min, max]) = (times.mean(), [0.5, 0.99, 0.0, 1.0].map(|at| times.quantile(at)));
+        let bytes = block * size_of::<u32>();
+        match conditions {
+            Some(conditions) => {
+                let row = json!({
+                    "bytes": bytes, "iterations": times.len(), "mean_us": mean, "p50_us": p50, "p99_us": p99,
+                    "min_us": min, "max_us": max, "wrong": total[0],
+                });
+                say!("{}", conditions.row(row));
+            }
+            None => table.row(&[
+                bytes.to_string(),
+                times.len().to_string(),
+                format!("{mean:.2}"),
+                format!("{p50:.2}"),
+                format!("{p99:.2}"),
+                format!("{min:.2}"),
+                format!("{max:.2}"),
+                total[0].to_string(),
+            ]),
+        }
+    }
+    if world.rank() == 0 && conditions.is_none() {
+        say!("{op}, {} ranks, {}", world.size(), transport(world));
+        say!("{table}");
+    }
+    world.barrier(Duration::from_secs(10))?;
+    Ok(wrong)
+}

@@ -1,0 +1,357 @@
+//! Synchronous collectives: every rank makes the call, and has its result when it returns.
+#![forbid(unsafe_code)]
+
+use super::World;
+use crate::board::{Blocks, Board, Call, CallWork, Data, Kind, Sizes, What};
+use crate::error::{Error, Result};
+use crate::executor::caller::Waiter;
+use crate::fabric::RawAccess;
+use crate::reduce::{Dtype, Element, Item, Reduce};
+use crate::time::Deadline;
+
+/// This rank's board, and the wait of its caller.
+#[derive(Debug)]
+pub(super) struct Boards {
+    board: Board,
+    waiter: Waiter,
+}
+
+/// For calls that reduce nothing.
+const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
+
+/// # Synchronous collectives
+///
+/// All ranks make the same calls in the same order, with the same lengths, and each call returns when this rank has what
+/// the call gives it and may write its data again. Other ranks may still be in the call then. Data is of any length,
+/// and lies in memory of the caller. Reductions combine the ranks' data in the order of ranks, so all ranks get the
+/// same bits, whatever the transport is.
+///
+/// # Errors
+/// [`Error::Usage`] for lengths that do not fit together, a root that is not a rank, and while another thread is in such
+/// a call; nothing was done then. Otherwise the ranks are out of step, and later calls fail: [`Error::Timeout`] names
+/// the ranks that did not come. [`Error::Mismatch`] says in what the calls of two ranks differ; this also aborts the
+/// world, because a rank that need not read anything does not notice. A dead peer or an aborted job.
+impl World {
+    /// Copies `data` of rank `root` to all ranks.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn broadcast<T: Item>(&self, data: &mut [T], root: u32, deadline: impl Into<Deadline>) -> Result<()> {
+        let data = bytemuck::cast_slice_mut(data);
+        let block = data.len();
+        self.collective("broadcast", (Kind::Broadcast, root, NOTHING), block, Data::even(None, data), deadline)
+    }
+
+    /// Gives `mine` of every rank to every rank: `all` has so many times its length, in the order of ranks.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn all_gather<T: Item>(&self, mine: &[T], all: &mut [T], deadline: impl Into<Deadline>) -> Result<()> {
+        const OPERATION: &str = "all_gather";
+        self.check_blocks(OPERATION, mine.len(), all.len())?;
+        let (mine, all) = (bytemuck::cast_slice(mine), bytemuck::cast_slice_mut(all));
+        self.collective(OPERATION, (Kind::AllGather, 0, NOTHING), mine.len(), Data::even(mine, all), deadline)
+    }
+
+    /// Gives `mine` of every rank to rank `root`, whose `all` has so many times its length, in the order of ranks. Other
+    /// ranks pass `None`.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn gather<T: Item>(
+        &self,
+        mine: &[T],
+        all: Option<&mut [T]>,
+        root: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "gather";
+        let all = self.at_root(OPERATION, all, root, "an output")?.unwrap_or_default();
+        if self.rank() == root {
+            self.check_blocks(OPERATION, mine.len(), all.len())?;
+        }
+        let (mine, all) = (bytemuck::cast_slice(mine), bytemuck::cast_slice_mut(all));
+        self.collective(OPERATION, (Kind::Gather, root, NOTHING), mine.len(), Data::even(mine, all), deadline)
+    }
+
+    /// Gives each rank its block of `all` of rank `root`, which has so many times the length of `mine`. Other ranks pass
+    /// `None`.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn scatter<T: Item>(
+        &self,
+        all: Option<&[T]>,
+        mine: &mut [T],
+        root: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "scatter";
+        let all = self.at_root(OPERATION, all, root, "an input")?;
+        if let Some(all) = all {
+            self.check_blocks(OPERATION, mine.len(), all.len())?;
+        }
+        let (all, mine) = (all.map(bytemuck::cast_slice), bytemuck::cast_slice_mut(mine));
+        self.collective(OPERATION, (Kind::Scatter, root, NOTHING), mine.len(), Data::even(all, mine), deadline)
+    }
+
+    /// Gives block i of each rank's `sent` to rank i, which has it in `received`, in the order of ranks. Blocks are of one
+    /// length.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn all_to_all<T: Item>(&self, sent: &[T], received: &mut [T], deadline: impl Into<Deadline>) -> Result<()> {
+        const OPERATION: &str = "all_to_all";
+        let ranks = self.size() as usize;
+        if sent.len() != received.len() || !sent.len().is_multiple_of(ranks) {
+            return Err(self.misuse(OPERATION, "both lengths must be the same, and a multiple of the number of ranks"));
+        }
+        let (sent, received) = (bytemuck::cast_slice(sent), bytemuck::cast_slice_mut(received));
+        let what = (Kind::AllToAll, 0, NOTHING);
+        self.collective(OPERATION, what, sent.len() / ranks, Data::even(sent, received), deadline)
+    }
+
+    /// As [`World::all_to_all`], with blocks of any lengths: `sent_lengths[i]` elements go to rank i, and
+    /// `received_lengths[i]` come from it, as that rank has said.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives); [`Error::Mismatch`] where a rank sends
+    /// another length than this one expects.
+    pub fn all_to_all_of<T: Item>(
+        &self,
+        (sent, sent_lengths): (&[T], &[usize]),
+        (received, received_lengths): (&mut [T], &[usize]),
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "all_to_all_of";
+        let ranks = self.size() as usize;
+        let bounds = |lengths: &[usize], elements: usize| {
+            let mut bounds = vec![0];
+            let mut end = 0usize;
+            for length in lengths {
+                end = end.checked_add(*length)?;
+                bounds.push(end * size_of::<T>());
+            }
+            (lengths.len() == ranks && end == elements).then_some(bounds)
+        };
+        let bounds = (bounds(sent_lengths, sent.len()), bounds(received_lengths, received.len()));
+        let (Some(from), Some(to)) = bounds else {
+            return Err(self.misuse(OPERATION, "there must be a length for each rank, and their sum that of the data"));
+        };
+        let until = deadline.into().instant();
+        let mine: Vec<u64> = sent_lengths.iter().map(|&length| length as u64).collect();
+        let mut all = vec![0u64; ranks * ranks];
+        self.all_gather(&mine, &mut all, until)?;
+        for (peer, lengths) in all.chunks_exact(ranks.max(1)).enumerate() {
+            let (told, expected) = (lengths[self.rank() as usize], received_lengths[peer] as u64);
+            if told != expected {
+                let (mine, theirs) = (expected.to_string(), told.to_string());
+                let what = "the number of elements that are sent here";
+                let (rank, peer) = (self.rank(), peer as u32);
+                return Err(self.out_of_step(Error::Mismatch { rank, operation: OPERATION, what, mine, peer, theirs }));
+            }
+        }
+        let largest = all.into_iter().max().unwrap_or(0) as usize * size_of::<T>();
+        let (from, to) = (Blocks::Bounds(&from), Blocks::Bounds(&to));
+        let data =
+            Data { input: Some(bytemuck::cast_slice(sent)), output: bytemuck::cast_slice_mut(received), from, to };
+        self.collective(OPERATION, (Kind::AllToAll, 0, NOTHING), largest, data, until)
+    }
+
+    /// Reduces `data` of all ranks, element by element, and leaves the result in it on every rank. For a reduction that
+    /// is made again and again an [`Allreduce`](crate::Allreduce) with `Fire::ALL` is faster: it reads and writes in place.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], reduce: Reduce, deadline: impl Into<Deadline>) -> Result<()> {
+        self.all_reduce_bytes(T::DTYPE, bytemuck::cast_slice_mut(data), reduce, deadline)
+    }
+
+    /// As [`World::all_reduce`], for elements whose type is known at run time only.
+    ///
+    /// # Errors
+    /// As there; [`Error::Usage`] for bytes that are not aligned to elements or not whole ones.
+    pub fn all_reduce_bytes(
+        &self,
+        dtype: Dtype,
+        data: &mut [u8],
+        reduce: Reduce,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "all_reduce";
+        self.check_elements(OPERATION, dtype, data)?;
+        let block = data.len();
+        let what = (Kind::AllReduce, 0, (dtype, reduce));
+        self.collective(OPERATION, what, block, Data::even(None, data), deadline)
+    }
+
+    /// Reduces `mine` of all ranks, element by element. Rank `root` has the result in `result`; other ranks pass `None`.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn reduce<T: Element>(
+        &self,
+        mine: &[T],
+        result: Option<&mut [T]>,
+        reduce: Reduce,
+        root: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        let result = result.map(bytemuck::cast_slice_mut);
+        self.reduce_bytes(T::DTYPE, bytemuck::cast_slice(mine), result, reduce, root, deadline)
+    }
+
+    /// As [`World::reduce`], for elements whose type is known at run time only.
+    ///
+    /// # Errors
+    /// As there; [`Error::Usage`] for bytes that are not aligned to elements or not whole ones.
+    pub fn reduce_bytes(
+        &self,
+        dtype: Dtype,
+        mine: &[u8],
+        result: Option<&mut [u8]>,
+        reduce: Reduce,
+        root: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "reduce";
+        let result = self.at_root(OPERATION, result, root, "a result")?.unwrap_or_default();
+        self.check_elements(OPERATION, dtype, mine)?;
+        self.check_elements(OPERATION, dtype, result)?;
+        if self.rank() == root && result.len() != mine.len() {
+            return Err(self.misuse(OPERATION, "the result must have the length of what a rank contributes"));
+        }
+        let what = (Kind::Reduce, root, (dtype, reduce));
+        self.collective(OPERATION, what, mine.len(), Data::even(mine, result), deadline)
+    }
+
+    /// Reduces `all` of all ranks, element by element, and gives rank i block i of the result: `all` has so many times
+    /// the length of `mine`.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives).
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        all: &[T],
+        mine: &mut [T],
+        reduce: Reduce,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        let (all, mine) = (bytemuck::cast_slice(all), bytemuck::cast_slice_mut(mine));
+        self.reduce_scatter_bytes(T::DTYPE, all, mine, reduce, deadline)
+    }
+
+    /// As [`World::reduce_scatter`], for elements whose type is known at run time only.
+    ///
+    /// # Errors
+    /// As there; [`Error::Usage`] for bytes that are not aligned to elements or not whole ones.
+    pub fn reduce_scatter_bytes(
+        &self,
+        dtype: Dtype,
+        all: &[u8],
+        mine: &mut [u8],
+        reduce: Reduce,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "reduce_scatter";
+        self.check_elements(OPERATION, dtype, all)?;
+        self.check_elements(OPERATION, dtype, mine)?;
+        self.check_blocks(OPERATION, mine.len(), all.len())?;
+        let (what, block) = ((Kind::ReduceScatter, 0, (dtype, reduce)), mine.len());
+        self.collective(OPERATION, what, block, Data::even(all, mine), deadline)
+    }
+
+    /// Makes a call, and waits until this rank has what it gives.
+    fn collective(
+        &self,
+        operation: &'static str,
+        (kind, root, reduction): (Kind, u32, (Dtype, Reduce)),
+        block: usize,
+        data: Data<'_>,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        self.check_process(operation)?;
+        if root >= self.size() {
+            return Err(self.misuse(operation, "the root is not a rank of this world"));
+        }
+        if block.checked_mul(self.size() as usize).is_none() {
+            return Err(self.misuse(operation, "more bytes than there can be"));
+        }
+        let another = "another thread is in a collective of this world";
+        let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))?;
+        let mut deadline = deadline.into();
+        let Boards { board, waiter } = match &mut *boards {
+            Some(boards) => boards,
+            none => {
+                deadline = deadline.instant().into();
+                none.insert(self.open_board(operation, deadline)?)
+            }
+        };
+        let mut call = Call::new(board, What { operation, kind, root, reduction, block }, data)?;
+        let blocked = waiter.block(&mut CallWork { call: &mut call, board }, operation, deadline);
+        blocked.map_err(|error| {
+            board.break_off();
+            match error {
+                Error::Timeout { rank, operation, waited, missing, .. } => {
+                    Error::Timeout { rank, operation, waited, missing, together: true }
+                }
+                error => self.out_of_step(error.in_call(operation)),
+            }
+        })
+    }
+
+    fn open_board(&self, operation: &'static str, deadline: Deadline) -> Result<Boards> {
+        let (rank, ranks, fabric) = (self.rank(), self.size(), self.fabric());
+        let shared = fabric.hosts().iter().all(|&host| host == 0);
+        let sizes = Sizes::new(ranks, shared);
+        let made = fabric.open(RawAccess::CRATE).and_then(|endpoint| Board::new(endpoint, rank, sizes));
+        let mine = made.as_ref().map_or(&[][..], |(_, told)| told);
+        let told = fabric.exchange(operation, mine, deadline.instant())?;
+        let (mut board, _) = made.map_err(|error| error.in_call(operation))?;
+        if let Some(by) = told.iter().position(Vec::is_empty) {
+            let reason = "it had no memory for collectives".to_owned();
+            return Err(Error::Aborted { rank, operation, by: by as u32, reason });
+        }
+        board.meet(&told)?;
+        Ok(Boards { board, waiter: Waiter::new(fabric.clone(), self.spin()) })
+    }
+
+    /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
+    fn out_of_step(&self, error: Error) -> Error {
+        if matches!(error, Error::Mismatch { .. } | Error::Transport { .. } | Error::PeerLeft { .. }) {
+            self.abort(&format!("it could not go on with a collective: {error}"));
+        }
+        error
+    }
+
+    fn misuse(&self, operation: &'static str, problem: &'static str) -> Error {
+        Error::Usage { rank: self.rank(), operation, problem }
+    }
+
+    fn check_blocks(&self, operation: &'static str, block: usize, all: usize) -> Result<()> {
+        match block.checked_mul(self.size() as usize) == Some(all) {
+            true => Ok(()),
+            false => Err(self.misuse(operation, "the data of all ranks must have so many times the length of one")),
+        }
+    }
+
+    fn check_elements(&self, operation: &'static str, dtype: Dtype, data: &[u8]) -> Result<()> {
+        let is_aligned = (data.as_ptr() as usize).is_multiple_of(dtype.size()) || data.is_empty();
+        match is_aligned && data.len().is_multiple_of(dtype.size()) {
+            true => Ok(()),
+            false => Err(self.misuse(operation, "the bytes are not whole elements, or not aligned to elements")),
+        }
+    }
+
+    /// What only the root passes.
+    fn at_root<D>(&self, operation: &'static str, data: Option<D>, root: u32, what: &str) -> Result<Option<D>> {
+        let problem = match (self.rank() == root, data.is_some(), what) {
+            (true, true, _) | (false, false, _) => return Ok(data),
+            (true, false, "an input") => "the root needs an input",
+            (true, false, _) => "the root needs an output",
+            (false, true, "an input") => "only the root has an input",
+            (false, true, _) => "only the root has an output",
+        };
+        Err(self.misuse(operation, problem))
+    }
+}
