@@ -292,6 +292,10 @@ faults! {
         TakeUnpublished,
         /// Takes a piece without comparing what it is of.
         CompareNothing,
+        /// Writes a part of a message over one that was not taken.
+        OverwriteLane,
+        /// Takes the next message, whatever its tag.
+        TakeAnyTag,
     }
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod collectives;
+mod messages;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use crate::fabric::verbs::{self, VerbsFabric};
 use crate::model::{HwConfig, Parameters};
 use crate::time::Deadline;
 use collectives::Boards;
+use messages::Mail;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and
 /// threads may share it. All ranks must make their collective calls in the same order.
@@ -53,6 +55,8 @@ struct Inner {
     collectives: AtomicU32,
     /// What synchronous collectives need, from the first one on.
     boards: Mutex<Option<Boards>>,
+    /// What messages between two ranks need, from the first one on.
+    mail: Mutex<Option<Mail>>,
     /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
     helper: Mutex<Option<Arc<Helper>>>,
 }
@@ -70,6 +74,20 @@ impl World {
         let fabric = join(&identity, config)?;
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
+        let parameters = measured.of(fabric.name(), fabric.provider())?;
+        Ok(Self::new(fabric, parameters, config, identity.source))
+    }
+
+    /// Joins a world of `ranks` as `rank`, whatever the environment says: for launchers, and for frameworks whose groups
+    /// of ranks are worlds of their own. All ranks name the same `store`: `unix:NAME` on one machine, `tcp:HOST:PORT` with
+    /// a free port on the host of rank 0, or `file:FOLDER`. The name or the port must be new for each world.
+    ///
+    /// # Errors
+    /// As [`World::from_env`].
+    pub fn join(rank: u32, ranks: u32, store: &str, config: &Config) -> Result<World> {
+        let measured = HwConfig::load(config.hw_config.as_deref())?;
+        let identity = Identity::given(rank, ranks, store)?;
+        let fabric = join(&identity, config)?;
         let parameters = measured.of(fabric.name(), fabric.provider())?;
         Ok(Self::new(fabric, parameters, config, identity.source))
     }
@@ -108,7 +126,8 @@ impl World {
     fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, config: &Config, source: &'static str) -> World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
-        let (collectives, boards, helper) = (AtomicU32::new(0), Mutex::new(None), Mutex::new(None));
+        let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
+        let (boards, mail) = (Mutex::new(None), Mutex::new(None));
         let generation = fork::generation();
         let inner = Inner {
             fabric,
@@ -121,6 +140,7 @@ impl World {
             replay,
             collectives,
             boards,
+            mail,
             helper,
         };
         World { inner: Arc::new(inner) }
@@ -323,7 +343,7 @@ fn machine_cores() -> u32 {
 impl Drop for Inner {
     fn drop(&mut self) {
         // The last handle is dropped, and no collective holds one: this process leaves in good order.
-        drop((self.helper.get_mut().take(), self.boards.get_mut().take()));
+        drop((self.helper.get_mut().take(), self.boards.get_mut().take(), self.mail.get_mut().take()));
         if !std::thread::panicking() {
             self.fabric.leave();
         }

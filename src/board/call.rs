@@ -159,8 +159,8 @@ impl<'a> Call<'a> {
     fn publish(&mut self, board: &mut Board) -> Result<()> {
         let header = self.header_of(self.step);
         let write = |at: usize, data: &[u8]| {
-            board.slots.write(at, bytemuck::bytes_of(&header));
-            board.slots.write(at + HEADER, data);
+            board.memory.slots.write(at, bytemuck::bytes_of(&header));
+            board.memory.slots.write(at + HEADER, data);
         };
         for piece in self.plan.published(self.step) {
             let range = self.plan.input(self.data.from, piece, self.step);
@@ -230,12 +230,13 @@ impl<'a> Call<'a> {
     /// Where a piece from another host is read to.
     fn place_for(&self, board: &Board, rank: u32, purpose: Purpose) -> Option<(Region, usize)> {
         let half = if purpose == Purpose::Copied { 0 } else { board.sizes.slot };
-        board.places.as_ref().map(|(region, _)| (*region, half + rank as usize * self.plan.stride()))
+        board.memory.places.as_ref().map(|(region, _)| (*region, half + rank as usize * self.plan.stride()))
     }
 
     /// A piece from another host is there.
     fn has_read(&mut self, board: &mut Board, purpose: Purpose, rank: u32) -> Result<()> {
-        let (Some((_, offset)), Some((_, window))) = (self.place_for(board, rank, purpose), &board.places) else {
+        let (Some((_, offset)), Some((_, window))) = (self.place_for(board, rank, purpose), &board.memory.places)
+        else {
             return Ok(());
         };
         let window = window.clone();
@@ -300,10 +301,10 @@ impl<'a> Call<'a> {
 
     fn reduce(&mut self, board: &mut Board) {
         let (range, at) = (self.reduced(), self.place(board, self.plan.own_piece()) + HEADER);
-        let Board { me, sizes, peers, slots, places, sources, results, .. } = board;
+        let Board { me, sizes, peers, memory, sources, results, .. } = board;
         let place = |rank: u32| sizes.slot + rank as usize * self.plan.stride() + HEADER;
-        let source = |rank: u32| match (peers.known_slots(rank), &*places) {
-            _ if rank == *me => (&*slots, at),
+        let source = |rank: u32| match (peers.known_slots(rank), &memory.places) {
+            _ if rank == *me => (&memory.slots, at),
             (Some(window), _) => (window, at),
             (None, Some((_, window))) => (window, place(rank)),
             (None, None) => unreachable!("rank {rank} is on another host, and there is no place for what it published"),

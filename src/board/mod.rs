@@ -1,4 +1,4 @@
-//! Boards: synchronous collectives of any length, for the ranks of a world.
+//! Boards: synchronous collectives of any length, for the ranks of a world; and messages between two of them ([`pairs`]).
 //!
 //! Each rank has a *board* that the others read: it publishes its part of a step there, tells its readers, and takes
 //! theirs. All collectives are such steps ([`plan`]); [`pace`] says when memory may be used again. No rank is in the
@@ -12,6 +12,7 @@
 
 mod call;
 mod pace;
+mod pairs;
 mod peers;
 mod plan;
 #[cfg(test)]
@@ -20,15 +21,16 @@ mod tests;
 mod work;
 
 pub(crate) use call::{Call, Data, What};
+pub(crate) use pairs::{Pairs, Transfer};
 pub(crate) use plan::{Blocks, Kind, Sizes};
 pub(crate) use work::CallWork;
 
-use crate::error::{Error, Result};
-use crate::fabric::{Access, Endpoint, Key, Region, Window};
+use crate::error::Result;
+use crate::fabric::Endpoint;
 use crate::fault::Fault;
 use crate::reduce::Gathered;
 use pace::{Pace, SLOTS};
-use peers::Peers;
+use peers::{Memory, Peers};
 use plan::Readers;
 
 /// This rank's board, and its way to those of the others.
@@ -37,10 +39,8 @@ pub(crate) struct Board {
     me: u32,
     sizes: Sizes,
     peers: Peers,
-    /// The slots.
-    slots: Window,
-    /// Where pieces from other hosts are read to: those to be copied, and then those to be reduced.
-    places: Option<(Region, Window)>,
+    /// The slots; and where pieces from other hosts are read to: those to be copied, and then those to be reduced.
+    memory: Memory,
     pace: Pace,
     /// Of all calls so far.
     history: u64,
@@ -58,23 +58,14 @@ impl Board {
     ///
     /// # Errors
     /// There is no memory for it.
-    pub(crate) fn new(mut endpoint: Box<dyn Endpoint>, me: u32, sizes: Sizes) -> Result<(Self, Vec<u8>)> {
-        let mut make = |bytes, access| -> Result<(Region, Window)> {
-            let region = endpoint.register(bytes, access)?;
-            let problem = "the transport gives no access to own memory";
-            let window = endpoint.window(region).ok_or(Error::Usage { rank: me, operation: "open", problem })?;
-            Ok((region, window))
-        };
-        let words = make(Peers::bytes(sizes.ranks), Access::Write)?;
-        let slots = make(SLOTS as usize * sizes.slot, Access::Read)?;
-        let places = if sizes.shared { None } else { Some(make(2 * sizes.slot, Access::Local)?) };
-        let told = [words.0, slots.0].map(|region| endpoint.key(region).encode()).concat();
+    pub(crate) fn new(endpoint: Box<dyn Endpoint>, me: u32, sizes: Sizes) -> Result<(Self, Vec<u8>)> {
+        let places = (!sizes.shared).then_some(2 * sizes.slot);
+        let (peers, memory, told) = Peers::new(endpoint, me, sizes.ranks, SLOTS as usize * sizes.slot, places)?;
         let board = Board {
             me,
             sizes,
-            peers: Peers::new(endpoint, me, words.1),
-            slots: slots.1,
-            places,
+            peers,
+            memory,
             pace: Pace::new(me, sizes.ranks, Fault::chosen()),
             history: 0,
             met: Vec::new(),
@@ -90,14 +81,9 @@ impl Board {
     /// # Errors
     /// A rank told something else.
     pub(crate) fn meet(&mut self, told: &[Vec<u8>]) -> Result<()> {
-        for (rank, told) in (0..).zip(told) {
-            let keys = (told.len() == 2 * Key::BYTES).then(|| told.split_at(Key::BYTES));
-            let keys = keys.and_then(|(words, slots)| Some([Key::decode(words)?, Key::decode(slots)?]));
-            let cause = "it told no keys of a board";
-            self.peers.add(keys.ok_or_else(|| Error::transport(self.me, rank, "open", cause))?);
-        }
-        Ok(())
+        self.peers.meet(told)
     }
+
     /// Tells the ranks that wait for it what this one has taken.
     fn acknowledge(&mut self) -> Result<()> {
         let Board { pace, peers, .. } = self;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::error::Result;
-use crate::fabric::{At, CACHE_LINE, Change, Endpoint, Interest, Key, Posted, Region, Signal, Window};
+use crate::error::{Error, Result};
+use crate::fabric::{Access, At, CACHE_LINE, Change, Endpoint, Interest, Key, Posted, Region, Signal, Window};
 use crate::sync;
 
 /// What a rank waits for here.
@@ -22,6 +22,15 @@ pub(super) enum Purpose {
     Copied,
     /// To read a piece that is reduced.
     Reduced,
+}
+
+/// This rank's own memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// Where other ranks read.
+    pub(super) slots: Window,
+    /// Where it reads what other hosts have.
+    pub(super) places: Option<(Region, Window)>,
 }
 
 #[derive(Debug)]
@@ -68,20 +77,47 @@ impl Far {
 }
 
 impl Peers {
-    /// Bytes of the words that a rank hears.
-    pub(super) fn bytes(ranks: u32) -> usize {
-        ranks as usize * CACHE_LINE
+    /// Makes the memory for words and for slots, and what [`Peers::meet`] of the other ranks is to be told. `places` are
+    /// bytes for what is read from other hosts.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(super) fn new(
+        mut endpoint: Box<dyn Endpoint>,
+        me: u32,
+        ranks: u32,
+        slots: usize,
+        places: Option<usize>,
+    ) -> Result<(Self, Memory, Vec<u8>)> {
+        let mut make = |bytes, access| -> Result<(Region, Window)> {
+            let region = endpoint.register(bytes, access)?;
+            let problem = "the transport gives no access to own memory";
+            let window = endpoint.window(region).ok_or(Error::Usage { rank: me, operation: "open", problem })?;
+            Ok((region, window))
+        };
+        let words = make(ranks as usize * CACHE_LINE, Access::Write)?;
+        let slots = make(slots, Access::Read)?;
+        let places = places.map(|bytes| make(bytes, Access::Local)).transpose()?;
+        let told = [words.0, slots.0].map(|region| endpoint.key(region).encode()).concat();
+        let peers = Peers { me, endpoint, words: words.1, peers: Vec::new(), is_loud: false, reading: 0 };
+        Ok((peers, Memory { slots: slots.1, places }, told))
     }
 
-    pub(super) fn new(endpoint: Box<dyn Endpoint>, me: u32, words: Window) -> Self {
-        Peers { me, endpoint, words, peers: Vec::new(), is_loud: false, reading: 0 }
-    }
-
-    /// Adds the next rank, by the keys of its words and of its slots.
-    pub(super) fn add(&mut self, [words, slots]: [Key; 2]) {
-        let far = |key| Far { key, imported: None };
-        let peer = Peer { words: far(words), slots: far(slots), word: 0, posted: 0, is_under_way: false };
-        self.peers.push(peer);
+    /// Gets to know what all ranks have told, in rank order.
+    ///
+    /// # Errors
+    /// A rank told something else.
+    pub(super) fn meet(&mut self, told: &[Vec<u8>]) -> Result<()> {
+        for (rank, told) in (0..).zip(told) {
+            let keys = (told.len() == 2 * Key::BYTES).then(|| told.split_at(Key::BYTES));
+            let keys = keys.and_then(|(words, slots)| Some([Key::decode(words)?, Key::decode(slots)?]));
+            let cause = "it told no keys of its memory";
+            let [words, slots] = keys.ok_or_else(|| Error::transport(self.me, rank, "open", cause))?;
+            let far = |key| Far { key, imported: None };
+            let peer = Peer { words: far(words), slots: far(slots), word: 0, posted: 0, is_under_way: false };
+            self.peers.push(peer);
+        }
+        Ok(())
     }
 
     pub(super) fn ranks(&self) -> u32 {
@@ -93,7 +129,7 @@ impl Peers {
         sync::look(self.words.cell(rank as usize * CELLS))
     }
 
-    /// Tells a rank a word, which is greater than all before.
+    /// Tells a rank a word, which says all that those before it did.
     pub(super) fn tell(&mut self, rank: u32, word: u64) -> Result<()> {
         let cell = self.me as usize * CELLS;
         let peer = &mut self.peers[rank as usize];
@@ -113,7 +149,7 @@ impl Peers {
         let peer = &mut self.peers[rank as usize];
         let &(region, _) = peer.words.get(&mut *self.endpoint, rank)?;
         let at = At { region, offset: self.me as usize * CACHE_LINE };
-        while peer.posted < peer.word && !peer.is_under_way {
+        while peer.posted != peer.word && !peer.is_under_way {
             let signal = Signal { at, change: Change::Set(peer.word), awaited: false };
             peer.posted = peer.word;
             peer.is_under_way = self.endpoint.signal(signal, token(Purpose::Word, rank))? == Posted::Pending;

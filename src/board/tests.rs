@@ -3,7 +3,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Blocks, Board, Call, Data, Kind, Sizes, What};
+use super::{Blocks, Board, Call, Data, Kind, Pairs, Sizes, Transfer, What};
 use crate::error::Error;
 use crate::executor::work::Polled;
 use crate::fabric::sim::{SimFabric, Weather};
@@ -277,7 +277,89 @@ fn different_calls_are_seen() {
     }
 }
 
+/// Messages between all pairs of ranks, received in another order of their tags than they were sent in.
+fn play_messages(seed: u64) {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let world = World::new(&mut rng);
+    let (ranks, net) = (world.fabrics.len(), world.fabrics[0].net());
+    let shared = world.fabrics[0].hosts().iter().all(|&host| host == 0);
+    let slot = 1 << rng.random_range(6..=9);
+    let pairs = |fabric: &SimFabric| {
+        let endpoint = fabric.open(RawAccess::CRATE).unwrap();
+        Pairs::with_slots(endpoint, fabric.rank(), ranks as u32, shared, slot).unwrap()
+    };
+    let (mut pairs, told): (Vec<Pairs>, Vec<Vec<u8>>) = world.fabrics.iter().map(pairs).unzip();
+    pairs.iter_mut().for_each(|pairs| pairs.meet(&told).unwrap());
+    struct Message {
+        from: usize,
+        to: usize,
+        tag: u64,
+        sent: Vec<u8>,
+        received: Vec<u8>,
+        ends: [Option<Transfer>; 2],
+        done: [bool; 2],
+    }
+    let message = |number: usize, rng: &mut Xoshiro256PlusPlus| {
+        let from = rng.random_range(0..ranks);
+        let to = (from + rng.random_range(1..ranks)) % ranks;
+        let length = rng.random_range(0..=900) * usize::from(rng.random_bool(0.8));
+        let sent: Vec<u8> = (0..length).map(|index| (index * 3 + number * 11) as u8).collect();
+        let received = vec![0; length];
+        Message { from, to, tag: rng.random_range(0..3), sent, received, ends: [None, None], done: [false; 2] }
+    };
+    let count = if ranks > 1 { rng.random_range(1..=40) } else { 0 };
+    let mut messages: Vec<Message> = (0..count).map(|number| message(number, &mut rng)).collect();
+    let mut idle_turns = 0;
+    loop {
+        let mut idle = true;
+        for number in 0..messages.len() {
+            let (before, rest) = messages.split_at_mut(number);
+            let Some(message) = rest.first_mut() else { continue };
+            let (from, to, tag) = (message.from, message.to, message.tag);
+            let same = |other: &&Message| (other.from, other.to) == (from, to);
+            // Sends of a pair begin in order; of receives with one tag there is one at a time.
+            let may_send = before.iter().filter(same).all(|other| other.done[0] || other.ends[0].is_some());
+            let may_receive = before.iter().filter(same).all(|other| other.tag != tag || other.done[1]);
+            if rng.random_bool(0.4) {
+                idle = false;
+                continue;
+            }
+            if !message.done[0] && may_send {
+                let pairs = &mut pairs[from];
+                let send = message.ends[0].get_or_insert_with(|| pairs.send("send", to as u32, tag).unwrap());
+                message.done[0] = pairs.poll_send(send, &message.sent).unwrap();
+                idle &= !message.done[0];
+            }
+            if !message.done[1] && may_receive {
+                let pairs = &mut pairs[to];
+                let receive =
+                    message.ends[1].get_or_insert_with(|| pairs.receive("receive", from as u32, tag).unwrap());
+                message.done[1] = pairs.poll_receive(receive, &mut message.received).unwrap();
+                idle &= !message.done[1];
+            }
+        }
+        if messages.iter().all(|message| message.done == [true; 2]) {
+            break;
+        }
+        let mut net = net.lock();
+        match net.next_time() {
+            Some(_) => net.advance(),
+            None if idle => idle_turns += 1,
+            None => idle_turns = 0,
+        }
+        assert!(idle_turns < 50, "seed {seed}: messages wait for ever");
+    }
+    for message in messages {
+        assert!(message.received == message.sent, "seed {seed}: from {} to {}", message.from, message.to);
+    }
+}
+
+fn messages_arrive() {
+    (0..SCHEDULES).for_each(play_messages);
+}
+
 fn all() {
+    messages_arrive();
     calls_give_what_they_must();
     different_calls_are_seen();
 }

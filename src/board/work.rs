@@ -25,7 +25,7 @@ impl Work for CallWork<'_, '_> {
 
     fn looks(&self, yields: bool) -> Looks {
         // Polls of a network are long, and where ranks outnumber cores another one needs this core.
-        let is_short = self.board.places.is_none();
+        let is_short = self.board.memory.places.is_none();
         Looks { times: if yields || !is_short { 1 } else { LOOKS }, pauses: is_short && !yields }
     }
 

@@ -111,6 +111,19 @@ impl Identity {
         self.source != NO_LAUNCHER
     }
 
+    /// The identity that a program gives itself.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a rank that is none of so many, and for a store that is none.
+    pub fn given(rank: u32, ranks: u32, store: &str) -> Result<Self> {
+        if rank >= ranks {
+            return Err(Error::Config(format!("rank {rank} is none of a world of {ranks}; ranks count from 0")));
+        }
+        let address = store.parse().map_err(|problem| Error::Config(format!("store: {problem}")))?;
+        let (job, common, machines) = (store.to_owned(), None, Machines::Unknown);
+        Ok(Identity { rank, ranks, job, store: Some(address), common, machines, source: "the program" })
+    }
+
     /// Reads the environment; a world of one rank if no launcher set a variable.
     ///
     /// # Errors

@@ -1,11 +1,13 @@
 //! Synchronous collectives: every rank makes the call, and has its result when it returns.
 #![forbid(unsafe_code)]
 
+use std::time::Instant;
+
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Data, Kind, Sizes, What};
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
-use crate::fabric::RawAccess;
+use crate::fabric::{Endpoint, RawAccess};
 use crate::reduce::{Dtype, Element, Item, Reduce};
 use crate::time::Deadline;
 
@@ -301,30 +303,43 @@ impl World {
     }
 
     fn open_board(&self, operation: &'static str, deadline: Deadline) -> Result<Boards> {
+        let (mut board, told) = self.meet(operation, deadline.instant(), |endpoint, rank, ranks, shared| {
+            Board::new(endpoint, rank, Sizes::new(ranks, shared))
+        })?;
+        board.meet(&told)?;
+        Ok(Boards { board, waiter: Waiter::new(self.fabric().clone(), self.spin()) })
+    }
+
+    /// Opens an endpoint, makes memory of it, and tells all ranks of that; returns what all have told. `make` also gets the
+    /// rank, the number of ranks, and whether all share memory.
+    pub(super) fn meet<M>(
+        &self,
+        operation: &'static str,
+        until: Instant,
+        make: impl FnOnce(Box<dyn Endpoint>, u32, u32, bool) -> Result<(M, Vec<u8>)>,
+    ) -> Result<(M, Vec<Vec<u8>>)> {
         let (rank, ranks, fabric) = (self.rank(), self.size(), self.fabric());
         let shared = fabric.hosts().iter().all(|&host| host == 0);
-        let sizes = Sizes::new(ranks, shared);
-        let made = fabric.open(RawAccess::CRATE).and_then(|endpoint| Board::new(endpoint, rank, sizes));
+        let made = fabric.open(RawAccess::CRATE).and_then(|endpoint| make(endpoint, rank, ranks, shared));
         let mine = made.as_ref().map_or(&[][..], |(_, told)| told);
-        let told = fabric.exchange(operation, mine, deadline.instant())?;
-        let (mut board, _) = made.map_err(|error| error.in_call(operation))?;
+        let told = fabric.exchange(operation, mine, until)?;
+        let (made, _) = made.map_err(|error| error.in_call(operation))?;
         if let Some(by) = told.iter().position(Vec::is_empty) {
-            let reason = "it had no memory for collectives".to_owned();
+            let reason = "it had no memory for this".to_owned();
             return Err(Error::Aborted { rank, operation, by: by as u32, reason });
         }
-        board.meet(&told)?;
-        Ok(Boards { board, waiter: Waiter::new(fabric.clone(), self.spin()) })
+        Ok((made, told))
     }
 
     /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
-    fn out_of_step(&self, error: Error) -> Error {
+    pub(super) fn out_of_step(&self, error: Error) -> Error {
         if matches!(error, Error::Mismatch { .. } | Error::Transport { .. } | Error::PeerLeft { .. }) {
             self.abort(&format!("it could not go on with a collective: {error}"));
         }
         error
     }
 
-    fn misuse(&self, operation: &'static str, problem: &'static str) -> Error {
+    pub(super) fn misuse(&self, operation: &'static str, problem: &'static str) -> Error {
         Error::Usage { rank: self.rank(), operation, problem }
     }
 

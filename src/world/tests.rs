@@ -80,3 +80,39 @@ fn a_rank_that_does_not_come_is_named() {
         assert!(matches!(again, Err(Error::Usage { .. })), "{again:?}");
     });
 }
+
+#[test]
+fn messages_pass_between_threads() {
+    let worlds = worlds(3);
+    on_all(&worlds, |world| {
+        let (me, ranks) = (world.rank(), world.size());
+        let (next, before) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let long = vec![u64::from(me); 300_000];
+        world.open_messages(DEADLINE).unwrap();
+        // All send to the next one, and none receives before it has sent: two threads of a rank do that.
+        thread::scope(|scope| {
+            scope.spawn(|| world.send(&long, next, 7, DEADLINE).unwrap());
+            let mut data = vec![0u64; 300_000];
+            world.receive(&mut data, before, 7, DEADLINE).unwrap();
+            assert!(data.iter().all(|&value| value == u64::from(before)));
+        });
+        if me == 0 {
+            let mut from = [0, 1].map(|_| {
+                let mut data = [0u32];
+                let rank = world.receive_any(&mut data, 1, DEADLINE).unwrap();
+                assert_eq!(data, [rank]);
+                rank
+            });
+            from.sort_unstable();
+            assert_eq!(from, [1, 2]);
+        } else {
+            world.send(&[me], 0, 1, DEADLINE).unwrap();
+        }
+        let told = world.receive(&mut [0u8], next, 9, Duration::from_millis(20));
+        assert!(matches!(told, Err(Error::Timeout { together: false, .. })), "{told:?}");
+        world.send(&[me as u8], before, 9, DEADLINE).unwrap();
+        let mut data = [9u8];
+        world.receive(&mut data, next, 9, DEADLINE).unwrap();
+        assert_eq!(data, [next as u8]);
+    });
+}

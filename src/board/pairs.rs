@@ -1,0 +1,362 @@
+//! Messages from one rank to another, of any length.
+//!
+//! For each other rank a rank has a *lane* of two slots, into which it writes its messages part by part; the receiver
+//! reads them from there. The word that one rank tells another counts the parts that it has written for that rank, and
+//! those that it has taken of it. A message whose tag no call waits for is kept until a call does.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::peers::{Memory, Peers, Purpose};
+use crate::error::{Error, Result};
+use crate::fabric::{At, CACHE_LINE, Endpoint, Window};
+use crate::fault::Fault;
+
+/// Slots of a lane.
+const SLOTS: u32 = 2;
+
+/// Bytes of all lanes of a rank, and bounds of those of a slot.
+const LANES: usize = 4 << 20;
+const LEAST_SLOT: usize = 1 << 10;
+const MOST_SLOT: usize = 64 << 10;
+
+/// What comes before the data of a part: the tag, and the bytes of the whole message.
+type Header = [u64; 2];
+
+const HEADER: usize = size_of::<Header>();
+
+/// This rank's lanes, and its way to those of the others.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    me: u32,
+    peers: Peers,
+    /// The lanes; and where parts from other hosts are read to, one of each rank.
+    memory: Memory,
+    /// Bytes of a slot.
+    slot: usize,
+    ends: Vec<End>,
+    /// Calls so far.
+    calls: u64,
+    /// A call failed in the middle of a message.
+    is_broken: bool,
+    fault: Option<Fault>,
+}
+
+/// What this rank has with another one.
+#[derive(Debug, Default)]
+struct End {
+    /// Parts that were written for it, and parts of it that were taken. They wrap.
+    written: u32,
+    taken: u32,
+    /// Calls that send to it: the first one writes.
+    senders: VecDeque<u64>,
+    read: Read,
+    /// The message whose parts come now.
+    current: Option<Current>,
+    /// Messages that no call has waited for, by their tags.
+    kept: VecDeque<(u64, Vec<u8>)>,
+}
+
+/// The next part, if it comes from another host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Read {
+    #[default]
+    Not,
+    UnderWay,
+    Done,
+}
+
+#[derive(Debug)]
+enum Current {
+    /// It goes to the memory of a call.
+    For(u64),
+    /// It is kept.
+    Kept { tag: u64, length: usize, data: Vec<u8> },
+}
+
+/// A call that sends a message or receives one.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    operation: &'static str,
+    number: u64,
+    peer: u32,
+    tag: u64,
+    /// Bytes that have moved; a message may have none.
+    done: usize,
+    has_begun: bool,
+}
+
+impl Transfer {
+    /// The rank at the other end.
+    pub(crate) fn peer(&self) -> u32 {
+        self.peer
+    }
+}
+
+impl Pairs {
+    /// Makes the lanes, and what [`Pairs::meet`] of the other ranks is to be told. `shared`: all ranks share memory.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub(crate) fn new(endpoint: Box<dyn Endpoint>, me: u32, ranks: u32, shared: bool) -> Result<(Self, Vec<u8>)> {
+        let slot = LANES / (ranks as usize * SLOTS as usize);
+        Self::with_slots(endpoint, me, ranks, shared, slot.clamp(LEAST_SLOT, MOST_SLOT))
+    }
+
+    pub(super) fn with_slots(
+        endpoint: Box<dyn Endpoint>,
+        me: u32,
+        ranks: u32,
+        shared: bool,
+        slot: usize,
+    ) -> Result<(Self, Vec<u8>)> {
+        let slot = slot.next_multiple_of(CACHE_LINE);
+        let places = (!shared).then_some(ranks as usize * slot);
+        let lanes = ranks as usize * SLOTS as usize * slot;
+        let (peers, memory, told) = Peers::new(endpoint, me, ranks, lanes, places)?;
+        let ends = (0..ranks).map(|_| End::default()).collect();
+        let (calls, is_broken, fault) = (0, false, Fault::chosen());
+        Ok((Pairs { me, peers, memory, slot, ends, calls, is_broken, fault }, told))
+    }
+
+    /// Gets to know what all ranks have told, in rank order.
+    ///
+    /// # Errors
+    /// A rank told something else.
+    pub(crate) fn meet(&mut self, told: &[Vec<u8>]) -> Result<()> {
+        self.peers.meet(told)
+    }
+
+    /// Begins to send a message to a rank.
+    ///
+    /// # Errors
+    /// An earlier call failed in the middle of a message.
+    pub(crate) fn send(&mut self, operation: &'static str, to: u32, tag: u64) -> Result<Transfer> {
+        let transfer = self.begin(operation, to, tag)?;
+        self.ends[to as usize].senders.push_back(transfer.number);
+        Ok(transfer)
+    }
+
+    /// Begins to receive a message of a rank.
+    ///
+    /// # Errors
+    /// As [`Pairs::send`].
+    pub(crate) fn receive(&mut self, operation: &'static str, from: u32, tag: u64) -> Result<Transfer> {
+        self.begin(operation, from, tag)
+    }
+
+    fn begin(&mut self, operation: &'static str, peer: u32, tag: u64) -> Result<Transfer> {
+        if self.is_broken {
+            let problem = "an earlier message of this world was cut off; start a new world";
+            return Err(Error::Usage { rank: self.me, operation, problem });
+        }
+        self.calls += 1;
+        Ok(Transfer { operation, number: self.calls, peer, tag, done: 0, has_begun: false })
+    }
+
+    /// Writes what there is room for. Whether all is written, so that the data may change.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    pub(crate) fn poll_send(&mut self, transfer: &mut Transfer, data: &[u8]) -> Result<bool> {
+        self.progress()?;
+        let peer = transfer.peer;
+        if self.ends[peer as usize].senders.front() != Some(&transfer.number) {
+            return Ok(false);
+        }
+        let room = self.slot - HEADER;
+        while transfer.done < data.len() || !transfer.has_begun {
+            let (_, taken) = self.heard(peer);
+            let end = &mut self.ends[peer as usize];
+            let free = if Fault::OverwriteLane.is(self.fault) { u32::MAX } else { SLOTS };
+            if end.written.wrapping_sub(taken) >= free {
+                return Ok(false);
+            }
+            let at = Self::lane(self.slot, peer, end.written);
+            end.written = end.written.wrapping_add(1);
+            let part = &data[transfer.done..data.len().min(transfer.done + room)];
+            self.memory.slots.write(at, bytemuck::bytes_of::<Header>(&[transfer.tag, data.len() as u64]));
+            self.memory.slots.write(at + HEADER, part);
+            transfer.done += part.len();
+            transfer.has_begun = true;
+            self.tell(peer)?;
+        }
+        if !self.peers.is_told() {
+            return Ok(false);
+        }
+        self.ends[peer as usize].senders.pop_front();
+        Ok(true)
+    }
+
+    /// Reads what has come. Whether the message is there.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if it has another length; an operation that failed.
+    pub(crate) fn poll_receive(&mut self, transfer: &mut Transfer, data: &mut [u8]) -> Result<bool> {
+        self.progress()?;
+        if transfer.has_begun && transfer.done == data.len() {
+            return Ok(self.peers.is_told());
+        }
+        if !transfer.has_begun {
+            let kept = &mut self.ends[transfer.peer as usize].kept;
+            if let Some(index) = kept.iter().position(|(tag, _)| *tag == transfer.tag)
+                && let Some((_, message)) = kept.remove(index)
+            {
+                self.compare(transfer, data.len(), message.len())?;
+                data.copy_from_slice(&message);
+                (transfer.has_begun, transfer.done) = (true, data.len());
+                return Ok(self.peers.is_told());
+            }
+        }
+        while let Some((window, at)) = self.next_part(transfer.peer)? {
+            let mut header = Header::default();
+            window.read(at, bytemuck::bytes_of_mut(&mut header));
+            let [tag, length] = header;
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            let end = &mut self.ends[transfer.peer as usize];
+            let is_mine = tag == transfer.tag || Fault::TakeAnyTag.is(self.fault);
+            let current = end.current.get_or_insert_with(|| match is_mine && !transfer.has_begun {
+                true => Current::For(transfer.number),
+                false => Current::Kept { tag, length, data: Vec::new() },
+            });
+            let is_whole = match current {
+                // Another call takes this message.
+                Current::For(number) if *number != transfer.number => return Ok(false),
+                Current::For(_) => {
+                    self.compare(transfer, data.len(), length)?;
+                    let part = &mut data[transfer.done..];
+                    let most = part.len().min(self.slot - HEADER);
+                    window.read(at + HEADER, &mut part[..most]);
+                    transfer.done += most;
+                    transfer.has_begun = true;
+                    transfer.done == data.len()
+                }
+                Current::Kept { length, data, .. } => {
+                    let from = data.len();
+                    let most = (*length - from).min(self.slot - HEADER);
+                    data.resize(from + most, 0);
+                    window.read(at + HEADER, &mut data[from..]);
+                    data.len() == *length
+                }
+            };
+            self.take_part(transfer.peer)?;
+            if !is_whole {
+                continue;
+            }
+            let end = &mut self.ends[transfer.peer as usize];
+            match end.current.take() {
+                Some(Current::Kept { tag, data, .. }) => end.kept.push_back((tag, data)),
+                _ => return Ok(self.peers.is_told()),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a message with this tag has come from a rank, or begins to.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    pub(crate) fn has_message(&mut self, from: u32, tag: u64) -> Result<bool> {
+        self.progress()?;
+        if self.ends[from as usize].kept.iter().any(|(kept, _)| *kept == tag) {
+            return Ok(true);
+        }
+        let is_free = self.ends[from as usize].current.is_none();
+        let Some((window, at)) = self.next_part(from)?.filter(|_| is_free) else { return Ok(false) };
+        let mut header = Header::default();
+        window.read(at, bytemuck::bytes_of_mut(&mut header));
+        Ok(header[0] == tag)
+    }
+
+    /// A call ends before it is done, because its time is over or because it failed. Whether there can be no other call:
+    /// in the middle of a message.
+    pub(crate) fn give_up(&mut self, transfer: &Transfer, failed: bool) -> bool {
+        let end = &mut self.ends[transfer.peer as usize];
+        end.senders.retain(|&number| number != transfer.number);
+        let is_taking = matches!(end.current, Some(Current::For(number)) if number == transfer.number);
+        self.is_broken |= failed || transfer.has_begun || is_taking;
+        self.is_broken
+    }
+
+    /// Announces a sleep. What comes from now on ends it.
+    pub(crate) fn prepare_sleep(&mut self) {
+        self.peers.prepare_sleep();
+    }
+
+    pub(crate) fn cancel_sleep(&mut self) {
+        self.peers.cancel_sleep();
+    }
+
+    pub(crate) fn sleep(&mut self, at_most: Duration) {
+        self.peers.sleep(at_most);
+    }
+
+    /// Takes what a network has done.
+    fn progress(&mut self) -> Result<()> {
+        while let Some((_, rank)) = self.peers.completed()? {
+            self.ends[rank as usize].read = Read::Done;
+        }
+        Ok(())
+    }
+
+    /// The parts that a rank has written for this one, and those that it has taken of it.
+    fn heard(&self, rank: u32) -> (u32, u32) {
+        let word = self.peers.heard(rank);
+        ((word >> u32::BITS) as u32, word as u32)
+    }
+
+    fn tell(&mut self, rank: u32) -> Result<()> {
+        let End { written, taken, .. } = self.ends[rank as usize];
+        self.peers.tell(rank, u64::from(written) << u32::BITS | u64::from(taken))?;
+        self.peers.wake();
+        Ok(())
+    }
+
+    /// Where a part for a rank lies.
+    fn lane(slot: usize, rank: u32, part: u32) -> usize {
+        (rank * SLOTS + part % SLOTS) as usize * slot
+    }
+
+    /// Where the next part of a rank can be read, if it is there.
+    fn next_part(&mut self, rank: u32) -> Result<Option<(Window, usize)>> {
+        let (written, _) = self.heard(rank);
+        let End { taken, read, .. } = self.ends[rank as usize];
+        if written == taken {
+            return Ok(None);
+        }
+        let from = Self::lane(self.slot, self.me, taken);
+        if let Some(window) = self.peers.slots(rank)? {
+            return Ok(Some((window.clone(), from)));
+        }
+        let Some((region, window)) = &self.memory.places else { return Ok(None) };
+        let offset = rank as usize * self.slot;
+        let there = match read {
+            Read::Done => true,
+            Read::UnderWay => false,
+            Read::Not => {
+                let to = At { region: *region, offset };
+                let there = self.peers.read(rank, from, to, self.slot, Purpose::Copied)?;
+                self.ends[rank as usize].read = if there { Read::Done } else { Read::UnderWay };
+                there
+            }
+        };
+        Ok(there.then(|| (window.clone(), offset)))
+    }
+
+    fn take_part(&mut self, rank: u32) -> Result<()> {
+        let end = &mut self.ends[rank as usize];
+        end.taken = end.taken.wrapping_add(1);
+        end.read = Read::Not;
+        self.tell(rank)
+    }
+
+    fn compare(&self, transfer: &Transfer, mine: usize, theirs: usize) -> Result<()> {
+        if mine == theirs {
+            return Ok(());
+        }
+        let (what, mine, theirs) = ("the length of the message in bytes", mine.to_string(), theirs.to_string());
+        let (rank, operation, peer) = (self.me, transfer.operation, transfer.peer);
+        Err(Error::Mismatch { rank, operation, what, mine, peer, theirs })
+    }
+}

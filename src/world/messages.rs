@@ -1,0 +1,209 @@
+//! Messages from one rank to another.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use super::World;
+use crate::board::{Pairs, Transfer};
+use crate::error::{Error, Ranks, Result};
+use crate::executor::spin::Spin;
+use crate::reduce::Item;
+use crate::time::{Deadline, Time};
+
+/// What messages of this rank need.
+#[derive(Debug)]
+pub(super) struct Mail {
+    pairs: Pairs,
+    spin: Spin,
+}
+
+/// A thread sleeps for so long at most: others may have a message to move meanwhile.
+const NAP: Duration = Duration::from_micros(200);
+
+/// How often the peer's life is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// # Messages
+///
+/// Any thread may send and receive, to and from any rank, at the same time. Messages with the same tag from one rank to
+/// another arrive in the order in which they were sent. `send` returns when `data` may change: small messages are there
+/// to be received then, and long ones have almost been received. The first call of [`World::send`],
+/// [`World::receive`] or [`World::receive_any`] on any rank waits for that of all others: [`World::open_messages`] does
+/// that at a time that the program chooses.
+///
+/// # Errors
+/// [`Error::Usage`] for a peer that is not another rank of the world. [`Error::Timeout`]: before a part of the message has
+/// moved nothing is lost, and the call can be made again. [`Error::Mismatch`] for a message of another length; this also
+/// aborts the world. A dead peer or an aborted job.
+impl World {
+    /// Prepares messages. All ranks must call it, or make their first message, at the same place in the order of their
+    /// collective calls.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; too little memory.
+    pub fn open_messages(&self, deadline: impl Into<Deadline>) -> Result<()> {
+        self.with_mail("open_messages", deadline.into().instant(), |_| Ok(()))
+    }
+
+    /// Sends `data` to another rank.
+    ///
+    /// # Errors
+    /// As for all [messages](World#messages).
+    pub fn send<T: Item>(&self, data: &[T], to: u32, tag: u64, deadline: impl Into<Deadline>) -> Result<()> {
+        const OPERATION: &str = "send";
+        self.check_peer(OPERATION, to)?;
+        let (data, until) = (bytemuck::cast_slice(data), deadline.into().instant());
+        let transfer = self.with_mail(OPERATION, until, |pairs| pairs.send(OPERATION, to, tag))?;
+        self.move_message(OPERATION, transfer, until, |pairs, transfer| pairs.poll_send(transfer, data))
+    }
+
+    /// Receives a message of another rank, which must have the length of `data`.
+    ///
+    /// # Errors
+    /// As for all [messages](World#messages).
+    pub fn receive<T: Item>(&self, data: &mut [T], from: u32, tag: u64, deadline: impl Into<Deadline>) -> Result<()> {
+        const OPERATION: &str = "receive";
+        self.check_peer(OPERATION, from)?;
+        let (data, until) = (bytemuck::cast_slice_mut(data), deadline.into().instant());
+        let transfer = self.with_mail(OPERATION, until, |pairs| pairs.receive(OPERATION, from, tag))?;
+        self.move_message(OPERATION, transfer, until, |pairs, transfer| pairs.poll_receive(transfer, data))
+    }
+
+    /// Receives a message of whichever rank has one with this tag; returns that rank.
+    ///
+    /// # Errors
+    /// As for all [messages](World#messages).
+    pub fn receive_any<T: Item>(&self, data: &mut [T], tag: u64, deadline: impl Into<Deadline>) -> Result<u32> {
+        const OPERATION: &str = "receive_any";
+        if self.size() == 1 {
+            return Err(self.misuse(OPERATION, "there is no other rank"));
+        }
+        let until = deadline.into().instant();
+        let (me, ranks) = (self.rank(), self.size());
+        let mut found = None;
+        self.wait_for_mail(OPERATION, until, None, |pairs| {
+            for rank in (1..ranks).map(|next| (me + next) % ranks) {
+                if pairs.has_message(rank, tag)? {
+                    found = Some(rank);
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })?;
+        let rank = found.unwrap_or_default();
+        self.receive(data, rank, tag, until).map(|()| rank)
+    }
+
+    /// Does something with the mail, which is opened first if need be.
+    fn with_mail<R>(
+        &self,
+        operation: &'static str,
+        until: Instant,
+        act: impl FnOnce(&mut Pairs) -> Result<R>,
+    ) -> Result<R> {
+        self.check_process(operation)?;
+        let mut mail = self.inner.mail.lock();
+        let Mail { pairs, .. } = match &mut *mail {
+            Some(mail) => mail,
+            none => none.insert(self.open_mail(operation, until)?),
+        };
+        act(pairs)
+    }
+
+    fn open_mail(&self, operation: &'static str, until: Instant) -> Result<Mail> {
+        let made =
+            self.meet(operation, until, |endpoint, rank, ranks, shared| Pairs::new(endpoint, rank, ranks, shared))?;
+        let (mut pairs, told) = made;
+        pairs.meet(&told)?;
+        Ok(Mail { pairs, spin: self.spin() })
+    }
+
+    /// Moves a message to its end.
+    fn move_message(
+        &self,
+        operation: &'static str,
+        mut transfer: Transfer,
+        until: Instant,
+        mut poll: impl FnMut(&mut Pairs, &mut Transfer) -> Result<bool>,
+    ) -> Result<()> {
+        let peer = transfer.peer();
+        let moved = self.wait_for_mail(operation, until, Some(peer), |pairs| poll(pairs, &mut transfer));
+        moved.map_err(|error| {
+            let failed = !matches!(error, Error::Timeout { .. });
+            let is_cut_off = self.with_mail(operation, until, |pairs| Ok(pairs.give_up(&transfer, failed)));
+            match error {
+                Error::Timeout { rank, operation, waited, missing, .. } => {
+                    let together = is_cut_off.unwrap_or(true);
+                    Error::Timeout { rank, operation, waited, missing, together }
+                }
+                error => self.out_of_step(error.in_call(operation)),
+            }
+        })
+    }
+
+    /// Polls until that gives true. Other threads of this rank poll by turns.
+    fn wait_for_mail(
+        &self,
+        operation: &'static str,
+        until: Instant,
+        peer: Option<u32>,
+        mut poll: impl FnMut(&mut Pairs) -> Result<bool>,
+    ) -> Result<()> {
+        if self.with_mail(operation, until, &mut poll)? {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let now = || started.elapsed().as_nanos() as Time;
+        let (mut looked, mut spins) = (started, true);
+        let mut guard = self.inner.mail.lock();
+        if let Some(mail) = &mut *guard {
+            mail.spin.begin(0);
+        }
+        drop(guard);
+        loop {
+            let mut guard = self.inner.mail.lock();
+            let Some(Mail { pairs, spin }) = &mut *guard else { return self.check_process(operation) };
+            if poll(pairs)? {
+                spin.paid(now());
+                return Ok(());
+            }
+            if !spins {
+                pairs.prepare_sleep();
+                let is_there = poll(pairs);
+                if matches!(is_there, Ok(false)) {
+                    pairs.sleep(NAP);
+                } else {
+                    pairs.cancel_sleep();
+                }
+                if is_there? {
+                    return Ok(());
+                }
+            }
+            spins = spins && spin.goes_on(now(), None);
+            let yields = spin.yields();
+            drop(guard);
+            if yields {
+                rustix::thread::sched_yield();
+            }
+            self.fabric().health(operation)?;
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                self.fabric().look_for_dead(operation)?;
+            }
+            if Instant::now() >= until {
+                let (rank, waited) = (self.rank(), started.elapsed());
+                let missing = Ranks(
+                    peer.map_or_else(|| (0..self.size()).filter(|&peer| peer != rank).collect(), |peer| vec![peer]),
+                );
+                return Err(Error::Timeout { rank, operation, waited, missing, together: false });
+            }
+        }
+    }
+
+    fn check_peer(&self, operation: &'static str, peer: u32) -> Result<()> {
+        match peer < self.size() && peer != self.rank() {
+            true => Ok(()),
+            false => Err(self.misuse(operation, "the peer is not another rank of this world")),
+        }
+    }
+}
