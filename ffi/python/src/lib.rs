@@ -4,6 +4,7 @@
 //! released. A handle is not released while an array of one of its outcomes exists.
 
 mod allreduce;
+mod collectives;
 mod errors;
 mod memory;
 mod world;
@@ -15,5 +16,6 @@ fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<world::World>()?;
     module.add_class::<allreduce::Allreduce>()?;
-    module.add_class::<memory::Memory>()
+    module.add_class::<memory::Memory>()?;
+    module.add_wrapped(pyo3::wrap_pymodule!(collectives::collectives))
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use earlybird::{Config, FabricChoice};
-use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::errors::{bad_choice, misused, raised};
@@ -31,9 +30,10 @@ impl World {
 #[pymethods]
 impl World {
     #[new]
-    #[pyo3(signature = (*, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
+    #[pyo3(signature = (*, place=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
     fn new(
         py: Python<'_>,
+        place: Option<(u32, u32, String)>,
         fabric: Option<&str>,
         provider: Option<String>,
         secret: Option<String>,
@@ -51,7 +51,10 @@ impl World {
         if let Some(deadline) = duration(py, deadline)? {
             config.deadline = deadline;
         }
-        let joined = py.detach(|| earlybird::World::from_env(&config));
+        let joined = py.detach(|| match &place {
+            None => earlybird::World::from_env(&config),
+            Some((rank, size, store)) => earlybird::World::join(*rank, *size, store, &config),
+        });
         let world = joined.map_err(|error| raised(py, &error))?;
         Ok(World { world: parking_lot::Mutex::new(Some(world)) })
     }
@@ -78,29 +81,6 @@ impl World {
     #[getter]
     fn provider(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.handle(py)?.provider().map(str::to_owned))
-    }
-
-    fn _barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let (world, timeout) = (self.handle(py)?, duration(py, timeout)?.unwrap_or(Duration::MAX));
-        py.detach(|| world.barrier(timeout)).map_err(|error| raised(py, &error))
-    }
-
-    fn _broadcast(&self, py: Python<'_>, data: PyBuffer<u8>, root: u32, timeout: Option<f64>) -> PyResult<()> {
-        let (world, timeout) = (self.handle(py)?, duration(py, timeout)?.unwrap_or(Duration::MAX));
-        if data.readonly() || !data.is_c_contiguous() {
-            return Err(misused(py, "a broadcast needs contiguous memory that can be written"));
-        }
-        let (address, bytes) = (data.buf_ptr() as usize, data.len_bytes());
-        let copied = py.detach(|| {
-            let bytes = match bytes {
-                0 => &mut [],
-                // SAFETY: the buffer has so many bytes that can be written, and is held until the end of the call. Other
-                // threads of the program must leave it alone meanwhile, as the documentation says.
-                _ => unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) },
-            };
-            world.broadcast(bytes, root, timeout)
-        });
-        copied.map_err(|error| raised(py, &error))
     }
 
     /// Makes every later call of every rank fail, with this rank and the reason in the error. Any thread may call it.

@@ -378,3 +378,56 @@ def test_the_version_and_one_rank() -> None:
         assert empty.tensors() == []
     with pytest.raises(earlybird.ConfigError, match="carrier"):
         earlybird.World(fabric="carrier pigeons")
+
+
+def test_synchronous_collectives_and_messages() -> None:
+    run(
+        """
+        mine = np.arange(5, dtype=np.int64) + 10 * rank
+        all = np.stack([np.arange(5) + 10 * peer for peer in range(size)])
+        assert (world.all_gather(mine, timeout=30) == all).all()
+        gathered = world.gather(mine, root=1, timeout=30)
+        assert (gathered == all).all() if rank == 1 else gathered is None
+        out = np.empty(5, dtype=np.int64)
+        assert (world.scatter(out, all if rank == 2 else None, root=2, timeout=30) == all[rank]).all()
+        rows = np.stack([mine + 100 * peer for peer in range(size)])
+        assert (world.all_to_all(rows, timeout=30) == all + 100 * rank).all()
+        assert (world.all_reduce(mine.copy(), timeout=30) == all.sum(0)).all()
+        assert (world.all_reduce(mine.astype(np.float32), "max", timeout=30) == all.max(0)).all()
+        reduced = world.reduce(mine, root=2, reduce="prod", timeout=30)
+        assert (reduced == all.prod(0)).all() if rank == 2 else reduced is None
+        assert (world.reduce_scatter(rows, timeout=30) == all.sum(0) + size * 100 * rank).all()
+        # Row i + 1 goes to rank i: so many rows come of each.
+        lengths = [peer + 1 for peer in range(size)]
+        sent = np.full((sum(lengths), 2), rank, dtype=np.uint16)
+        received = np.zeros((size * (rank + 1), 2), dtype=np.uint16)
+        world.all_to_all_of(sent, lengths, received, [rank + 1] * size, timeout=30)
+        assert (received == np.repeat(np.arange(size), rank + 1)[:, None]).all()
+        if rank == 0:
+            assert sorted(world.receive(out, tag=4, timeout=30) for _ in range(size - 1)) == [1, 2]
+            assert out.sum() == 0
+        else:
+            world.send(np.zeros(5, dtype=np.int64), to=0, tag=4, timeout=30)
+        try:
+            world.all_gather(mine, out=np.empty(7, dtype=np.int64), timeout=30)
+        except earlybird.UsageError as problem:
+            assert "so many times the length" in str(problem)
+        else:
+            raise AssertionError("a wrong length was taken")
+        world.barrier(30)
+        """,
+        3,
+    )
+
+
+def test_a_program_joins_worlds_by_itself() -> None:
+    run(
+        """
+        half = earlybird.World.join(rank // 2, 2, f"unix:test-{os.environ['EARLYBIRD_STORE'][5:30]}-{rank % 2}", deadline=30.0)
+        assert (half.rank, half.size) == (rank // 2, 2)
+        both = half.all_gather(np.array([rank], dtype=np.uint32), timeout=30)
+        assert both.ravel().tolist() == [rank % 2, rank % 2 + 2]
+        world.barrier(30)
+        """.replace("half =", "import os\n        half =", 1),
+        4,
+    )

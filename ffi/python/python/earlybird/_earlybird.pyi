@@ -13,6 +13,7 @@ class World:
     def __new__(
         cls,
         *,
+        place: tuple[int, int, str] | None = None,
         fabric: str | None = None,
         provider: str | None = None,
         secret: str | None = None,
@@ -29,8 +30,6 @@ class World:
     def provider(self) -> str | None: ...
     def abort(self, reason: str = "no reason given") -> None: ...
     def close(self) -> None: ...
-    def _barrier(self, timeout: float | None) -> None: ...
-    def _broadcast(self, data: memoryview, root: int, timeout: float | None) -> None: ...
 
 class Allreduce:
     def __new__(
@@ -61,3 +60,50 @@ class Allreduce:
     def _outcome(self, round: int) -> Memory: ...
     def _test(self) -> tuple[int, int] | None: ...
     def _wait(self, timeout: float | None) -> tuple[int, int]: ...
+
+class collectives:
+    """A module: calls of a world with the bytes of the caller."""
+
+    @staticmethod
+    def barrier(world: World, timeout: float | None) -> None: ...
+    @staticmethod
+    def broadcast(world: World, data: memoryview, root: int, timeout: float | None) -> None: ...
+    @staticmethod
+    def all_gather(world: World, mine: memoryview, all: memoryview, timeout: float | None) -> None: ...
+    @staticmethod
+    def gather(
+        world: World, mine: memoryview, all: memoryview | None, root: int, timeout: float | None
+    ) -> None: ...
+    @staticmethod
+    def scatter(
+        world: World, all: memoryview | None, mine: memoryview, root: int, timeout: float | None
+    ) -> None: ...
+    @staticmethod
+    def all_to_all(
+        world: World,
+        sent: memoryview,
+        received: memoryview,
+        lengths: tuple[Sequence[int], Sequence[int]] | None,
+        timeout: float | None,
+    ) -> None: ...
+    @staticmethod
+    def all_reduce(world: World, data: memoryview, kinds: tuple[str, str], timeout: float | None) -> None: ...
+    @staticmethod
+    def reduce(
+        world: World,
+        mine: memoryview,
+        result: memoryview | None,
+        kinds: tuple[str, str],
+        root: int,
+        timeout: float | None,
+    ) -> None: ...
+    @staticmethod
+    def reduce_scatter(
+        world: World, all: memoryview, mine: memoryview, kinds: tuple[str, str], timeout: float | None
+    ) -> None: ...
+    @staticmethod
+    def open_messages(world: World, timeout: float | None) -> None: ...
+    @staticmethod
+    def send(world: World, data: memoryview, to: int, tag: int, timeout: float | None) -> None: ...
+    @staticmethod
+    def receive(world: World, data: memoryview, source: int | None, tag: int, timeout: float | None) -> int: ...

@@ -1,0 +1,41 @@
+"""Element types, and arrays of memory that is lent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _earlybird
+from ._errors import ConfigError
+
+Array = npt.NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    # NumPy has no such type: these are its bits.
+    "bf16": np.dtype(np.uint16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+    "u32": np.dtype(np.uint32),
+    "u64": np.dtype(np.uint64),
+}
+
+
+def dtype_name(dtype: npt.DTypeLike) -> str:
+    """The library's name of an element type, from that name or from what NumPy takes for one."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    wanted = np.dtype(dtype)
+    for name, known in DTYPES.items():
+        if known == wanted and name != "bf16":
+            return name
+    raise ConfigError(f"dtype: {wanted} is none of {', '.join(DTYPES)}")
+
+
+def array_of(memory: _earlybird.Memory, dtype: np.dtype[Any]) -> Array:
+    """The memory itself. The array keeps its loan."""
+    return np.frombuffer(memoryview(memory), dtype=dtype)

@@ -1,0 +1,225 @@
+//! Synchronous collectives and messages: bytes of the caller in, bytes out.
+
+use std::time::Duration;
+
+use earlybird::{Dtype, Reduce, Result};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+use crate::errors::{bad_choice, misused, raised};
+use crate::world::{World, duration};
+
+/// The memory of a caller, held for a call.
+struct Held {
+    _buffer: PyBuffer<u8>,
+    address: usize,
+    bytes: usize,
+}
+
+impl Held {
+    fn new(py: Python<'_>, buffer: PyBuffer<u8>, is_written: bool) -> PyResult<Self> {
+        if !buffer.is_c_contiguous() || is_written && buffer.readonly() {
+            return Err(misused(py, "a call needs contiguous memory, and results memory that can be written"));
+        }
+        let (address, bytes) = (buffer.buf_ptr() as usize, buffer.len_bytes());
+        Ok(Held { _buffer: buffer, address, bytes })
+    }
+
+    fn read(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the buffer has so many bytes and is held as long as this. Other threads of the program must leave it
+        // alone meanwhile, as the documentation says.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
+    }
+
+    fn write(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above, and the bytes can be written.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }
+    }
+}
+
+fn sources(py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<Held> {
+    Held::new(py, buffer, false)
+}
+
+fn results(py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<Held> {
+    Held::new(py, buffer, true)
+}
+
+/// An element type and a reduction, by their names.
+fn reduction(py: Python<'_>, dtype: &str, reduce: &str) -> PyResult<(Dtype, Reduce)> {
+    let dtype = dtype.parse().map_err(|problem| bad_choice(py, format!("dtype: {problem}")))?;
+    let reduce = reduce.parse().map_err(|problem| bad_choice(py, format!("reduce: {problem}")))?;
+    Ok((dtype, reduce))
+}
+
+/// Makes a call without the interpreter's lock.
+fn call<R: Send>(
+    py: Python<'_>,
+    world: &World,
+    timeout: Option<f64>,
+    made: impl FnOnce(&earlybird::World, Duration) -> Result<R> + Send,
+) -> PyResult<R> {
+    let (world, timeout) = (world.handle(py)?, duration(py, timeout)?.unwrap_or(Duration::MAX));
+    py.detach(|| made(&world, timeout)).map_err(|error| raised(py, &error))
+}
+
+#[pymodule]
+pub(crate) mod collectives {
+    use super::*;
+
+    #[pyfunction]
+    fn barrier(py: Python<'_>, world: &World, timeout: Option<f64>) -> PyResult<()> {
+        call(py, world, timeout, |world, timeout| world.barrier(timeout))
+    }
+
+    #[pyfunction]
+    fn broadcast(py: Python<'_>, world: &World, data: PyBuffer<u8>, root: u32, timeout: Option<f64>) -> PyResult<()> {
+        let mut data = results(py, data)?;
+        call(py, world, timeout, |world, timeout| world.broadcast(data.write(), root, timeout))
+    }
+
+    #[pyfunction]
+    fn all_gather(
+        py: Python<'_>,
+        world: &World,
+        mine: PyBuffer<u8>,
+        all: PyBuffer<u8>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (mine, mut all) = (sources(py, mine)?, results(py, all)?);
+        call(py, world, timeout, |world, timeout| world.all_gather(mine.read(), all.write(), timeout))
+    }
+
+    #[pyfunction]
+    fn gather(
+        py: Python<'_>,
+        world: &World,
+        mine: PyBuffer<u8>,
+        all: Option<PyBuffer<u8>>,
+        root: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (mine, mut all) = (sources(py, mine)?, all.map(|all| results(py, all)).transpose()?);
+        call(py, world, timeout, |world, timeout| {
+            world.gather(mine.read(), all.as_mut().map(Held::write), root, timeout)
+        })
+    }
+
+    #[pyfunction]
+    fn scatter(
+        py: Python<'_>,
+        world: &World,
+        all: Option<PyBuffer<u8>>,
+        mine: PyBuffer<u8>,
+        root: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (all, mut mine) = (all.map(|all| sources(py, all)).transpose()?, results(py, mine)?);
+        call(py, world, timeout, |world, timeout| {
+            world.scatter(all.as_ref().map(Held::read), mine.write(), root, timeout)
+        })
+    }
+
+    #[pyfunction]
+    fn all_to_all(
+        py: Python<'_>,
+        world: &World,
+        sent: PyBuffer<u8>,
+        received: PyBuffer<u8>,
+        lengths: Option<(Vec<usize>, Vec<usize>)>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (sent, mut received) = (sources(py, sent)?, results(py, received)?);
+        call(py, world, timeout, |world, timeout| match &lengths {
+            None => world.all_to_all(sent.read(), received.write(), timeout),
+            Some((to, from)) => world.all_to_all_of((sent.read(), to), (received.write(), from), timeout),
+        })
+    }
+
+    #[pyfunction]
+    fn all_reduce(
+        py: Python<'_>,
+        world: &World,
+        data: PyBuffer<u8>,
+        kinds: (String, String),
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (mut data, (dtype, reduce)) = (results(py, data)?, reduction(py, &kinds.0, &kinds.1)?);
+        call(py, world, timeout, |world, timeout| world.all_reduce_bytes(dtype, data.write(), reduce, timeout))
+    }
+
+    #[pyfunction]
+    fn reduce(
+        py: Python<'_>,
+        world: &World,
+        mine: PyBuffer<u8>,
+        result: Option<PyBuffer<u8>>,
+        kinds: (String, String),
+        root: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
+        let (mine, mut result) = (sources(py, mine)?, result.map(|result| results(py, result)).transpose()?);
+        call(py, world, timeout, |world, timeout| {
+            let result = result.as_mut().map(Held::write);
+            world.reduce_bytes(dtype, mine.read(), result, reduce, root, timeout)
+        })
+    }
+
+    #[pyfunction]
+    fn reduce_scatter(
+        py: Python<'_>,
+        world: &World,
+        all: PyBuffer<u8>,
+        mine: PyBuffer<u8>,
+        kinds: (String, String),
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
+        let (all, mut mine) = (sources(py, all)?, results(py, mine)?);
+        call(py, world, timeout, |world, timeout| {
+            world.reduce_scatter_bytes(dtype, all.read(), mine.write(), reduce, timeout)
+        })
+    }
+
+    #[pyfunction]
+    fn open_messages(py: Python<'_>, world: &World, timeout: Option<f64>) -> PyResult<()> {
+        call(py, world, timeout, |world, timeout| world.open_messages(timeout))
+    }
+
+    #[pyfunction]
+    fn send(
+        py: Python<'_>,
+        world: &World,
+        data: PyBuffer<u8>,
+        to: u32,
+        tag: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let data = sources(py, data)?;
+        call(py, world, timeout, |world, timeout| world.send(data.read(), to, tag, timeout))
+    }
+
+    /// From a rank, or from any; returns the rank.
+    #[pyfunction]
+    fn receive(
+        py: Python<'_>,
+        world: &World,
+        data: PyBuffer<u8>,
+        from: Option<u32>,
+        tag: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<u32> {
+        let mut data = results(py, data)?;
+        call(py, world, timeout, |world, timeout| match from {
+            Some(from) => world.receive(data.write(), from, tag, timeout).map(|()| from),
+            None => world.receive_any(data.write(), tag, timeout),
+        })
+    }
+}
