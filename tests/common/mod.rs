@@ -32,7 +32,19 @@ const ROLE: &str = "TEST_ROLE";
 
 /// The part that this process plays, if it was started by [`Job::start`].
 pub fn role() -> Option<String> {
-    std::env::var(ROLE).ok()
+    static CLEARED: Once = Once::new();
+    let role = std::env::var(ROLE).ok()?;
+    CLEARED.call_once(clear_own_name);
+    Some(role)
+}
+
+/// libfabric's own shared memory names its files after process numbers. A killed process leaves them behind, and one that
+/// gets the same number later finds them busy.
+fn clear_own_name() {
+    let own = format!("{}:", std::process::id());
+    for name in shared_memory_files().into_iter().filter(|name| name.starts_with(&own)) {
+        let _ = std::fs::remove_file(format!("/dev/shm/{name}"));
+    }
 }
 
 /// The processor time of this process, with all its threads.
