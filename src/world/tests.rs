@@ -110,9 +110,31 @@ fn messages_pass_between_threads() {
         }
         let told = world.receive(&mut [0u8], next, 9, Duration::from_millis(20));
         assert!(matches!(told, Err(Error::Timeout { together: false, .. })), "{told:?}");
+        world.barrier(DEADLINE).unwrap();
         world.send(&[me as u8], before, 9, DEADLINE).unwrap();
         let mut data = [9u8];
         world.receive(&mut data, next, 9, DEADLINE).unwrap();
         assert_eq!(data, [next as u8]);
+    });
+}
+
+/// More than there are channels, while one stays open.
+#[test]
+fn a_world_makes_any_number_of_collectives() {
+    on_all(&worlds(2), |world| {
+        let mut kept = world.allreduce::<u32>(&[1]).build().unwrap();
+        for turn in 0..4_200 {
+            let mut sum = world.allreduce::<u32>(&[1]).build().unwrap();
+            if turn % 600 == 0 {
+                sum.contribution().unwrap()[0] = turn;
+                sum.arrive().unwrap();
+                assert_eq!(sum.wait(DEADLINE).unwrap().newest()[0], 2 * turn);
+            }
+            sum.finish(DEADLINE).unwrap();
+        }
+        kept.contribution().unwrap()[0] = 1;
+        kept.arrive().unwrap();
+        assert_eq!(kept.wait(DEADLINE).unwrap().newest()[0], 2);
+        kept.finish(DEADLINE).unwrap();
     });
 }

@@ -14,13 +14,15 @@ use crate::fault::Fault;
 use crate::sync::{self, full_fence};
 
 /// A key holds an offset in the world's file, a length with the owner above it, the access that the
-/// owner allows, and the channel.
+/// owner allows, and the number of the endpoint.
 const OWNER: u32 = 48;
 
 #[derive(Debug)]
 pub(super) struct ShmEndpoint {
     segment: Arc<Segment>,
     rank: u32,
+    /// Its number among all that the world has opened, and its channel.
+    number: u64,
     channel: u32,
     regions: Vec<Mapped>,
     fault: Option<Fault>,
@@ -36,8 +38,8 @@ struct Mapped {
 }
 
 impl ShmEndpoint {
-    pub(super) fn new(segment: Arc<Segment>, rank: u32, channel: u32, fault: Option<Fault>) -> Self {
-        ShmEndpoint { segment, rank, channel, regions: Vec::new(), fault }
+    pub(super) fn new(segment: Arc<Segment>, rank: u32, (number, channel): (u64, u32), fault: Option<Fault>) -> Self {
+        ShmEndpoint { segment, rank, number, channel, regions: Vec::new(), fault }
     }
 
     fn bell(&self) -> &Doorbell {
@@ -94,14 +96,14 @@ impl Endpoint for ShmEndpoint {
     fn key(&self, region: Region) -> Key {
         let shared = self.regions.get(region.0 as usize).filter(|mapped| mapped.access.is_shared());
         shared.map_or(Key::NONE, |&Mapped { owner, access, offset, bytes, .. }| {
-            Key([offset, bytes as u64 | u64::from(owner) << OWNER, access.code(), u64::from(self.channel)])
+            Key([offset, bytes as u64 | u64::from(owner) << OWNER, access.code(), self.number])
         })
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
         let bad = || self.usage("import", "not a key of that peer");
-        let Key([offset, what, access, channel]) = key;
-        if channel != u64::from(self.channel) {
+        let Key([offset, what, access, number]) = key;
+        if number != self.number {
             // Its memory would be freed when the others have closed what they take for this
             // collective.
             let problem =
@@ -205,9 +207,12 @@ impl Endpoint for ShmEndpoint {
 
 impl Drop for ShmEndpoint {
     fn drop(&mut self) {
-        // The last rank to close frees the memory: others may still read it before.
-        if self.segment.close(self.channel) || Fault::FreeEarly.is(self.fault) {
-            self.regions.iter().for_each(|region| self.segment.free(region.offset, region.bytes));
-        }
+        self.bell().withdraw();
+        self.segment.channels().close(self.channel, self.segment.ranks(), |is_last| {
+            // The last rank to close frees the memory: others may still read it before.
+            if is_last || Fault::FreeEarly.is(self.fault) {
+                self.regions.iter().for_each(|region| self.segment.free(region.offset, region.bytes));
+            }
+        });
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::thread;
 
+use super::channels::Channels;
 use super::doorbell::{Doorbell, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
@@ -205,4 +206,31 @@ fn a_post_without_its_orderings_is_found() {
     for operation in [Operation::Announce, Operation::Look, Operation::Fence] {
         find(operation, an_exchange_is_read_as_it_was_posted);
     }
+}
+
+/// Two ranks that open endpoints in the same order agree on their channels, whichever is faster, and a channel is used again
+/// after both have closed it.
+#[test]
+fn ranks_agree_on_channels() {
+    loom::model(|| {
+        let channels = Arc::new(Channels::<4>::default());
+        let freed = Arc::new(AtomicU64::new(0));
+        let play = |channels: &Channels<4>, freed: &AtomicU64| {
+            [1, 2].map(|number| {
+                let channel = channels.open(number).unwrap();
+                channels.close(channel, 2, |is_last| {
+                    if is_last {
+                        assert_eq!(freed.fetch_add(1, crate::sync::Ordering::Relaxed) + 1, number);
+                    }
+                });
+                channel
+            })
+        };
+        let other = {
+            let (channels, freed) = (channels.clone(), freed.clone());
+            thread::spawn(move || play(&channels, &freed))
+        };
+        let mine = play(&channels, &freed);
+        assert_eq!(other.join().unwrap(), mine);
+    });
 }

@@ -7,6 +7,7 @@
 //! Every operation completes in the call: a put and a read are copies, an atomic is the
 //! processor's. Processes learn of each other's death by process descriptors.
 
+mod channels;
 pub(super) mod doorbell;
 mod endpoint;
 mod failure;
@@ -19,7 +20,7 @@ mod sleeper;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::failure::Failure;
@@ -37,15 +38,12 @@ use sleeper::ShmSleeper;
 #[cfg(all(test, not(loom)))]
 pub(super) use segment::head_bytes;
 
-/// Most endpoints that a world can open in its life.
-pub(crate) const MOST_ENDPOINTS: u32 = segment::CHANNELS - 1;
-
 /// A rank's view of a world in shared memory.
 #[derive(Debug)]
 pub struct ShmFabric {
     segment: Arc<Segment>,
     rank: u32,
-    opened: AtomicU32,
+    opened: AtomicU64,
     exchange: Turns,
     watch: Watch,
     fault: Option<Fault>,
@@ -72,7 +70,7 @@ impl ShmFabric {
         if ranks == 2 && membarrier::register() {
             segment.reach(rank);
         }
-        let (opened, exchange, fault) = (AtomicU32::new(0), Turns::default(), Fault::chosen());
+        let (opened, exchange, fault) = (AtomicU64::new(0), Turns::default(), Fault::chosen());
         Ok(ShmFabric { segment, rank, opened, exchange, watch, fault })
     }
 
@@ -89,7 +87,7 @@ impl ShmFabric {
 
     fn wake_all(&self) {
         crate::sync::full_fence();
-        for channel in 0..=self.opened.load(Ordering::Relaxed).min(MOST_ENDPOINTS) {
+        for channel in 0..=self.segment.channels().highest() {
             (0..self.segment.ranks()).for_each(|rank| self.segment.ring_always(channel, rank));
         }
     }
@@ -132,12 +130,12 @@ impl Fabric for ShmFabric {
     }
 
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
-        let before = self.opened.fetch_add(1, Ordering::Relaxed);
-        if before >= MOST_ENDPOINTS {
-            let problem = "a world can make 4095 collectives in its life; keep and reuse them";
+        let number = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let Some(channel) = self.segment.channels().open(number) else {
+            let problem = "4095 collectives are open at once; keep and reuse them, or drop some on all ranks";
             return Err(Error::Usage { rank: self.rank, operation: "open", problem });
-        }
-        Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, before + 1, self.fault)))
+        };
+        Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, (number, channel), self.fault)))
     }
 
     fn sleeper(&self) -> Option<Box<dyn Sleeper>> {

@@ -10,13 +10,14 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 
 use super::super::{Window, failure::Failure, memory::check_memory};
+use super::channels::Channels;
 use super::doorbell::{Doorbell, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Endpoints of a world; number 0 is the exchange's.
+/// Endpoints of a world that can be open at once; number 0 is the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
 
 const MAGIC: u64 = 0x6561_726C_7962_0003;
@@ -33,8 +34,7 @@ struct Head {
     ranks: AtomicU64,
     /// First byte of the file that belongs to no region.
     free: AtomicU64,
-    /// Ranks that closed their endpoint, by channel.
-    closed: [AtomicU32; CHANNELS as usize],
+    channels: Channels<{ CHANNELS as usize }>,
     failure: FailureCell,
 }
 
@@ -206,9 +206,8 @@ impl Segment {
         let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len);
     }
 
-    /// Counts an endpoint as closed; returns whether it was the last of its channel.
-    pub(super) fn close(&self, channel: u32) -> bool {
-        self.head().closed[channel as usize].fetch_add(1, Ordering::AcqRel) + 1 == self.ranks
+    pub(super) fn channels(&self) -> &Channels<{ CHANNELS as usize }> {
+        &self.head().channels
     }
 
     /// Maps a region.

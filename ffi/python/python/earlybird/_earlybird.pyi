@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from typing_extensions import Buffer
+
 __version__: str
 
 _Part = Literal["carried", "fresh", "leaving"]
@@ -67,43 +69,43 @@ class collectives:
     @staticmethod
     def barrier(world: World, timeout: float | None) -> None: ...
     @staticmethod
-    def broadcast(world: World, data: memoryview, root: int, timeout: float | None) -> None: ...
+    def broadcast(world: World, data: Buffer, root: int, timeout: float | None) -> None: ...
     @staticmethod
-    def all_gather(world: World, mine: memoryview, all: memoryview, timeout: float | None) -> None: ...
+    def all_gather(world: World, mine: Buffer, all: Buffer, timeout: float | None) -> None: ...
     @staticmethod
     def gather(
-        world: World, mine: memoryview, all: memoryview | None, root: int, timeout: float | None
+        world: World, mine: Buffer, all: Buffer | None, root: int, timeout: float | None
     ) -> None: ...
     @staticmethod
     def scatter(
-        world: World, all: memoryview | None, mine: memoryview, root: int, timeout: float | None
+        world: World, all: Buffer | None, mine: Buffer, root: int, timeout: float | None
     ) -> None: ...
     @staticmethod
     def all_to_all(
         world: World,
-        sent: memoryview,
-        received: memoryview,
+        sent: Buffer,
+        received: Buffer,
         lengths: tuple[Sequence[int], Sequence[int]] | None,
         timeout: float | None,
     ) -> None: ...
     @staticmethod
-    def all_reduce(world: World, data: memoryview, kinds: tuple[str, str], timeout: float | None) -> None: ...
+    def all_reduce(world: World, data: Buffer, kinds: tuple[str, str], timeout: float | None) -> None: ...
     @staticmethod
     def reduce(
         world: World,
-        mine: memoryview,
-        result: memoryview | None,
+        mine: Buffer,
+        result: Buffer | None,
         kinds: tuple[str, str],
         root: int,
         timeout: float | None,
     ) -> None: ...
     @staticmethod
     def reduce_scatter(
-        world: World, all: memoryview, mine: memoryview, kinds: tuple[str, str], timeout: float | None
+        world: World, all: Buffer, mine: Buffer, kinds: tuple[str, str], timeout: float | None
     ) -> None: ...
     @staticmethod
     def open_messages(world: World, timeout: float | None) -> None: ...
     @staticmethod
-    def send(world: World, data: memoryview, to: int, tag: int, timeout: float | None) -> None: ...
+    def send(world: World, data: Buffer, to: int, tag: int, timeout: float | None) -> None: ...
     @staticmethod
-    def receive(world: World, data: memoryview, source: int | None, tag: int, timeout: float | None) -> int: ...
+    def receive(world: World, data: Buffer, source: int | None, tag: int, timeout: float | None) -> int: ...

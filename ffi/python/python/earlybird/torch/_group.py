@@ -1,0 +1,346 @@
+"""A process group."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work
+
+from .._earlybird import collectives
+from .._errors import UsageError
+from .._world import World
+from . import _tensors
+from ._queue import Calls, MadeCall
+from ._tensors import Tensor, bytes_of, contiguous, keep, op_name
+
+
+def _this_machine() -> str:
+    """A name that the processes of this machine have in common, and no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/net")
+    parts = [socket.gethostname()]
+    if boot.exists():
+        parts.append(boot.read_text().strip())
+    if namespace.exists():
+        # Ranks in containers of their own have no socket in common.
+        parts.append(os.readlink(namespace))
+    return " ".join(parts)
+
+
+def _own_address() -> str:
+    """An address of this machine by which the others know it: that on the way to the job's first machine."""
+    target = os.environ.get("MASTER_ADDR", "")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target or socket.gethostname(), 9))
+            address: str = probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
+    return socket.gethostname() if address.startswith("127.") else address
+
+
+def _meet(store: dist.Store, rank: int, size: int) -> tuple[str, str]:
+    """Where the ranks of a group meet, and their secret: rank 0 says it by torch's store."""
+    store.set(f"earlybird/machine/{rank}", _this_machine())
+    if rank == 0:
+        machines = {store.get(f"earlybird/machine/{peer}") for peer in range(size)}
+        if len(machines) == 1:
+            place = f"unix:earlybird-{secrets.token_hex(16)}"
+        else:
+            with socket.socket() as free:
+                free.bind(("", 0))
+                place = f"tcp:{_own_address()}:{free.getsockname()[1]}"
+        store.set("earlybird/place", f"{place} {secrets.token_hex(16)}")
+    place, secret = store.get("earlybird/place").decode().split()
+    return place, secret
+
+
+class EarlybirdProcessGroup(dist.ProcessGroup):
+    """A process group of ``torch.distributed`` over a world of earlybird."""
+
+    @staticmethod
+    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> EarlybirdProcessGroup:
+        """What torch calls for a new group, on its members."""
+        return EarlybirdProcessGroup(store, rank, size, timeout)
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._own_rank, self._own_size, self._timeout = rank, size, timeout
+        self._group_name, self._desc = "", ""
+        place, secret = _meet(store, rank, size)
+        deadline = timeout.total_seconds()
+        self.world = World.join(rank, size, place, secret=secret, deadline=deadline)
+        collectives.open_messages(self.world, deadline)
+        self._calls = Calls("earlybird")
+        self._messages: dict[tuple[str, int | None], Calls] = {}
+
+    # What torch asks a group about itself.
+
+    def getBackendName(self) -> str:
+        return "earlybird"
+
+    def name(self) -> str:
+        return "earlybird"
+
+    def size(self) -> int:
+        return self._own_size
+
+    def rank(self) -> int:
+        return self._own_rank
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"<EarlybirdProcessGroup of {self._own_size}, rank {self._own_rank}>"
+
+    def shutdown(self) -> None:
+        """Ends the calls that were made, and leaves the world."""
+        for calls in [self._calls, *self._messages.values()]:
+            calls.end()
+        self.world.close()
+
+    def abort(self) -> None:
+        """Makes all calls of all ranks fail."""
+        self.world.abort("the process group was aborted")
+
+    def _seconds(self, opts: Any) -> float:
+        timeout = getattr(opts, "timeout", None)
+        chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
+        return chosen.total_seconds()
+
+    def _make(self, opts: Any, call: Callable[[float], list[Tensor]]) -> Work:
+        seconds = self._seconds(opts)
+        return self._calls.make(lambda: call(seconds), getattr(opts, "asyncOp", True))
+
+    # Collectives.
+
+    def barrier(self, opts: Any = None) -> Work:
+        def call(timeout: float) -> list[Tensor]:
+            collectives.barrier(self.world, timeout)
+            return []
+
+        return self._make(opts, call)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        root, index = getattr(opts, "rootRank", 0), getattr(opts, "rootTensor", 0)
+
+        def call(timeout: float) -> list[Tensor]:
+            data = contiguous(tensors[index])
+            collectives.broadcast(self.world, bytes_of(data), root, timeout)
+            return [keep(tensor, data) for tensor in tensors]
+
+        return self._make(opts, call)
+
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work:
+        listed = [tensors] if isinstance(tensors, Tensor) else tensors
+        name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+        return self._make(
+            opts, lambda timeout: [_tensors.all_reduce(self.world, tensor, name, timeout) for tensor in listed]
+        )
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        name, root = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM)), getattr(opts, "rootRank", 0)
+        return self._make(
+            opts, lambda timeout: [_tensors.reduce(self.world, tensor, name, root, timeout) for tensor in tensors]
+        )
+
+    def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float) -> None:
+        _tensors.same([tensor, *outputs])
+        source = contiguous(tensor)
+        all = torch.empty((self._own_size, source.numel()), dtype=source.dtype)
+        collectives.all_gather(self.world, bytes_of(source), bytes_of(all), timeout)
+        for output, result in zip(outputs, all, strict=True):
+            keep(output, result)
+
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
+        def call(timeout: float) -> list[Tensor]:
+            for out, tensor in zip(outputs, tensors, strict=True):
+                self._all_gather(out, tensor, timeout)
+            return [tensor for out in outputs for tensor in out]
+
+        return self._make(opts, call)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
+        def call(timeout: float) -> list[Tensor]:
+            for index, tensor in enumerate(tensors):
+                self._all_gather([of_rank[index] for of_rank in outputs], tensor, timeout)
+            return [tensor for of_rank in outputs for tensor in of_rank]
+
+        return self._make(opts, call)
+
+    def _all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float) -> Tensor:
+        if output.numel() != tensor.numel() * self._own_size or output.dtype != tensor.dtype:
+            raise UsageError(
+                f"output tensor size must be equal to world_size times input tensor size: {output.numel()} elements of "
+                f"{output.dtype} are not {self._own_size} times {tensor.numel()} of {tensor.dtype}"
+            )
+        source, result = contiguous(tensor), contiguous(output)
+        collectives.all_gather(self.world, bytes_of(source), bytes_of(result), timeout)
+        return keep(output, result)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
+        return self._make(opts, lambda timeout: [self._all_gather_into(output, tensor, timeout)])
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
+        pairs = list(zip(outputs, tensors, strict=True))
+        return self._make(opts, lambda timeout: [self._all_gather_into(out, tensor, timeout) for out, tensor in pairs])
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+        name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+
+        def call(timeout: float) -> list[Tensor]:
+            for out, blocks in zip(outputs, inputs, strict=True):
+                _tensors.same([out, *blocks])
+                all = torch.cat([contiguous(block).reshape(-1) for block in blocks])
+                _tensors.reduce_scatter(self.world, out, all, name, timeout)
+            return outputs
+
+        return self._make(opts, call)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
+        name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+        pairs = list(zip(outputs, tensors, strict=True))
+        return self._make(
+            opts,
+            lambda timeout: [_tensors.reduce_scatter(self.world, out, all, name, timeout) for out, all in pairs],
+        )
+
+    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
+        root = getattr(opts, "rootRank", 0)
+        is_root = self._own_rank == root
+
+        def call(timeout: float) -> list[Tensor]:
+            source = contiguous(tensors[0])
+            if is_root:
+                _tensors.same([source, *outputs[0]])
+            all = torch.empty((self._own_size, source.numel()), dtype=source.dtype) if is_root else None
+            out = None if all is None else bytes_of(all)
+            collectives.gather(self.world, bytes_of(source), out, root, timeout)
+            return [] if all is None else [keep(*pair) for pair in zip(outputs[0], all, strict=True)]
+
+        return self._make(opts, call)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+        root = getattr(opts, "rootRank", 0)
+
+        def call(timeout: float) -> list[Tensor]:
+            result, all = contiguous(outputs[0]), None
+            if self._own_rank == root:
+                _tensors.same([result, *inputs[0]])
+                all = bytes_of(torch.cat([contiguous(block).reshape(-1) for block in inputs[0]]))
+            collectives.scatter(self.world, all, bytes_of(result), root, timeout)
+            return [keep(outputs[0], result)]
+
+        return self._make(opts, call)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        def call(timeout: float) -> list[Tensor]:
+            sent = torch.cat([bytes_tensor(block) for block in inputs])
+            received = torch.empty(sum(map(size_of, outputs)), dtype=torch.uint8)
+            lengths = ([size_of(block) for block in inputs], [size_of(block) for block in outputs])
+            collectives.all_to_all(self.world, bytes_of(sent), bytes_of(received), lengths, timeout)
+            parts = received.split(lengths[1])
+            # A part may begin where an element of its type could not.
+            return [
+                keep(out, part.clone().view(out.dtype)) if part.numel() else out
+                for out, part in zip(outputs, parts, strict=True)
+            ]
+
+        return self._make(opts, call)
+
+    def alltoall_base(
+        self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Work:
+        def call(timeout: float) -> list[Tensor]:
+            source, result = contiguous(tensor), contiguous(output)
+            lengths = None
+            if output_splits or input_splits:
+                lengths = (row_bytes(tensor, input_splits, self._own_size), row_bytes(output, output_splits, self._own_size))
+            collectives.all_to_all(self.world, bytes_of(source), bytes_of(result), lengths, timeout)
+            return [keep(output, result)]
+
+        return self._make(opts, call)
+
+    # The names that torch had before, and has beside.
+
+    all_to_all_single = alltoall_base
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # Messages: a thread for each rank and direction, so that one that waits holds up no other.
+
+    def _mail(self, direction: str, peer: int | None) -> Calls:
+        return self._messages.setdefault((direction, peer), Calls(f"earlybird {direction} {peer}"))
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
+        data = contiguous(tensors[0])
+
+        def call() -> list[Tensor]:
+            collectives.send(self.world, bytes_of(data), peer, tag, self._seconds(None))
+            return tensors
+
+        return self._mail("to", peer).make(call)
+
+    def _receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> Work:
+        def call() -> list[Tensor]:
+            data = contiguous(tensors[0])
+            work.source = collectives.receive(self.world, bytes_of(data), peer, tag, self._seconds(None))
+            return [keep(tensors[0], data)]
+
+        work = MadeCall(call)
+        self._mail("from", peer).add(work)
+        return work
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
+        return self._receive(tensors, peer, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
+        return self._receive(tensors, None, tag)
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def bytes_tensor(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, as a tensor."""
+    return contiguous(tensor).reshape(-1).view(torch.uint8)
+
+
+def row_bytes(tensor: Tensor, splits: Sequence[int], ranks: int) -> list[int]:
+    """Bytes of so many rows each; of equal parts if there are no numbers."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    counts = list(splits) if splits else [rows // ranks] * ranks
+    return [count * (size_of(tensor) // max(rows, 1)) for count in counts]

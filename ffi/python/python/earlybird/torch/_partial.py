@@ -1,0 +1,179 @@
+"""Partial collectives of the gradients of ``DistributedDataParallel``."""
+# Annotations stay objects here: torch looks at those of the hook.
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .._allreduce import Allreduce, Outcome
+from .._errors import UsageError
+from ._group import EarlybirdProcessGroup
+from ._tensors import NAMES, bytes_of
+
+Future = torch.futures.Future[torch.Tensor]
+
+# The buckets of DDP are those of all later steps from the second step on.
+_SYNCHRONOUS_STEPS = 2
+
+
+class PartialHook:
+    """A communication hook that sums gradients in partial rounds: one cut a step, over all buckets.
+
+    The first two steps are synchronous, because DDP arranges its buckets in them. From then on a rank that is late for a
+    round gets its outcome later, and its gradient is in one of the next rounds. It then gets several outcomes at once.
+    Without an :meth:`optimizer`, their sum is its gradient: that is exact for plain SGD only.
+    """
+
+    def __init__(self, group: EarlybirdProcessGroup | None = None, timeout: float | None = None, **choices: str | int) -> None:
+        chosen = group if group is not None else dist.group.WORLD
+        if not isinstance(chosen, EarlybirdProcessGroup):
+            raise UsageError('partial gradients need a group of the backend "earlybird"')
+        # torch asks a hook for its names.
+        self.__name__ = self.__qualname__ = "partial_hook"
+        self._group = chosen
+        self._timeout = timeout
+        self._choices: dict[str, str | int] = {"scale": "world"} | choices
+        self._steps = 0
+        self._lengths: list[int] = []
+        self._sum: Allreduce | None = None
+        self._filled: list[tuple[dist.GradBucket, Future]] = []
+        self._optimizer: PartialOptimizer | None = None
+        self.rounds = 0
+        """Rounds whose outcomes this rank has."""
+        self.contributions = 0
+        """Gradients of all ranks that are in these outcomes: the same number on all ranks after the same round."""
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> "PartialOptimizer":
+        """An optimizer that steps once for each outcome: for momentum and all else that has a state."""
+        self._optimizer = PartialOptimizer(optimizer)
+        return self._optimizer
+
+    def register(self, model: DistributedDataParallel) -> "PartialHook":
+        """Makes a model use this hook. Its buffers are not broadcast: that would be synchronous."""
+        if model.broadcast_buffers and any(True for _ in model.module.buffers()):
+            raise UsageError("DistributedDataParallel(..., broadcast_buffers=False): a broadcast waits for all ranks")
+        model.register_comm_hook(None, self)
+        return self
+
+    def __call__(self, state: Any, bucket: dist.GradBucket) -> Future:
+        if self._sum is None:
+            return self._synchronous(bucket)
+        future: Future = torch.futures.Future()
+        gradient = torch.from_numpy(self._sum.tensors()[bucket.index()])
+        gradient.view(bucket.buffer().dtype).copy_(bucket.buffer())
+        self._filled.append((bucket, future))
+        if bucket.is_last():
+            self._finish_step(self._sum)
+        return future
+
+    def _synchronous(self, bucket: dist.GradBucket) -> Future:
+        size = self._group.size()
+        lengths = [*self._lengths, bucket.buffer().numel()]
+        self._lengths = [] if bucket.is_last() else lengths
+        work = self._group.allreduce([bucket.buffer()])
+        if bucket.is_last():
+            self._steps += 1
+            self.rounds += 1
+            self.contributions += size
+            if self._steps == _SYNCHRONOUS_STEPS:
+                work.wait()
+                dtype = NAMES.get(bucket.buffer().dtype)
+                if dtype is None:
+                    raise UsageError(f"there are no partial sums of {bucket.buffer().dtype}")
+                self._sum = self._group.world.allreduce(lengths, dtype=dtype, **self._choices)
+
+        def mean(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            return future.value()[0].div_(size)
+
+        return work.get_future().then(mean)
+
+    def _finish_step(self, sum: Allreduce) -> None:
+        filled, self._filled = self._filled, []
+        try:
+            sum.arrive()
+            outcomes = sum.wait(self._timeout)
+            self._count(outcomes)
+            self._hand_out(filled, outcomes)
+        except Exception as error:
+            for _, future in filled:
+                future.set_exception(error)
+            raise
+        finally:
+            sum.release()
+
+    def _count(self, outcomes: list[Outcome]) -> None:
+        self.rounds += len(outcomes)
+        for outcome in outcomes:
+            self.contributions += len(outcome.fresh) + len(outcome.carried)
+
+    def _hand_out(self, filled: list[tuple[dist.GradBucket, Future]], outcomes: list[Outcome]) -> None:
+        for bucket, future in filled:
+            buffer = bucket.buffer()
+            parts = [outcome.tensors()[bucket.index()] for outcome in outcomes]
+            bytes_of(buffer)[:] = parts[-1].view(np.uint8)
+            for part in parts[:-1]:
+                missed = torch.from_numpy(part.copy()).view(buffer.dtype)
+                if self._optimizer is None:
+                    buffer.add_(missed)
+                else:
+                    self._optimizer._keep(bucket, missed)
+            del parts
+            future.set_result(buffer)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Leaves in good order: the last gradient of this rank enters a round of those that go on."""
+        if self._sum is not None:
+            self._sum.finish(timeout if timeout is not None else self._timeout)
+            self._sum = None
+
+
+class PartialOptimizer:
+    """Steps once for each outcome of a step, the oldest first."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        # For each outcome that was missed: parameters and their gradients.
+        self._missed: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        self._bucket = -1
+        self._next = 0
+
+    def _keep(self, bucket: dist.GradBucket, outcome: torch.Tensor) -> None:
+        if self._bucket != bucket.index():
+            self._bucket, self._next = bucket.index(), 0
+        if self._next == len(self._missed):
+            self._missed.append([])
+        parameters = bucket.parameters()
+        parts = outcome.split([parameter.numel() for parameter in parameters])
+        self._missed[self._next] += zip(parameters, parts, strict=True)
+        self._next += 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._optimizer.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        newest = [
+            (parameter, parameter.grad.clone()) for gradients in self._missed[:1] for parameter, _ in gradients if parameter.grad is not None
+        ]
+        for gradients in [*self._missed, newest] if self._missed else []:
+            for parameter, gradient in gradients:
+                if parameter.grad is not None:
+                    parameter.grad.copy_(gradient.view_as(parameter))
+            self._optimizer.step()
+        if not self._missed:
+            self._optimizer.step()
+        self._missed, self._bucket, self._next = [], -1, 0
+
+
+def partial_hook(
+    group: EarlybirdProcessGroup | None = None, *, timeout: float | None = None, **choices: str | int
+) -> PartialHook:
+    """A hook for ``DistributedDataParallel`` that sums gradients in partial rounds.
+
+    Choices are those of ``World.allreduce``: ``fire="quorum=3"``, ``fire="solo,full=10"``, ``preset="quorum"``,
+    ``absent="decay=0.5"``. Gradients are divided by the number of ranks; ``scale="contributions"`` divides by those that
+    are in a round instead.
+    """
+    return PartialHook(group, timeout, **choices)

@@ -1,0 +1,121 @@
+"""Calls of a process group, one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+Call = Callable[[], list[torch.Tensor]]
+
+
+class MadeCall(Work):
+    """A call that was made, or will be: what torch waits for."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call: Call | None = call
+        self._error: Exception | None = None
+        self.source: int | None = None
+        """The rank that a message came from."""
+        self._made: torch.futures.Future[Any] = torch.futures.Future()
+        # A failure that a callback raises reaches what waits in C++, too.
+        self._future = self._made.then(self._result)
+
+    def _result(self, made: torch.futures.Future[Any]) -> Any:
+        if self._error is not None:
+            raise self._error
+        return made.value()
+
+    def make(self) -> None:
+        """Makes the call."""
+        call, self._call, result = self._call, None, []
+        try:
+            result = call() if call is not None else []
+        except BaseException as error:
+            # What leaves a thread is lost: what waits for this gets it.
+            self._error = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        self._made.set_result(result)
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._made.done():
+            self._made.wait()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._made.done()
+
+    def is_success(self) -> bool:
+        return self._made.done() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._made.value()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+    def _source_rank(self) -> int:
+        if self.source is None:
+            raise ValueError("only a message of any rank has a source, once it has come")
+        return self.source
+
+
+class Calls:
+    """A thread that makes calls in the order in which they are handed in, without the interpreter's lock."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: queue.SimpleQueue[MadeCall | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._pending = 0
+
+    def make(self, call: Call, asynchronous: bool = True) -> MadeCall:
+        """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
+        made = MadeCall(call)
+        with self._lock:
+            direct = not asynchronous and self._pending == 0
+            self._pending += int(direct)
+        if direct:
+            made.make()
+            self._count()
+        else:
+            self.add(made)
+        return made
+
+    def add(self, made: MadeCall) -> None:
+        """Makes a call after all others."""
+        with self._lock:
+            self._pending += 1
+            self._start()
+            self._waiting.put(made)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (made := self._waiting.get()) is not None:
+            made.make()
+            self._count()
+
+    def _count(self) -> None:
+        with self._lock:
+            self._pending -= 1
+
+    def end(self) -> None:
+        """Ends the thread after the calls that were handed in."""
+        self._waiting.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,0 +1,50 @@
+"""PyTorch's own tests of a backend, those of its wheel: each spawns WORLD_SIZE ranks. `run` in this folder starts them.
+
+BACKEND=gloo runs the same with gloo, to compare.
+"""
+
+import os
+import sys
+
+BACKEND = os.environ.setdefault("BACKEND", "earlybird")
+os.environ.setdefault("WORLD_SIZE", "4")
+
+import torch
+import torch.distributed as dist
+
+if not dist.is_available():
+    sys.exit("this torch has no torch.distributed")
+
+if BACKEND == "earlybird":
+    import earlybird.torch  # noqa: F401
+
+import torch.testing._internal.common_distributed as common
+
+# What these tests ask about a backend before they try it: the tables must know it when they are imported.
+if BACKEND != "gloo":
+    for feature in ("ddp", "subgroup", "plugin"):
+        common.DistTestCases.backend_feature.setdefault(feature, set()).add(BACKEND)
+    common.DistTestCases.skip_collective.setdefault("sparse", set()).add(BACKEND)
+    common.TEST_SKIPS  # the import has to be complete
+
+from torch.testing._internal.distributed import distributed_test
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+
+class TestOfBackend(TestDistBackend, DistributedTest._DistTestBase):
+    """All tests that torch has for any backend."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False).__enter__()
+
+
+# The tests look for their class by its name.
+del TestDistBackend, DistributedTest
+
+
+if __name__ == "__main__":
+    from torch.testing._internal.common_utils import run_tests
+
+    run_tests()

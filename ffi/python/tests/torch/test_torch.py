@@ -1,0 +1,189 @@
+"""The torch backend against gloo, as programs meet it: ranks are processes. Without torch these tests are skipped, loudly."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="SKIPPED: torch is not installed; pip install torch")
+
+HEAD = """
+import copy, os, sys, torch, torch.distributed as dist
+import earlybird, earlybird.torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("earlybird")
+rank, size = dist.get_rank(), dist.get_world_size()
+gloo = dist.new_group(backend="gloo")
+"""
+
+
+def start(program: str, ranks: int) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(ranks):
+        variables = os.environ | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(program)]
+        started.append(
+            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    return started
+
+
+def run(program: str, ranks: int) -> list[str]:
+    texts = []
+    for rank, process in enumerate(start(program + "\ndist.destroy_process_group()\n", ranks)):
+        text = process.communicate(timeout=180)[0]
+        assert process.returncode == 0, f"rank {rank}: {text}"
+        texts.append(text)
+    return texts
+
+
+COLLECTIVES = """
+torch.manual_seed(rank)
+for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64):
+    for shape in ((), (7,), (0,), (3, 50), (70_001,)):
+        data = (torch.randn(shape) * 4).to(dtype)
+        ops = [dist.ReduceOp.SUM]
+        if not dtype.is_complex:
+            ops += [dist.ReduceOp.MIN, dist.ReduceOp.MAX]
+        if dtype in (torch.int32, torch.int64, torch.uint8):
+            ops += [dist.ReduceOp.PRODUCT, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR]
+        for op in ops:
+            ours, theirs = data.clone(), [torch.empty_like(data) for _ in range(size)]
+            dist.all_reduce(ours, op)
+            dist.all_gather(theirs, data, group=gloo)
+            folds = {"SUM": torch.add, "MIN": torch.minimum, "MAX": torch.maximum, "PRODUCT": torch.mul,
+                     "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+            fold = folds[str(op).split(".")[-1].split(":")[0].rstrip(">")] if dtype != torch.bool else (
+                torch.logical_and if op == dist.ReduceOp.MIN else torch.logical_or)
+            wide = torch.float32 if dtype == torch.bfloat16 else dtype
+            expected = theirs[0].to(wide)
+            for other in theirs[1:]:
+                expected = fold(expected, other.to(wide))
+            assert torch.equal(ours, expected.to(dtype)), (dtype, shape, op)
+# Not contiguous, in and out.
+matrix = torch.arange(12.0).reshape(3, 4) + rank
+turned = matrix.t()
+dist.all_reduce(turned)
+assert torch.equal(matrix, size * torch.arange(12.0).reshape(3, 4) + sum(range(size)))
+works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(20)]
+for i, work in enumerate(works):
+    work.wait()
+    assert work.result()[0][0] == size * i
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_collectives_equal_those_of_gloo(ranks: int) -> None:
+    run(COLLECTIVES, ranks)
+
+
+TRAINING = """
+def train(group, wrap):
+    torch.manual_seed(1)
+    network = wrap(nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 5)), group)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(10 + rank)
+    for _ in range(5):
+        optimizer.zero_grad()
+        network(torch.randn(8, 20)).square().mean().backward()
+        optimizer.step()
+    return [parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter.data for parameter in network.parameters()]
+
+def ddp(network, group):
+    return DistributedDataParallel(network, process_group=group, bucket_cap_mb=0.001)
+
+for ours, theirs in zip(train(None, ddp), train(gloo, ddp), strict=True):
+    assert torch.allclose(ours, theirs, atol=1e-6), (ours - theirs).abs().max()
+"""
+
+SHARDED = """
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+def fsdp(network, group):
+    mesh = DeviceMesh.from_group(group if group is not None else dist.group.WORLD, "cpu")
+    for layer in (network[0], network[3]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+for ours, theirs in zip(train(None, fsdp), train(gloo, fsdp), strict=True):
+    assert torch.allclose(ours, theirs, atol=1e-6), (ours - theirs).abs().max()
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ddp_trains_as_with_gloo(ranks: int) -> None:
+    run(TRAINING, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fsdp2_trains_as_with_gloo(ranks: int) -> None:
+    run(TRAINING + SHARDED, ranks)
+
+
+def test_partial_gradients_are_conserved() -> None:
+    texts = run(
+        """
+        import time
+        network = nn.Linear(3, 1, bias=False)
+        nn.init.zeros_(network.weight)
+        wrapped = DistributedDataParallel(network)
+        hook = earlybird.torch.partial_hook(fire="solo", timeout=60, scale="sum").register(wrapped)
+        optimizer = hook.optimizer(torch.optim.SGD(wrapped.parameters(), lr=1.0))
+        steps = 30
+        for step in range(steps):
+            optimizer.zero_grad()
+            time.sleep(0.004 if rank == 0 else 0.001)
+            wrapped(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        hook.finish(60)
+        # Each gradient is 1. In the first two steps it is their mean, then their sum.
+        applied = -network.weight.detach()[0, 0].item()
+        assert applied == 2 + hook.contributions - 2 * size, (applied, hook.contributions)
+        print("rounds", hook.rounds, "contributions", hook.contributions)
+        """.replace("\n        ", "\n"),
+        3,
+    )
+    assert all("contributions" in text for text in texts)
+
+
+def test_a_killed_rank_is_named() -> None:
+    started = start(
+        """
+        data = torch.ones(10)
+        dist.all_reduce(data)
+        print("ready", flush=True)
+        try:
+            while True:
+                dist.all_reduce(data)
+        except RuntimeError as problem:
+            print("caught", problem, flush=True)
+            os._exit(0)
+        """.replace("\n        ", "\n"),
+        3,
+    )
+    for process in started:
+        assert process.stdout is not None
+        while "ready" not in (line := process.stdout.readline()):
+            assert line, process.wait(timeout=60)
+    started[1].send_signal(signal.SIGKILL)
+    for rank in (0, 2):
+        text = started[rank].communicate(timeout=60)[0]
+        assert "caught" in text and "rank 1 died" in text, text
+    started[1].communicate(timeout=60)
