@@ -10,7 +10,7 @@ use crate::error::{Error, Ranks, Result};
 use crate::executor::work::Polled;
 use crate::fabric::{At, Region, Window};
 use crate::fault::Fault;
-use crate::reduce::{Dtype, Reduce};
+use crate::reduce::{BoardSource as Source, Dtype, Reduce};
 
 /// What a call does, as all ranks must say it.
 #[derive(Clone, Copy, Debug)]
@@ -108,12 +108,6 @@ impl<'a> Call<'a> {
     /// # Errors
     /// Ranks that make different calls; an operation that failed. The ranks are out of step then.
     pub(crate) fn poll(&mut self, board: &mut Board) -> Result<Polled> {
-        let polled = self.step_on(board);
-        board.is_broken |= polled.is_err();
-        polled
-    }
-
-    fn step_on(&mut self, board: &mut Board) -> Result<Polled> {
         let mut polled = Polled::Idle;
         loop {
             while let Some((purpose, rank)) = board.peers.completed()? {
@@ -302,11 +296,14 @@ impl<'a> Call<'a> {
     fn reduce(&mut self, board: &mut Board) {
         let (range, at) = (self.reduced(), self.place(board, self.plan.own_piece()) + HEADER);
         let Board { me, sizes, peers, memory, sources, results, .. } = board;
+        let own = self.data.input.filter(|_| !self.plan.reduces_boards(self.step));
+        let own = own.map(|input| &input[self.plan.input(self.data.from, self.plan.own_piece(), self.step)]);
         let place = |rank: u32| sizes.slot + rank as usize * self.plan.stride() + HEADER;
         let source = |rank: u32| match (peers.known_slots(rank), &memory.places) {
-            _ if rank == *me => (&memory.slots, at),
-            (Some(window), _) => (window, at),
-            (None, Some((_, window))) => (window, place(rank)),
+            _ if rank == *me && own.is_none() => Source::Board(&memory.slots, at),
+            _ if rank == *me => Source::Own(own.unwrap_or_default()),
+            (Some(window), _) => Source::Board(window, at),
+            (None, Some((_, window))) => Source::Board(window, place(rank)),
             (None, None) => unreachable!("rank {rank} is on another host, and there is no place for what it published"),
         };
         let target = match self.what.kind != Kind::Reduce || *me == self.plan.root() {

@@ -100,8 +100,13 @@ impl Board {
         Ok(())
     }
 
-    /// No call can be made from now on: one has ended before all ranks made it.
+    /// No call can be made from now on, unless [`Board::resume`] says that the one that goes on is done.
     pub(crate) fn break_off(&mut self) {
         self.is_broken = true;
+    }
+
+    /// A call is done.
+    pub(crate) fn resume(&mut self) {
+        self.is_broken = false;
     }
 }

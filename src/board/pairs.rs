@@ -146,11 +146,16 @@ impl Pairs {
         self.begin(operation, from, tag)
     }
 
-    fn begin(&mut self, operation: &'static str, peer: u32, tag: u64) -> Result<Transfer> {
-        if self.is_broken {
-            let problem = "an earlier message of this world was cut off; start a new world";
-            return Err(Error::Usage { rank: self.me, operation, problem });
+    fn check_whole(&self, operation: &'static str) -> Result<()> {
+        let problem = "an earlier message of this world was cut off; start a new world";
+        match self.is_broken {
+            true => Err(Error::Usage { rank: self.me, operation, problem }),
+            false => Ok(()),
         }
+    }
+
+    fn begin(&mut self, operation: &'static str, peer: u32, tag: u64) -> Result<Transfer> {
+        self.check_whole(operation)?;
         self.calls += 1;
         Ok(Transfer { operation, number: self.calls, peer, tag, done: 0, has_begun: false })
     }
@@ -160,7 +165,7 @@ impl Pairs {
     /// # Errors
     /// An operation that failed.
     pub(crate) fn poll_send(&mut self, transfer: &mut Transfer, data: &[u8]) -> Result<bool> {
-        self.progress()?;
+        self.progress(transfer.operation)?;
         let peer = transfer.peer;
         if self.ends[peer as usize].senders.front() != Some(&transfer.number) {
             return Ok(false);
@@ -194,79 +199,89 @@ impl Pairs {
     /// # Errors
     /// [`Error::Mismatch`] if it has another length; an operation that failed.
     pub(crate) fn poll_receive(&mut self, transfer: &mut Transfer, data: &mut [u8]) -> Result<bool> {
-        self.progress()?;
-        if transfer.has_begun && transfer.done == data.len() {
-            return Ok(self.peers.is_told());
-        }
-        if !transfer.has_begun {
+        self.progress(transfer.operation)?;
+        loop {
+            if transfer.has_begun && transfer.done == data.len() {
+                return Ok(self.peers.is_told());
+            }
             let kept = &mut self.ends[transfer.peer as usize].kept;
-            if let Some(index) = kept.iter().position(|(tag, _)| *tag == transfer.tag)
+            if !transfer.has_begun
+                && let Some(index) = kept.iter().position(|(tag, _)| *tag == transfer.tag)
                 && let Some((_, message)) = kept.remove(index)
             {
                 self.compare(transfer, data.len(), message.len())?;
                 data.copy_from_slice(&message);
                 (transfer.has_begun, transfer.done) = (true, data.len());
-                return Ok(self.peers.is_told());
-            }
-        }
-        while let Some((window, at)) = self.next_part(transfer.peer)? {
-            let mut header = Header::default();
-            window.read(at, bytemuck::bytes_of_mut(&mut header));
-            let [tag, length] = header;
-            let length = usize::try_from(length).unwrap_or(usize::MAX);
-            let end = &mut self.ends[transfer.peer as usize];
-            let is_mine = tag == transfer.tag || Fault::TakeAnyTag.is(self.fault);
-            let current = end.current.get_or_insert_with(|| match is_mine && !transfer.has_begun {
-                true => Current::For(transfer.number),
-                false => Current::Kept { tag, length, data: Vec::new() },
-            });
-            let is_whole = match current {
-                // Another call takes this message.
-                Current::For(number) if *number != transfer.number => return Ok(false),
-                Current::For(_) => {
-                    self.compare(transfer, data.len(), length)?;
-                    let part = &mut data[transfer.done..];
-                    let most = part.len().min(self.slot - HEADER);
-                    window.read(at + HEADER, &mut part[..most]);
-                    transfer.done += most;
-                    transfer.has_begun = true;
-                    transfer.done == data.len()
-                }
-                Current::Kept { length, data, .. } => {
-                    let from = data.len();
-                    let most = (*length - from).min(self.slot - HEADER);
-                    data.resize(from + most, 0);
-                    window.read(at + HEADER, &mut data[from..]);
-                    data.len() == *length
-                }
-            };
-            self.take_part(transfer.peer)?;
-            if !is_whole {
                 continue;
             }
-            let end = &mut self.ends[transfer.peer as usize];
-            match end.current.take() {
-                Some(Current::Kept { tag, data, .. }) => end.kept.push_back((tag, data)),
-                _ => return Ok(self.peers.is_told()),
+            let Some((part, [tag, length])) = self.next_part(transfer.peer)? else { return Ok(false) };
+            let is_mine = tag == transfer.tag || Fault::TakeAnyTag.is(self.fault);
+            let current = &mut self.ends[transfer.peer as usize].current;
+            match current {
+                None if is_mine && !transfer.has_begun => *current = Some(Current::For(transfer.number)),
+                Some(Current::For(number)) if *number == transfer.number => {}
+                // Another call takes this message.
+                Some(Current::For(_)) => return Ok(false),
+                None | Some(Current::Kept { .. }) => {
+                    self.keep_part(transfer.peer, &part, [tag, length])?;
+                    continue;
+                }
             }
+            self.compare(transfer, data.len(), usize::try_from(length).unwrap_or(usize::MAX))?;
+            let rest = &mut data[transfer.done..];
+            let most = rest.len().min(self.slot - HEADER);
+            part.0.read(part.1 + HEADER, &mut rest[..most]);
+            transfer.done += most;
+            transfer.has_begun = true;
+            if transfer.done == data.len() {
+                self.ends[transfer.peer as usize].current = None;
+            }
+            self.take_part(transfer.peer)?;
         }
-        Ok(false)
     }
 
-    /// Whether a message with this tag has come from a rank, or begins to.
+    /// Whether a message with this tag has come from a rank, or begins to. Messages before it are kept.
     ///
     /// # Errors
     /// An operation that failed.
-    pub(crate) fn has_message(&mut self, from: u32, tag: u64) -> Result<bool> {
-        self.progress()?;
-        if self.ends[from as usize].kept.iter().any(|(kept, _)| *kept == tag) {
-            return Ok(true);
+    pub(crate) fn has_message(&mut self, operation: &'static str, from: u32, tag: u64) -> Result<bool> {
+        self.progress(operation)?;
+        loop {
+            let End { kept, current, .. } = &self.ends[from as usize];
+            if kept.iter().any(|(kept, _)| *kept == tag) {
+                return Ok(true);
+            }
+            let (begins, is_taken) = (current.is_none(), matches!(current, Some(Current::For(_))));
+            if is_taken {
+                return Ok(false);
+            }
+            let Some((part, header)) = self.next_part(from)? else { return Ok(false) };
+            if begins && header[0] == tag {
+                return Ok(true);
+            }
+            self.keep_part(from, &part, header)?;
         }
-        let is_free = self.ends[from as usize].current.is_none();
-        let Some((window, at)) = self.next_part(from)?.filter(|_| is_free) else { return Ok(false) };
-        let mut header = Header::default();
-        window.read(at, bytemuck::bytes_of_mut(&mut header));
-        Ok(header[0] == tag)
+    }
+
+    /// Keeps a part of a message that no call waits for.
+    fn keep_part(&mut self, from: u32, (window, at): &(Window, usize), [tag, length]: Header) -> Result<()> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let end = &mut self.ends[from as usize];
+        let current = end.current.get_or_insert_with(|| Current::Kept { tag, length, data: Vec::new() });
+        let Current::Kept { tag: begun, length: whole, data } = current else { return Ok(()) };
+        if (*begun, *whole) != (tag, length) {
+            let cause = "it sent a part of another message in the middle of one";
+            return Err(Error::transport(self.me, from, "receive", cause));
+        }
+        let done = data.len();
+        data.resize(done + (length - done).min(self.slot - HEADER), 0);
+        window.read(at + HEADER, &mut data[done..]);
+        if data.len() == length {
+            let message = std::mem::take(data);
+            end.current = None;
+            end.kept.push_back((tag, message));
+        }
+        self.take_part(from)
     }
 
     /// A call ends before it is done, because its time is over or because it failed. Whether there can be no other call:
@@ -293,7 +308,11 @@ impl Pairs {
     }
 
     /// Takes what a network has done.
-    fn progress(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// An operation that failed; an earlier call failed in the middle of a message.
+    fn progress(&mut self, operation: &'static str) -> Result<()> {
+        self.check_whole(operation)?;
         while let Some((_, rank)) = self.peers.completed()? {
             self.ends[rank as usize].read = Read::Done;
         }
@@ -318,8 +337,15 @@ impl Pairs {
         (rank * SLOTS + part % SLOTS) as usize * slot
     }
 
-    /// Where the next part of a rank can be read, if it is there.
-    fn next_part(&mut self, rank: u32) -> Result<Option<(Window, usize)>> {
+    /// Where the next part of a rank can be read, if it is there, and its header.
+    fn next_part(&mut self, rank: u32) -> Result<Option<((Window, usize), Header)>> {
+        let Some((window, at)) = self.find_part(rank)? else { return Ok(None) };
+        let mut header = Header::default();
+        window.read(at, bytemuck::bytes_of_mut(&mut header));
+        Ok(Some(((window, at), header)))
+    }
+
+    fn find_part(&mut self, rank: u32) -> Result<Option<(Window, usize)>> {
         let (written, _) = self.heard(rank);
         let End { taken, read, .. } = self.ends[rank as usize];
         if written == taken {

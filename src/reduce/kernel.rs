@@ -9,7 +9,7 @@ use std::any::TypeId;
 use half::{bf16, f16};
 
 pub(crate) use arena::{Arena, Goal, Place, Source};
-pub(crate) use gathered::Gathered;
+pub(crate) use gathered::{BoardSource, Gathered};
 
 use super::number::{Narrow, Wide};
 use super::{Dtype, Element, Reduce};

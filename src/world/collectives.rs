@@ -273,6 +273,7 @@ impl World {
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
         self.check_process(operation)?;
+        self.fabric().health(operation)?;
         if root >= self.size() {
             return Err(self.misuse(operation, "the root is not a rank of this world"));
         }
@@ -290,50 +291,68 @@ impl World {
             }
         };
         let mut call = Call::new(board, What { operation, kind, root, reduction, block }, data)?;
+        // Also if this thread panics.
+        board.break_off();
         let blocked = waiter.block(&mut CallWork { call: &mut call, board }, operation, deadline);
-        blocked.map_err(|error| {
-            board.break_off();
-            match error {
-                Error::Timeout { rank, operation, waited, missing, .. } => {
-                    Error::Timeout { rank, operation, waited, missing, together: true }
-                }
-                error => self.out_of_step(error.in_call(operation)),
+        blocked.map(|()| board.resume()).map_err(|error| match error {
+            Error::Timeout { rank, operation, waited, missing, .. } => {
+                Error::Timeout { rank, operation, waited, missing, together: true }
             }
+            error => self.out_of_step(error.in_call(operation)),
         })
     }
 
     fn open_board(&self, operation: &'static str, deadline: Deadline) -> Result<Boards> {
-        let (mut board, told) = self.meet(operation, deadline.instant(), |endpoint, rank, ranks, shared| {
+        let (mut board, told) = self.meet(operation, deadline.instant(), b'c', |endpoint, rank, ranks, shared| {
             Board::new(endpoint, rank, Sizes::new(ranks, shared))
         })?;
         board.meet(&told)?;
         Ok(Boards { board, waiter: Waiter::new(self.fabric().clone(), self.spin()) })
     }
 
-    /// Opens an endpoint, makes memory of it, and tells all ranks of that; returns what all have told. `make` also gets the
-    /// rank, the number of ranks, and whether all share memory.
+    /// Opens an endpoint, makes memory of it, and tells all ranks of that; returns what all have told. All ranks must have
+    /// the same `purpose`. `make` also gets the rank, the number of ranks, and whether all share memory.
     pub(super) fn meet<M>(
         &self,
         operation: &'static str,
         until: Instant,
+        purpose: u8,
         make: impl FnOnce(Box<dyn Endpoint>, u32, u32, bool) -> Result<(M, Vec<u8>)>,
     ) -> Result<(M, Vec<Vec<u8>>)> {
         let (rank, ranks, fabric) = (self.rank(), self.size(), self.fabric());
         let shared = fabric.hosts().iter().all(|&host| host == 0);
         let made = fabric.open(RawAccess::CRATE).and_then(|endpoint| make(endpoint, rank, ranks, shared));
-        let mine = made.as_ref().map_or(&[][..], |(_, told)| told);
-        let told = fabric.exchange(operation, mine, until)?;
+        let mut mine = vec![purpose];
+        mine.extend(made.as_ref().map_or(&[][..], |(_, told)| told));
+        let told = fabric.exchange(operation, &mine, until)?;
         let (made, _) = made.map_err(|error| error.in_call(operation))?;
-        if let Some(by) = told.iter().position(Vec::is_empty) {
-            let reason = "it had no memory for this".to_owned();
-            return Err(Error::Aborted { rank, operation, by: by as u32, reason });
+        let mut all = Vec::with_capacity(told.len());
+        for (peer, told) in (0..).zip(told) {
+            let what = |purpose: Option<&u8>| match purpose {
+                Some(b'c') => "a collective".to_owned(),
+                Some(b'm') => "a message".to_owned(),
+                _ => "another call".to_owned(),
+            };
+            if told.first() != Some(&purpose) {
+                let (mine, theirs) = (what(Some(&purpose)), what(told.first()));
+                let error = Error::Mismatch { rank, operation, what: "the call", mine, peer, theirs };
+                return Err(self.out_of_step(error));
+            }
+            if told.len() == 1 {
+                let reason = "it had no memory for this".to_owned();
+                return Err(Error::Aborted { rank, operation, by: peer, reason });
+            }
+            all.push(told[1..].to_vec());
         }
-        Ok((made, told))
+        Ok((made, all))
     }
 
     /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
     pub(super) fn out_of_step(&self, error: Error) -> Error {
-        if matches!(error, Error::Mismatch { .. } | Error::Transport { .. } | Error::PeerLeft { .. }) {
+        if matches!(
+            error,
+            Error::Mismatch { .. } | Error::Transport { .. } | Error::PeerLeft { .. } | Error::Usage { .. }
+        ) {
             self.abort(&format!("it could not go on with a collective: {error}"));
         }
         error

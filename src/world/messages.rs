@@ -79,19 +79,24 @@ impl World {
             return Err(self.misuse(OPERATION, "there is no other rank"));
         }
         let until = deadline.into().instant();
-        let (me, ranks) = (self.rank(), self.size());
+        let (me, ranks, data) = (self.rank(), self.size(), bytemuck::cast_slice_mut(data));
         let mut found = None;
         self.wait_for_mail(OPERATION, until, None, |pairs| {
             for rank in (1..ranks).map(|next| (me + next) % ranks) {
-                if pairs.has_message(rank, tag)? {
-                    found = Some(rank);
+                if pairs.has_message(OPERATION, rank, tag)? {
+                    // Taken before another thread can take it.
+                    let mut transfer = pairs.receive(OPERATION, rank, tag)?;
+                    pairs.poll_receive(&mut transfer, data)?;
+                    found = Some(transfer);
                     return Ok(true);
                 }
             }
             Ok(false)
         })?;
-        let rank = found.unwrap_or_default();
-        self.receive(data, rank, tag, until).map(|()| rank)
+        let Some(transfer) = found else { return Err(self.misuse(OPERATION, "no message was found")) };
+        let rank = transfer.peer();
+        self.move_message(OPERATION, transfer, until, |pairs, transfer| pairs.poll_receive(transfer, data))?;
+        Ok(rank)
     }
 
     /// Does something with the mail, which is opened first if need be.
@@ -102,6 +107,7 @@ impl World {
         act: impl FnOnce(&mut Pairs) -> Result<R>,
     ) -> Result<R> {
         self.check_process(operation)?;
+        self.fabric().health(operation)?;
         let mut mail = self.inner.mail.lock();
         let Mail { pairs, .. } = match &mut *mail {
             Some(mail) => mail,
@@ -111,8 +117,7 @@ impl World {
     }
 
     fn open_mail(&self, operation: &'static str, until: Instant) -> Result<Mail> {
-        let made =
-            self.meet(operation, until, |endpoint, rank, ranks, shared| Pairs::new(endpoint, rank, ranks, shared))?;
+        let made = self.meet(operation, until, b'm', Pairs::new)?;
         let (mut pairs, told) = made;
         pairs.meet(&told)?;
         Ok(Mail { pairs, spin: self.spin() })
@@ -136,6 +141,7 @@ impl World {
                     let together = is_cut_off.unwrap_or(true);
                     Error::Timeout { rank, operation, waited, missing, together }
                 }
+                error @ Error::Usage { .. } => error,
                 error => self.out_of_step(error.in_call(operation)),
             }
         })

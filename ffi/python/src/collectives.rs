@@ -11,6 +11,8 @@ use crate::world::{World, duration};
 
 /// The memory of a caller, held for a call.
 struct Held {
+    /// What it held, if the result is written over it.
+    copy: Option<Vec<u64>>,
     _buffer: PyBuffer<u8>,
     address: usize,
     bytes: usize,
@@ -22,12 +24,29 @@ impl Held {
             return Err(misused(py, "a call needs contiguous memory, and results memory that can be written"));
         }
         let (address, bytes) = (buffer.buf_ptr() as usize, buffer.len_bytes());
-        Ok(Held { _buffer: buffer, address, bytes })
+        Ok(Held { copy: None, _buffer: buffer, address, bytes })
+    }
+
+    /// A source whose result may lie in the same memory: then it is copied first.
+    fn apart(mut self, result: &Held) -> Self {
+        let overlaps = self.address < result.address + result.bytes && result.address < self.address + self.bytes;
+        if overlaps {
+            let mut copy = vec![0u64; self.bytes.div_ceil(size_of::<u64>())];
+            // SAFETY: `copy` has so many bytes, and any bits are valid for it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(copy.as_mut_ptr().cast::<u8>(), self.bytes) };
+            bytes.copy_from_slice(self.read());
+            self.copy = Some(copy);
+        }
+        self
     }
 
     fn read(&self) -> &[u8] {
         if self.bytes == 0 {
             return &[];
+        }
+        if let Some(copy) = &self.copy {
+            // SAFETY: it has so many bytes, and is borrowed as long as they are.
+            return unsafe { std::slice::from_raw_parts(copy.as_ptr().cast::<u8>(), self.bytes) };
         }
         // SAFETY: the buffer has so many bytes and is held as long as this. Other threads of the program must leave it
         // alone meanwhile, as the documentation says.
@@ -93,6 +112,7 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (mine, mut all) = (sources(py, mine)?, results(py, all)?);
+        let mine = mine.apart(&all);
         call(py, world, timeout, |world, timeout| world.all_gather(mine.read(), all.write(), timeout))
     }
 
@@ -106,6 +126,7 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (mine, mut all) = (sources(py, mine)?, all.map(|all| results(py, all)).transpose()?);
+        let mine = if let Some(all) = &all { mine.apart(all) } else { mine };
         call(py, world, timeout, |world, timeout| {
             world.gather(mine.read(), all.as_mut().map(Held::write), root, timeout)
         })
@@ -121,6 +142,7 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (all, mut mine) = (all.map(|all| sources(py, all)).transpose()?, results(py, mine)?);
+        let all = all.map(|all| all.apart(&mine));
         call(py, world, timeout, |world, timeout| {
             world.scatter(all.as_ref().map(Held::read), mine.write(), root, timeout)
         })
@@ -136,6 +158,7 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (sent, mut received) = (sources(py, sent)?, results(py, received)?);
+        let sent = sent.apart(&received);
         call(py, world, timeout, |world, timeout| match &lengths {
             None => world.all_to_all(sent.read(), received.write(), timeout),
             Some((to, from)) => world.all_to_all_of((sent.read(), to), (received.write(), from), timeout),
@@ -166,6 +189,7 @@ pub(crate) mod collectives {
     ) -> PyResult<()> {
         let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
         let (mine, mut result) = (sources(py, mine)?, result.map(|result| results(py, result)).transpose()?);
+        let mine = if let Some(result) = &result { mine.apart(result) } else { mine };
         call(py, world, timeout, |world, timeout| {
             let result = result.as_mut().map(Held::write);
             world.reduce_bytes(dtype, mine.read(), result, reduce, root, timeout)
@@ -183,6 +207,7 @@ pub(crate) mod collectives {
     ) -> PyResult<()> {
         let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
         let (all, mut mine) = (sources(py, all)?, results(py, mine)?);
+        let all = all.apart(&mine);
         call(py, world, timeout, |world, timeout| {
             world.reduce_scatter_bytes(dtype, all.read(), mine.write(), reduce, timeout)
         })

@@ -33,7 +33,11 @@ impl<const N: usize> Channels<N> {
             if found >> CHANNEL == number {
                 return Some(found as u16 as u32);
             }
-            let channel = self.claim(number)?;
+            let Some(channel) = self.claim(number) else {
+                // A faster rank may have claimed the last one, for this number.
+                let found = place.load(Ordering::Acquire);
+                return (found >> CHANNEL == number).then_some(found as u16 as u32);
+            };
             let mine = number << CHANNEL | u64::from(channel);
             // Release: the claim is seen before the place. Acquire: so is that of the rank that was faster.
             if place.compare_exchange(found, mine, Ordering::AcqRel, Ordering::Acquire).is_ok() {

@@ -5,6 +5,15 @@ use super::{Ending, Operand, Target, combine};
 use crate::fabric::Window;
 use crate::reduce::{Dtype, Reduce};
 
+/// A source of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BoardSource<'a> {
+    /// At an offset of a window.
+    Board(&'a Window, usize),
+    /// The caller's.
+    Own(&'a [u8]),
+}
+
 /// The sources of one reduction by address; kept so that the hot path allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
@@ -15,14 +24,14 @@ pub(crate) struct Gathered {
 unsafe impl Send for Gathered {}
 
 impl Gathered {
-    /// Reduces sources, each an offset in a window, into `target`, in the order given. All are aligned to elements.
+    /// Reduces sources into `target`, in the order given. All are aligned to elements.
     ///
     /// # Panics
-    /// If a source lies outside its window, or an address is not aligned.
+    /// If a source has fewer bytes, or an address is not aligned.
     pub(crate) fn combine<'a>(
         &mut self,
         (dtype, reduce): (Dtype, Reduce),
-        sources: impl Iterator<Item = (&'a Window, usize)>,
+        sources: impl Iterator<Item = BoardSource<'a>>,
         target: &mut [u8],
     ) {
         let is_aligned = |address: *const u8| (address as usize).is_multiple_of(dtype.size());
@@ -30,9 +39,12 @@ impl Gathered {
             return;
         }
         self.operands.clear();
-        self.operands.extend(sources.map(|(window, offset)| {
-            let data = window.source(offset, target.len()).as_ptr();
-            assert!(is_aligned(data), "a source at {offset}");
+        self.operands.extend(sources.map(|source| {
+            let data: *const u8 = match source {
+                BoardSource::Board(window, offset) => window.source(offset, target.len()).as_ptr(),
+                BoardSource::Own(bytes) => bytes[..target.len()].as_ptr(),
+            };
+            assert!(is_aligned(data), "{source:?}");
             Operand { data, wide: false, factor: 1.0 }
         }));
         assert!(is_aligned(target.as_ptr()), "the target");

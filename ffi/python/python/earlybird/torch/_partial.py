@@ -99,10 +99,10 @@ class PartialHook:
             self._hand_out(filled, outcomes)
         except Exception as error:
             for _, future in filled:
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
             raise
-        finally:
-            sum.release()
+        sum.release()
 
     def _count(self, outcomes: list[Outcome]) -> None:
         self.rounds += len(outcomes)
@@ -110,16 +110,18 @@ class PartialHook:
             self.contributions += len(outcome.fresh) + len(outcome.carried)
 
     def _hand_out(self, filled: list[tuple[dist.GradBucket, Future]], outcomes: list[Outcome]) -> None:
+        if self._optimizer is not None:
+            self._optimizer._begin()
         for bucket, future in filled:
             buffer = bucket.buffer()
             parts = [outcome.tensors()[bucket.index()] for outcome in outcomes]
             bytes_of(buffer)[:] = parts[-1].view(np.uint8)
-            for part in parts[:-1]:
+            for index, part in enumerate(parts[:-1]):
                 missed = torch.from_numpy(part.copy()).view(buffer.dtype)
                 if self._optimizer is None:
                     buffer.add_(missed)
                 else:
-                    self._optimizer._keep(bucket, missed)
+                    self._optimizer._keep(bucket, missed, index)
             del parts
             future.set_result(buffer)
 
@@ -137,34 +139,41 @@ class PartialOptimizer:
         self._optimizer = optimizer
         # For each outcome that was missed: parameters and their gradients.
         self._missed: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        self._bucket = -1
-        self._next = 0
 
-    def _keep(self, bucket: dist.GradBucket, outcome: torch.Tensor) -> None:
-        if self._bucket != bucket.index():
-            self._bucket, self._next = bucket.index(), 0
-        if self._next == len(self._missed):
+    def _begin(self) -> None:
+        """A backward pass has outcomes."""
+        if self._missed:
+            raise UsageError("call step() after each backward pass that is not under no_sync()")
+
+    def _keep(self, bucket: dist.GradBucket, outcome: torch.Tensor, index: int) -> None:
+        if index == len(self._missed):
             self._missed.append([])
         parameters = bucket.parameters()
         parts = outcome.split([parameter.numel() for parameter in parameters])
-        self._missed[self._next] += zip(parameters, parts, strict=True)
-        self._next += 1
+        self._missed[index] += zip(parameters, parts, strict=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:
-        newest = [
-            (parameter, parameter.grad.clone()) for gradients in self._missed[:1] for parameter, _ in gradients if parameter.grad is not None
-        ]
-        for gradients in [*self._missed, newest] if self._missed else []:
+        newest = {
+            parameter: parameter.grad.clone()
+            for gradients in self._missed[:1]
+            for parameter, _ in gradients
+            if parameter.grad is not None
+        }
+        for gradients in self._missed:
             for parameter, gradient in gradients:
                 if parameter.grad is not None:
-                    parameter.grad.copy_(gradient.view_as(parameter))
+                    # DDP lays a dense parameter out in a bucket as it lies in memory.
+                    dense = gradient.numel() == parameter.numel() and not parameter.is_contiguous()
+                    shaped = gradient.as_strided(parameter.size(), parameter.stride()) if dense else gradient.view_as(parameter)
+                    parameter.grad.copy_(shaped)
             self._optimizer.step()
-        if not self._missed:
-            self._optimizer.step()
-        self._missed, self._bucket, self._next = [], -1, 0
+        for parameter, gradient in newest.items():
+            parameter.grad.copy_(gradient)
+        self._optimizer.step()
+        self._missed = []
 
 
 def partial_hook(

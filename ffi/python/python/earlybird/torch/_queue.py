@@ -78,16 +78,21 @@ class Calls:
         self._waiting: queue.SimpleQueue[MadeCall | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        # One call at a time, whichever thread makes it.
+        self._making = threading.Lock()
         self._pending = 0
+        self._ended = False
 
     def make(self, call: Call, asynchronous: bool = True) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
         made = MadeCall(call)
         with self._lock:
+            self._check()
             direct = not asynchronous and self._pending == 0
             self._pending += int(direct)
         if direct:
-            made.make()
+            with self._making:
+                made.make()
             self._count()
         else:
             self.add(made)
@@ -96,9 +101,14 @@ class Calls:
     def add(self, made: MadeCall) -> None:
         """Makes a call after all others."""
         with self._lock:
+            self._check()
             self._pending += 1
             self._start()
             self._waiting.put(made)
+
+    def _check(self) -> None:
+        if self._ended:
+            raise RuntimeError("the process group was shut down")
 
     def _start(self) -> None:
         if self._thread is None:
@@ -107,15 +117,18 @@ class Calls:
 
     def _run(self) -> None:
         while (made := self._waiting.get()) is not None:
-            made.make()
+            with self._making:
+                made.make()
             self._count()
 
     def _count(self) -> None:
         with self._lock:
             self._pending -= 1
 
-    def end(self) -> None:
+    def end(self, waits: bool = True) -> None:
         """Ends the thread after the calls that were handed in."""
-        self._waiting.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        with self._lock:
+            self._ended = True
+            self._waiting.put(None)
+        if waits and self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -1,0 +1,133 @@
+//! Synchronous collectives and messages, over every fabric, with any number of ranks. `src/board/tests.rs` tries random calls
+//! in random orders over a simulated network.
+#![cfg(feature = "internals")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::Way;
+use earlybird::{Config, FabricChoice, Reduce, World, f16};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Elements of a block: none, one, a few, and more than a step moves.
+const BLOCKS: [usize; 4] = [0, 1, 100, 70_001];
+
+fn config(way: Way) -> Config {
+    let mut config = Config { deadline: DEADLINE, ..Config::default() };
+    match way {
+        Way::Shm => config.fabric = FabricChoice::Shm,
+        Way::Ofi(provider) => {
+            config.fabric = FabricChoice::Ofi;
+            config.ofi.provider = Some(provider.to_owned());
+        }
+        Way::Verbs => config.fabric = FabricChoice::Verbs,
+    }
+    config
+}
+
+fn over(way: Way) {
+    for ranks in [1, 2, 3, 5] {
+        let worlds = World::in_this_process(ranks, &config(way)).unwrap();
+        // The thread that plays a rank drops its handle: over a network that waits for the others.
+        thread::scope(|scope| {
+            let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || play(&world))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    }
+}
+
+fn play(world: &World) {
+    let (me, ranks) = (world.rank() as usize, world.size() as usize);
+    for (turn, block) in BLOCKS.into_iter().enumerate() {
+        let root = (turn % ranks) as u32;
+        let is_root = world.rank() == root;
+        let value = |rank: usize, index: usize| (rank * 1_000_003 + index * 7 + turn) as u64;
+        let of = |rank: usize, length: usize| (0..length).map(|index| value(rank, index)).collect::<Vec<u64>>();
+        let sums = |from: usize| -> Vec<u64> {
+            (from..from + block).map(|index| (0..ranks).map(|rank| value(rank, index)).sum()).collect()
+        };
+        let (mine, long) = (of(me, block), of(me, ranks * block));
+        let everything: Vec<u64> = (0..ranks).flat_map(|rank| of(rank, block)).collect();
+        let transposed: Vec<u64> =
+            (0..ranks).flat_map(|rank| (me * block..(me + 1) * block).map(move |index| value(rank, index))).collect();
+
+        let mut data = mine.clone();
+        world.broadcast(&mut data, root, DEADLINE).unwrap();
+        assert_eq!(data, of(root as usize, block));
+        let mut all = vec![0; ranks * block];
+        world.all_gather(&mine, &mut all, DEADLINE).unwrap();
+        assert_eq!(all, everything);
+        all.fill(1);
+        world.gather(&mine, is_root.then_some(&mut all[..]), root, DEADLINE).unwrap();
+        assert!(!is_root || all == everything);
+        world.scatter(is_root.then_some(&long[..]), &mut data, root, DEADLINE).unwrap();
+        assert_eq!(data, of(root as usize, ranks * block)[me * block..(me + 1) * block]);
+        all.fill(2);
+        world.all_to_all(&long, &mut all, DEADLINE).unwrap();
+        assert_eq!(all, transposed);
+        data.copy_from_slice(&mine);
+        world.all_reduce(&mut data, Reduce::Sum, DEADLINE).unwrap();
+        assert_eq!(data, sums(0));
+        data.fill(3);
+        world.reduce(&mine, is_root.then_some(&mut data[..]), Reduce::Max, root, DEADLINE).unwrap();
+        assert!(data == if is_root { of(ranks - 1, block) } else { vec![3; block] });
+        world.reduce_scatter(&long, &mut data, Reduce::Sum, DEADLINE).unwrap();
+        assert_eq!(data, sums(me * block));
+
+        // 16-bit floats are summed in 32 bits, in the order of ranks, and rounded once.
+        let half = |rank: usize, index: usize| f16::from_f32(0.1 + (rank * 3 + index % 50) as f32 / 7.0);
+        let mut halves: Vec<f16> = (0..block).map(|index| half(me, index)).collect();
+        world.all_reduce(&mut halves, Reduce::Sum, DEADLINE).unwrap();
+        for (index, &sum) in halves.iter().enumerate() {
+            let exact = (1..ranks).fold(half(0, index).to_f32(), |sum, rank| sum + half(rank, index).to_f32());
+            assert_eq!(sum, f16::from_f32(exact), "element {index}");
+        }
+
+        // Rank r sends r + i elements to rank i, and so on round the ring.
+        let length = |from: usize, to: usize| (from + to) % 4 * block / 2;
+        let lengths: Vec<usize> = (0..ranks).map(|to| length(me, to)).collect();
+        let expected: Vec<usize> = (0..ranks).map(|from| length(from, me)).collect();
+        let sent = vec![me as u32; lengths.iter().sum()];
+        let mut received = vec![u32::MAX; expected.iter().sum()];
+        world.all_to_all_of((&sent, &lengths), (&mut received, &expected), DEADLINE).unwrap();
+        let by_rank = (0..ranks).flat_map(|from| std::iter::repeat_n(from as u32, length(from, me)));
+        assert!(received.into_iter().eq(by_rank));
+
+        if ranks > 1 {
+            let (next, before) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+            // Open on all before two threads of a rank begin at once.
+            world.open_messages(DEADLINE).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| world.send(&mine, next as u32, 5, DEADLINE).unwrap());
+                let mut data = vec![0; block];
+                world.receive(&mut data, before as u32, 5, DEADLINE).unwrap();
+                assert_eq!(data, of(before, block));
+            });
+        }
+    }
+    world.barrier(DEADLINE).unwrap();
+}
+
+#[test]
+fn over_shared_memory() {
+    over(Way::Shm);
+}
+
+#[test]
+fn over_libfabric() {
+    for &provider in common::providers() {
+        println!("{provider}");
+        over(Way::Ofi(provider));
+    }
+}
+
+#[test]
+fn over_verbs() {
+    if common::rdma().is_some() {
+        over(Way::Verbs);
+    }
+}
