@@ -489,6 +489,7 @@ mod tests {
         Fault::EVERY.iter().for_each(|fault| *parts.entry(fault.place()).or_default() += 1);
         println!("{parts:?}");
         let expected = [
+            "board",
             "bootstrap",
             "collective/core",
             "collective/core/agreement/given",
@@ -500,7 +501,6 @@ mod tests {
             "fabric/net",
             "fabric/shm",
             "trigger",
-            "world",
         ];
         assert!(parts.keys().eq(&expected), "{parts:?}");
         assert!(parts.values().all(|&count| count >= 2), "{parts:?}");

@@ -7,7 +7,7 @@
 //! Ranks that share memory read a board in place, and a reduction reads all of them at once. From other hosts pieces are
 //! read into a place for each rank first.
 //!
-//! A call goes on in steps that never block ([`Call::poll`]), so an executor or a test can drive it, over any fabric.
+//! Polls that never block drive a call ([`Call::poll`]): those of an executor or of a test, over any fabric.
 #![forbid(unsafe_code)]
 
 mod call;

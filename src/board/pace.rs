@@ -5,7 +5,7 @@
 //! ranks that publish to each other in every step tell nothing else.
 //!
 //! A slot is used again after [`SLOTS`] steps, when all readers have taken what was in it. A rank that has nothing to
-//! publish says at the latest half of that later that it has taken something. So of the ranks that wait for each other,
+//! publish says so at most half as many steps after it has taken something. So of the ranks that wait for each other,
 //! the one with the fewest steps can go on: what it publishes into has been taken by ranks that have made more steps, and
 //! what it takes has been published by them.
 #![forbid(unsafe_code)]

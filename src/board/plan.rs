@@ -1,7 +1,8 @@
 //! What each rank publishes and takes in each step of a collective. Pure: all ranks work it out by themselves.
 //!
-//! A rank's data is divided into *blocks*, and each step moves a *chunk* of every block. What a rank publishes in a step
-//! lies in a *slot* of its board, as *pieces*: one that all read, or one for each rank.
+//! A rank's data is divided into *blocks*, and a step moves a *chunk* of every block. What a rank publishes in a step lies
+//! in a *slot* of its board, as *pieces*: one for all its readers, or one for each rank and, in reductions, one more for
+//! this rank's result of the step before.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -209,7 +210,7 @@ impl Plan {
         number * self.stride()
     }
 
-    /// Pieces of this rank's input in a step: their numbers, and the blocks that they are of.
+    /// Pieces of this rank's input in a step: their numbers, which are those of blocks.
     pub(super) fn published(&self, step: usize) -> impl Iterator<Item = usize> + use<> {
         let all = match self.readers(self.me, step) {
             Readers::None if !self.reduces_boards(step) => 0..0,

@@ -24,15 +24,16 @@ const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
 /// # Synchronous collectives
 ///
 /// All ranks make the same calls in the same order, with the same lengths, and each call returns when this rank has what
-/// the call gives it and may write its data again. Other ranks may still be in the call then. Data is of any length,
-/// and lies in memory of the caller. Reductions combine the ranks' data in the order of ranks, so all ranks get the
+/// the call gives it and may write its data again. Other ranks may still be in the call then. The first call of a
+/// world waits for all ranks. Data is of any length, and lies in memory of the caller. Reductions combine the ranks' data in the order of ranks, so all ranks get the
 /// same bits, whatever the transport is.
 ///
 /// # Errors
 /// [`Error::Usage`] for lengths that do not fit together, a root that is not a rank, and while another thread is in such
 /// a call; nothing was done then. Otherwise the ranks are out of step, and later calls fail: [`Error::Timeout`] names
-/// the ranks that did not come. [`Error::Mismatch`] says in what the calls of two ranks differ; this also aborts the
-/// world, because a rank that need not read anything does not notice. A dead peer or an aborted job.
+/// the ranks that did not come. [`Error::Mismatch`] says in what the calls of two ranks differ. It also aborts the
+/// world, as a failed transport does, because a rank that need not read anything does not notice. A dead peer or an
+/// aborted job.
 impl World {
     /// Copies `data` of rank `root` to all ranks.
     ///
@@ -44,7 +45,7 @@ impl World {
         self.collective("broadcast", (Kind::Broadcast, root, NOTHING), block, Data::even(None, data), deadline)
     }
 
-    /// Gives `mine` of every rank to every rank: `all` has so many times its length, in the order of ranks.
+    /// Gives `mine` of every rank to every rank: `all` is `size()` times as long, in the order of ranks.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -55,7 +56,7 @@ impl World {
         self.collective(OPERATION, (Kind::AllGather, 0, NOTHING), mine.len(), Data::even(mine, all), deadline)
     }
 
-    /// Gives `mine` of every rank to rank `root`, whose `all` has so many times its length, in the order of ranks. Other
+    /// Gives `mine` of every rank to rank `root`, whose `all` is `size()` times as long, in the order of ranks. Other
     /// ranks pass `None`.
     ///
     /// # Errors
@@ -76,8 +77,7 @@ impl World {
         self.collective(OPERATION, (Kind::Gather, root, NOTHING), mine.len(), Data::even(mine, all), deadline)
     }
 
-    /// Gives each rank its block of `all` of rank `root`, which has so many times the length of `mine`. Other ranks pass
-    /// `None`.
+    /// Cuts `all` of rank `root` into blocks of the length of `mine`, and gives rank i block i. Other ranks pass `None`.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -227,8 +227,8 @@ impl World {
         self.collective(OPERATION, what, mine.len(), Data::even(mine, result), deadline)
     }
 
-    /// Reduces `all` of all ranks, element by element, and gives rank i block i of the result: `all` has so many times
-    /// the length of `mine`.
+    /// Reduces `all` of all ranks, element by element, and gives rank i block i of the result: `all` is
+    /// `size()` times as long as `mine`.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -365,7 +365,8 @@ impl World {
     fn check_blocks(&self, operation: &'static str, block: usize, all: usize) -> Result<()> {
         match block.checked_mul(self.size() as usize) == Some(all) {
             true => Ok(()),
-            false => Err(self.misuse(operation, "the data of all ranks must have so many times the length of one")),
+            false => Err(self
+                .misuse(operation, "the data of all ranks must be as long as that of one, times the number of ranks")),
         }
     }
 

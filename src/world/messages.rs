@@ -26,10 +26,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// # Messages
 ///
 /// Any thread may send and receive, to and from any rank, at the same time. Messages with the same tag from one rank to
-/// another arrive in the order in which they were sent. `send` returns when `data` may change: small messages are there
-/// to be received then, and long ones have almost been received. The first call of [`World::send`],
-/// [`World::receive`] or [`World::receive_any`] on any rank waits for that of all others: [`World::open_messages`] does
-/// that at a time that the program chooses.
+/// another arrive in the order in which they were sent. `send` returns when `data` may change: when all of it but two
+/// slots, of 64 KiB at most, has been received. So two ranks that send each other more than that before they receive
+/// wait for ever; two threads do not. The first call of [`World::send`], [`World::receive`] or [`World::receive_any`]
+/// on any rank waits for that of all others: [`World::open_messages`] does that at a time that the program chooses.
 ///
 /// # Errors
 /// [`Error::Usage`] for a peer that is not another rank of the world. [`Error::Timeout`]: before a part of the message has
@@ -84,18 +84,21 @@ impl World {
         self.wait_for_mail(OPERATION, until, None, |pairs| {
             for rank in (1..ranks).map(|next| (me + next) % ranks) {
                 if pairs.has_message(OPERATION, rank, tag)? {
-                    // Taken before another thread can take it.
                     let mut transfer = pairs.receive(OPERATION, rank, tag)?;
-                    pairs.poll_receive(&mut transfer, data)?;
-                    found = Some(transfer);
+                    // Taken before another thread can take it.
+                    let polled = pairs.poll_receive(&mut transfer, data);
+                    found = Some((transfer, polled.err()));
                     return Ok(true);
                 }
             }
             Ok(false)
         })?;
-        let Some(transfer) = found else { return Err(self.misuse(OPERATION, "no message was found")) };
+        let Some((transfer, mut failure)) = found else { return Err(self.misuse(OPERATION, "no message was found")) };
         let rank = transfer.peer();
-        self.move_message(OPERATION, transfer, until, |pairs, transfer| pairs.poll_receive(transfer, data))?;
+        self.move_message(OPERATION, transfer, until, |pairs, transfer| match failure.take() {
+            Some(error) => Err(error),
+            None => pairs.poll_receive(transfer, data),
+        })?;
         Ok(rank)
     }
 

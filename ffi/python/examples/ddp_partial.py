@@ -1,6 +1,6 @@
 """Trains a small network on four ranks, of which one is late in every step: gloo's synchronous gradients, then partial ones.
 
-    torchrun --nproc-per-node 4 ddp_partial.py
+    torchrun --nproc-per-node 4 ffi/python/examples/ddp_partial.py
 
 Both train on the same number of samples and start from the same model. Computing is slept, so that it takes the same time
 whatever the machine is: a step takes 10 ms, and the late rank another 30.

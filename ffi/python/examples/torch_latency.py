@@ -1,6 +1,6 @@
 """Times allreduce of torch.distributed over earlybird and over gloo, by turns in the same run.
 
-    torchrun --nproc-per-node 2 torch_latency.py
+    torchrun --nproc-per-node 2 ffi/python/examples/torch_latency.py
 """
 
 import argparse

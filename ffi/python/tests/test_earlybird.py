@@ -411,7 +411,7 @@ def test_synchronous_collectives_and_messages() -> None:
         try:
             world.all_gather(mine, out=np.empty(7, dtype=np.int64), timeout=30)
         except earlybird.UsageError as problem:
-            assert "so many times the length" in str(problem)
+            assert "times the number of ranks" in str(problem)
         else:
             raise AssertionError("a wrong length was taken")
         world.barrier(30)

@@ -1,4 +1,4 @@
-"""PyTorch's own tests of a backend, those of its wheel: each spawns WORLD_SIZE ranks. `run` in this folder starts them.
+"""PyTorch's own tests of a backend, as they come with its wheel: each spawns WORLD_SIZE ranks. `run` in this folder starts them.
 
 BACKEND=gloo runs the same with gloo, to compare.
 """
@@ -24,8 +24,6 @@ import torch.testing._internal.common_distributed as common
 if BACKEND != "gloo":
     for feature in ("ddp", "subgroup", "plugin"):
         common.DistTestCases.backend_feature.setdefault(feature, set()).add(BACKEND)
-    common.DistTestCases.skip_collective.setdefault("sparse", set()).add(BACKEND)
-    common.TEST_SKIPS  # the import has to be complete
 
 from torch.testing._internal.distributed import distributed_test
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend

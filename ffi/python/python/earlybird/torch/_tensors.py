@@ -74,6 +74,8 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _native(tensor: Tensor, name: str) -> tuple[Tensor, tuple[str, str]] | None:
     """The elements that the library reduces by itself, and what it is to do; none if it has no such elements."""
+    if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise UsageError("a mean of integers is no integer; use a sum")
     if tensor.is_complex() and name in ("SUM", "AVG"):
         tensor = torch.view_as_real(tensor)
     if tensor.dtype in NAMES and name in _REDUCTIONS:
@@ -83,8 +85,6 @@ def _native(tensor: Tensor, name: str) -> tuple[Tensor, tuple[str, str]] | None:
 
 def _mean(tensor: Tensor, name: str, size: int) -> None:
     if name == "AVG":
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise UsageError("a mean of integers is no integer; use a sum")
         tensor.div_(size)
 
 
