@@ -9,34 +9,17 @@ use std::thread;
 use std::time::Duration;
 
 use common::Way;
-use earlybird::{Config, FabricChoice, Reduce, World, f16};
+use common::worlds::world;
+use earlybird::{Reduce, World, f16};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Elements of a block: none, one, a few, and more than a step moves.
 const BLOCKS: [usize; 4] = [0, 1, 100, 70_001];
 
-fn config(way: Way) -> Config {
-    let mut config = Config { deadline: DEADLINE, ..Config::default() };
-    match way {
-        Way::Shm => config.fabric = FabricChoice::Shm,
-        Way::Ofi(provider) => {
-            config.fabric = FabricChoice::Ofi;
-            config.ofi.provider = Some(provider.to_owned());
-        }
-        Way::Verbs => config.fabric = FabricChoice::Verbs,
-    }
-    config
-}
-
 fn over(way: Way) {
     for ranks in [1, 2, 3, 5] {
-        let worlds = World::in_this_process(ranks, &config(way)).unwrap();
-        // The thread that plays a rank drops its handle: over a network that waits for the others.
-        thread::scope(|scope| {
-            let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || play(&world))).collect();
-            ranks.into_iter().for_each(|rank| rank.join().unwrap());
-        });
+        world(way, ranks, DEADLINE, &|world: World| play(&world));
     }
 }
 

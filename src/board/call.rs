@@ -300,8 +300,7 @@ impl<'a> Call<'a> {
         let own = own.map(|input| &input[self.plan.input(self.data.from, self.plan.own_piece(), self.step)]);
         let place = |rank: u32| sizes.slot + rank as usize * self.plan.stride() + HEADER;
         let source = |rank: u32| match (peers.known_slots(rank), &memory.places) {
-            _ if rank == *me && own.is_none() => Source::Board(&memory.slots, at),
-            _ if rank == *me => Source::Own(own.unwrap_or_default()),
+            _ if rank == *me => own.map_or(Source::Board(&memory.slots, at), Source::Own),
             (Some(window), _) => Source::Board(window, at),
             (None, Some((_, window))) => Source::Board(window, place(rank)),
             (None, None) => unreachable!("rank {rank} is on another host, and there is no place for what it published"),

@@ -7,6 +7,7 @@ use super::World;
 use crate::board::{Pairs, Transfer};
 use crate::error::{Error, Ranks, Result};
 use crate::executor::spin::Spin;
+use crate::fabric::watch::HEARTBEAT;
 use crate::reduce::Item;
 use crate::time::{Deadline, Time};
 
@@ -19,9 +20,6 @@ pub(super) struct Mail {
 
 /// A thread sleeps for so long at most: others may have a message to move meanwhile.
 const NAP: Duration = Duration::from_micros(200);
-
-/// How often the peer's life is looked at.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// # Messages
 ///
@@ -195,7 +193,7 @@ impl World {
                 rustix::thread::sched_yield();
             }
             self.fabric().health(operation)?;
-            if looked.elapsed() >= LOOK {
+            if looked.elapsed() >= HEARTBEAT {
                 looked = Instant::now();
                 self.fabric().look_for_dead(operation)?;
             }

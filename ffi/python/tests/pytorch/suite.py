@@ -9,7 +9,6 @@ import sys
 BACKEND = os.environ.setdefault("BACKEND", "earlybird")
 os.environ.setdefault("WORLD_SIZE", "4")
 
-import torch
 import torch.distributed as dist
 
 if not dist.is_available():
@@ -25,7 +24,6 @@ if BACKEND != "gloo":
     for feature in ("ddp", "subgroup", "plugin"):
         common.DistTestCases.backend_feature.setdefault(feature, set()).add(BACKEND)
 
-from torch.testing._internal.distributed import distributed_test
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
 
@@ -35,7 +33,6 @@ class TestOfBackend(TestDistBackend, DistributedTest._DistTestBase):
     def setUp(self) -> None:
         super().setUp()
         self._spawn_processes()
-        torch.backends.cudnn.flags(enabled=True, allow_tf32=False).__enter__()
 
 
 # The tests look for their class by its name.
