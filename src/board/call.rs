@@ -3,14 +3,16 @@
 
 use std::ops::Range;
 
+use super::layout::{HEADER, Header, MARK};
 use super::peers::Purpose;
-use super::plan::{HEADER, Plan};
+use super::plan::{Plan, Readers};
 use super::{Blocks, Board, Kind};
 use crate::error::{Error, Ranks, Result};
 use crate::executor::work::Polled;
 use crate::fabric::{At, Region, Window};
 use crate::fault::Fault;
 use crate::reduce::{BoardSource as Source, Dtype, Reduce};
+use crate::sync;
 
 /// What a call does, as all ranks must say it.
 #[derive(Clone, Copy, Debug)]
@@ -46,22 +48,21 @@ impl<'a> Data<'a> {
     }
 }
 
-/// What comes before the data of a piece.
-type Header = [u64; HEADER / size_of::<u64>()];
-
 /// A call that goes on.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     what: What,
     plan: Plan,
     data: Data<'a>,
-    /// That of each piece, but for the step.
+    /// That of each piece, but for the mark.
     header: Header,
     step: usize,
     /// This rank has published its part of the step.
     is_published: bool,
     /// Ranks of which it has not taken, nor begun to read, what they publish in the step.
     left: u32,
+    /// The next poll also looks at the words of ranks of this host.
+    listens: bool,
 }
 
 impl<'a> Call<'a> {
@@ -81,7 +82,7 @@ impl<'a> Call<'a> {
         for word in &header[1..] {
             board.history = (board.history.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }
-        let mut call = Call { what, plan, data, header, step: 0, is_published: false, left: 0 };
+        let mut call = Call { what, plan, data, header, step: 0, is_published: false, left: 0, listens: false };
         call.keep_own();
         Ok(call)
     }
@@ -103,6 +104,11 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Lets the next poll also look whether ranks of this host have published something else: those that make another call.
+    pub(crate) fn listen(&mut self) {
+        self.listens = true;
+    }
+
     /// Does what there is to do now.
     ///
     /// # Errors
@@ -119,7 +125,7 @@ impl<'a> Call<'a> {
                     return Ok(if board.peers.is_told() { Polled::Ready } else { polled });
                 }
                 board.acknowledge()?;
-                if board.pace.unfinished(|rank| board.peers.heard(rank)).is_some() {
+                if board.unfinished().is_some() {
                     return Ok(polled);
                 }
                 self.publish(board)?;
@@ -138,37 +144,42 @@ impl<'a> Call<'a> {
     /// The ranks without which it does not go on.
     pub(crate) fn missing(&self, board: &Board) -> Ranks {
         if !self.is_published {
-            return Ranks(board.pace.unfinished(|rank| board.peers.heard(rank)).into_iter().collect());
+            return Ranks(board.pace.unfinished(|rank, word| board.peers.heard(rank) >= word).into_iter().collect());
         }
         let lacks = |&rank: &u32| self.plan.takes_from(rank, self.step) && !board.met[rank as usize];
         Ranks((0..board.peers.ranks()).filter(lacks).collect())
     }
 
-    /// Where a piece of this step lies in slots.
-    fn place(&self, board: &Board, piece: usize) -> usize {
-        board.pace.slot() * board.sizes.slot + self.plan.piece(piece)
-    }
-
     /// Writes this rank's part of the step into its board, and tells the readers.
     fn publish(&mut self, board: &mut Board) -> Result<()> {
-        let header = self.header_of(self.step);
-        let write = |at: usize, data: &[u8]| {
-            board.memory.slots.write(at, bytemuck::bytes_of(&header));
-            board.memory.slots.write(at + HEADER, data);
+        let header = self.header_of(board);
+        let (slots, slot, layout) = (&board.memory.slots, board.pace.slot(), self.plan.layout());
+        let write = |piece: usize, data: &[u8]| {
+            let at = layout.header(slot, piece);
+            slots.write(at, bytemuck::cast_slice(&header[..MARK]));
+            slots.write(layout.data(slot, piece), data);
+            sync::announce(slots.cell(at / size_of::<u64>() + MARK), header[MARK]);
         };
-        for piece in self.plan.published(self.step) {
-            let range = self.plan.input(self.data.from, piece, self.step);
-            write(self.place(board, piece), self.data.input().get(range).unwrap_or_default());
-        }
+        // Piece 0 comes last: its mark says that all are there.
         if let Some(piece) = self.plan.result(board.me, self.step) {
             let range = self.plan.output(self.data.to, board.me, self.step - 1);
             let result = match self.what.kind {
                 Kind::AllReduce => &self.data.output[range],
                 _ => &bytemuck::cast_slice(&board.results)[..range.len()],
             };
-            write(self.place(board, piece), result);
+            write(piece, result);
         }
-        board.announce(self.plan.readers(board.me, self.step))?;
+        let mut last = None;
+        for piece in self.plan.published(self.step).rev() {
+            let range = self.plan.input(self.data.from, piece, self.step);
+            write(piece, self.data.input().get(range).unwrap_or_default());
+            last = Some(piece);
+        }
+        let readers = self.plan.readers(board.me, self.step);
+        if readers != Readers::None && last != Some(0) {
+            write(0, &[]);
+        }
+        board.announce(readers)?;
         board.met.clear();
         board.met.resize(board.peers.ranks() as usize, false);
         self.left = (0..board.peers.ranks()).filter(|&rank| self.plan.takes_from(rank, self.step)).count() as u32;
@@ -180,29 +191,58 @@ impl<'a> Call<'a> {
     fn take(&mut self, board: &mut Board) -> Result<bool> {
         let (me, ranks, before) = (board.me, board.peers.ranks(), self.left);
         // Each rank begins with another one.
-        for rank in (1..ranks).map(|next| (me + next) % ranks) {
+        for rank in (me + 1..ranks).chain(0..me) {
             let takes = !board.met[rank as usize] && self.plan.takes_from(rank, self.step);
-            if !takes || !board.pace.is_published(board.peers.heard(rank)) {
+            if !takes || !self.has_published(board, rank)? {
                 continue;
             }
             board.met[rank as usize] = true;
             self.left -= 1;
             for purpose in [Purpose::Copied, Purpose::Reduced] {
                 let Some((piece, range)) = self.wanted(rank, purpose) else { continue };
-                let from = self.place(board, piece);
-                match board.peers.slots(rank)?.cloned() {
-                    Some(window) => self.found(board, rank, purpose, (&window, from))?,
+                let (slot, layout) = (board.pace.slot(), self.plan.layout());
+                let header = layout.header(slot, piece);
+                board.peers.slots(rank)?;
+                match board.peers.known_slots(rank) {
+                    Some(window) => {
+                        let at = [layout.header(slot, 0), header, layout.data(slot, piece)];
+                        self.found(board, rank, purpose, window, at)?;
+                    }
                     None => {
                         let Some((region, offset)) = self.place_for(board, rank, purpose) else { continue };
                         let to = At { region, offset };
-                        if board.peers.read(rank, from, to, HEADER + range.len(), purpose)? {
+                        if board.peers.read(rank, header, to, HEADER + range.len(), purpose)? {
                             self.has_read(board, purpose, rank)?;
                         }
                     }
                 }
             }
         }
+        self.listens = false;
         Ok(self.left < before)
+    }
+
+    /// Whether `rank` has published its part of the step.
+    #[inline]
+    fn has_published(&self, board: &mut Board, rank: u32) -> Result<bool> {
+        let (word, step) = (board.pace.published(), board.pace.step());
+        if board.peers.knows(rank, word) {
+            return Ok(true);
+        }
+        let (slot, layout) = (board.pace.slot(), self.plan.layout());
+        let place = |piece| layout.header(slot, piece) / size_of::<u64>() + MARK;
+        let (mark, first) = (|(piece, _)| place(piece), place(0));
+        let marks = [Purpose::Copied, Purpose::Reduced].map(|purpose| self.wanted(rank, purpose).map(mark));
+        let window = if board.sizes.shared { board.peers.slots(rank)? } else { None };
+        let Some(window) = window else { return Ok(board.peers.has_told(rank, word)) };
+        let is_marked = |mark: &usize| sync::look(window.cell(*mark)) == step;
+        if marks.iter().flatten().all(is_marked) && marks != [None; 2] {
+            // It has also taken what was published before.
+            board.peers.learn(rank, word);
+            return Ok(true);
+        }
+        // A rank that makes another call has published elsewhere.
+        Ok(self.listens && sync::look(window.cell(first)) >= step)
     }
 
     /// The piece of `rank` in this step that this rank copies or reduces, and where what comes of it belongs in the output.
@@ -224,7 +264,7 @@ impl<'a> Call<'a> {
     /// Where a piece from another host is read to.
     fn place_for(&self, board: &Board, rank: u32, purpose: Purpose) -> Option<(Region, usize)> {
         let half = if purpose == Purpose::Copied { 0 } else { board.sizes.slot };
-        board.memory.places.as_ref().map(|(region, _)| (*region, half + rank as usize * self.plan.stride()))
+        board.memory.places.as_ref().map(|(region, _)| (*region, half + self.plan.layout().place(rank)))
     }
 
     /// A piece from another host is there.
@@ -233,30 +273,44 @@ impl<'a> Call<'a> {
         else {
             return Ok(());
         };
-        let window = window.clone();
-        self.found(board, rank, purpose, (&window, offset))
+        self.found(board, rank, purpose, window, [offset, offset, offset + HEADER])
     }
 
-    /// A piece can be read in this process: compares its header, and copies it if it is to be copied.
-    fn found(&mut self, board: &Board, rank: u32, purpose: Purpose, (window, at): (&Window, usize)) -> Result<()> {
-        let mut header = Header::default();
-        window.read(at, bytemuck::bytes_of_mut(&mut header));
-        self.compare(board, rank, header)?;
+    /// A piece can be read in this process: compares its header, and copies it if it is to be copied. Where a rank that makes
+    /// another call has no piece, the header of piece 0 says what it does.
+    fn found(
+        &mut self,
+        board: &Board,
+        rank: u32,
+        purpose: Purpose,
+        window: &Window,
+        [first, header, data]: [usize; 3],
+    ) -> Result<()> {
+        let read = |at| {
+            let mut header = Header::default();
+            window.read(at, bytemuck::bytes_of_mut(&mut header));
+            header
+        };
+        let theirs = read(header);
+        if theirs != self.header_of(board) {
+            self.compare(board, rank, read(first))?;
+            self.compare(board, rank, theirs)?;
+        }
         if let Some((_, range)) = self.wanted(rank, purpose).filter(|_| purpose == Purpose::Copied)
             && let Some(output) = self.data.output.get_mut(range)
         {
-            window.read(at + HEADER, output);
+            window.read(data, output);
         }
         Ok(())
     }
 
-    fn header_of(&self, step: usize) -> Header {
+    fn header_of(&self, board: &Board) -> Header {
         let [history, kinds, block, _] = self.header;
-        [history, kinds, block, step as u64]
+        [history, kinds, block, board.pace.step()]
     }
 
     fn compare(&self, board: &Board, rank: u32, theirs: Header) -> Result<()> {
-        let mine = self.header_of(self.step);
+        let mine = self.header_of(board);
         if mine == theirs || Fault::CompareNothing.is(board.pace.fault()) {
             return Ok(());
         }
@@ -294,11 +348,11 @@ impl<'a> Call<'a> {
     }
 
     fn reduce(&mut self, board: &mut Board) {
-        let (range, at) = (self.reduced(), self.place(board, self.plan.own_piece()) + HEADER);
+        let (range, at) = (self.reduced(), self.plan.layout().data(board.pace.slot(), self.plan.own_piece()));
         let Board { me, sizes, peers, memory, sources, results, .. } = board;
         let own = self.data.input.filter(|_| !self.plan.reduces_boards(self.step));
         let own = own.map(|input| &input[self.plan.input(self.data.from, self.plan.own_piece(), self.step)]);
-        let place = |rank: u32| sizes.slot + rank as usize * self.plan.stride() + HEADER;
+        let place = |rank: u32| sizes.slot + self.plan.layout().place(rank) + HEADER;
         let source = |rank: u32| match (peers.known_slots(rank), &memory.places) {
             _ if rank == *me => own.map_or(Source::Board(&memory.slots, at), Source::Own),
             (Some(window), _) => Source::Board(window, at),

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod layout;
 mod pace;
 mod pairs;
 mod peers;
@@ -21,15 +22,16 @@ mod tests;
 mod work;
 
 pub(crate) use call::{Call, Data, What};
+pub(crate) use layout::Sizes;
 pub(crate) use pairs::{Pairs, Transfer};
-pub(crate) use plan::{Blocks, Kind, Sizes};
+pub(crate) use plan::{Blocks, Kind};
 pub(crate) use work::CallWork;
 
 use crate::error::Result;
 use crate::fabric::Endpoint;
 use crate::fault::Fault;
 use crate::reduce::Gathered;
-use pace::{Pace, SLOTS};
+use pace::Pace;
 use peers::{Memory, Peers};
 use plan::Readers;
 
@@ -60,13 +62,13 @@ impl Board {
     /// There is no memory for it.
     pub(crate) fn new(endpoint: Box<dyn Endpoint>, me: u32, sizes: Sizes) -> Result<(Self, Vec<u8>)> {
         let places = (!sizes.shared).then_some(2 * sizes.slot);
-        let (peers, memory, told) = Peers::new(endpoint, me, sizes.ranks, SLOTS as usize * sizes.slot, places)?;
+        let (peers, memory, told) = Peers::new(endpoint, me, sizes.ranks, sizes.board(), places)?;
         let board = Board {
             me,
             sizes,
             peers,
             memory,
-            pace: Pace::new(me, sizes.ranks, Fault::chosen()),
+            pace: Pace::new(me, sizes.ranks, sizes.slots, Fault::chosen()),
             history: 0,
             met: Vec::new(),
             sources: Gathered::default(),
@@ -84,6 +86,12 @@ impl Board {
         self.peers.meet(told)
     }
 
+    /// A rank that has not taken what the slot of this step holds.
+    fn unfinished(&mut self) -> Option<u32> {
+        let Board { pace, peers, .. } = self;
+        pace.unfinished(|rank, word| peers.has_told(rank, word))
+    }
+
     /// Tells the ranks that wait for it what this one has taken.
     fn acknowledge(&mut self) -> Result<()> {
         let Board { pace, peers, .. } = self;
@@ -94,8 +102,11 @@ impl Board {
 
     /// Tells the readers that this rank has published its part of a step.
     fn announce(&mut self, readers: Readers) -> Result<()> {
-        let Board { pace, peers, .. } = self;
-        pace.publish(readers, |rank, word| peers.tell(rank, word))?;
+        let Board { pace, peers, sizes, .. } = self;
+        pace.publish(readers, |rank, word| match sizes.shared {
+            true => Ok(peers.have_marked()),
+            false => peers.tell(rank, word),
+        })?;
         peers.wake();
         Ok(())
     }

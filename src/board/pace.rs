@@ -2,10 +2,11 @@
 //!
 //! Ranks number their steps alike. Each rank tells each other one *word*, which only grows: 2s says "I have published
 //! step s, and have taken what you published before it", 2s + 1 says "I have taken what you published up to step s". So
-//! ranks that publish to each other in every step tell nothing else.
+//! ranks that publish to each other in every step tell nothing else. Where all ranks share memory, the marks of what a rank
+//! publishes ([`layout`](super::layout)) say what the even words would, and it tells the odd ones only.
 //!
-//! A slot is used again after [`SLOTS`] steps, when all readers have taken what was in it. A rank that has nothing to
-//! publish says so at most half as many steps after it has taken something. So of the ranks that wait for each other,
+//! A slot is used again when all readers have taken what was in it. A rank that has nothing to publish says so at most
+//! half as many steps after it has taken something as there are slots. So of the ranks that wait for each other,
 //! the one with the fewest steps can go on: what it publishes into has been taken by ranks that have made more steps, and
 //! what it takes has been published by them.
 #![forbid(unsafe_code)]
@@ -14,28 +15,26 @@ use super::plan::Readers;
 use crate::error::Result;
 use crate::fault::Fault;
 
-/// Slots of a board.
-pub(super) const SLOTS: u64 = 4;
-
 /// Where a rank stands towards the others.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     me: u32,
-    /// The step that it makes, from 1.
+    /// The step that it makes, from 1, and the slot of it.
     step: u64,
+    slot: usize,
     /// The first step in which it took something of each rank and has not said so; 0: it has said so.
     owed: Vec<u64>,
     /// No rank is owed an answer since before this step.
     oldest: u64,
-    /// Who reads what it published in the last steps.
-    readers: [Readers; SLOTS as usize],
+    /// Who reads what it published in the last steps: in each slot.
+    readers: Vec<Readers>,
     fault: Option<Fault>,
 }
 
 impl Pace {
-    pub(super) fn new(me: u32, ranks: u32, fault: Option<Fault>) -> Self {
-        let owed = vec![0; ranks as usize];
-        Pace { me, step: 1, owed, oldest: u64::MAX, readers: Default::default(), fault }
+    pub(super) fn new(me: u32, ranks: u32, slots: usize, fault: Option<Fault>) -> Self {
+        let (owed, readers) = (vec![0; ranks as usize], vec![Readers::None; slots]);
+        Pace { me, step: 1, slot: 1 % slots, owed, oldest: u64::MAX, readers, fault }
     }
 
     /// The mistake that the board makes.
@@ -43,16 +42,25 @@ impl Pace {
         self.fault
     }
 
-    /// The slot of this step.
-    pub(super) fn slot(&self) -> usize {
-        (self.step % SLOTS) as usize
+    /// The number of the step, as all ranks count.
+    pub(super) fn step(&self) -> u64 {
+        self.step
     }
 
-    /// A rank that has not taken what the slot of this step holds, of those whose words are `heard`.
-    pub(super) fn unfinished(&self, heard: impl Fn(u32) -> u64) -> Option<u32> {
-        let before = self.step.checked_sub(SLOTS)?;
+    /// The slot of this step.
+    pub(super) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    fn slots(&self) -> u64 {
+        self.readers.len() as u64
+    }
+
+    /// A rank that has not taken what the slot of this step holds; `heard`: whether a rank has told a word.
+    pub(super) fn unfinished(&self, mut heard: impl FnMut(u32, u64) -> bool) -> Option<u32> {
+        let before = self.step.checked_sub(self.slots())?;
         let needed = if Fault::ReuseBoardSlot.is(self.fault) { 0 } else { 2 * before + 1 };
-        let lacks = |rank: u32| rank != self.me && heard(rank) < needed;
+        let mut lacks = |rank: u32| rank != self.me && !heard(rank, needed);
         match self.readers[self.slot()] {
             Readers::None => None,
             Readers::One(rank) => Some(rank).filter(|&rank| lacks(rank)),
@@ -75,7 +83,7 @@ impl Pace {
             Readers::None => Ok(()),
             Readers::One(rank) => to(rank),
             // Each rank begins with another one.
-            Readers::All => (1..ranks).try_for_each(|next| to((me + next) % ranks)),
+            Readers::All => (me + 1..ranks).chain(0..me).try_for_each(to),
         }
     }
 
@@ -85,14 +93,15 @@ impl Pace {
     /// As [`Pace::publish`].
     #[inline]
     pub(super) fn acknowledge(&mut self, mut tell: impl FnMut(u32, u64) -> Result<()>) -> Result<()> {
-        if self.step < self.oldest.saturating_add(SLOTS / 2) || Fault::NeverAcknowledge.is(self.fault) {
+        let patience = self.slots() / 2;
+        if self.step < self.oldest.saturating_add(patience) || Fault::NeverAcknowledge.is(self.fault) {
             return Ok(());
         }
         self.oldest = u64::MAX;
         for (rank, owed) in (0..).zip(&mut self.owed) {
             match *owed {
                 0 => {}
-                step if self.step >= step + SLOTS / 2 => {
+                step if self.step >= step + patience => {
                     *owed = 0;
                     // It has taken all that was published before this step.
                     tell(rank, 2 * self.step - 1)?;
@@ -103,10 +112,9 @@ impl Pace {
         Ok(())
     }
 
-    /// Whether a rank whose word is `heard` has published its part of the step.
-    pub(super) fn is_published(&self, heard: u64) -> bool {
-        let needed = if Fault::TakeUnpublished.is(self.fault) { 0 } else { 2 * self.step };
-        heard >= needed
+    /// The word of a rank that has published its part of the step.
+    pub(super) fn published(&self) -> u64 {
+        if Fault::TakeUnpublished.is(self.fault) { 0 } else { 2 * self.step }
     }
 
     /// This rank has taken what `rank` published in the step.
@@ -121,5 +129,6 @@ impl Pace {
     /// The step is made.
     pub(super) fn end(&mut self) {
         self.step += 1;
+        self.slot = if self.slot + 1 == self.readers.len() { 0 } else { self.slot + 1 };
     }
 }

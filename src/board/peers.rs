@@ -40,10 +40,12 @@ pub(super) struct Peers {
     /// What this rank hears.
     words: Window,
     peers: Vec<Peer>,
-    /// Words were told by stores, and the ranks of this host were not woken since.
+    /// Words or marks were stored, and the ranks of this host were not woken since.
     is_loud: bool,
     /// Reads that were posted and have not completed.
     reading: u32,
+    /// There are other hosts, so polls make progress.
+    has_network: bool,
 }
 
 /// Another rank.
@@ -51,6 +53,8 @@ pub(super) struct Peers {
 struct Peer {
     words: Far,
     slots: Far,
+    /// The newest word of it that this rank has read.
+    heard: u64,
     /// Where words are posted: the newest one, the one that was posted last, and whether that is under way.
     word: u64,
     posted: u64,
@@ -99,7 +103,15 @@ impl Peers {
         let slots = make(slots, Access::Read)?;
         let places = places.map(|bytes| make(bytes, Access::Local)).transpose()?;
         let told = [words.0, slots.0].map(|region| endpoint.key(region).encode()).concat();
-        let peers = Peers { me, endpoint, words: words.1, peers: Vec::new(), is_loud: false, reading: 0 };
+        let peers = Peers {
+            me,
+            endpoint,
+            words: words.1,
+            peers: Vec::new(),
+            is_loud: false,
+            reading: 0,
+            has_network: places.is_some(),
+        };
         Ok((peers, Memory { slots: slots.1, places }, told))
     }
 
@@ -114,7 +126,7 @@ impl Peers {
             let cause = "it told no keys of its memory";
             let [words, slots] = keys.ok_or_else(|| Error::transport(self.me, rank, "open", cause))?;
             let far = |key| Far { key, imported: None };
-            let peer = Peer { words: far(words), slots: far(slots), word: 0, posted: 0, is_under_way: false };
+            let peer = Peer { words: far(words), slots: far(slots), heard: 0, word: 0, posted: 0, is_under_way: false };
             self.peers.push(peer);
         }
         Ok(())
@@ -129,6 +141,27 @@ impl Peers {
         sync::look(self.words.cell(rank as usize * CELLS))
     }
 
+    /// Whether a rank is known to have told a word, or one after it.
+    #[inline]
+    pub(super) fn knows(&self, rank: u32, word: u64) -> bool {
+        self.peers[rank as usize].heard >= word
+    }
+
+    /// What a rank did says as much as a word.
+    pub(super) fn learn(&mut self, rank: u32, word: u64) {
+        let heard = &mut self.peers[rank as usize].heard;
+        *heard = word.max(*heard);
+    }
+
+    /// Whether a rank has told a word, or one after it. Looks only if that is not known: a rank that is ahead writes there.
+    #[inline]
+    pub(super) fn has_told(&mut self, rank: u32, word: u64) -> bool {
+        if !self.knows(rank, word) {
+            self.learn(rank, self.heard(rank));
+        }
+        self.knows(rank, word)
+    }
+
     /// Tells a rank a word, which says all that those before it did.
     pub(super) fn tell(&mut self, rank: u32, word: u64) -> Result<()> {
         let cell = self.me as usize * CELLS;
@@ -141,6 +174,11 @@ impl Peers {
         }
         peer.word = word;
         self.post(rank)
+    }
+
+    /// What was published for ranks of this host is marked, which says as much as a word.
+    pub(super) fn have_marked(&mut self) {
+        self.is_loud = true;
     }
 
     /// Posts the newest word for a rank, unless the one before is under way: two signals could overtake each other. The
@@ -188,7 +226,9 @@ impl Peers {
 
     /// The next read that has completed: what for, and of which rank.
     pub(super) fn completed(&mut self) -> Result<Option<(Purpose, u32)>> {
-        while let Some(completion) = self.endpoint.poll()? {
+        while self.has_network
+            && let Some(completion) = self.endpoint.poll()?
+        {
             let (purpose, rank) = meaning(completion.token);
             if purpose != Purpose::Word {
                 self.reading -= 1;
@@ -200,7 +240,7 @@ impl Peers {
         Ok(None)
     }
 
-    /// Ends the sleep of the ranks of this host that were told words.
+    /// Ends the sleep of the ranks of this host for which something was stored.
     pub(super) fn wake(&mut self) {
         if std::mem::take(&mut self.is_loud) {
             self.endpoint.wake(u32::MAX, INTEREST);

@@ -7,13 +7,8 @@
 
 use std::ops::Range;
 
+use super::layout::{Layout, Sizes};
 use crate::fabric::CACHE_LINE;
-
-/// Bytes before the data of a piece, which say what it is.
-pub(super) const HEADER: usize = 32;
-
-/// Bytes of a slot, unless there are so many ranks that their pieces need more.
-const SLOT: usize = 256 << 10;
 
 /// Most bytes that all ranks together give to a reduction in which each rank reads everything.
 const FLAT: usize = 16 << 10;
@@ -75,46 +70,6 @@ pub(super) enum Readers {
     All,
 }
 
-/// Sizes of the boards of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sizes {
-    pub(super) ranks: u32,
-    /// All ranks share memory.
-    pub(super) shared: bool,
-    /// Bytes of a slot.
-    pub(super) slot: usize,
-}
-
-impl Sizes {
-    pub(crate) fn new(ranks: u32, shared: bool) -> Self {
-        Sizes::with_slots(ranks, shared, SLOT)
-    }
-
-    /// With slots of so many bytes, or more where there are so many ranks.
-    pub(super) fn with_slots(ranks: u32, shared: bool, bytes: usize) -> Self {
-        let least = (ranks as usize + 1) * (CACHE_LINE + HEADER);
-        Sizes { ranks, shared, slot: bytes.max(least).next_multiple_of(CACHE_LINE) }
-    }
-
-    /// Most bytes of a block that a step moves, where a slot has one piece or `several`, and uses so many of its bytes.
-    fn chunk(self, several: bool, used: usize) -> usize {
-        // What comes from another host is read into a place for each rank.
-        let pieces = if several || !self.shared { self.ranks as usize + 1 } else { 1 };
-        let used = used.clamp(pieces * (CACHE_LINE + HEADER), self.slot);
-        (used / pieces - HEADER) / CACHE_LINE * CACHE_LINE
-    }
-}
-
-/// Bytes of a slot that a step uses. Few of them stay in a core's own caches between writing and reading, and overlap in
-/// time where data goes one way; where all ranks wait for each other in each step, long vectors take longer steps. Measured
-/// with `bench --op` on two cores.
-fn used(kind: Kind, block: usize) -> usize {
-    const SHORT: usize = 32 << 10;
-    let goes_one_way = matches!(kind, Kind::Broadcast | Kind::Gather | Kind::Scatter);
-    let is_short = block <= 128 << 10 && !matches!(kind, Kind::Reduce | Kind::AllReduce);
-    if goes_one_way || is_short { SHORT } else { SLOT }
-}
-
 /// A collective call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
@@ -127,8 +82,9 @@ pub(crate) struct Plan {
     /// Bytes of the largest block, and of all blocks.
     block: usize,
     total: usize,
-    /// Bytes of a block that a step moves.
-    chunk: usize,
+    /// Steps in which blocks move.
+    chunks: usize,
+    layout: Layout,
 }
 
 /// Where blocks lie in a rank's memory.
@@ -150,9 +106,10 @@ impl Plan {
             true => (block.div_ceil(ranks).next_multiple_of(CACHE_LINE), block),
             false => (block, block.saturating_mul(ranks)),
         };
-        let chunk = sizes.chunk(is_split, used(kind, block));
+        let layout = sizes.layout(is_split, block);
+        let chunks = if block <= layout.chunk() { 1 } else { block.div_ceil(layout.chunk()) };
         let root = if kind.has_root() { root } else { 0 };
-        Plan { kind, root, me, ranks: sizes.ranks, is_split, block, total, chunk }
+        Plan { kind, root, me, ranks: sizes.ranks, is_split, block, total, chunks, layout }
     }
 
     pub(super) fn me(&self) -> u32 {
@@ -168,13 +125,8 @@ impl Plan {
         matches!(self.kind, Kind::Reduce | Kind::AllReduce) && self.is_split
     }
 
-    /// Steps in which blocks move.
-    fn chunks(&self) -> usize {
-        self.block.div_ceil(self.chunk).max(1)
-    }
-
     pub(super) fn steps(&self) -> usize {
-        self.chunks() + usize::from(self.has_results())
+        self.chunks + usize::from(self.has_results())
     }
 
     /// The ranks that read what `rank` publishes in a step.
@@ -185,7 +137,7 @@ impl Plan {
             Kind::Broadcast | Kind::Scatter if rank == self.root => Readers::All,
             Kind::Broadcast | Kind::Scatter => Readers::None,
             Kind::Gather => to_root,
-            Kind::Reduce if !self.is_split || step == self.chunks() => to_root,
+            Kind::Reduce if !self.is_split || step == self.chunks => to_root,
             _ => Readers::All,
         }
     }
@@ -200,21 +152,16 @@ impl Plan {
             }
     }
 
-    /// Bytes from a piece to the next one.
-    pub(super) fn stride(&self) -> usize {
-        self.chunk + HEADER
-    }
-
-    /// Where a piece begins in a slot, with its header.
-    pub(super) fn piece(&self, number: usize) -> usize {
-        number * self.stride()
+    /// Where pieces lie in slots.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Pieces of this rank's input in a step: their numbers, which are those of blocks.
-    pub(super) fn published(&self, step: usize) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn published(&self, step: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let all = match self.readers(self.me, step) {
             Readers::None if !self.reduces_boards(step) => 0..0,
-            _ if step == self.chunks() => 0..0,
+            _ if step == self.chunks => 0..0,
             _ => 0..if self.is_split { self.ranks as usize } else { 1 },
         };
         // No rank reads the piece for itself, unless it reduces what is on all boards.
@@ -237,8 +184,8 @@ impl Plan {
     pub(super) fn reduces(&self, step: usize) -> bool {
         match self.kind {
             Kind::ReduceScatter => true,
-            Kind::AllReduce => step < self.chunks(),
-            Kind::Reduce => step < self.chunks() && (self.is_split || self.me == self.root),
+            Kind::AllReduce => step < self.chunks,
+            Kind::Reduce => step < self.chunks && (self.is_split || self.me == self.root),
             _ => false,
         }
     }
@@ -291,8 +238,8 @@ impl Plan {
     }
 
     fn cut(&self, block: Range<usize>, chunk: usize) -> Range<usize> {
-        let from = (block.start + chunk * self.chunk).min(block.end);
-        from..(from + self.chunk).min(block.end)
+        let from = (block.start + chunk * self.layout.chunk()).min(block.end);
+        from..(from + self.layout.chunk()).min(block.end)
     }
 }
 
@@ -300,21 +247,6 @@ impl Plan {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pieces_fit_into_a_slot() {
-        for ranks in [1, 2, 3, 64, 4096] {
-            for (shared, kind) in [true, false].iter().flat_map(|&shared| Kind::EVERY.map(|(kind, _)| (shared, kind))) {
-                let sizes = Sizes::new(ranks, shared);
-                let plan = Plan::new(sizes, kind, 0, ranks - 1, 10 << 20);
-                assert!(plan.chunk >= CACHE_LINE, "{kind:?} of {ranks}");
-                let pieces = if plan.is_split { ranks as usize + 1 } else { 1 };
-                assert!(plan.piece(pieces) <= sizes.slot, "{kind:?} of {ranks}");
-                // So that what all ranks published can be read at once.
-                assert!(shared || plan.piece(ranks as usize + 1) <= sizes.slot, "{kind:?} of {ranks}");
-            }
-        }
-    }
 
     /// Chunks of a block follow each other, and a step has none beyond its end.
     #[test]
@@ -326,7 +258,7 @@ mod tests {
                 for block in 0..5 {
                     let whole = if plan.is_split { plan.whole(Blocks::Even, block) } else { 0..plan.block };
                     let mut at = whole.start;
-                    for chunk in 0..plan.chunks() {
+                    for chunk in 0..plan.chunks {
                         let part = plan.input(Blocks::Even, block, chunk);
                         assert_eq!(part.start, at);
                         at = part.end;

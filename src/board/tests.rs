@@ -85,8 +85,12 @@ impl World {
                     *call = Some(Call::new(board, what, data).map_err(failed)?);
                 }
                 let Some(goes_on) = call else { continue };
+                let listens = rng.random();
+                if listens {
+                    goes_on.listen();
+                }
                 match goes_on.poll(board).map_err(failed)? {
-                    Polled::Idle => {}
+                    Polled::Idle => idle &= listens,
                     Polled::Progress => idle = false,
                     Polled::Ready => (*call, idle) = (None, false),
                 }

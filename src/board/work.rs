@@ -11,11 +11,21 @@ use crate::time::Time;
 /// Polls before the clock is read again.
 const LOOKS: u32 = 64;
 
+/// Polls before ranks of this host are listened to: until then their marks are enough.
+const PATIENCE: u32 = 48;
+
 /// A call, and the board that it is made with.
 #[derive(Debug)]
 pub(crate) struct CallWork<'a, 'b> {
-    pub(crate) call: &'a mut Call<'b>,
-    pub(crate) board: &'a mut Board,
+    call: &'a mut Call<'b>,
+    board: &'a mut Board,
+    polls: u32,
+}
+
+impl<'a, 'b> CallWork<'a, 'b> {
+    pub(crate) fn new(call: &'a mut Call<'b>, board: &'a mut Board) -> Self {
+        CallWork { call, board, polls: 0 }
+    }
 }
 
 impl Work for CallWork<'_, '_> {
@@ -30,6 +40,10 @@ impl Work for CallWork<'_, '_> {
     }
 
     fn poll(&mut self, _now: Time) -> Result<Polled> {
+        self.polls += 1;
+        if self.polls % PATIENCE == 0 {
+            self.call.listen();
+        }
         self.call.poll(self.board)
     }
 
@@ -49,6 +63,7 @@ impl Work for CallWork<'_, '_> {
 
     fn rest(&mut self, now: Time) -> Result<Rest> {
         self.board.peers.prepare_sleep();
+        self.call.listen();
         match self.poll(now)? {
             Polled::Idle => Ok(Rest::Asleep { until: None }),
             _ => {

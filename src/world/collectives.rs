@@ -293,7 +293,7 @@ impl World {
         let mut call = Call::new(board, What { operation, kind, root, reduction, block }, data)?;
         // Also if this thread panics.
         board.break_off();
-        let blocked = waiter.block(&mut CallWork { call: &mut call, board }, operation, deadline);
+        let blocked = waiter.block(&mut CallWork::new(&mut call, board), operation, deadline);
         blocked.map(|()| board.resume()).map_err(|error| match error {
             Error::Timeout { rank, operation, waited, missing, .. } => {
                 Error::Timeout { rank, operation, waited, missing, together: true }

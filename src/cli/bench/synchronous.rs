@@ -52,6 +52,15 @@ impl<'a> Case<'a> {
         self.all_received.fill(u32::MAX);
     }
 
+    /// Writes what the next call sends anew, as a program does: data that no rank writes stays in the caches of its readers.
+    fn renew(&mut self) {
+        let sent = match self.op {
+            Op::Scatter | Op::AllToAll | Op::ReduceScatter => &mut self.all,
+            _ => &mut self.one,
+        };
+        sent.iter_mut().for_each(|value| *value = value.wrapping_add(1));
+    }
+
     fn call(&mut self) -> Result<()> {
         let Case { world, op, one, all, all_received, .. } = self;
         let at_root = world.rank() == ROOT;
@@ -122,6 +131,7 @@ pub(super) fn run(
         });
         let mut latencies = Vec::with_capacity(iterations as usize);
         for iteration in 0..warmup + iterations {
+            case.renew();
             let started = Instant::now();
             case.call()?;
             if iteration >= warmup {

@@ -123,6 +123,18 @@ pub(in crate::fabric) fn ring_all<'a>(
     // Pairs with the fence in `announce`: a sleeper whose announcement is not seen here sees what
     // was stored before this.
     full_fence();
+    ring_fenced(bells, most, interest)
+}
+
+/// As [`ring_all`], where sleepers fence for the rank that rings, between their announcement and
+/// their last look.
+pub(in crate::fabric) fn ring_fenced<'a>(
+    bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
+    most: u32,
+    interest: u32,
+) -> u32 {
+    // A fence of the sleeper stands between instructions: the compiler must not exchange them.
+    std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     bells.filter(|(bell, sleeper)| bell.ring(interest, sleeper)).take(most as usize).count() as u32
 }
 

@@ -201,7 +201,10 @@ impl Endpoint for ShmEndpoint {
         let most = if Fault::WakeOne.is(self.fault) { most.min(1) } else { most };
         let others = (1..ranks).map(|next| (self.rank + next) % ranks);
         let bells = others.map(|rank| (self.segment.doorbell(self.channel, rank), self.segment.sleeper(rank)));
-        doorbell::ring_all(bells, most, interest)
+        match self.waits_fence_peer() {
+            true => doorbell::ring_fenced(bells, most, interest),
+            false => doorbell::ring_all(bells, most, interest),
+        }
     }
 }
 

@@ -1,0 +1,171 @@
+//! Where pieces lie on a board: in the slot of their step.
+//!
+//! A piece has a *header*, which ends with the *mark*: the number of the step. Where all ranks share memory, the headers lie
+//! at the beginning of the board, in a cache line each: those that the same rank reads in one step after the other beside
+//! each other, so processors fetch the next ones by themselves. No data ever lies where a mark does, so a rank that finds
+//! the step's number there knows that the piece is there. Data of a few bytes lies in the line of its header: a reader waits
+//! for one line and has all. A rank on another host is told a word instead, and reads a header together with the data after
+//! it.
+#![forbid(unsafe_code)]
+
+use crate::fabric::CACHE_LINE;
+
+/// What comes with the data of a piece: three words that say what the call is, and the mark.
+pub(super) type Header = [u64; 4];
+
+/// The number of the mark among the words of a header.
+pub(super) const MARK: usize = 3;
+
+pub(super) const HEADER: usize = size_of::<Header>();
+
+/// Most bytes of a piece in the line of its header.
+const INLINE: usize = CACHE_LINE - HEADER;
+
+/// Bytes of a slot for data, unless there are so many ranks that their pieces need more.
+const SLOT: usize = 128 << 10;
+
+/// Bounds of the number of slots, and about how many all ranks of a host have together. The slots of few ranks do not fit
+/// into the caches of their cores: another core reads what has left them faster than what it must ask the writer's
+/// core for (measured with `bench --op`). On a network slots are registered memory, and there are few.
+const FEW: usize = 8;
+const MANY: usize = 32;
+const SLOTS_OF_A_HOST: usize = 128;
+
+/// Sizes of the boards of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(super) ranks: u32,
+    /// All ranks share memory.
+    pub(super) shared: bool,
+    /// Slots of a board, and bytes of each.
+    pub(super) slots: usize,
+    pub(super) slot: usize,
+}
+
+impl Sizes {
+    pub(crate) fn new(ranks: u32, shared: bool) -> Self {
+        Sizes::with_slots(ranks, shared, SLOT)
+    }
+
+    /// With so many bytes for data in a slot, or more where there are so many ranks.
+    pub(super) fn with_slots(ranks: u32, shared: bool, bytes: usize) -> Self {
+        let least = (ranks as usize + 1) * 2 * CACHE_LINE;
+        let mut sizes = Sizes { ranks, shared, slots: FEW, slot: bytes.max(least).next_multiple_of(CACHE_LINE) };
+        if shared {
+            sizes.slots = (SLOTS_OF_A_HOST / ranks as usize).clamp(FEW, MANY);
+        }
+        sizes
+    }
+
+    /// Bytes for headers at the beginning of a board.
+    fn lines(self) -> usize {
+        // A rank publishes a piece for each rank and one result, at most.
+        if self.shared { self.slots * (self.ranks as usize + 1) * CACHE_LINE } else { 0 }
+    }
+
+    /// Bytes of a board.
+    pub(super) fn board(self) -> usize {
+        self.lines() + self.slots * self.slot
+    }
+
+    /// The layout of a call with blocks of so many bytes, at most; `several`: a slot has pieces for each rank.
+    pub(super) fn layout(self, several: bool, block: usize) -> Layout {
+        // What comes from another host is read into a place for each rank.
+        let pieces = if several || !self.shared { self.ranks as usize + 1 } else { 1 };
+        let header = if self.shared { 0 } else { HEADER };
+        let needed = block.max(1).saturating_add(header + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+        let fits = needed.checked_mul(pieces).is_some_and(|all| all <= self.slot);
+        let stride = if fits { needed } else { self.slot / pieces / CACHE_LINE * CACHE_LINE };
+        Layout { sizes: self, stride, is_inline: self.shared && block <= INLINE }
+    }
+}
+
+/// Where the pieces of a call lie on a board.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    sizes: Sizes,
+    /// Bytes from the data of a piece to that of the next one.
+    stride: usize,
+    /// The data lies in the line of the header.
+    is_inline: bool,
+}
+
+impl Layout {
+    /// Most bytes of data in a piece.
+    pub(super) fn chunk(&self) -> usize {
+        match self.is_inline {
+            true => INLINE,
+            false if self.sizes.shared => self.stride,
+            false => self.stride - HEADER,
+        }
+    }
+
+    /// Where the header of a piece lies. That of piece 0 is at the same place in all calls.
+    pub(super) fn header(&self, slot: usize, piece: usize) -> usize {
+        match self.sizes.shared {
+            true => (piece * self.sizes.slots + slot) * CACHE_LINE,
+            false => slot * self.sizes.slot + piece * self.stride,
+        }
+    }
+
+    /// Where the data of a piece lies.
+    pub(super) fn data(&self, slot: usize, piece: usize) -> usize {
+        match self.is_inline || !self.sizes.shared {
+            true => self.header(slot, piece) + HEADER,
+            false => self.sizes.lines() + slot * self.sizes.slot + piece * self.stride,
+        }
+    }
+
+    /// Where in its memory a rank reads what `rank` of another host has published: a header, and data after it.
+    pub(super) fn place(&self, rank: u32) -> usize {
+        rank as usize * self.stride
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_lie_beside_each_other() {
+        for ranks in [1u32, 2, 3, 64, 4096] {
+            for (shared, several) in [(true, true), (true, false), (false, true), (false, false)] {
+                for block in [0, 1, 8, INLINE, INLINE + 1, 1000, 10 << 20] {
+                    let sizes = Sizes::new(ranks, shared);
+                    let layout = sizes.layout(several, block);
+                    let pieces = if several { ranks as usize + 1 } else { 1 };
+                    let all = || {
+                        [0, sizes.slots - 1].into_iter().flat_map(|slot| (0..pieces).map(move |piece| (slot, piece)))
+                    };
+                    let headers = all().map(|(slot, piece)| (layout.header(slot, piece), HEADER));
+                    let data = all().map(|(slot, piece)| (layout.data(slot, piece), layout.chunk().min(block)));
+                    let mut parts: Vec<_> = headers.chain(data).filter(|&(_, bytes)| bytes > 0).collect();
+                    parts.sort_unstable();
+                    assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{ranks} ranks, {block}");
+                    assert!(parts.iter().all(|(at, bytes)| at + bytes <= sizes.board()), "{ranks} ranks, {block}");
+                    assert!(layout.chunk() >= block.min(INLINE), "{ranks} ranks, {block}");
+                    // What all ranks published can be read at once.
+                    assert!(shared || layout.place(ranks) <= sizes.slot);
+                }
+            }
+        }
+    }
+
+    /// Wherever one call has a mark, no other call has data.
+    #[test]
+    fn marks_and_data_of_any_calls_lie_apart() {
+        let sizes = Sizes::with_slots(5, true, 1 << 10);
+        let layouts = || {
+            let blocks = [0, 1, 8, INLINE, INLINE + 1, 64, 1000, 1 << 20];
+            blocks.into_iter().flat_map(|block| [true, false].map(|several| sizes.layout(several, block)))
+        };
+        let mark_of = |layout: Layout, piece| layout.header(1, piece) + MARK * size_of::<u64>();
+        for (marked, other) in layouts().flat_map(|marked| layouts().map(move |other| (marked, other))) {
+            for (piece, another) in (0..6).flat_map(|piece| (0..6).map(move |another| (piece, another))) {
+                let (mark, from) = (mark_of(marked, piece), other.data(1, another));
+                assert!(mark + size_of::<u64>() <= from || mark >= from + other.chunk());
+            }
+        }
+    }
+}
