@@ -382,14 +382,14 @@ fn choices_that_mean_nothing_are_refused() {
         assert!(usage(build().group(Group::Arrivals(1)).build()).contains("2 ranks or more"));
         // It never fills, and needs no more tickets than one of all ranks.
         build().group(Group::Arrivals(u32::MAX)).build().unwrap().finish(DEADLINE).unwrap();
-        assert!(usage(build().fire(Fire::SOLO).build()).contains("Fire::ALL"));
+        assert!(usage(build().fire(Fire::SOLO).build()).contains("fire=all"));
         let within = Fire::ALL.within(Duration::from_millis(5));
-        assert!(usage(build().fire(within.full_every(3)).build()).contains("Fire::ALL"));
-        assert!(usage(build().absent(Absent::Drop).build()).contains("Absent::Carry"));
-        assert!(usage(build().scale(Scale::World).build()).contains("Scale::Sum"));
+        assert!(usage(build().fire(within.full_every(3)).build()).contains("fire=all"));
+        assert!(usage(build().absent(Absent::Drop).build()).contains("absent=carry"));
+        assert!(usage(build().scale(Scale::World).build()).contains("scale=sum"));
         assert!(usage(build().mover(Mover::Tree).build()).contains("tree mover"));
         let without = world.allreduce::<f32>(&[4]).group(Group::Arrivals(2)).build();
-        assert!(usage(without).contains("memory()"));
+        assert!(usage(without).contains("a model"));
         let sizes = build().group(Group::Arrivals(2 + world.rank())).build();
         assert!(matches!(&sizes, Err(Error::Mismatch { what: "group", .. })), "{sizes:?}");
     });

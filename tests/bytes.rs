@@ -128,7 +128,7 @@ fn a_descriptor_says_when_there_is_something_to_take() {
         }
         sum.finish(DEADLINE).unwrap();
         let mut sum = build(Executor::Caller);
-        assert!(sum.completion().is_err_and(|error| error.to_string().contains("Executor::Thread")));
+        assert!(sum.completion().is_err_and(|error| error.to_string().contains("executor=thread")));
         sum.finish(DEADLINE).unwrap();
     });
 }

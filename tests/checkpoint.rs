@@ -265,9 +265,9 @@ fn what_does_not_fit_is_refused_before_anything_is_made() {
         let build = || world.allreduce::<f64>(&[2, 1]);
         refused(world.allreduce(&[3]).restore(&plain), &["tensor 0 is 2 elements", "3 elements"]);
         refused(world.allreduce(&[2, 2]).restore(&whole).group(Group::Butterfly(2)), &["tensor 1 is 1 elements"]);
-        refused(build().restore(&whole).memory(&model), &["omit memory()"]);
-        refused(build().restore(&whole).group(Group::Arrivals(2)), &["own_memory()"]);
-        refused(build().restore(&plain).group(Group::Butterfly(2)), &["memory()"]);
+        refused(build().restore(&whole).memory(&model), &["give none"]);
+        refused(build().restore(&whole).group(Group::Arrivals(2)), &["the model of its checkpoint"]);
+        refused(build().restore(&plain).group(Group::Butterfly(2)), &["a model"]);
         let other = world.allreduce::<f32>(&[2, 1]).restore(&plain).build().map(drop).unwrap_err().to_string();
         assert!(other.contains("f64") && other.contains("f32"), "{other}");
         let alone = build().restore(&plain);
@@ -364,7 +364,7 @@ fn ranks_may_begin_with_models_of_their_own() {
             models.finish(DEADLINE).unwrap();
         }
         let shared = build().build();
-        assert!(matches!(&shared, Err(Error::Mismatch { what, .. }) if what.contains("memory()")), "{shared:?}");
+        assert!(matches!(&shared, Err(Error::Mismatch { what, .. }) if what.contains("the model")), "{shared:?}");
     });
     // A solo round has the first models of ranks that did nothing yet.
     let turn = Barrier::new(4);

@@ -285,16 +285,16 @@ fn choices_that_mean_nothing_are_refused() {
             Err(Error::Usage { problem, .. }) => problem,
             other => panic!("{:?}", other.map(|_: earlybird::Allreduce<f32>| ())),
         };
-        assert!(usage(build().group(Group::Butterfly(2)).build()).contains("memory()"));
-        assert!(usage(build().absent(Absent::Hold).build()).contains("memory()"));
+        assert!(usage(build().group(Group::Butterfly(2)).build()).contains("a model"));
+        assert!(usage(build().absent(Absent::Hold).build()).contains("a model"));
         assert!(usage(build().group(Group::Butterfly(1)).memory(&model).build()).contains("2 ranks or more"));
         assert!(usage(build().memory(&model[1..]).build()).contains("as long as all tensors"));
-        assert!(usage(build().memory(&model).scale(Scale::World).build()).contains("Scale::Sum"));
+        assert!(usage(build().memory(&model).scale(Scale::World).build()).contains("scale=sum"));
         assert!(usage(build().memory(&model).mover(Mover::Tree).build()).contains("tree mover"));
         let whole = world.allreduce::<u32>(&[1]).memory(&[1]).build();
         assert!(matches!(whole, Err(Error::Usage { problem, .. }) if problem.contains("floating-point")));
         let different = build().memory(&[me; 4]).build();
-        assert!(matches!(&different, Err(Error::Mismatch { what, .. }) if what.contains("memory()")), "{different:?}");
+        assert!(matches!(&different, Err(Error::Mismatch { what, .. }) if what.contains("the model")), "{different:?}");
         let groups = build().memory(&model).group(Group::Butterfly(2 + world.rank())).build();
         assert!(matches!(&groups, Err(Error::Mismatch { what: "group", .. })), "{groups:?}");
     });

@@ -191,7 +191,7 @@ fn a_weighted_mean_weighs() {
     world(2, |world| {
         let mut sum = world.allreduce::<f32>(&[1]).build().unwrap();
         let error = sum.weigh(2).unwrap_err().to_string();
-        assert!(error.contains("Scale::Weights"), "{error}");
+        assert!(error.contains("scale=weights"), "{error}");
         sum.finish(DEADLINE).unwrap();
     });
 }
@@ -373,11 +373,11 @@ fn invalid_choices_are_named() {
         refused(fire(Fire::SOLO.full_every(1)), "full=1");
         refused(fire(Fire::ALL.full_every(4)), "omit full=K");
         let integers = || world.allreduce::<i64>(&[1]);
-        refused(integers().scale(Scale::World).build().unwrap_err(), "Scale::Sum");
+        refused(integers().scale(Scale::World).build().unwrap_err(), "scale=sum");
         refused(integers().absent(Absent::Decay(0.5)).build().unwrap_err(), "decay");
         let floats = || world.allreduce::<f32>(&[1]);
         refused(floats().absent(Absent::Decay(0.0)).build().unwrap_err(), "decay of 0");
         refused(floats().absent(Absent::Decay(f32::NAN)).build().unwrap_err(), "decay of NaN");
-        refused(floats().reduce(Reduce::Max).scale(Scale::Contributions).build().unwrap_err(), "Scale::Sum");
+        refused(floats().reduce(Reduce::Max).scale(Scale::Contributions).build().unwrap_err(), "scale=sum");
     });
 }

@@ -104,7 +104,10 @@ impl Board {
     fn announce(&mut self, readers: Readers) -> Result<()> {
         let Board { pace, peers, sizes, .. } = self;
         pace.publish(readers, |rank, word| match sizes.shared {
-            true => Ok(peers.have_marked()),
+            true => {
+                peers.have_marked();
+                Ok(())
+            }
             false => peers.tell(rank, word),
         })?;
         peers.wake();

@@ -41,7 +41,7 @@ impl Work for CallWork<'_, '_> {
 
     fn poll(&mut self, _now: Time) -> Result<Polled> {
         self.polls += 1;
-        if self.polls % PATIENCE == 0 {
+        if self.polls.is_multiple_of(PATIENCE) {
             self.call.listen();
         }
         self.call.poll(self.board)

@@ -127,7 +127,7 @@ impl<T: Item> Allreduce<T> {
         let session = self.calls.session_mut();
         session.check_present("weigh")?;
         let weighted = session.facts().weighted;
-        session.check("weigh", weighted, "this collective has no weights; build it with Scale::Weights")?;
+        session.check("weigh", weighted, "this collective has no weights; build it with scale=weights")?;
         session.weigh(weight);
         Ok(())
     }

@@ -377,7 +377,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self.check_restored()?;
         if self.model().is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
             return Err(usage(
-                "groups and Absent::Hold are for models; give each rank one with memory(), or choose others",
+                "groups, and to hold what is absent, are for models; give each rank a model, or choose others",
             ));
         }
         if self.model().is_some() {

@@ -228,11 +228,11 @@ impl<'a, T: Item> Outcome<'a, T> {
     fn check_checkpoint(&self) -> Result<()> {
         let calls = self.of.calls();
         let problem = if !calls.have_common_rounds() {
-            "groups by order of arrival have no rounds in common; let all ranks finish, keep each rank's model, and begin a new collective with own_memory()"
+            "groups by order of arrival have no rounds in common; let all ranks finish, keep each rank's model, and begin a new collective with these models"
         } else if !calls.has_all_ranks(self.round) {
             "a rank has left, and all ranks are needed to go on; save before the first one finishes"
         } else if !calls.carries_nothing(self.round) {
-            "a rank may have a contribution that enters a later round; save after rounds that wait for all, of a rule with full=N (Fire::full_every) the multiples of N"
+            "a rank may have a contribution that enters a later round; save after rounds that wait for all, of a rule with full=N the multiples of N"
         } else {
             return Ok(());
         };
@@ -288,7 +288,7 @@ impl<T: Element> Outcome<'_, T> {
     pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
         let session = self.of.calls().session();
         if session.facts().absent != Absent::Hold {
-            return Err(self.of.usage("merge_into", "models are merged where they are held; build with Absent::Hold"));
+            return Err(self.of.usage("merge_into", "models are merged where they are held; build with absent=hold"));
         }
         if own.len() != self.data.len() {
             return Err(self.of.usage("merge_into", "the model must be as long as an outcome"));

@@ -184,7 +184,7 @@ impl<P: Protocol> Raw<P> {
             return Ok(notice.as_fd());
         }
         let made = self.seat.make_notice().map_err(|cause| Error::os(self.world.rank(), operation, cause))?;
-        let needs = "no thread works for this rank while it waits for the descriptor; build with Executor::Thread";
+        let needs = "no thread works for this rank while it waits for the descriptor; build with executor=thread";
         let notice = made.ok_or_else(|| self.session.usage(operation, needs))?;
         if self.session.is_outstanding() {
             // The thread may have ended its work for it before.

@@ -393,15 +393,6 @@ enum eb_status eb_world_barrier(struct eb_world world,
                                 double timeout);
 
 /**
- * Copies `bytes` bytes of rank `root` to all ranks, which pass the same length. Returns when all ranks have them.
- */
-enum eb_status eb_world_broadcast(struct eb_world world,
-                                  void *data,
-                                  size_t bytes,
-                                  uint32_t root,
-                                  double timeout);
-
-/**
  * Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it; the first
  * reason stays.
  */
@@ -413,6 +404,146 @@ enum eb_status eb_world_abort(struct eb_world world,
  * other ranks have what this one has sent.
  */
 enum eb_status eb_world_close(struct eb_world world);
+
+/**
+ * Copies `bytes` bytes of rank `root` to all ranks. Returns when this rank has them.
+ *
+ * This and the other synchronous collectives are called by all ranks in the same order, with the same lengths, by one
+ * thread of each at a time. After a failure other than EB_ARGUMENT and EB_USAGE the ranks are out of step, and later ones
+ * fail: begin a new world. Memory is the caller's, of any length; NULL stands for none of no bytes. What is read and what is
+ * written must not overlap.
+ */
+enum eb_status eb_world_broadcast(struct eb_world world,
+                                  void *data,
+                                  size_t bytes,
+                                  uint32_t root,
+                                  double timeout);
+
+/**
+ * Gives `mine` of every rank, of `bytes` bytes, to every rank: `all` has room for those of all ranks, in their order.
+ */
+enum eb_status eb_world_all_gather(struct eb_world world,
+                                   const void *mine,
+                                   size_t bytes,
+                                   void *all,
+                                   double timeout);
+
+/**
+ * Gives `mine` of every rank, of `bytes` bytes, to rank `root`, whose `all` has room for those of all ranks. Other ranks pass
+ * NULL for `all`.
+ */
+enum eb_status eb_world_gather(struct eb_world world,
+                               const void *mine,
+                               size_t bytes,
+                               void *all,
+                               uint32_t root,
+                               double timeout);
+
+/**
+ * Cuts `all` of rank `root` into blocks of `bytes` bytes, and gives rank i block i in `mine`. Other ranks pass NULL for `all`.
+ */
+enum eb_status eb_world_scatter(struct eb_world world,
+                                const void *all,
+                                void *mine,
+                                size_t bytes,
+                                uint32_t root,
+                                double timeout);
+
+/**
+ * Gives block i of `sent` of each rank to rank i, which has it in `received`, in the order of ranks. Blocks have `bytes` bytes.
+ */
+enum eb_status eb_world_all_to_all(struct eb_world world,
+                                   const void *sent,
+                                   void *received,
+                                   size_t bytes,
+                                   double timeout);
+
+/**
+ * As eb_world_all_to_all, with blocks of any lengths: `sent_bytes[i]` bytes go to rank i, and `received_bytes[i]` come from it, as
+ * that rank has said. Both arrays have an element for each rank.
+ */
+enum eb_status eb_world_all_to_all_of(struct eb_world world,
+                                      const void *sent,
+                                      const size_t *sent_bytes,
+                                      void *received,
+                                      const size_t *received_bytes,
+                                      double timeout);
+
+/**
+ * Reduces `data` of all ranks, element by element, and leaves the result in it on every rank. `dtype` and `reduce` are the
+ * texts of eb_allreduce_options; NULL stands for "f32" and "sum". Elements are reduced in the order of ranks: all ranks have
+ * the same bits.
+ */
+enum eb_status eb_world_all_reduce(struct eb_world world,
+                                   void *data,
+                                   size_t count,
+                                   const char *dtype,
+                                   const char *reduce,
+                                   double timeout);
+
+/**
+ * Reduces `mine` of all ranks, of `count` elements. Rank `root` has the result in `result`; other ranks pass NULL for it.
+ */
+enum eb_status eb_world_reduce(struct eb_world world,
+                               const void *mine,
+                               void *result,
+                               size_t count,
+                               const char *dtype,
+                               const char *reduce,
+                               uint32_t root,
+                               double timeout);
+
+/**
+ * Reduces `all` of all ranks, and gives rank i block i of the result in `mine`. Blocks have `count` elements, and `all` has a
+ * block for each rank.
+ */
+enum eb_status eb_world_reduce_scatter(struct eb_world world,
+                                       const void *all,
+                                       void *mine,
+                                       size_t count,
+                                       const char *dtype,
+                                       const char *reduce,
+                                       double timeout);
+
+/**
+ * Prepares messages, at a time that the program chooses: all ranks must call this, or make their first message, at the same
+ * place in the order of their collective calls.
+ */
+enum eb_status eb_world_open_messages(struct eb_world world,
+                                      double timeout);
+
+/**
+ * Sends `bytes` bytes to rank `to`. Returns when `data` may change. Messages with one tag from one rank to another arrive in
+ * the order in which they were sent. Any threads may send and receive at the same time. Two ranks that send each other more
+ * than two slots hold, of 64 KiB at most, before they receive wait for each other.
+ */
+enum eb_status eb_world_send(struct eb_world world,
+                             const void *data,
+                             size_t bytes,
+                             uint32_t to,
+                             uint64_t tag,
+                             double timeout);
+
+/**
+ * Receives a message of rank `from`, which must have `bytes` bytes. After EB_TIMEOUT with no part of the message moved
+ * nothing is lost: call again to go on waiting.
+ */
+enum eb_status eb_world_receive(struct eb_world world,
+                                void *data,
+                                size_t bytes,
+                                uint32_t from,
+                                uint64_t tag,
+                                double timeout);
+
+/**
+ * As eb_world_receive, of whichever rank has a message with this tag; `from` says which. `from` may be NULL.
+ */
+enum eb_status eb_world_receive_any(struct eb_world world,
+                                    void *data,
+                                    size_t bytes,
+                                    uint64_t tag,
+                                    uint32_t *from,
+                                    double timeout);
 
 /**
  * Creates a collective. All ranks call it, in the same order as their other collective calls, within the world's deadline.

@@ -109,6 +109,20 @@ pub(crate) unsafe fn array<'a, T>(given: *const T, count: usize, name: &str) -> 
     Ok(unsafe { std::slice::from_raw_parts(given, count) })
 }
 
+/// `count` values of an array that the call writes, which may be NULL if it has none.
+///
+/// # Safety
+/// The pointer is NULL or points to so many values, which no other thread uses during the call.
+pub(crate) unsafe fn array_mut<'a, T>(given: *mut T, count: usize, name: &str) -> Result<&'a mut [T], Failure> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: by the caller's promise; the slice is gone at once.
+    unsafe { array(given, count, name)? };
+    // SAFETY: it is aligned, not NULL, and has so many values that no other thread uses by the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts_mut(given, count) })
+}
+
 /// A text; nothing for NULL.
 ///
 /// # Safety

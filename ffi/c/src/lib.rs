@@ -13,12 +13,15 @@ mod error;
 
 mod world;
 
+mod collectives;
+
 mod allreduce;
 
 mod handles;
 mod input;
 
 pub use allreduce::*;
+pub use collectives::*;
 pub use error::*;
 pub use status::*;
 pub use world::*;

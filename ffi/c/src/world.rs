@@ -7,7 +7,7 @@ use earlybird::{Config, FabricChoice, World};
 use crate::error::call;
 use crate::handles::Handles;
 use crate::input::{Structure, check_place, choice, give, give_structure, seconds, take_structure, text};
-use crate::status::{Failure, eb_status};
+use crate::status::eb_status;
 
 /// The processes of a job, as one of them sees them.
 #[derive(Clone, Copy, Debug)]
@@ -117,32 +117,6 @@ pub extern "C" fn eb_world_barrier(world: eb_world, timeout: f64) -> eb_status {
     call(|| {
         let timeout = seconds(timeout, "timeout")?;
         Ok(WORLDS.get(world.id)?.world.barrier(timeout)?)
-    })
-}
-
-/// Copies `bytes` bytes of rank `root` to all ranks, which pass the same length. Returns when all ranks have them.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn eb_world_broadcast(
-    world: eb_world,
-    data: *mut core::ffi::c_void,
-    bytes: usize,
-    root: u32,
-    timeout: f64,
-) -> eb_status {
-    call(|| {
-        let timeout = seconds(timeout, "timeout")?;
-        let joined = WORLDS.get(world.id)?;
-        let data = data.cast::<u8>();
-        if bytes > 0 {
-            check_place(data, "data")?;
-        }
-        let data = match bytes {
-            0 => &mut [],
-            _ if bytes > isize::MAX as usize => return Err(Failure::argument("bytes is more than can be addressed")),
-            // SAFETY: not NULL, and the caller gives so many bytes that no other thread uses during the call.
-            _ => unsafe { std::slice::from_raw_parts_mut(data, bytes) },
-        };
-        Ok(joined.world.broadcast(data, root, timeout)?)
     })
 }
 

@@ -39,6 +39,8 @@ fn has_compiler() -> bool {
     has(Need::Compiler, "cc") && has(Need::Compiler, "c++")
 }
 
+const EXAMPLES: [&str; 3] = ["quorum", "poll", "collectives"];
+
 fn unique() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!("earlybird-c-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
@@ -129,10 +131,10 @@ fn examples_run_however_they_are_linked() {
         if compiler == "clang" && !has(Need::Clang, "clang") {
             continue;
         }
-        let [quorum, poll] = ["quorum", "poll"].map(|name| compile(compiler, name, linked, &[]));
-        for ranks in [1, 4] {
-            runs_well(&[], &quorum, &[], ranks);
-            runs_well(&[], &poll, &[], ranks);
+        for name in EXAMPLES {
+            let program = compile(compiler, name, linked, &[]);
+            runs_well(&[], &program, &[], 1);
+            runs_well(&[], &program, &[], 4);
         }
     }
 }
@@ -172,7 +174,7 @@ fn valgrind_finds_nothing() {
     let valgrind =
         ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
     // Before 3.21 it knows no pidfd_open(2), by which ranks watch each other.
-    for name in ["quorum", "poll", "misuse"] {
+    for name in EXAMPLES.into_iter().chain(["misuse"]) {
         runs_well(&valgrind, &compile("cc", name, Linked::Shared, &[]), &[], 1);
     }
 }
@@ -182,7 +184,7 @@ fn address_sanitizer_finds_nothing() {
     if !has_compiler() {
         return;
     }
-    for (name, ranks) in [("quorum", 2), ("poll", 2), ("misuse", 1), ("misuse", 2)] {
+    for (name, ranks) in EXAMPLES.map(|name| (name, 2)).into_iter().chain([("misuse", 1), ("misuse", 2)]) {
         runs_well(&[], &compile("cc", name, Linked::Shared, &["-fsanitize=address,undefined"]), &[], ranks);
     }
 }

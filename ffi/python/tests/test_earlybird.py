@@ -148,7 +148,7 @@ def test_what_is_not_lent_any_more_is_refused() -> None:
         refused(BufferError, "released", lambda: outcome.data)
         refused(earlybird.UsageError, "released", lambda: outcome.fresh)
         refused(earlybird.UsageError, "call arrive first", lambda: sum.wait(1))
-        refused(earlybird.UsageError, "Executor::Thread", sum.fileno)
+        refused(earlybird.UsageError, "executor=thread", sum.fileno)
         sum.finish(30)
         refused(earlybird.UsageError, "has finished", sum.contribution)
         refused(ValueError, "fire", lambda: world.allreduce(4, fire="most"))

@@ -65,12 +65,12 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let (elements, bytes) = self.check_choices()?;
         if self.fire.when() != When::All || self.fire.has_full_rounds() {
             return Err(usage(
-                "groups by order of arrival fire when they are full; use Fire::ALL, or that within a time",
+                "groups by order of arrival fire when they are full; use fire=all, or that within a time",
             ));
         }
         if !matches!(self.absent, Absent::Carry | Absent::Hold) {
             return Err(usage(
-                "no contribution to a group by order of arrival is late; use Absent::Carry, or Hold for models",
+                "no contribution to a group by order of arrival is late; use absent=carry, or absent=hold for models",
             ));
         }
         if self.world.record().is_some() || self.world.replay().is_some() {
@@ -80,17 +80,15 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
         if self.restored.is_some() {
             return Err(usage(
-                "groups by order of arrival have no rounds in common to go on from; give each rank the model of its checkpoint with own_memory()",
+                "groups by order of arrival have no rounds in common to go on from; give each rank the model of its checkpoint",
             ));
         }
         if self.model().is_none() {
-            return Err(usage("groups are for models; give each rank one with memory(), or choose Group::World"));
+            return Err(usage("groups are for models; give each rank a model, or choose group=world"));
         }
         self.check_memory(elements)?;
         if matches!(self.scale, Scale::Ages(_)) && self.absent != Absent::Hold {
-            return Err(usage(
-                "updates enter whole, whatever the age of their models; use Scale::Sum, or Absent::Hold",
-            ));
+            return Err(usage("updates enter whole, whatever the age of their models; use scale=sum, or absent=hold"));
         }
         let topology = Topology::new(self.world.fabric().hosts());
         let areas = Areas::new(topology, bytes, self.world.parameters().segment());

@@ -23,15 +23,15 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         self.scale.check()?;
         if matches!(self.scale, Scale::Ages(_)) && !matches!(self.group, Group::Arrivals(_)) {
             return Err(usage(
-                "ages are those of models in groups by order of arrival; use Group::Arrivals, or another scale",
+                "ages are those of models in groups by order of arrival; use group=arrivals, or another scale",
             ));
         }
         let adds = self.adds_floats();
         if self.scale != Scale::Sum && !adds {
-            return Err(usage("only sums of floating-point numbers can be divided; use Scale::Sum"));
+            return Err(usage("only sums of floating-point numbers can be divided; use scale=sum"));
         }
         if matches!(self.absent, Absent::Decay(_)) && !adds {
-            return Err(usage("only sums of floating-point numbers can decay; use Absent::Carry or Absent::Drop"));
+            return Err(usage("only sums of floating-point numbers can decay; use absent=carry or absent=drop"));
         }
         if self.group.schedule().is_err() {
             return Err(usage("groups need a size of 2 ranks or more"));
@@ -54,17 +54,17 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
         if !matches!(self.scale, Scale::Sum | Scale::Ages(_)) {
             return Err(usage(
-                "updates of a model are divided by the members of a group; use Scale::Sum, or a preset that averages models",
+                "updates of a model are divided by the members of a group; use scale=sum, or a preset that averages models",
             ));
         }
         if self.mover == Mover::Tree {
             return Err(usage("the tree mover moves no models; use Mover::Auto or Mover::Cut"));
         }
         if self.executor == Executor::Provider {
-            return Err(usage("no provider moves models; use Executor::Auto, Caller, Thread or Peer"));
+            return Err(usage("no provider moves models; use executor=auto, caller, thread or peer"));
         }
         if elements.checked_mul(self.dtype.size()) != Some(bytes) {
-            return Err(usage("the model of memory() must be as long as all tensors together"));
+            return Err(usage("the model must be as long as all tensors together"));
         }
         Ok(())
     }
@@ -108,14 +108,14 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         self.check_restored()?;
         if self.model().is_some() || self.group != Group::World || self.absent == Absent::Hold {
             return Err(usage(
-                "models are not averaged in buckets; omit memory(), group() and Absent::Hold, or buckets()",
+                "models are not averaged in buckets; omit the model, the group and absent=hold, or the buckets",
             ));
         }
         if self.scale == Scale::Weights {
             return Err(usage("contributions in buckets have no weights; use another scale"));
         }
         if self.executor == Executor::Provider {
-            return Err(usage("no provider moves buckets; use Executor::Auto, Caller, Thread or Peer"));
+            return Err(usage("no provider moves buckets; use executor=auto, caller, thread or peer"));
         }
         if self.mover == Mover::Tree && !self.fire.is_synchronous() {
             return Err(usage("the tree mover decides cuts of its own for each bucket; use Mover::Auto or Mover::Cut"));

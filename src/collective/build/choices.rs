@@ -54,7 +54,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             ("scale", self.scale.to_string()),
             ("depth", self.depth.to_string()),
             ("group", self.group.to_string()),
-            ("the model of memory()", self.model_digest()),
+            ("the model", self.model_digest()),
             ("the checkpoint", self.restored.map_or_else(|| "none".to_owned(), Checkpoint::name)),
             ("whether it is recorded or replayed", recording::name(self.world).to_owned()),
             ("mover", self.mover.to_string()),

@@ -88,9 +88,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             return Err(Error::Config(format!("rank {rank}: {OPERATION}: the checkpoint does not fit: {difference}")));
         }
         if self.model.is_some() && checkpoint.model_bytes().is_some() {
-            return Err(
-                self.usage("the checkpoint has this rank's model; omit memory() and own_memory(), or restore()")
-            );
+            return Err(self.usage("the checkpoint has this rank's model; give none, or do not restore"));
         }
         if self.is_taped() {
             return Err(self.usage(

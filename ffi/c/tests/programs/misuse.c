@@ -67,6 +67,29 @@ static void alone(eb_world world) {
   EXPECT(eb_world_broadcast(world, NULL, 8, 0, 1), EB_ARGUMENT, "data is NULL");
   EXPECT(eb_world_broadcast(world, &other, 8, 7, 1), EB_USAGE, "not a rank");
   OK(eb_world_broadcast(world, NULL, 0, 0, 1));
+  float numbers[8] = {0};
+  uint32_t rank;
+  EXPECT(eb_world_all_gather(world, numbers, sizeof numbers, numbers, 1), EB_ARGUMENT, "mine and all overlap");
+  EXPECT(eb_world_all_gather(world, NULL, 4, numbers, 1), EB_ARGUMENT, "mine is NULL");
+  EXPECT(eb_world_all_gather(world, numbers, SIZE_MAX, numbers, 1), EB_ARGUMENT, "");
+  EXPECT(eb_world_gather(world, numbers, 4, NULL, 0, 1), EB_ARGUMENT, "all is NULL");
+  EXPECT(eb_world_scatter(world, NULL, numbers, 4, 0, 1), EB_ARGUMENT, "all is NULL");
+  EXPECT(eb_world_gather(world, numbers, 4, numbers + 4, 9, 1), EB_ARGUMENT, "only the root has all");
+  EXPECT(eb_world_gather(world, numbers, 4, NULL, 9, 1), EB_USAGE, "not a rank");
+  EXPECT(eb_world_all_to_all_of(world, numbers, NULL, numbers + 4, NULL, 1), EB_ARGUMENT, "sent_bytes is NULL");
+  const size_t far_too_many[] = {SIZE_MAX}, four[] = {4};
+  EXPECT(eb_world_all_to_all_of(world, numbers, far_too_many, numbers + 4, four, 1), EB_ARGUMENT, "addressed");
+  EXPECT(eb_world_all_reduce(world, numbers, 8, "f31", NULL, 1), EB_ARGUMENT, "dtype");
+  EXPECT(eb_world_all_reduce(world, numbers, 8, NULL, "mean", 1), EB_ARGUMENT, "reduce");
+  EXPECT(eb_world_all_reduce(world, numbers, SIZE_MAX, "f64", NULL, 1), EB_ARGUMENT, "addressed");
+  EXPECT(eb_world_all_reduce(world, (char *)numbers + 1, 4, NULL, NULL, 1), EB_USAGE, "not aligned");
+  EXPECT(eb_world_reduce(world, numbers, numbers, 8, NULL, NULL, 0, 1), EB_ARGUMENT, "mine and result overlap");
+  EXPECT(eb_world_reduce_scatter(world, NULL, numbers, 8, NULL, NULL, 1), EB_ARGUMENT, "all is NULL");
+  EXPECT(eb_world_send(world, numbers, 4, 0, 0, 1), EB_USAGE, "another rank");
+  EXPECT(eb_world_receive(world, numbers, 4, 5, 0, 1), EB_USAGE, "another rank");
+  EXPECT(eb_world_receive_any(world, numbers, 4, 0, &rank, 1), EB_USAGE, "no other rank");
+  EXPECT(eb_world_all_gather((eb_world){0}, numbers, 4, numbers + 4, 1), EB_HANDLE, "no world");
+  OK(eb_world_all_reduce(world, NULL, 0, NULL, NULL, 1));
   if (eb_last_error(NULL) != EB_ARGUMENT || eb_strerror(-5) == NULL || eb_strerror(99999) == NULL) {
     failures++;
   }
@@ -87,7 +110,7 @@ static void alone(eb_world world) {
   EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_CONFIG, "quorum of 0");
   wrong_options = options;
   wrong_options.preset = "wagma";
-  EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_USAGE, "memory()");
+  EXPECT(eb_allreduce_create(world, &wrong_options, &sum), EB_USAGE, "a model");
   float model[6] = {0};
   wrong_options.model = model;
   wrong_options.model_bytes = sizeof model - 1;
@@ -143,7 +166,7 @@ static void alone(eb_world world) {
   OK(eb_allreduce_release(sum));
   EXPECT(eb_allreduce_outcome(sum, 0, &outcome), EB_ARGUMENT, "released");
   int fd;
-  EXPECT(eb_allreduce_completion_fd(sum, &fd), EB_USAGE, "Executor::Thread");
+  EXPECT(eb_allreduce_completion_fd(sum, &fd), EB_USAGE, "executor=thread");
   OK(eb_allreduce_finish(sum, 1));
   EXPECT(eb_allreduce_contribution(sum, &data, &bytes), EB_USAGE, "has finished");
   OK(eb_allreduce_finish(sum, 1));

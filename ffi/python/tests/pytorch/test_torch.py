@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -187,3 +188,32 @@ def test_a_killed_rank_is_named() -> None:
         text = started[rank].communicate(timeout=60)[0]
         assert "caught" in text and "rank 1 died" in text, text
     started[1].communicate(timeout=60)
+
+
+def test_an_elastic_restart_gets_a_new_world(tmp_path: Path) -> None:
+    program = tmp_path / "restarted.py"
+    program.write_text(
+        HEAD
+        + textwrap.dedent(
+            """
+            attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            data = torch.full((70_001,), float(rank + 1))
+            dist.all_reduce(data)
+            if attempt == 0 and rank == 1:
+                os._exit(3)
+            dist.all_reduce(data) if attempt else dist.barrier()
+            assert data[0] == size * sum(range(1, size + 1)), data[0]
+            print(f"attempt {attempt} of rank {rank} ended well", flush=True)
+            dist.destroy_process_group()
+            """
+        )
+    )
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "3"]
+    command += ["--max-restarts", "1", "--master-port", "0", "--standalone", str(program)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stdout
+    for rank in range(3):
+        assert f"attempt 1 of rank {rank} ended well" in ended.stdout, ended.stdout
+    left = {name for name in os.listdir("/dev/shm") if name not in before and "earlybird" in name}
+    assert not left, left
