@@ -11,6 +11,8 @@
 
 Arrays are registered memory, written and read in place. That of a contribution is read-only from ``arrive`` on. Those of
 outcomes must be gone before the next ``contribution`` or ``arrive``, which gives their memory away: copy what you keep.
+
+A :class:`World` also has synchronous collectives, from ``all_gather`` to ``all_to_all``, and messages. They take any arrays.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .._earlybird import collectives
 from .._errors import UsageError
 from .._world import World
 from . import _tensors
-from ._queue import Calls, MadeCall
+from ._queue import PATIENCE, Calls, MadeCall
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name
 
 
@@ -121,7 +121,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._calls.end()
         for calls in self._messages.values():
             # One may wait for a message that never comes.
-            calls.end(waits=False)
+            calls.end(PATIENCE)
         self.world.close()
 
     def abort(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +83,9 @@ class Calls:
         # One call at a time, whichever thread makes it.
         self._making = threading.Lock()
         self._pending = 0
+        self._idle = threading.Condition(self._lock)
         self._ended = False
+        _ALL.add(self)
 
     def make(self, call: Call, asynchronous: bool = True) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
@@ -124,11 +128,30 @@ class Calls:
     def _count(self) -> None:
         with self._lock:
             self._pending -= 1
+            if self._pending == 0:
+                self._idle.notify_all()
 
-    def end(self, waits: bool = True) -> None:
-        """Ends the thread after the calls that were handed in."""
+    def end(self, patience: float | None = None) -> None:
+        """Ends the thread after the calls that were handed in, and waits for that: so many seconds, or until it has happened."""
         with self._lock:
             self._ended = True
             self._waiting.put(None)
-        if waits and self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            thread = self._thread
+            if thread is None or thread is threading.current_thread():
+                return
+            is_idle = self._idle.wait_for(lambda: self._pending == 0, patience)
+        if is_idle:
+            thread.join()
+
+
+_ALL: weakref.WeakSet[Calls] = weakref.WeakSet()
+
+PATIENCE = 1.0
+"""A call that has not ended after so many seconds may never do: a message that does not come."""
+
+
+@atexit.register
+def _end_all() -> None:
+    # An interpreter that ends while a thread of its is inside torch aborts the process.
+    for calls in list(_ALL):
+        calls.end(PATIENCE)
