@@ -119,7 +119,7 @@ fn three_ranks() {
         world(Fire::quorum(3), Means::Registers(Group::Butterfly(2)), &[1, 0, 0], None),
     ];
     // The first ones are the largest.
-    worlds.drain(..by_tier(8, 0));
+    worlds.drain(..by_tier(10, 0));
     explore_all(worlds);
 }
 

@@ -297,7 +297,7 @@ fn stress(provider: &'static str, part: u64) {
     if libfabric().is_none() {
         return;
     }
-    let part = by_tier(4, 1) * part;
+    let part = by_tier(8, 1) * part;
     let stress = |fire, executor, ranks, length, steps: u64| {
         let how = (Mover::Cut, executor);
         common::stress::stress(Way::Ofi(provider), ranks, fire, how, length, (steps / part).max(6));
@@ -367,7 +367,7 @@ fn all_ranks_name_a_killed_rank() {
     }
     // libfabric takes some tenths of a second to list its providers. A rank that is killed before
     // it was introduced is missed only when the deadline has passed.
-    let turns = by_tier(3, 9);
+    let turns = by_tier(2, 9);
     let window = Duration::from_millis(300)..Duration::from_millis(1500);
     let outliving = providers().iter().filter(|&&provider| Way::Ofi(provider).outlives_kills());
     let cuts = outliving.map(|&provider| (provider, "cut"));

@@ -5,6 +5,9 @@
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;
 
+#[path = "common/tier.rs"]
+mod tier;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +15,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use skipped::{Need, skipped};
+use tier::is_deep;
 
 /// A program that uses every promised name.
 const PROMISED: &str = r#"
@@ -286,6 +290,10 @@ impl Verdict {
 
 #[test]
 fn a_consumer_reaches_the_promised_names_and_no_others() {
+    if !is_deep() {
+        // It compiles the crate and what it depends on twice more.
+        return println!("TEST_DEEP=1 compiles programs that use the crate");
+    }
     let consumer = Consumer::new();
     consumer.program("promised", PROMISED);
     let behind = || BEHIND_THE_FEATURE.iter().enumerate().map(|(index, text)| (format!("behind_{index}"), *text));

@@ -138,8 +138,8 @@ fn follow(world: &World, (group, fire, absent): (Group, Fire, Absent), length: u
 fn every_rank_finds_the_model_that_follows_from_the_cuts() {
     for way in ways() {
         let (ranks, most) = match way {
-            Way::Shm => (by_tier(6, 16), by_tier(60, 1000)),
-            Way::Ofi("tcp;ofi_rxm") => (4, by_tier(60, 1000)),
+            Way::Shm => (by_tier(6, 16), by_tier(40, 1000)),
+            Way::Ofi("tcp;ofi_rxm") => (4, by_tier(40, 1000)),
             _ => (4, 60),
         };
         let (mut late, mut idle) = (0, 0);

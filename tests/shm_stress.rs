@@ -23,7 +23,7 @@ const EXECUTORS: [Executor; 3] = [Executor::Caller, Executor::Thread, Executor::
 
 #[test]
 fn thirty_two_processes_share_memory() {
-    let steps = by_tier(200, 2000);
+    let steps = by_tier(100, 2000);
     for fire in ["all", "solo", "quorum=16"] {
         stress(32, fire, CUT, 24, steps);
         stress(32, fire, (Mover::Tree, Executor::Peer), 24, steps);
@@ -34,7 +34,7 @@ fn thirty_two_processes_share_memory() {
 fn every_executor() {
     for executor in EXECUTORS {
         for fire in ["solo", "quorum=4"] {
-            stress(8, fire, (Mover::Tree, executor), 24, 500);
+            stress(8, fire, (Mover::Tree, executor), 24, by_tier(200, 500));
             stress(8, fire, (Mover::Tree, executor), 20_000, 40);
             stress(8, fire, (Mover::Cut, executor), 20_000, 40);
         }
@@ -44,7 +44,7 @@ fn every_executor() {
 /// The same program on the same contributions gives the same bits under every executor.
 #[test]
 fn executors_agree_to_the_bit() {
-    for (ranks, length, steps) in [(8, 24, 500), (7, 24, 300), (8, 20_000, 40)] {
+    for (ranks, length, steps) in [(8, 24, by_tier(200, 500)), (7, 24, by_tier(100, 300)), (8, 20_000, 40)] {
         // Synchronous: which contributions a round has does not depend on time.
         let run = |executor| stress(ranks, "all", (Mover::Tree, executor), length, steps);
         let digests = EXECUTORS.map(run);
@@ -54,10 +54,11 @@ fn executors_agree_to_the_bit() {
 
 #[test]
 fn odd_worlds() {
+    let steps = by_tier(100, 300);
     for &ranks in by_tier(&[3, 7, 33][..], &[3, 5, 6, 7, 33]) {
         for fire in ["all", "solo", "quorum=3"] {
-            stress(ranks, fire, CUT, 24, 300);
-            stress(ranks, fire, (Mover::Tree, Executor::Peer), 24, 300);
+            stress(ranks, fire, CUT, 24, steps);
+            stress(ranks, fire, (Mover::Tree, Executor::Peer), 24, steps);
         }
     }
 }

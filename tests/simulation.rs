@@ -19,7 +19,7 @@ const SMALL: u64 = 90_000;
 const LARGE: u64 = 12_000;
 
 /// The quick tier runs one in so many of the schedules.
-const SHARE: u64 = 10;
+const SHARE: u64 = 20;
 
 /// Cases that so few schedules may miss.
 const RARE: [&str; 2] = ["closed_for_others", "heirs_died"];

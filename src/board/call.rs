@@ -61,7 +61,7 @@ pub(crate) struct Call<'a> {
     is_published: bool,
     /// Ranks of which it has not taken, nor begun to read, what they publish in the step.
     left: u32,
-    /// The next poll also looks at the words of ranks of this host.
+    /// The next poll also looks whether ranks have published something else.
     listens: bool,
 }
 
@@ -144,7 +144,8 @@ impl<'a> Call<'a> {
     /// The ranks without which it does not go on.
     pub(crate) fn missing(&self, board: &Board) -> Ranks {
         if !self.is_published {
-            return Ranks(board.pace.unfinished(|rank, word| board.peers.heard(rank) >= word).into_iter().collect());
+            let has_told = |rank, word| board.peers.knows(rank, word) || board.peers.heard(rank) >= word;
+            return Ranks(board.pace.unfinished(has_told).into_iter().collect());
         }
         let lacks = |&rank: &u32| self.plan.takes_from(rank, self.step) && !board.met[rank as usize];
         Ranks((0..board.peers.ranks()).filter(lacks).collect())
@@ -158,7 +159,7 @@ impl<'a> Call<'a> {
             let at = layout.header(slot, piece);
             slots.write(at, bytemuck::cast_slice(&header[..MARK]));
             slots.write(layout.data(slot, piece), data);
-            sync::announce(slots.cell(at / size_of::<u64>() + MARK), header[MARK]);
+            sync::announce(slots.cell(self.mark(slot, piece)), header[MARK]);
         };
         // Piece 0 comes last: its mark says that all are there.
         if let Some(piece) = self.plan.result(board.me, self.step) {
@@ -205,7 +206,7 @@ impl<'a> Call<'a> {
                 board.peers.slots(rank)?;
                 match board.peers.known_slots(rank) {
                     Some(window) => {
-                        let at = [layout.header(slot, 0), header, layout.data(slot, piece)];
+                        let at = [header, layout.data(slot, piece)];
                         self.found(board, rank, purpose, window, at)?;
                     }
                     None => {
@@ -223,26 +224,46 @@ impl<'a> Call<'a> {
     }
 
     /// Whether `rank` has published its part of the step.
+    ///
+    /// # Errors
+    /// It has published something else: it makes another call.
     #[inline]
     fn has_published(&self, board: &mut Board, rank: u32) -> Result<bool> {
         let (word, step) = (board.pace.published(), board.pace.step());
         if board.peers.knows(rank, word) {
             return Ok(true);
         }
-        let (slot, layout) = (board.pace.slot(), self.plan.layout());
-        let place = |piece| layout.header(slot, piece) / size_of::<u64>() + MARK;
-        let (mark, first) = (|(piece, _)| place(piece), place(0));
+        let slot = board.pace.slot();
+        let mark = |(piece, _)| self.mark(slot, piece);
         let marks = [Purpose::Copied, Purpose::Reduced].map(|purpose| self.wanted(rank, purpose).map(mark));
         let window = if board.sizes.shared { board.peers.slots(rank)? } else { None };
         let Some(window) = window else { return Ok(board.peers.has_told(rank, word)) };
-        let is_marked = |mark: &usize| sync::look(window.cell(*mark)) == step;
-        if marks.iter().flatten().all(is_marked) && marks != [None; 2] {
-            // It has also taken what was published before.
-            board.peers.learn(rank, word);
-            return Ok(true);
+        let is_marked = || marks.iter().flatten().all(|&mark| sync::look(window.cell(mark)) == step);
+        let elsewhere = |slot| (sync::look(window.cell(self.mark(slot, 0))), slot);
+        if !is_marked() {
+            let beyond = |&(mark, _): &(u64, usize)| mark >= step;
+            let slots = if self.listens { 0..board.sizes.slots } else { 0..0 };
+            let Some((_, other)) = slots.map(elsewhere).filter(beyond).min() else { return Ok(false) };
+            // Piece 0 is marked after all others. What it published for this rank was there before that one.
+            if !is_marked() {
+                let theirs = Self::read_header(window, self.plan.layout().header(other, 0));
+                return self.compare(board, rank, theirs).map(|()| false);
+            }
         }
-        // A rank that makes another call has published elsewhere.
-        Ok(self.listens && sync::look(window.cell(first)) >= step)
+        // It has also taken what was published before.
+        board.peers.learn(rank, word);
+        Ok(true)
+    }
+
+    /// The cell of a mark.
+    fn mark(&self, slot: usize, piece: usize) -> usize {
+        self.plan.layout().header(slot, piece) / size_of::<u64>() + MARK
+    }
+
+    fn read_header(window: &Window, at: usize) -> Header {
+        let mut header = Header::default();
+        window.read(at, bytemuck::bytes_of_mut(&mut header));
+        header
     }
 
     /// The piece of `rank` in this step that this rank copies or reduces, and where what comes of it belongs in the output.
@@ -273,29 +294,19 @@ impl<'a> Call<'a> {
         else {
             return Ok(());
         };
-        self.found(board, rank, purpose, window, [offset, offset, offset + HEADER])
+        self.found(board, rank, purpose, window, [offset, offset + HEADER])
     }
 
-    /// A piece can be read in this process: compares its header, and copies it if it is to be copied. Where a rank that makes
-    /// another call has no piece, the header of piece 0 says what it does.
+    /// A piece can be read in this process: compares its header, and copies it if it is to be copied.
     fn found(
         &mut self,
         board: &Board,
         rank: u32,
         purpose: Purpose,
         window: &Window,
-        [first, header, data]: [usize; 3],
+        [header, data]: [usize; 2],
     ) -> Result<()> {
-        let read = |at| {
-            let mut header = Header::default();
-            window.read(at, bytemuck::bytes_of_mut(&mut header));
-            header
-        };
-        let theirs = read(header);
-        if theirs != self.header_of(board) {
-            self.compare(board, rank, read(first))?;
-            self.compare(board, rank, theirs)?;
-        }
+        self.compare(board, rank, Self::read_header(window, header))?;
         if let Some((_, range)) = self.wanted(rank, purpose).filter(|_| purpose == Purpose::Copied)
             && let Some(output) = self.data.output.get_mut(range)
         {

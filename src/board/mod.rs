@@ -100,7 +100,7 @@ impl Board {
         Ok(())
     }
 
-    /// Tells the readers that this rank has published its part of a step.
+    /// This rank has published its part of a step: wakes the readers, and tells them where marks do not.
     fn announce(&mut self, readers: Readers) -> Result<()> {
         let Board { pace, peers, sizes, .. } = self;
         pace.publish(readers, |rank, word| match sizes.shared {

@@ -53,7 +53,7 @@ pub(super) struct Peers {
 struct Peer {
     words: Far,
     slots: Far,
-    /// The newest word of it that this rank has read.
+    /// The newest word of it that this rank knows: it has read it, or learned as much from what the rank published.
     heard: u64,
     /// Where words are posted: the newest one, the one that was posted last, and whether that is under way.
     word: u64,
@@ -141,7 +141,7 @@ impl Peers {
         sync::look(self.words.cell(rank as usize * CELLS))
     }
 
-    /// Whether a rank is known to have told a word, or one after it.
+    /// Whether a rank is known to have told a word, or one after it, or to have done what that would say.
     #[inline]
     pub(super) fn knows(&self, rank: u32, word: u64) -> bool {
         self.peers[rank as usize].heard >= word
@@ -206,7 +206,7 @@ impl Peers {
         Ok(window.as_ref())
     }
 
-    /// The slots of a rank of this host from which something was taken before.
+    /// The slots of a rank of this host, if [`Peers::slots`] has imported them.
     pub(super) fn known_slots(&self, rank: u32) -> Option<&Window> {
         self.peers[rank as usize].slots.imported.as_ref()?.1.as_ref()
     }

@@ -409,9 +409,9 @@ enum eb_status eb_world_close(struct eb_world world);
  * Copies `bytes` bytes of rank `root` to all ranks. Returns when this rank has them.
  *
  * This and the other synchronous collectives are called by all ranks in the same order, with the same lengths, by one
- * thread of each at a time. After a failure other than EB_ARGUMENT and EB_USAGE the ranks are out of step, and later ones
- * fail: begin a new world. Memory is the caller's, of any length; NULL stands for none of no bytes. What is read and what is
- * written must not overlap.
+ * thread of each at a time. After a failure other than EB_ARGUMENT, EB_USAGE, EB_HANDLE and EB_FORKED the ranks are out of
+ * step, and later ones fail: begin a new world. Memory is the caller's, of any length; it may be NULL if it has no bytes. What is
+ * read and what is written must not overlap.
  */
 enum eb_status eb_world_broadcast(struct eb_world world,
                                   void *data,

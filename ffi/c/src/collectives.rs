@@ -35,8 +35,8 @@ unsafe fn both<'a>(
     (from, from_bytes, read): (*const c_void, usize, &str),
     (to, to_bytes, written): (*mut c_void, usize, &str),
 ) -> Result<(&'a [u8], &'a mut [u8]), Failure> {
-    // Lengths that cannot be are refused below.
-    let can_be = from_bytes.max(to_bytes) <= isize::MAX as usize;
+    // Lengths and pointers that cannot be are refused below.
+    let can_be = from_bytes.max(to_bytes) <= isize::MAX as usize && !from.is_null() && !to.is_null();
     let (from_start, to_start) = (from as usize, to as usize);
     let ends_before = |start: usize, bytes: usize, other: usize| bytes == 0 || start.saturating_add(bytes) <= other;
     if can_be && !ends_before(from_start, from_bytes, to_start) && !ends_before(to_start, to_bytes, from_start) {
@@ -96,9 +96,9 @@ fn with(
 /// Copies `bytes` bytes of rank `root` to all ranks. Returns when this rank has them.
 ///
 /// This and the other synchronous collectives are called by all ranks in the same order, with the same lengths, by one
-/// thread of each at a time. After a failure other than EB_ARGUMENT and EB_USAGE the ranks are out of step, and later ones
-/// fail: begin a new world. Memory is the caller's, of any length; NULL stands for none of no bytes. What is read and what is
-/// written must not overlap.
+/// thread of each at a time. After a failure other than EB_ARGUMENT, EB_USAGE, EB_HANDLE and EB_FORKED the ranks are out of
+/// step, and later ones fail: begin a new world. Memory is the caller's, of any length; it may be NULL if it has no bytes. What is
+/// read and what is written must not overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_broadcast(
     world: eb_world,
@@ -206,16 +206,18 @@ pub unsafe extern "C" fn eb_world_all_to_all_of(
 ) -> eb_status {
     with(world, timeout, |world, timeout| {
         let ranks = world.size() as usize;
+        // Copies: the caller's may lie in what is written.
         // SAFETY: the caller gives arrays of so many elements.
-        let (to, from) =
-            unsafe { (array(sent_bytes, ranks, "sent_bytes")?, array(received_bytes, ranks, "received_bytes")?) };
+        let to = unsafe { array(sent_bytes, ranks, "sent_bytes")? }.to_vec();
+        // SAFETY: as above.
+        let from = unsafe { array(received_bytes, ranks, "received_bytes")? }.to_vec();
         let total = |lengths: &[usize]| {
             let total = lengths.iter().try_fold(0usize, |total, bytes| total.checked_add(*bytes));
             total.ok_or_else(|| Failure::argument("more bytes than can be addressed"))
         };
         // SAFETY: the caller gives so many bytes of each.
-        let (sent, received) = unsafe { both((sent, total(to)?, "sent"), (received, total(from)?, "received"))? };
-        Ok(world.all_to_all_of((sent, to), (received, from), timeout)?)
+        let (sent, received) = unsafe { both((sent, total(&to)?, "sent"), (received, total(&from)?, "received"))? };
+        Ok(world.all_to_all_of((sent, &to), (received, &from), timeout)?)
     })
 }
 

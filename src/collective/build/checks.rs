@@ -58,7 +58,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             ));
         }
         if self.mover == Mover::Tree {
-            return Err(usage("the tree mover moves no models; use Mover::Auto or Mover::Cut"));
+            return Err(usage("the tree mover moves no models; use mover=auto or mover=cut"));
         }
         if self.executor == Executor::Provider {
             return Err(usage("no provider moves models; use executor=auto, caller, thread or peer"));
@@ -118,7 +118,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             return Err(usage("no provider moves buckets; use executor=auto, caller, thread or peer"));
         }
         if self.mover == Mover::Tree && !self.fire.is_synchronous() {
-            return Err(usage("the tree mover decides cuts of its own for each bucket; use Mover::Auto or Mover::Cut"));
+            return Err(usage("the tree mover decides cuts of its own for each bucket; use mover=auto or mover=cut"));
         }
         let Self { fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
         Ok(Shared { fire, grace, absent, depth, reduce, scale, mover, executor, base })

@@ -48,7 +48,7 @@ impl Doorbell {
     /// Announces a wait, before the last look at memory.
     pub(in crate::fabric) fn announce(&self, interest: u32) {
         self.interest.store(interest, Ordering::Relaxed);
-        // Pairs with the fence in `ring`: either the look at memory that follows sees the change,
+        // Pairs with the fence in `ring_all`: either the look at memory that follows sees the change,
         // or the rank that made the change sees the announcement.
         full_fence();
     }
@@ -82,7 +82,7 @@ impl Doorbell {
     }
 
     /// Wakes the thread that waits for `interest` here, or the rank's `sleeper`. The caller has
-    /// fenced after its changes.
+    /// fenced after its changes, or the sleeper does that for both.
     pub(super) fn ring(&self, interest: u32, sleeper: &Rings) -> bool {
         let mut announced = self.interest.load(Ordering::Relaxed);
         // The announcement may be delegated in between.

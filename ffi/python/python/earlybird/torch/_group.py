@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from .._earlybird import collectives
 from .._errors import UsageError
 from .._world import World
 from . import _tensors
-from ._queue import PATIENCE, Calls, MadeCall
+from ._queue import Calls, MadeCall, end_all
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name
 
 
@@ -81,6 +82,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         collectives.open_messages(self.world, deadline)
         self._calls = Calls("earlybird")
         self._messages: dict[tuple[str, int | None], Calls] = {}
+        self._opening = threading.Lock()
 
     # What torch asks a group about itself.
 
@@ -119,9 +121,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Ends the calls that were made, and leaves the world."""
         self._calls.end()
-        for calls in self._messages.values():
-            # One may wait for a message that never comes.
-            calls.end(PATIENCE)
+        # One may wait for a message that never comes.
+        end_all(list(self._messages.values()))
         self.world.close()
 
     def abort(self) -> None:
@@ -303,7 +304,10 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     # Messages: a thread for each rank and direction, so that one that waits holds up no other.
 
     def _mail(self, direction: str, peer: int | None) -> Calls:
-        return self._messages.setdefault((direction, peer), Calls(f"earlybird {direction} {peer}"))
+        with self._opening:
+            if (direction, peer) not in self._messages:
+                self._messages[direction, peer] = Calls(f"earlybird {direction} {peer}")
+            return self._messages[direction, peer]
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
         data = contiguous(tensors[0])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -85,7 +87,8 @@ class Calls:
         self._pending = 0
         self._idle = threading.Condition(self._lock)
         self._ended = False
-        _ALL.add(self)
+        with _ALL_LOCK:
+            _ALL.add(self)
 
     def make(self, call: Call, asynchronous: bool = True) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
@@ -95,9 +98,11 @@ class Calls:
             direct = not asynchronous and self._pending == 0
             self._pending += int(direct)
         if direct:
-            with self._making:
-                made.make()
-            self._count()
+            try:
+                with self._making:
+                    made.make()
+            finally:
+                self._count()
         else:
             self.add(made)
         return made
@@ -121,9 +126,11 @@ class Calls:
 
     def _run(self) -> None:
         while (made := self._waiting.get()) is not None:
-            with self._making:
-                made.make()
-            self._count()
+            try:
+                with self._making:
+                    made.make()
+            finally:
+                self._count()
 
     def _count(self) -> None:
         with self._lock:
@@ -133,6 +140,8 @@ class Calls:
 
     def end(self, patience: float | None = None) -> None:
         """Ends the thread after the calls that were handed in, and waits for that: so many seconds, or until it has happened."""
+        with _ALL_LOCK:
+            _ALL.discard(self)
         with self._lock:
             self._ended = True
             self._waiting.put(None)
@@ -145,13 +154,24 @@ class Calls:
 
 
 _ALL: weakref.WeakSet[Calls] = weakref.WeakSet()
+_ALL_LOCK = threading.Lock()
+_PROCESS = os.getpid()
 
 PATIENCE = 1.0
 """A call that has not ended after so many seconds may never do: a message that does not come."""
 
 
+def end_all(ended: Iterable[Calls]) -> None:
+    """Ends several, and waits a while for all of them together."""
+    until = time.monotonic() + PATIENCE
+    for calls in ended:
+        calls.end(max(0.0, until - time.monotonic()))
+
+
 @atexit.register
-def _end_all() -> None:
-    # An interpreter that ends while a thread of its is inside torch aborts the process.
-    for calls in list(_ALL):
-        calls.end(PATIENCE)
+def _end() -> None:
+    # An interpreter that ends while a thread of its is inside torch aborts the process. A forked child has no such threads.
+    if os.getpid() == _PROCESS:
+        with _ALL_LOCK:
+            left = list(_ALL)
+        end_all(left)
