@@ -193,7 +193,8 @@ def test_a_killed_rank_is_named() -> None:
 def test_an_elastic_restart_gets_a_new_world(tmp_path: Path) -> None:
     program = tmp_path / "restarted.py"
     program.write_text(
-        HEAD
+        # gloo does not meet again after a restart.
+        "\n".join(line for line in HEAD.splitlines() if "gloo" not in line)
         + textwrap.dedent(
             """
             attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])

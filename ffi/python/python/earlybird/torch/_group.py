@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,49 +15,9 @@ from .._earlybird import collectives
 from .._errors import UsageError
 from .._world import World
 from . import _tensors
+from ._meeting import meet
 from ._queue import Calls, MadeCall, end_all
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name
-
-
-def _this_machine() -> str:
-    """A name that the processes of this machine have in common, and no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    namespace = Path("/proc/self/ns/net")
-    parts = [socket.gethostname()]
-    if boot.exists():
-        parts.append(boot.read_text().strip())
-    if namespace.exists():
-        # Ranks in containers of their own have no socket in common.
-        parts.append(os.readlink(namespace))
-    return " ".join(parts)
-
-
-def _own_address() -> str:
-    """An address of this machine by which the others know it: that on the way to the job's first machine."""
-    target = os.environ.get("MASTER_ADDR", "")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((target or socket.gethostname(), 9))
-            address: str = probe.getsockname()[0]
-    except OSError:
-        return socket.gethostname()
-    return socket.gethostname() if address.startswith("127.") else address
-
-
-def _meet(store: dist.Store, rank: int, size: int) -> tuple[str, str]:
-    """Where the ranks of a group meet, and their secret: rank 0 says it by torch's store."""
-    store.set(f"earlybird/machine/{rank}", _this_machine())
-    if rank == 0:
-        machines = {store.get(f"earlybird/machine/{peer}") for peer in range(size)}
-        if len(machines) == 1:
-            place = f"unix:earlybird-{secrets.token_hex(16)}"
-        else:
-            with socket.socket() as free:
-                free.bind(("", 0))
-                place = f"tcp:{_own_address()}:{free.getsockname()[1]}"
-        store.set("earlybird/place", f"{place} {secrets.token_hex(16)}")
-    place, secret = store.get("earlybird/place").decode().split()
-    return place, secret
 
 
 class EarlybirdProcessGroup(dist.ProcessGroup):
@@ -76,8 +32,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._own_rank, self._own_size, self._timeout = rank, size, timeout
         self._group_name, self._desc = "", ""
-        place, secret = _meet(store, rank, size)
         deadline = timeout.total_seconds()
+        place, secret = meet(store, rank, size, deadline)
         self.world = World.join(rank, size, place, secret=secret, deadline=deadline)
         collectives.open_messages(self.world, deadline)
         self._calls = Calls("earlybird")

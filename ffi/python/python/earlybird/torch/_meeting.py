@@ -1,0 +1,123 @@
+"""How the ranks of a group find each other, by torch's store.
+
+The store may outlive the processes: after a restart it still has what the last ones have said. So each rank says a word that
+it has just made up, and goes on only when rank 0 has repeated it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+_PAUSE = 0.005
+
+
+def _this_machine() -> str:
+    """A name that the processes of this machine have in common, and no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/net")
+    parts = [socket.gethostname()]
+    if boot.exists():
+        parts.append(boot.read_text().strip())
+    if namespace.exists():
+        # Ranks in containers of their own have no socket in common.
+        parts.append(os.readlink(namespace))
+    return " ".join(parts)
+
+
+def _own_address() -> str:
+    """An address of this machine by which the others know it: that on the way to the job's first machine."""
+    target = os.environ.get("MASTER_ADDR", "")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target or socket.gethostname(), 9))
+            address: str = probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
+    return socket.gethostname() if address.startswith("127.") else address
+
+
+def _place(machines: set[str]) -> str:
+    """A new place to meet at, for ranks on these machines."""
+    if len(machines) == 1:
+        return f"unix:earlybird-{secrets.token_hex(16)}"
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return f"tcp:{_own_address()}:{free.getsockname()[1]}"
+
+
+def _said(store: dist.Store, key: str) -> str:
+    """What a key has now; nothing if it was never set."""
+    return store.get(key).decode() if store.check([key]) else ""
+
+
+def _wait(until: float, rank: int, is_done: Callable[[], bool], missing: Callable[[], str]) -> None:
+    while not is_done():
+        if time.monotonic() > until:
+            raise RuntimeError(f"rank {rank}: the group could not meet in time; {missing()}")
+        time.sleep(_PAUSE)
+
+
+def _lead(store: dist.Store, size: int, until: float) -> str:
+    """Rank 0 chooses the place. All have to confirm it, with the words that they say now."""
+    heard: list[str] = []
+    meeting = ""
+
+    def confirmed() -> list[bool]:
+        version = meeting.split()[0]
+        return [_said(store, f"earlybird/confirmed/{rank}") == version for rank in range(1, size)]
+
+    def is_done() -> bool:
+        nonlocal heard, meeting
+        now = [_said(store, f"earlybird/here/{rank}") for rank in range(size)]
+        if not all(now):
+            return False
+        if now != heard:
+            heard = now
+            words, machines = zip(*(said.split(" ", 1) for said in now), strict=True)
+            meeting = " ".join([secrets.token_hex(16), _place(set(machines)), *words])
+            store.set("earlybird/meeting", meeting)
+        return all(confirmed())
+
+    def missing() -> str:
+        absent = [rank for rank in range(size) if not _said(store, f"earlybird/here/{rank}")]
+        late = [rank for rank, there in enumerate(confirmed(), 1) if not there] if meeting else []
+        return f"waiting for ranks {absent or late}"
+
+    _wait(until, 0, is_done, missing)
+    store.set("earlybird/held", meeting.split()[0])
+    return meeting
+
+
+def _follow(store: dist.Store, rank: int, word: str, until: float) -> str:
+    """Other ranks confirm the newest place that knows their word, until rank 0 says that all have done so."""
+    meeting, confirmed = "", ""
+
+    def is_done() -> bool:
+        nonlocal meeting, confirmed
+        meeting = _said(store, "earlybird/meeting")
+        version, _, *words = meeting.split() or ["", ""]
+        if len(words) <= rank or words[rank] != word:
+            return False
+        if confirmed != version:
+            confirmed = version
+            store.set(f"earlybird/confirmed/{rank}", version)
+        return _said(store, "earlybird/held") == version
+
+    _wait(until, rank, is_done, lambda: "waiting for rank 0")
+    return meeting
+
+
+def meet(store: dist.Store, rank: int, size: int, timeout: float) -> tuple[str, str]:
+    """Where the ranks of a group meet, and their secret."""
+    word, until = secrets.token_hex(8), time.monotonic() + timeout
+    store.set(f"earlybird/here/{rank}", f"{word} {_this_machine()}")
+    meeting = _lead(store, size, until) if rank == 0 else _follow(store, rank, word, until)
+    secret, place, *_ = meeting.split()
+    return place, secret
