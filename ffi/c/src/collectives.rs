@@ -46,9 +46,14 @@ unsafe fn both<'a>(
     unsafe { Ok((source(from, from_bytes, read)?, result(to, to_bytes, written)?)) }
 }
 
-/// Bytes of several blocks.
+/// A number of bytes, unless it was too large to be worked out.
+fn addressed(bytes: Option<usize>) -> Result<usize, Failure> {
+    bytes.ok_or_else(|| Failure::argument("more bytes than can be addressed"))
+}
+
+/// Bytes of a block for each rank.
 fn blocks(world: &World, bytes: usize) -> Result<usize, Failure> {
-    bytes.checked_mul(world.size() as usize).ok_or_else(|| Failure::argument("more bytes than can be addressed"))
+    addressed(bytes.checked_mul(world.size() as usize))
 }
 
 /// An element type and a reduction, and bytes of so many elements.
@@ -63,7 +68,7 @@ unsafe fn elements(
     // SAFETY: by the caller's promise.
     let (dtype, reduce) = unsafe { (choice(dtype, "dtype")?, choice(reduce, "reduce")?) };
     let dtype: Dtype = dtype.unwrap_or(Dtype::F32);
-    let bytes = count.checked_mul(dtype.size()).ok_or_else(|| Failure::argument("more bytes than can be addressed"))?;
+    let bytes = addressed(count.checked_mul(dtype.size()))?;
     Ok((dtype, reduce.unwrap_or(Reduce::Sum), bytes))
 }
 
@@ -211,10 +216,8 @@ pub unsafe extern "C" fn eb_world_all_to_all_of(
         let to = unsafe { array(sent_bytes, ranks, "sent_bytes")? }.to_vec();
         // SAFETY: as above.
         let from = unsafe { array(received_bytes, ranks, "received_bytes")? }.to_vec();
-        let total = |lengths: &[usize]| {
-            let total = lengths.iter().try_fold(0usize, |total, bytes| total.checked_add(*bytes));
-            total.ok_or_else(|| Failure::argument("more bytes than can be addressed"))
-        };
+        let total =
+            |lengths: &[usize]| addressed(lengths.iter().try_fold(0usize, |total, bytes| total.checked_add(*bytes)));
         // SAFETY: the caller gives so many bytes of each.
         let (sent, received) = unsafe { both((sent, total(&to)?, "sent"), (received, total(&from)?, "received"))? };
         Ok(world.all_to_all_of((sent, &to), (received, &from), timeout)?)
