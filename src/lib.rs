@@ -121,6 +121,7 @@ mod sync;
 mod untrusted;
 mod world;
 
+pub use board::Copies;
 pub use collective::{
     Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint,
     Cut, Entry, Outcome, Outcomes, Part, Preset, Stats,
@@ -133,4 +134,4 @@ pub use rank_set::RankSet;
 pub use reduce::{Dtype, Element, Item, Reduce, bf16, f16};
 pub use rule::{Absent, Executor, Fire, Grace, Mover, RuleError, Scale, When};
 pub use time::Deadline;
-pub use world::World;
+pub use world::{SymmetricMemory, World};

@@ -3,12 +3,13 @@
 
 mod collectives;
 mod messages;
+mod symmetric;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::fork;
@@ -29,6 +30,7 @@ use crate::model::{HwConfig, Parameters};
 use crate::time::Deadline;
 use collectives::Boards;
 use messages::Mail;
+pub use symmetric::SymmetricMemory;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and
 /// threads may share it. All ranks must make their collective calls in the same order.
@@ -55,6 +57,8 @@ struct Inner {
     collectives: AtomicU32,
     /// What synchronous collectives need, from the first one on.
     boards: Mutex<Option<Boards>>,
+    /// Symmetric memories that were made, or were to be.
+    symmetric: AtomicU64,
     /// What messages between two ranks need, from the first one on.
     mail: Mutex<Option<Mail>>,
     /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
@@ -127,7 +131,7 @@ impl World {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
-        let (boards, mail) = (Mutex::new(None), Mutex::new(None));
+        let (boards, symmetric, mail) = (Mutex::new(None), AtomicU64::new(0), Mutex::new(None));
         let generation = fork::generation();
         let inner = Inner {
             fabric,
@@ -140,6 +144,7 @@ impl World {
             replay,
             collectives,
             boards,
+            symmetric,
             mail,
             helper,
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::Way;
 use common::worlds::world;
-use earlybird::{Reduce, World, f16};
+use earlybird::{Error, Reduce, World, f16};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -19,7 +19,10 @@ const BLOCKS: [usize; 4] = [0, 1, 100, 70_001];
 
 fn over(way: Way) {
     for ranks in [1, 2, 3, 5] {
-        world(way, ranks, DEADLINE, &|world: World| play(&world));
+        world(way, ranks, DEADLINE, &|world: World| {
+            play(&world);
+            symmetric(&world, matches!(way, Way::Shm));
+        });
     }
 }
 
@@ -93,6 +96,38 @@ fn play(world: &World) {
         }
     }
     world.barrier(DEADLINE).unwrap();
+}
+
+/// Reductions of memory that other ranks read in place: the bits are those of the other way, and nothing is copied.
+fn symmetric(world: &World, is_shared: bool) {
+    const ELEMENTS: usize = 150_000;
+    let mut memory = world.symmetric_memory(ELEMENTS * size_of::<f32>(), DEADLINE).unwrap();
+    let value = |index: usize| (world.rank() as usize * 31 + index) as f32 / 7.0;
+    for range in [0..0, 3..7, 0..ELEMENTS, 1_001..90_000, 5..20_021] {
+        let mut expected: Vec<f32> = (0..ELEMENTS).map(value).collect();
+        memory.as_mut_slice().unwrap().copy_from_slice(&expected);
+        world.all_reduce(&mut expected[range.clone()], Reduce::Sum, DEADLINE).unwrap();
+        let before = world.copies().unwrap();
+        memory.all_reduce::<f32>(range.clone(), Reduce::Sum, DEADLINE).unwrap();
+        let copies = world.copies().unwrap();
+        assert!(memory.as_slice::<f32>().unwrap() == expected, "{range:?}");
+        let is_small = range.len() * size_of::<f32>() * world.size() as usize <= 16 << 10;
+        let copies_nothing = is_shared && !is_small || world.size() == 1 || range.is_empty();
+        assert_eq!(copies == before, copies_nothing, "{range:?}: {copies:?}");
+    }
+    if is_shared && world.size() > 1 {
+        let wrong = ELEMENTS - world.rank() as usize;
+        let told = memory.all_reduce::<f32>(0..wrong, Reduce::Sum, DEADLINE);
+        assert!(matches!(told, Err(Error::Mismatch { .. })), "{told:?}");
+        memory.as_mut_slice().unwrap().fill(1.0f32);
+        memory.all_reduce::<f32>(0..ELEMENTS, Reduce::Sum, DEADLINE).unwrap();
+        assert_eq!(memory.as_slice::<f32>().unwrap()[ELEMENTS - 1], world.size() as f32);
+    }
+    let beyond = memory.all_reduce::<f32>(0..ELEMENTS + 1, Reduce::Sum, DEADLINE);
+    assert!(matches!(beyond, Err(Error::Usage { .. })), "{beyond:?}");
+    let bytes = 8 + world.rank() as usize;
+    let told = world.symmetric_memory(bytes, DEADLINE);
+    assert!(matches!(told, Err(Error::Mismatch { .. })) || world.size() == 1, "{told:?}");
 }
 
 #[test]

@@ -22,9 +22,9 @@ const PROMISED: &str = r#"
 use std::time::Duration;
 
 use earlybird::{
-    Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Cut, Deadline, Dtype, Element, Entry, Error, ErrorKind, Executor, FabricChoice,
+    Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Copies, Cut, Deadline, Dtype, Element, Entry, Error, ErrorKind, Executor, FabricChoice,
     Fire, Grace, Group, Item, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
-    Scale, Stats, UnknownName, VerbsSettings, When, World, bf16, f16,
+    Scale, Stats, SymmetricMemory, UnknownName, VerbsSettings, When, World, bf16, f16,
 };
 
 fn begin<T: Element>(world: &World, fire: Fire) -> AllreduceBuilder<'_, T> {
@@ -102,6 +102,15 @@ fn merge(world: &World, until: Deadline) -> Result<()> {
     sum.finish(until)
 }
 
+fn in_place(world: &World, until: Deadline) -> Result<Copies> {
+    let mut memory: SymmetricMemory = world.symmetric_memory(4096, until)?;
+    memory.as_mut_slice::<f32>()?.fill(1.0);
+    memory.all_reduce::<f32>(0..1024, Reduce::Sum, until)?;
+    memory.all_reduce_bytes(Dtype::F32, 0..4096, Reduce::Max, until)?;
+    println!("{:?}", memory.as_slice::<f32>()?);
+    world.copies()
+}
+
 /// Any type of elements, and outcomes without a borrow.
 fn sum_bytes(world: &World, dtype: Dtype, until: Deadline) -> Result<Vec<u8>> {
     fn bytes<T: Item>(data: &[T]) -> usize {
@@ -154,6 +163,7 @@ fn main() -> Result<()> {
         let saved = save(&world, &[0.0; 3], until.into())?;
         go_on(&world, &saved, until.into())?;
         merge(&world, until.into())?;
+        println!("{:?}", in_place(&world, until.into())?);
     }
     Ok(())
 }

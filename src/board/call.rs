@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
         let (Some(input), me) = (*input, self.plan.me() as usize) else { return };
         let all = 0..self.what.block;
         let (from, to) = match self.what.kind {
-            Kind::Gather | Kind::AllGather => (all, self.plan.whole(*to, me)),
+            Kind::Gather | Kind::AllGather | Kind::Symmetric => (all, self.plan.whole(*to, me)),
             Kind::Scatter => (self.plan.whole(*from, me), all),
             Kind::AllToAll => (self.plan.whole(*from, me), self.plan.whole(*to, me)),
             _ => return,
@@ -154,8 +154,10 @@ impl<'a> Call<'a> {
     /// Writes this rank's part of the step into its board, and tells the readers.
     fn publish(&mut self, board: &mut Board) -> Result<()> {
         let header = self.header_of(board);
+        let mut copied = 0;
         let (slots, slot, layout) = (&board.memory.slots, board.pace.slot(), self.plan.layout());
-        let write = |piece: usize, data: &[u8]| {
+        let mut write = |piece: usize, data: &[u8]| {
+            copied += data.len();
             let at = layout.header(slot, piece);
             slots.write(at, bytemuck::cast_slice(&header[..MARK]));
             slots.write(layout.data(slot, piece), data);
@@ -180,6 +182,7 @@ impl<'a> Call<'a> {
         if readers != Readers::None && last != Some(0) {
             write(0, &[]);
         }
+        board.copies.into_boards += self.counted(copied);
         board.announce(readers)?;
         board.met.clear();
         board.met.resize(board.peers.ranks() as usize, false);
@@ -201,6 +204,9 @@ impl<'a> Call<'a> {
             self.left -= 1;
             for purpose in [Purpose::Copied, Purpose::Reduced] {
                 let Some((piece, range)) = self.wanted(rank, purpose) else { continue };
+                if purpose == Purpose::Copied {
+                    board.copies.out_of_boards += self.counted(range.len());
+                }
                 let (slot, layout) = (board.pace.slot(), self.plan.layout());
                 let header = layout.header(slot, piece);
                 board.peers.slots(rank)?;
@@ -315,6 +321,11 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
+    /// Bytes as [`Copies`](super::Copies) counts them: those of the caller's data.
+    fn counted(&self, bytes: usize) -> u64 {
+        if self.what.kind == Kind::Symmetric { 0 } else { bytes as u64 }
+    }
+
     fn header_of(&self, board: &Board) -> Header {
         let [history, kinds, block, _] = self.header;
         [history, kinds, block, board.pace.step()]
@@ -390,7 +401,7 @@ fn said(word: u64) -> String {
     let Some((kind, name)) = Kind::numbered(u64::from(kind)) else { return "unknown".to_owned() };
     let dtype = Dtype::EVERY.into_iter().find(|&known| known as u8 == dtype);
     let reduce = Reduce::EVERY.into_iter().find(|&known| known as u8 == reduce);
-    match (kind.reduces(), dtype, reduce) {
+    match (kind.is_reduction(), dtype, reduce) {
         (true, Some(dtype), Some(reduce)) => format!("{name} ({reduce} of {dtype})"),
         _ => name.to_owned(),
     }

@@ -24,7 +24,7 @@ mod work;
 pub(crate) use call::{Call, Data, What};
 pub(crate) use layout::Sizes;
 pub(crate) use pairs::{Pairs, Transfer};
-pub(crate) use plan::{Blocks, Kind};
+pub(crate) use plan::{Blocks, Kind, is_small};
 pub(crate) use work::CallWork;
 
 use crate::error::Result;
@@ -34,6 +34,15 @@ use crate::reduce::Gathered;
 use pace::Pace;
 use peers::{Memory, Peers};
 use plan::Readers;
+
+/// Bytes of callers' data that the [synchronous collectives](crate::World#synchronous-collectives) of a rank have copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// From memory of the caller to where other ranks read, results of reductions included.
+    pub into_boards: u64,
+    /// From there to memory of the caller, on any rank. What a reduction reads is not copied.
+    pub out_of_boards: u64,
+}
 
 /// This rank's board, and its way to those of the others.
 #[derive(Debug)]
@@ -46,6 +55,7 @@ pub(crate) struct Board {
     pace: Pace,
     /// Of all calls so far.
     history: u64,
+    copies: Copies,
     /// Of a call: the ranks of which it has taken, or begun to read, what they published in the step.
     met: Vec<bool>,
     sources: Gathered,
@@ -70,6 +80,7 @@ impl Board {
             memory,
             pace: Pace::new(me, sizes.ranks, sizes.slots, Fault::chosen()),
             history: 0,
+            copies: Copies::default(),
             met: Vec::new(),
             sources: Gathered::default(),
             results: Vec::new(),
@@ -112,6 +123,10 @@ impl Board {
         })?;
         peers.wake();
         Ok(())
+    }
+
+    pub(crate) fn copies(&self) -> Copies {
+        self.copies
     }
 
     /// No call can be made from now on, unless [`Board::resume`] says that the one that goes on is done.

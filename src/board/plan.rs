@@ -13,6 +13,11 @@ use crate::fabric::CACHE_LINE;
 /// Most bytes that all ranks together give to a reduction in which each rank reads everything.
 const FLAT: usize = 16 << 10;
 
+/// Whether a reduction is one in which each rank reads everything; `block` bytes of each rank.
+pub(crate) fn is_small(block: usize, ranks: u32) -> bool {
+    block.saturating_mul(ranks as usize) <= FLAT || ranks == 1
+}
+
 /// What a collective does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -32,10 +37,12 @@ pub(crate) enum Kind {
     ReduceScatter,
     /// The reduction to all.
     AllReduce,
+    /// A block of each rank to all, about a reduction of symmetric memory: where that lies, and then that a part is done.
+    Symmetric,
 }
 
 impl Kind {
-    pub(super) const EVERY: [(Kind, &'static str); 8] = [
+    pub(super) const EVERY: [(Kind, &'static str); 9] = [
         (Kind::Broadcast, "broadcast"),
         (Kind::Gather, "gather"),
         (Kind::AllGather, "all_gather"),
@@ -44,6 +51,7 @@ impl Kind {
         (Kind::Reduce, "reduce"),
         (Kind::ReduceScatter, "reduce_scatter"),
         (Kind::AllReduce, "all_reduce"),
+        (Kind::Symmetric, "all_reduce of symmetric memory"),
     ];
 
     /// The kind with a number, if there is one, and its name.
@@ -51,8 +59,9 @@ impl Kind {
         Kind::EVERY.into_iter().find(|(kind, _)| *kind as u64 == number)
     }
 
-    pub(super) fn reduces(self) -> bool {
-        matches!(self, Kind::Reduce | Kind::ReduceScatter | Kind::AllReduce)
+    /// Whether element type and reduction are part of what a call is.
+    pub(super) fn is_reduction(self) -> bool {
+        matches!(self, Kind::Reduce | Kind::ReduceScatter | Kind::AllReduce | Kind::Symmetric)
     }
 
     /// Whether one rank differs from the others.
@@ -100,7 +109,8 @@ impl Plan {
     /// A call with `block` bytes of the largest block: of what a rank contributes, or of what goes to each rank.
     pub(super) fn new(sizes: Sizes, kind: Kind, root: u32, me: u32, block: usize) -> Self {
         let (ranks, whole) = (sizes.ranks as usize, matches!(kind, Kind::Reduce | Kind::AllReduce));
-        let is_flat = whole && (block.saturating_mul(ranks) <= FLAT.min(sizes.slot) || ranks == 1);
+        let is_flat =
+            whole && is_small(block, sizes.ranks) && (block.saturating_mul(ranks) <= sizes.slot || ranks == 1);
         let is_split = matches!(kind, Kind::Scatter | Kind::AllToAll | Kind::ReduceScatter) || whole && !is_flat;
         let (block, total) = match whole && is_split {
             true => (block.div_ceil(ranks).next_multiple_of(CACHE_LINE), block),
@@ -216,7 +226,9 @@ impl Plan {
     /// Where a chunk of a block belongs in the output: that of `rank`, or the result of `rank`.
     pub(super) fn output(&self, blocks: Blocks<'_>, rank: u32, chunk: usize) -> Range<usize> {
         match self.kind {
-            Kind::Gather | Kind::AllGather | Kind::AllToAll => self.within(blocks, rank as usize, chunk),
+            Kind::Gather | Kind::AllGather | Kind::AllToAll | Kind::Symmetric => {
+                self.within(blocks, rank as usize, chunk)
+            }
             Kind::Reduce | Kind::AllReduce if self.is_split => self.within(blocks, rank as usize, chunk),
             _ => self.cut(0..self.block, chunk),
         }

@@ -171,7 +171,7 @@ impl Case {
         match self.kind {
             Kind::Broadcast => all(self.root as usize).collect(),
             Kind::Gather | Kind::Reduce if !is_root => Vec::new(),
-            Kind::Gather | Kind::AllGather => (0..ranks).flat_map(all).collect(),
+            Kind::Gather | Kind::AllGather | Kind::Symmetric => (0..ranks).flat_map(all).collect(),
             Kind::Scatter => block(self.root as usize, rank).collect(),
             Kind::AllToAll => {
                 let before = |from: usize| (0..rank).map(|to| self.length(from, to)).sum::<usize>();

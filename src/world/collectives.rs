@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::World;
-use crate::board::{Blocks, Board, Call, CallWork, Data, Kind, Sizes, What};
+use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::fabric::{Endpoint, RawAccess};
@@ -162,6 +162,7 @@ impl World {
 
     /// Reduces `data` of all ranks, element by element, and leaves the result in it on every rank. For a reduction that
     /// is made again and again an [`Allreduce`](crate::Allreduce) with `Fire::ALL` is faster: it reads and writes in place.
+    /// [`SymmetricMemory::all_reduce`](crate::SymmetricMemory::all_reduce) copies nothing either.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -263,8 +264,18 @@ impl World {
         self.collective(OPERATION, what, block, Data::even(all, mine), deadline)
     }
 
+    /// What the synchronous collectives of this rank have copied so far.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] while another thread is in such a call.
+    pub fn copies(&self) -> Result<Copies> {
+        const ANOTHER: &str = "another thread is in a collective of this world";
+        let boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse("copies", ANOTHER))?;
+        Ok(boards.as_ref().map(|boards| boards.board.copies()).unwrap_or_default())
+    }
+
     /// Makes a call, and waits until this rank has what it gives.
-    fn collective(
+    pub(super) fn collective(
         &self,
         operation: &'static str,
         (kind, root, reduction): (Kind, u32, (Dtype, Reduce)),
@@ -331,6 +342,7 @@ impl World {
             let what = |purpose: Option<&u8>| match purpose {
                 Some(b'c') => "a collective".to_owned(),
                 Some(b'm') => "a message".to_owned(),
+                Some(b's') => "symmetric memory".to_owned(),
                 _ => "another call".to_owned(),
             };
             if told.first() != Some(&purpose) {
@@ -370,7 +382,7 @@ impl World {
         }
     }
 
-    fn check_elements(&self, operation: &'static str, dtype: Dtype, data: &[u8]) -> Result<()> {
+    pub(super) fn check_elements(&self, operation: &'static str, dtype: Dtype, data: &[u8]) -> Result<()> {
         let is_aligned = (data.as_ptr() as usize).is_multiple_of(dtype.size()) || data.is_empty();
         match is_aligned && data.len().is_multiple_of(dtype.size()) {
             true => Ok(()),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::World;
 use crate::config::{Config, FabricChoice};
 use crate::error::Error;
+use crate::reduce::Reduce;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -46,6 +47,38 @@ fn broadcasts_copy_what_does_not_fit_into_a_step() {
             let mut data = [if world.rank() == 0 { turn } else { 0 }];
             world.broadcast(&mut data, 0, DEADLINE).unwrap();
             assert_eq!(data, [turn]);
+        }
+    });
+}
+
+/// Memory does not keep its world; it can be read as long as a rank has it.
+#[test]
+fn symmetric_memory_outlives_its_world() {
+    let worlds = worlds(2);
+    thread::scope(|scope| {
+        for world in worlds {
+            scope.spawn(move || {
+                let mut memory = world.symmetric_memory(100_000, DEADLINE).unwrap();
+                memory.as_mut_slice::<u64>().unwrap().fill(1);
+                memory.all_reduce::<u64>(0..12_500, Reduce::Sum, DEADLINE).unwrap();
+                drop(world);
+                assert_eq!(memory.as_slice::<u64>().unwrap(), [2; 12_500]);
+                let told = memory.all_reduce::<u64>(0..12_500, Reduce::Sum, DEADLINE);
+                assert!(matches!(told, Err(Error::Usage { .. })), "{told:?}");
+            });
+        }
+    });
+}
+
+/// A rank that does not come: others may still read the memory, so it is lent no more.
+#[test]
+fn symmetric_memory_is_not_lent_after_a_failure() {
+    on_all(&worlds(2), |world| {
+        let mut memory = world.symmetric_memory(100_000, DEADLINE).unwrap();
+        if world.rank() == 0 {
+            let told = memory.all_reduce::<u64>(0..12_500, Reduce::Sum, Duration::from_millis(20));
+            assert!(matches!(told, Err(Error::Timeout { .. })), "{told:?}");
+            assert!(matches!(memory.as_mut_slice::<u64>(), Err(Error::Usage { .. })));
         }
     });
 }

@@ -1,5 +1,6 @@
 //! Synchronous collectives and messages: bytes of the caller in, bytes out.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use earlybird::{Dtype, Reduce, Result};
@@ -7,6 +8,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::errors::{bad_choice, misused, raised};
+use crate::symmetric::{Shared, Symmetric};
 use crate::world::{World, duration};
 
 /// The memory of a caller, held for a call.
@@ -174,7 +176,11 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (mut data, (dtype, reduce)) = (results(py, data)?, reduction(py, &kinds.0, &kinds.1)?);
-        call(py, world, timeout, |world, timeout| world.all_reduce_bytes(dtype, data.write(), reduce, timeout))
+        let part = world.memories.part(data.address, data.bytes);
+        call(py, world, timeout, |world, timeout| match &part {
+            Some(part) => part.all_reduce(world.rank(), (dtype, reduce), timeout),
+            None => world.all_reduce_bytes(dtype, data.write(), reduce, timeout),
+        })
     }
 
     #[pyfunction]
@@ -211,6 +217,15 @@ pub(crate) mod collectives {
         call(py, world, timeout, |world, timeout| {
             world.reduce_scatter_bytes(dtype, all.read(), mine.write(), reduce, timeout)
         })
+    }
+
+    /// Makes memory that all ranks have.
+    #[pyfunction]
+    fn symmetric(py: Python<'_>, world: &World, bytes: usize, timeout: Option<f64>) -> PyResult<Symmetric> {
+        let memory = call(py, world, timeout, |world, timeout| world.symmetric_memory(bytes, timeout))?;
+        let shared = Arc::new(Shared::new(memory));
+        world.memories.add(&shared);
+        Ok(Symmetric(shared))
     }
 
     #[pyfunction]

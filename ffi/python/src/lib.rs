@@ -7,6 +7,7 @@ mod allreduce;
 mod collectives;
 mod errors;
 mod memory;
+mod symmetric;
 mod world;
 
 use pyo3::prelude::*;
@@ -17,5 +18,6 @@ fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<world::World>()?;
     module.add_class::<allreduce::Allreduce>()?;
     module.add_class::<memory::Memory>()?;
+    module.add_class::<symmetric::Symmetric>()?;
     module.add_wrapped(pyo3::wrap_pymodule!(collectives::collectives))
 }

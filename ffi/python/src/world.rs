@@ -6,12 +6,14 @@ use earlybird::{Config, FabricChoice};
 use pyo3::prelude::*;
 
 use crate::errors::{bad_choice, misused, raised};
+use crate::symmetric::Memories;
 
 /// The processes of a job, as one of them sees them.
 #[pyclass(subclass, frozen, module = "earlybird._earlybird")]
 pub(crate) struct World {
     /// Nothing when it was closed. A forked child never drops it.
     world: parking_lot::Mutex<Option<earlybird::World>>,
+    pub(crate) memories: Memories,
 }
 
 /// A time in seconds, or none.
@@ -56,7 +58,7 @@ impl World {
             Some((rank, size, store)) => earlybird::World::join(*rank, *size, store, &config),
         });
         let world = joined.map_err(|error| raised(py, &error))?;
-        Ok(World { world: parking_lot::Mutex::new(Some(world)) })
+        Ok(World { world: parking_lot::Mutex::new(Some(world)), memories: Memories::default() })
     }
 
     /// This rank, from 0.
@@ -89,6 +91,13 @@ impl World {
         let world = self.handle(py)?;
         py.detach(|| world.abort(reason));
         Ok(())
+    }
+
+    /// Bytes of callers' data that synchronous collectives of this rank have copied: into boards, and out of them.
+    #[getter]
+    fn copies(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let copies = self.handle(py)?.copies().map_err(|error| raised(py, &error))?;
+        Ok((copies.into_boards, copies.out_of_boards))
     }
 
     /// Closes the handle. The rank leaves the world when its last collective is gone, too.

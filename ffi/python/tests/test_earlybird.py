@@ -422,6 +422,41 @@ def test_synchronous_collectives_and_messages() -> None:
     )
 
 
+def test_arrays_that_all_ranks_have_are_reduced_without_copies() -> None:
+    run(
+        """
+        array = world.empty((100, 1000), np.int64)
+        assert array.shape == (100, 1000) and not array.any()
+        array[:] = rank
+        before = world.copies
+        assert world.all_reduce(array, timeout=30) is array
+        world.all_reduce(array[10:], "max", timeout=30)
+        assert (array == 3).all() and world.copies == before
+        # A few bytes go through boards, and so does what lies elsewhere.
+        world.all_reduce(array[0, :100], timeout=30)
+        into, out = world.copies
+        assert (array[0, :100] == 9).all() and into > before[0]
+        mine = np.full((100, 1000), rank)
+        world.all_reduce(mine, timeout=30)
+        assert (mine == 3).all() and into + mine.nbytes <= world.copies[0] <= into + 1.34 * mine.nbytes
+        # Some ranks pass another part: an error on all, and then they go on.
+        try:
+            world.all_reduce(array[rank:][:50], timeout=30)
+        except earlybird.Mismatch as problem:
+            assert "first byte" in str(problem)
+        else:
+            raise AssertionError("different parts were taken")
+        world.all_reduce(array[1:], timeout=30)
+        assert (array[1:] == 9).all() and world.empty(0).size == 0
+        part = array[5:7]
+        del array
+        world.close()
+        assert (part == 9).all()
+        """,
+        3,
+    )
+
+
 def test_a_program_joins_worlds_by_itself() -> None:
     run(
         """

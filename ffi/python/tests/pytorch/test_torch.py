@@ -89,6 +89,42 @@ for i, work in enumerate(works):
 """
 
 
+COPIES = """
+world = dist.group.WORLD.world
+def copied(tensor):
+    before = world.copies
+    dist.all_reduce(tensor)
+    after = world.copies
+    return after[0] - before[0], after[1] - before[1]
+
+n = 1_000_000
+for dtype in (torch.float32, torch.bfloat16, torch.int64):
+    tensor = earlybird.torch.empty(10, n // 10, dtype=dtype)
+    assert tensor.shape == (10, n // 10) and tensor.dtype == dtype
+    tensor += rank
+    address = tensor.data_ptr()
+    assert copied(tensor) == (0, 0) and copied(tensor[5:]) == (0, 0)
+    assert (tensor[:5] == sum(range(size))).all() and tensor.data_ptr() == address
+    work = dist.all_reduce(tensor[2:4].view(-1), async_op=True)
+    work.wait()
+    assert (tensor[2:4] == size * sum(range(size))).all()
+    # Elsewhere: one copy in, of all but the part that this rank reduces, which is published as well; one out.
+    into, out = copied(torch.ones(n, dtype=dtype))
+    bytes = n * dtype.itemsize
+    assert bytes <= into <= bytes + -(-bytes // size) + 64 and out <= bytes - bytes // size + 64 * size
+pair = dist.new_group([0, 1])
+if rank < 2:
+    tensor = earlybird.torch.empty(n, group=pair).fill_(1)
+    dist.all_reduce(tensor, group=pair)
+    assert (tensor == 2).all() and pair.world.copies == (0, 0)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensors_are_copied_once_or_not_at_all(ranks: int) -> None:
+    run(COPIES, ranks)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_collectives_equal_those_of_gloo(ranks: int) -> None:
     run(COLLECTIVES, ranks)

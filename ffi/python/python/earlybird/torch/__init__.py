@@ -6,23 +6,39 @@
 started by torchrun as any backend is. Tensors are on the CPU. Each process group is a world of its own; its collectives are
 synchronous, and run one after the other in the order of their calls, on a thread of the group where they are asynchronous.
 
-:func:`partial_hook` makes a partial collective of the gradients of ``DistributedDataParallel``.
+:func:`partial_hook` makes a partial collective of the gradients of ``DistributedDataParallel``. :func:`empty` makes tensors
+that are reduced in place.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
-from ._group import EarlybirdProcessGroup
+from ._group import EarlybirdProcessGroup, group_of
 from ._partial import PartialHook, partial_hook
 
-__all__ = ["EarlybirdProcessGroup", "PartialHook", "partial_hook", "register"]
+__all__ = ["EarlybirdProcessGroup", "PartialHook", "empty", "partial_hook", "register"]
 
 
 def register() -> None:
     """Makes the backend known to torch; the import has done it."""
     if "EARLYBIRD" not in dist.Backend._plugins:
         dist.Backend.register_backend("earlybird", EarlybirdProcessGroup.create, devices=["cpu"])
+
+
+def empty(
+    *size: int, dtype: torch.dtype | None = None, group: EarlybirdProcessGroup | None = None
+) -> torch.Tensor:
+    """A tensor in memory that the other ranks of a group read in place: ``all_reduce`` over it copies nothing.
+
+    All ranks of the group call this in the same order, with the same size and type, and then reduce it, or the same parts
+    of it: a rank cannot reduce another tensor meanwhile. It begins as zeros.
+
+    Ranks on several hosts, and reductions of a few KiB, copy all the same; ``group.world.copies`` counts.
+    """
+    chosen = dtype if dtype is not None else torch.get_default_dtype()
+    return group_of(group, "such tensors").empty(size, chosen)
 
 
 register()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
@@ -93,6 +95,18 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def _make(self, opts: Any, call: Callable[[float], list[Tensor]]) -> Work:
         seconds = self._seconds(opts)
         return self._calls.make(lambda: call(seconds), getattr(opts, "asyncOp", True))
+
+    def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor in memory that the other ranks read in place (:func:`earlybird.torch.empty`)."""
+        tensors: list[Tensor] = []
+
+        def call() -> list[Tensor]:
+            memory = self.world.empty(math.prod(size) * dtype.itemsize, np.uint8, self._seconds(None))
+            tensors.append(torch.from_numpy(memory).view(dtype).view(*size))
+            return tensors
+
+        self._calls.make(call, False).wait()
+        return tensors[0]
 
     # Collectives.
 
@@ -289,6 +303,14 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._receive(tensors, None, tag)
+
+
+def group_of(group: Any, use: str) -> EarlybirdProcessGroup:
+    """The group, or that of all ranks; `use` says what for."""
+    chosen = group if group is not None else dist.group.WORLD
+    if not isinstance(chosen, EarlybirdProcessGroup):
+        raise UsageError(f'{use} need a group of the backend "earlybird"')
+    return chosen
 
 
 def size_of(tensor: Tensor) -> int:

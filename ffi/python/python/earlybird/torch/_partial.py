@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._allreduce import Allreduce, Outcome
 from .._errors import UsageError
-from ._group import EarlybirdProcessGroup
+from ._group import EarlybirdProcessGroup, group_of
 from ._tensors import NAMES, bytes_of
 
 Future = torch.futures.Future[torch.Tensor]
@@ -28,12 +28,9 @@ class PartialHook:
     """
 
     def __init__(self, group: EarlybirdProcessGroup | None = None, timeout: float | None = None, **choices: str | int) -> None:
-        chosen = group if group is not None else dist.group.WORLD
-        if not isinstance(chosen, EarlybirdProcessGroup):
-            raise UsageError('partial gradients need a group of the backend "earlybird"')
         # torch asks a hook for its names.
         self.__name__ = self.__qualname__ = "partial_hook"
-        self._group = chosen
+        self._group = group_of(group, "partial gradients")
         self._timeout = timeout
         self._choices: dict[str, str | int] = {"scale": "world"} | choices
         self._steps = 0

@@ -1,0 +1,271 @@
+//! Memory of the same length on every rank that the others read in place.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+use earlybird_ffi::fork;
+
+use super::{Inner, World};
+use crate::board::{Data, Kind, is_small};
+use crate::error::{Error, Result};
+use crate::fabric::{Access, CACHE_LINE, Endpoint, Key, Lender, Window};
+use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
+use crate::time::Deadline;
+
+/// Bytes that are reduced at a time, into memory that stays in a core's first cache: a result cannot be written over a source
+/// that is still read.
+const CHUNK: usize = 16 << 10;
+
+/// Memory of the same length on every rank, which the others read in place where they share memory: a reduction of it copies
+/// nothing into [boards](World#synchronous-collectives) or out of them. Over a network it is memory of the rank alone, and a
+/// reduction copies as [`World::all_reduce`] does.
+///
+/// It does not keep its world: calls fail when the last handle of that is dropped. The memory is freed when all
+/// ranks have dropped theirs.
+#[derive(Debug)]
+pub struct SymmetricMemory {
+    world: Weak<Inner>,
+    rank: u32,
+    /// Of the process that has joined.
+    generation: u32,
+    /// Its number among those of the world.
+    number: u64,
+    bytes: usize,
+    own: Lender,
+    own_window: Window,
+    /// That of each rank; none where ranks do not share memory.
+    windows: Vec<Window>,
+    /// Keeps the memory of all ranks until each has closed it.
+    _endpoint: Box<dyn Endpoint>,
+    /// Other ranks may read it: a call goes on, or has failed.
+    is_lent: bool,
+    sources: Gathered,
+    scratch: Vec<u64>,
+    /// What each rank says of a call.
+    rows: Vec<Row>,
+}
+
+/// The number of a memory, and where the data of a call lies in it: its first byte, and how many.
+type Row = [u64; 3];
+
+impl World {
+    /// Makes memory of `bytes` zeros on every rank. Collective: all ranks call it in the same order, with the same length.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for different lengths, and [`Error::Memory`] where there is not so much; nothing is made
+    /// then. [`Error::Timeout`] with the ranks that did not come; a dead peer or an aborted job.
+    pub fn symmetric_memory(&self, bytes: usize, deadline: impl Into<Deadline>) -> Result<SymmetricMemory> {
+        const OPERATION: &str = "symmetric_memory";
+        self.check_process(OPERATION)?;
+        self.fabric().health(OPERATION)?;
+        let number = self.inner.symmetric.fetch_add(1, Ordering::Relaxed);
+        let (made, told) = self.meet(OPERATION, deadline.into().instant(), b's', |mut endpoint, _, _, shared| {
+            let region = endpoint.register(bytes, if shared { Access::Read } else { Access::Local })?;
+            let told = [&(bytes as u64).to_le_bytes()[..], &endpoint.key(region).encode()].concat();
+            Ok(((endpoint, region, shared), told))
+        })?;
+        let (mut endpoint, region, shared) = made;
+        let mut keys = Vec::with_capacity(told.len());
+        for (peer, told) in (0..).zip(&told) {
+            let parts = told
+                .split_first_chunk()
+                .and_then(|(theirs, key)| Some((u64::from_le_bytes(*theirs), Key::decode(key)?)));
+            let (theirs, key) =
+                parts.ok_or_else(|| Error::transport(self.rank(), peer, OPERATION, "it told no key of its memory"))?;
+            if theirs != bytes as u64 {
+                let (mine, theirs) = (bytes.to_string(), theirs.to_string());
+                let what = "the length in bytes";
+                return Err(Error::Mismatch { rank: self.rank(), operation: OPERATION, what, mine, peer, theirs });
+            }
+            keys.push(key);
+        }
+        let window = |endpoint: &dyn Endpoint, region| {
+            let window = endpoint.window(region).map(|window| window.truncated(bytes));
+            window.ok_or_else(|| self.misuse(OPERATION, "the transport gives no access to this memory"))
+        };
+        let own_window = window(&*endpoint, region)?;
+        let mut import = |(peer, key)| match peer == self.rank() {
+            true => Ok(own_window.clone()),
+            false => endpoint.import(peer, key).and_then(|region| window(&*endpoint, region)),
+        };
+        let windows = if shared { (0..).zip(keys).map(&mut import).collect() } else { Ok(Vec::new()) };
+        Ok(SymmetricMemory {
+            world: std::sync::Arc::downgrade(&self.inner),
+            rank: self.rank(),
+            generation: self.inner.generation,
+            number,
+            bytes,
+            own: Lender::new(own_window.clone()),
+            windows: windows.map_err(|error| self.out_of_step(error.in_call(OPERATION)))?,
+            own_window,
+            _endpoint: endpoint,
+            is_lent: false,
+            sources: Gathered::default(),
+            scratch: Vec::new(),
+            rows: Vec::new(),
+        })
+    }
+}
+
+impl SymmetricMemory {
+    /// The length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether the length is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The address of the first byte, a page's beginning: for bindings of other languages. It is valid until this is dropped;
+    /// other ranks read from there while a call of this rank goes on.
+    #[must_use]
+    pub fn address(&self) -> NonNull<u8> {
+        self.own_window.bytes(0, self.bytes)
+    }
+
+    /// Whether this is the process that has joined, and no child that was forked from it, which must forget it
+    /// ([`World::is_own`]).
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        fork::generation() == self.generation
+    }
+
+    /// The whole elements that it has.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] after a call that failed.
+    pub fn as_slice<T: Item>(&self) -> Result<&[T]> {
+        self.check_own("as_slice")?;
+        Ok(self.own.outcome(0, self.bytes / size_of::<T>() * size_of::<T>()))
+    }
+
+    /// The whole elements that it has, to be written.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] after a call that failed: other ranks may still read it.
+    pub fn as_mut_slice<T: Item>(&mut self) -> Result<&mut [T]> {
+        self.check_own("as_mut_slice")?;
+        Ok(self.own.contribution(0, self.bytes / size_of::<T>() * size_of::<T>()))
+    }
+
+    /// Reduces a range of elements of all ranks, element by element, and leaves the result there on every rank.
+    /// A synchronous collective, as [`World::all_reduce`] is, with the same bits; the ranges of all ranks are the same.
+    ///
+    /// # Errors
+    /// As for all [synchronous collectives](World#synchronous-collectives). [`Error::Mismatch`] for different ranges or
+    /// memories, on all ranks: nothing was done then, and they are in step.
+    pub fn all_reduce<T: Element>(
+        &mut self,
+        range: Range<usize>,
+        reduce: Reduce,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        let scaled = |elements: usize| elements.saturating_mul(size_of::<T>());
+        self.all_reduce_bytes(T::DTYPE, scaled(range.start)..scaled(range.end), reduce, deadline)
+    }
+
+    /// As [`SymmetricMemory::all_reduce`], for elements whose type is known at run time only; the range is of bytes.
+    ///
+    /// # Errors
+    /// As there; [`Error::Usage`] for a range that is not of whole elements.
+    pub fn all_reduce_bytes(
+        &mut self,
+        dtype: Dtype,
+        range: Range<usize>,
+        reduce: Reduce,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OPERATION: &str = "all_reduce";
+        let inner = self.world.upgrade().ok_or_else(|| self.misuse(OPERATION, "the world of this memory is gone"))?;
+        let world = World { inner };
+        self.check_own(OPERATION)?;
+        let is_whole = [range.start, range.end].iter().all(|place| place.is_multiple_of(dtype.size()));
+        if range.start > range.end || range.end > self.bytes || !is_whole {
+            return Err(self.misuse(OPERATION, "the range must lie in the memory, and be of whole elements"));
+        }
+        if world.size() == 1 {
+            return world.fabric().health(OPERATION);
+        }
+        let until = deadline.into().instant();
+        if self.windows.is_empty() || is_small(range.len(), world.size()) {
+            return world.all_reduce_bytes(dtype, self.own.contribution(range.start, range.len()), reduce, until);
+        }
+        let call = |mine: &[u8], all: &mut [u8]| {
+            let what = (Kind::Symmetric, 0, (dtype, reduce));
+            world.collective(OPERATION, what, mine.len(), Data::even(mine, all), until)
+        };
+        let mine = [self.number, range.start as u64, range.len() as u64];
+        self.rows.resize(world.size() as usize, Row::default());
+        self.is_lent = true;
+        call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows))?;
+        if let Err(error) = self.compare(OPERATION, &mine) {
+            self.is_lent = false;
+            return Err(error);
+        }
+        // Each rank reads its own block only, so a result may be written over this rank's.
+        self.reduce((dtype, reduce), block(&range, world.rank(), world.size()));
+        call(&[], &mut [])?;
+        // The blocks of other ranks are results now, and no rank reads what was there before in this rank's memory.
+        for rank in (world.rank() + 1..world.size()).chain(0..world.rank()) {
+            let block = block(&range, rank, world.size());
+            let (from, to) = (&self.windows[rank as usize], &self.own_window);
+            Window::copy((from, block.start), (to, block.start), block.len());
+        }
+        call(&[], &mut [])?;
+        self.is_lent = false;
+        Ok(())
+    }
+
+    fn reduce(&mut self, reduction: (Dtype, Reduce), block: Range<usize>) {
+        let SymmetricMemory { windows, own_window, sources, scratch, .. } = self;
+        scratch.resize(CHUNK / size_of::<u64>(), 0);
+        for at in block.clone().step_by(CHUNK) {
+            let result: &mut [u8] = &mut bytemuck::cast_slice_mut(scratch)[..CHUNK.min(block.end - at)];
+            sources.combine(reduction, windows.iter().map(|window| BoardSource::Board(window, at)), result);
+            own_window.write(at, result);
+        }
+    }
+
+    /// Compares what the ranks say of a call.
+    fn compare(&self, operation: &'static str, mine: &Row) -> Result<()> {
+        const SAID: [&str; 3] = ["the symmetric memory", "the first byte", "the length in bytes"];
+        for (peer, theirs) in (0..).zip(&self.rows) {
+            for (what, (mine, theirs)) in SAID.into_iter().zip(mine.iter().zip(theirs)) {
+                if mine != theirs {
+                    let (mine, theirs) = (mine.to_string(), theirs.to_string());
+                    return Err(Error::Mismatch { rank: self.rank, operation, what, mine, peer, theirs });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_own(&self, operation: &'static str) -> Result<()> {
+        match (self.is_own(), self.is_lent) {
+            (true, false) => Ok(()),
+            (false, _) => Err(self.misuse(operation, "a forked child must not use the memory of its parent")),
+            (true, true) => Err(self.misuse(
+                operation,
+                "an earlier call over this memory failed, and other ranks may still read it; start a new world",
+            )),
+        }
+    }
+
+    fn misuse(&self, operation: &'static str, problem: &'static str) -> Error {
+        Error::Usage { rank: self.rank, operation, problem }
+    }
+}
+
+/// The part of a range that a rank reduces: cache lines of its own.
+fn block(range: &Range<usize>, rank: u32, ranks: u32) -> Range<usize> {
+    let each = range.len().div_ceil(ranks as usize).next_multiple_of(CACHE_LINE);
+    let place = |rank: u32| range.end.min(range.start.saturating_add(each.saturating_mul(rank as usize)));
+    place(rank)..place(rank + 1)
+}
