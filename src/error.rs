@@ -18,7 +18,7 @@ pub enum Error {
     /// The deadline passed. After `wait` and `finish` nothing is lost: repeat the call to go on
     /// waiting. A call that all ranks make together cannot be repeated (`together`).
     #[error(
-        "rank {rank}: {operation}: not done within {waited:?}; waiting for {missing}. {way_out}",
+        "rank {rank}: {operation}: timeout after {waited:?}, waiting for {missing}. {way_out}",
         waited = readable(*waited),
         way_out = after_timeout(*together)
     )]
@@ -331,7 +331,7 @@ mod tests {
             let (waited, missing) = (Duration::from_nanos(300_106_249), Ranks(vec![2]));
             Error::Timeout { rank: 1, operation, waited, missing, together }.to_string()
         };
-        let start = "not done within 300ms; waiting for rank 2. ";
+        let start = "timeout after 300ms, waiting for rank 2. ";
         let (wait, barrier) = (text("wait", false), text("barrier", true));
         assert!(wait.starts_with(&format!("rank 1: wait: {start}Call again to go on waiting")), "{wait}");
         assert!(barrier.starts_with(&format!("rank 1: barrier: {start}")), "{barrier}");

@@ -31,7 +31,7 @@ fn rank() {
 #[test]
 fn the_last_ranks_that_an_error_names_are_to_blame() {
     for (error, blamed) in [
-        ("rank 1: wait: not done within 4s; waiting for rank 2. Call again to go on waiting", &[2usize][..]),
+        ("rank 1: wait: timeout after 4s, waiting for rank 2. Call again to go on waiting", &[2usize][..]),
         (
             "rank 0: wait: rank 1 aborted the job: it dropped a collective without finish, after rank 1: wait: not done \
              within 4s; waiting for ranks 0, 2, 3. Call again to go on waiting",

@@ -213,6 +213,7 @@ impl<'a> Call<'a> {
                 match board.peers.known_slots(rank) {
                     Some(window) => {
                         let at = [header, layout.data(slot, piece)];
+                        window.prefetch(self.mark(board.pace.next_slot(), piece));
                         self.found(board, rank, purpose, window, at)?;
                     }
                     None => {

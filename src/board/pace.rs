@@ -52,6 +52,11 @@ impl Pace {
         self.slot
     }
 
+    /// The slot of the step after this one.
+    pub(super) fn next_slot(&self) -> usize {
+        if self.slot + 1 == self.readers.len() { 0 } else { self.slot + 1 }
+    }
+
     fn slots(&self) -> u64 {
         self.readers.len() as u64
     }
@@ -129,6 +134,6 @@ impl Pace {
     /// The step is made.
     pub(super) fn end(&mut self) {
         self.step += 1;
-        self.slot = if self.slot + 1 == self.readers.len() { 0 } else { self.slot + 1 };
+        self.slot = self.next_slot();
     }
 }

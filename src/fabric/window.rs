@@ -108,6 +108,20 @@ impl Window {
         (index < self.len / size_of::<u64>()).then(|| unsafe { self.base.cast::<AtomicU64>().add(index).as_ref() })
     }
 
+    /// Begins to fetch the cache line of a cell that is read soon. It does nothing on processors for which that is not
+    /// written, or outside the window.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        #[cfg(any(not(target_arch = "x86_64"), loom))]
+        let _ = index;
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        if let Some(cell) = self.get_cell(index) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a hint that changes nothing, whatever the address is; x86-64 has the instruction.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(cell).cast()) }
+        }
+    }
+
     /// The address of `len` bytes at `offset`, for as long as a clone of the window lives.
     ///
     /// # Panics

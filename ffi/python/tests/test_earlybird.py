@@ -218,7 +218,7 @@ def test_a_timeout_loses_nothing_and_names_the_missing() -> None:
                 sum.wait(0.15)
             except earlybird.Timeout as error:
                 assert isinstance(error, TimeoutError) and error.peer == 1, error
-                assert "not done within 1" in str(error) and "ms" in str(error), error
+                assert "timeout after 1" in str(error) and "ms" in str(error), error
             else:
                 raise AssertionError("no timeout")
             assert sum.test() is None

@@ -18,6 +18,7 @@ from .._errors import UsageError
 from .._world import World
 from . import _tensors
 from ._meeting import meet
+from ._monitored import monitored_barrier
 from ._queue import Calls, MadeCall, end_all
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name
 
@@ -41,6 +42,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._calls = Calls("earlybird")
         self._messages: dict[tuple[str, int | None], Calls] = {}
         self._opening = threading.Lock()
+        self._barriers = 0
 
     # What torch asks a group about itself.
 
@@ -108,7 +110,30 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._calls.make(call, False).wait()
         return tensors[0]
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        # While torch makes a group it would hang a recorder on one with devices, which fails for a group in Python.
+        is_made = self in dist.distributed_c10d._world.pg_map
+        return [torch.device("cpu")] if is_made else []
+
+    def _get_backend(self, device: torch.device) -> EarlybirdProcessGroup:
+        # torch asks a group for what does its calls on a device, and that whether calls can be handed in together.
+        return self
+
+    supports_coalescing = False
+
     # Collectives.
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        seconds = (timeout if timeout is not None else self._timeout).total_seconds()
+        self._barriers += 1
+        number = self._barriers
+
+        def call() -> list[Tensor]:
+            monitored_barrier(self.world, number, seconds, wait_all_ranks)
+            return []
+
+        self._calls.make(call, False).wait()
 
     def barrier(self, opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:

@@ -101,8 +101,35 @@ def _fold(tensors: list[Tensor], name: str) -> Tensor:
     return functools.reduce(fold, tensors).to(tensors[0].dtype)
 
 
+def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) -> Tensor:
+    """Sums tensors of coordinates and values: those of all ranks together, which are then coalesced."""
+    if name != "SUM":
+        raise UsageError("sparse tensors are summed, and not reduced otherwise")
+    mine = tensor.detach().coalesce()
+    indices, values = mine.indices(), mine.values()
+    shape = torch.tensor([indices.shape[1], *tensor.shape, *values.shape[1:]])
+    shapes = _gathered(world, shape, timeout)
+    if any(not torch.equal(shape[1:], other[1:]) for other in shapes):
+        raise UsageError("the sparse tensors of all ranks have one shape")
+    counts = [int(other[0]) for other in shapes]
+
+    def all_of(part: Tensor) -> Tensor:
+        # Ranks have different numbers of coordinates: each gives as many as the largest has.
+        padded = part.new_zeros((max(counts), *part.shape[1:]))
+        padded[: part.shape[0]] = part
+        parts = _gathered(world, padded, timeout)
+        return torch.cat([other[:count] for other, count in zip(parts, counts, strict=True)])
+
+    all = torch.sparse_coo_tensor(all_of(indices.t().contiguous()).t(), all_of(values.contiguous()), tensor.shape)
+    with torch.no_grad():
+        tensor.copy_(all.coalesce())
+    return tensor
+
+
 def all_reduce(world: World, tensor: Tensor, name: str, timeout: float | None) -> Tensor:
     """Reduces in place, on all ranks."""
+    if tensor.layout == torch.sparse_coo:
+        return _sum_sparse(world, tensor, name, timeout)
     source = contiguous(tensor)
     native = _native(source, name)
     if native is None:
