@@ -174,6 +174,57 @@ def test_fsdp2_trains_as_with_gloo(ranks: int) -> None:
     run(TRAINING + SHARDED, ranks)
 
 
+CUDA = """
+device = torch.device("cuda", rank % torch.cuda.device_count())
+torch.cuda.set_device(device)
+total = sum(range(1, size + 1))
+for length in (1, 1000, 3_000_000):
+    # Written on the device right before the call, and read right after it.
+    tensor = torch.full((length,), float(rank + 1), device=device)
+    tensor.mul_(2)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    assert (tensor + 1 == 2 * total + 1).all()
+    dist.broadcast(tensor.fill_(rank), 1)
+    assert (tensor == 1).all()
+    gathered = torch.empty(size * length, device=device)
+    dist.all_gather_into_tensor(gathered, tensor.fill_(rank))
+    assert (gathered.view(size, -1) == torch.arange(size, device=device)[:, None]).all()
+    dist.reduce_scatter_tensor(tensor, gathered)
+    assert (tensor == size * rank).all()
+    if rank == 0:
+        dist.send(tensor.fill_(7), 1)
+    elif rank == 1:
+        dist.recv(tensor, 0)
+        assert (tensor == 7).all()
+
+def train(group):
+    torch.manual_seed(1)
+    network = DistributedDataParallel(nn.Linear(300, 50).to(device), process_group=group)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        network(torch.randn(8, 300, device=device)).square().mean().backward()
+        optimizer.step()
+    return [parameter.data for parameter in network.parameters()]
+
+for ours, theirs in zip(train(None), train(gloo)):
+    torch.testing.assert_close(ours, theirs)
+network = DistributedDataParallel(nn.Linear(30, 5).to(device))
+hook = earlybird.torch.partial_hook(fire="all").register(network)
+for _ in range(5):
+    network(torch.ones(2, 30, device=device)).sum().backward()
+hook.finish()
+assert hook.contributions == 5 * size
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="SKIPPED: there is no GPU")
+def test_tensors_on_a_gpu() -> None:
+    run(CUDA, 2)
+
+
 def test_partial_gradients_are_conserved() -> None:
     texts = run(
         """

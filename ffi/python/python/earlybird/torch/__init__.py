@@ -3,7 +3,7 @@
 >>> import earlybird.torch, torch.distributed as dist     # the import: for torch before 2.15
 >>> dist.init_process_group("earlybird")
 
-started by torchrun as any backend is. Tensors are on the CPU. Each process group is a world of its own; its collectives are
+started by torchrun as any backend is. Tensors are on CPUs, or on GPUs: those go through pinned memory of the host. Each process group is a world of its own; its collectives are
 synchronous, and run one after the other in the order of their calls, on a thread of the group where they are asynchronous.
 
 :func:`partial_hook` makes a partial collective of the gradients of ``DistributedDataParallel``. :func:`empty` makes tensors
@@ -24,7 +24,7 @@ __all__ = ["EarlybirdProcessGroup", "PartialHook", "empty", "partial_hook", "reg
 def register() -> None:
     """Makes the backend known to torch; the import has done it."""
     if "EARLYBIRD" not in dist.Backend._plugins:
-        dist.Backend.register_backend("earlybird", EarlybirdProcessGroup.create, devices=["cpu"])
+        dist.Backend.register_backend("earlybird", EarlybirdProcessGroup.create, devices=["cpu", "cuda"])
 
 
 def empty(

@@ -17,10 +17,11 @@ from .._earlybird import collectives
 from .._errors import UsageError
 from .._world import World
 from . import _tensors
+from ._cuda import ready, staged
 from ._meeting import meet
 from ._monitored import monitored_barrier
 from ._queue import Calls, MadeCall, end_all
-from ._tensors import Tensor, bytes_of, contiguous, keep, op_name
+from ._tensors import Tensor, bytes_of, contiguous, keep, op_name, result_of
 
 
 class EarlybirdProcessGroup(dist.ProcessGroup):
@@ -94,9 +95,15 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
         return chosen.total_seconds()
 
-    def _make(self, opts: Any, call: Callable[[float], list[Tensor]]) -> Work:
-        seconds = self._seconds(opts)
-        return self._calls.make(lambda: call(seconds), getattr(opts, "asyncOp", True))
+    def _make(self, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:
+        """Makes a call with tensors, those in lists as well."""
+        seconds, events = self._seconds(opts), ready(tensors)
+
+        def on_host() -> list[Tensor]:
+            with staged(events):
+                return call(seconds)
+
+        return self._calls.make(on_host, getattr(opts, "asyncOp", True), [event.device for event in events])
 
     def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in memory that the other ranks read in place (:func:`earlybird.torch.empty`)."""
@@ -114,12 +121,14 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         # While torch makes a group it would hang a recorder on one with devices, which fails for a group in Python.
         is_made = self in dist.distributed_c10d._world.pg_map
-        return [torch.device("cpu")] if is_made else []
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return [torch.device(device) for device in devices] if is_made else []
 
     def _get_backend(self, device: torch.device) -> EarlybirdProcessGroup:
         # torch asks a group for what does its calls on a device, and that whether calls can be handed in together.
         return self
 
+    get_backend = _get_backend
     supports_coalescing = False
 
     # Collectives.
@@ -140,23 +149,23 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.barrier(self.world, timeout)
             return []
 
-        return self._make(opts, call)
+        return self._make(opts, [], call)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         root, index = getattr(opts, "rootRank", 0), getattr(opts, "rootTensor", 0)
 
         def call(timeout: float) -> list[Tensor]:
-            data = contiguous(tensors[index])
+            data = contiguous(tensors[index]) if self._own_rank == root else result_of(tensors[index])
             collectives.broadcast(self.world, bytes_of(data), root, timeout)
             return [keep(tensor, data) for tensor in tensors]
 
-        return self._make(opts, call)
+        return self._make(opts, tensors, call)
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work:
         listed = [tensors] if isinstance(tensors, Tensor) else tensors
         name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
         return self._make(
-            opts, lambda timeout: [_tensors.all_reduce(self.world, tensor, name, timeout) for tensor in listed]
+            opts, listed, lambda timeout: [_tensors.all_reduce(self.world, tensor, name, timeout) for tensor in listed]
         )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
@@ -165,7 +174,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         name, root = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM)), getattr(opts, "rootRank", 0)
         return self._make(
-            opts, lambda timeout: [_tensors.reduce(self.world, tensor, name, root, timeout) for tensor in tensors]
+            opts, tensors, lambda timeout: [_tensors.reduce(self.world, tensor, name, root, timeout) for tensor in tensors]
         )
 
     def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float) -> None:
@@ -182,7 +191,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 self._all_gather(out, tensor, timeout)
             return [tensor for out in outputs for tensor in out]
 
-        return self._make(opts, call)
+        return self._make(opts, [outputs, tensors], call)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:
@@ -190,7 +199,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 self._all_gather([of_rank[index] for of_rank in outputs], tensor, timeout)
             return [tensor for of_rank in outputs for tensor in of_rank]
 
-        return self._make(opts, call)
+        return self._make(opts, [outputs, tensors], call)
 
     def _all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float) -> Tensor:
         if output.numel() != tensor.numel() * self._own_size or output.dtype != tensor.dtype:
@@ -198,16 +207,18 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 f"output tensor size must be equal to world_size times input tensor size: {output.numel()} elements of "
                 f"{output.dtype} are not {self._own_size} times {tensor.numel()} of {tensor.dtype}"
             )
-        source, result = contiguous(tensor), contiguous(output)
+        source, result = contiguous(tensor), result_of(output)
         collectives.all_gather(self.world, bytes_of(source), bytes_of(result), timeout)
         return keep(output, result)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
-        return self._make(opts, lambda timeout: [self._all_gather_into(output, tensor, timeout)])
+        return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
         pairs = list(zip(outputs, tensors, strict=True))
-        return self._make(opts, lambda timeout: [self._all_gather_into(out, tensor, timeout) for out, tensor in pairs])
+        return self._make(
+            opts, pairs, lambda timeout: [self._all_gather_into(out, tensor, timeout) for out, tensor in pairs]
+        )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
@@ -219,7 +230,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 _tensors.reduce_scatter(self.world, out, all, name, timeout)
             return outputs
 
-        return self._make(opts, call)
+        return self._make(opts, [outputs, inputs], call)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -229,6 +240,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         pairs = list(zip(outputs, tensors, strict=True))
         return self._make(
             opts,
+            pairs,
             lambda timeout: [_tensors.reduce_scatter(self.world, out, all, name, timeout) for out, all in pairs],
         )
 
@@ -245,20 +257,20 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.gather(self.world, bytes_of(source), out, root, timeout)
             return [] if all is None else [keep(*pair) for pair in zip(outputs[0], all, strict=True)]
 
-        return self._make(opts, call)
+        return self._make(opts, [outputs, tensors], call)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         root = getattr(opts, "rootRank", 0)
 
         def call(timeout: float) -> list[Tensor]:
-            result, all = contiguous(outputs[0]), None
+            result, all = result_of(outputs[0]), None
             if self._own_rank == root:
                 _tensors.same([result, *inputs[0]])
                 all = bytes_of(torch.cat([contiguous(block).reshape(-1) for block in inputs[0]]))
             collectives.scatter(self.world, all, bytes_of(result), root, timeout)
             return [keep(outputs[0], result)]
 
-        return self._make(opts, call)
+        return self._make(opts, [outputs, inputs], call)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:
@@ -273,20 +285,20 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 for out, part in zip(outputs, parts, strict=True)
             ]
 
-        return self._make(opts, call)
+        return self._make(opts, [outputs, inputs], call)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
         def call(timeout: float) -> list[Tensor]:
-            source, result = contiguous(tensor), contiguous(output)
+            source, result = contiguous(tensor), result_of(output)
             lengths = None
             if output_splits or input_splits:
                 lengths = (row_bytes(tensor, input_splits, self._own_size), row_bytes(output, output_splits, self._own_size))
             collectives.all_to_all(self.world, bytes_of(source), bytes_of(result), lengths, timeout)
             return [keep(output, result)]
 
-        return self._make(opts, call)
+        return self._make(opts, [output, tensor], call)
 
     # The names that torch had before, and has beside.
 
@@ -311,15 +323,18 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.send(self.world, bytes_of(data), peer, tag, self._seconds(None))
             return tensors
 
-        return self._mail("to", peer).make(call)
+        return self._mail("to", peer).make(call, devices=[tensor.device for tensor in tensors if tensor.is_cuda])
 
     def _receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> Work:
-        def call() -> list[Tensor]:
-            data = contiguous(tensors[0])
-            work.source = collectives.receive(self.world, bytes_of(data), peer, tag, self._seconds(None))
-            return [keep(tensors[0], data)]
+        events = ready(tensors)
 
-        work = MadeCall(call)
+        def call() -> list[Tensor]:
+            with staged(events):
+                data = result_of(tensors[0])
+                work.source = collectives.receive(self.world, bytes_of(data), peer, tag, self._seconds(None))
+                return [keep(tensors[0], data)]
+
+        work = MadeCall(call, [event.device for event in events])
         self._mail("from", peer).add(work)
         return work
 

@@ -58,7 +58,8 @@ class PartialHook:
     def __call__(self, state: Any, bucket: dist.GradBucket) -> Future:
         if self._sum is None:
             return self._synchronous(bucket)
-        future: Future = torch.futures.Future()
+        device = bucket.buffer().device
+        future: Future = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
         gradient = torch.from_numpy(self._sum.tensors()[bucket.index()])
         gradient.view(bucket.buffer().dtype).copy_(bucket.buffer())
         self._filled.append((bucket, future))
@@ -112,9 +113,12 @@ class PartialHook:
         for bucket, future in filled:
             buffer = bucket.buffer()
             parts = [outcome.tensors()[bucket.index()] for outcome in outcomes]
-            bytes_of(buffer)[:] = parts[-1].view(np.uint8)
+            if buffer.is_cuda:
+                buffer.copy_(torch.from_numpy(parts[-1].copy()).view(buffer.dtype))
+            else:
+                bytes_of(buffer)[:] = parts[-1].view(np.uint8)
             for index, part in enumerate(parts[:-1]):
-                missed = torch.from_numpy(part.copy()).view(buffer.dtype)
+                missed = torch.from_numpy(part.copy()).view(buffer.dtype).to(buffer.device)
                 if self._optimizer is None:
                     buffer.add_(missed)
                 else:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ Call = Callable[[], list[torch.Tensor]]
 class MadeCall(Work):
     """A call that was made, or will be: what torch waits for."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, devices: Sequence[torch.device] = ()) -> None:
         super().__init__()
         self._call: Call | None = call
         self._error: Exception | None = None
         self.source: int | None = None
         """The rank that a message came from."""
-        self._made: torch.futures.Future[Any] = torch.futures.Future()
+        # What it results in may lie on these devices only.
+        self._made: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
         # A failure that a callback raises reaches what waits in C++, too.
         self._future = self._made.then(self._result)
 
@@ -90,9 +91,9 @@ class Calls:
         with _ALL_LOCK:
             _ALL.add(self)
 
-    def make(self, call: Call, asynchronous: bool = True) -> MadeCall:
+    def make(self, call: Call, asynchronous: bool = True, devices: Sequence[torch.device] = ()) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
-        made = MadeCall(call)
+        made = MadeCall(call, devices)
         with self._lock:
             self._check()
             direct = not asynchronous and self._pending == 0

@@ -12,6 +12,7 @@ from torch.distributed import ReduceOp
 
 from .._earlybird import World, collectives
 from .._errors import UsageError
+from . import _cuda
 
 Tensor = torch.Tensor
 
@@ -33,16 +34,22 @@ def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that is contiguous."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise UsageError(f"earlybird moves dense tensors on the CPU; this one is {tensor.layout} on {tensor.device}")
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    """The tensor, or a copy of it on the host that is contiguous."""
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
+        raise UsageError(f"earlybird moves dense tensors on CPUs and GPUs; this one is {tensor.layout} on {tensor.device}")
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return _cuda.to_host(dense) if dense.is_cuda else dense
+
+
+def result_of(tensor: Tensor) -> Tensor:
+    """What is to be written: the tensor, or memory of the host for as much."""
+    return _cuda.room(tensor) if tensor.is_cuda else contiguous(tensor)
 
 
 def keep(tensor: Tensor, result: Tensor) -> Tensor:
     """Puts a result where it belongs, if it is not there yet."""
     if tensor.data_ptr() != result.data_ptr() or tensor.shape != result.shape or not tensor.is_contiguous():
-        tensor.detach().copy_(result.view(tensor.shape))
+        tensor.detach().copy_(result.view(tensor.shape), non_blocking=result.is_pinned())
     return tensor
 
 
@@ -105,7 +112,7 @@ def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) 
     """Sums tensors of coordinates and values: those of all ranks together, which are then coalesced."""
     if name != "SUM":
         raise UsageError("sparse tensors are summed, and not reduced otherwise")
-    mine = tensor.detach().coalesce()
+    mine = tensor.detach().coalesce().cpu()
     indices, values = mine.indices(), mine.values()
     shape = torch.tensor([indices.shape[1], *tensor.shape, *values.shape[1:]])
     shapes = _gathered(world, shape, timeout)
@@ -165,7 +172,7 @@ def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: f
     """Reduces all blocks; this rank gets its own."""
     if all.numel() != out.numel() * world.size or all.dtype != out.dtype:
         raise UsageError(f"{all.numel()} elements are not {world.size} times the {out.numel()} of the result")
-    source, result = contiguous(all), contiguous(out)
+    source, result = contiguous(all), result_of(out)
     native = _native(source, name)
     if native is None:
         blocks = (gathered.reshape(world.size, -1)[world.rank] for gathered in _gathered(world, source, timeout))
