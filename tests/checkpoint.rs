@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Duration;
 
+use common::folder::Folder;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways, world};
-use common::{Job, Way, role, said, unique};
+use common::{Job, Way, role, said};
 use earlybird::{Absent, AllreduceBuilder, Checkpoint, Config, Error, Fire, Group, Mover, Outcomes, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -23,27 +24,6 @@ const RANKS: u32 = 4;
 /// Where a rank saved, and where it stopped: the first rounds at or behind these after which that was possible.
 const SAVED: [u64; 2] = [5, 9];
 const STOPPED: u64 = 16;
-
-/// A folder for checkpoints, which is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let folder = std::env::temp_dir().join(unique());
-        std::fs::create_dir(&folder).unwrap();
-        Folder(folder)
-    }
-
-    fn name(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What a rank's application knows besides its collective.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

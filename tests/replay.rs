@@ -6,37 +6,17 @@ mod common;
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
+use common::folder::Folder;
 use common::tier::by_tier;
-use common::{Job, Way, libfabric, role, said, unique};
+use common::{Job, Way, libfabric, role, said};
 use earlybird::{
     Absent, Allreduce, AllreduceBuilder, Config, Entry, Executor, FabricChoice, Fire, Mover, Outcomes, Scale, World,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
-
-/// A folder for recordings, which is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let folder = std::env::temp_dir().join(unique());
-        std::fs::create_dir(&folder).unwrap();
-        Folder(folder)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn draw(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -233,10 +213,10 @@ fn refused(
 #[test]
 fn what_cannot_be_replayed_is_refused() {
     let folder = Folder::new();
-    let file = folder.0.join("run");
+    let file = folder.path("run");
     record(&file);
-    let named = |rank: u32| folder.0.join(format!("run.1.{rank}"));
-    assert!(named(0).exists() && named(1).exists() && !folder.0.join("run.0.0").exists());
+    let named = |rank: u32| folder.path(format!("run.1.{rank}"));
+    assert!(named(0).exists() && named(1).exists() && !folder.path("run.0.0").exists());
     let say = |errors: Vec<String>, words: &str| {
         assert!(errors.iter().any(|error| error.contains(words)), "{errors:?} lack {words:?}");
     };
@@ -248,7 +228,7 @@ fn what_cannot_be_replayed_is_refused() {
     say(refused(&file, |_, solo| build(solo.depth(3))), "run.1.0: depth was 8");
     say(refused(&file, |_, solo| build(solo.mover(Mover::Tree))), "the tree mover adds in another order");
     say(refused(&file, |_, solo| build(solo.executor(Executor::Provider))), "cannot be replayed");
-    say(refused(&folder.0.join("other"), |_, solo| build(solo)), "other.1.0: the recording cannot be read");
+    say(refused(&folder.path("other"), |_, solo| build(solo)), "other.1.0: the recording cannot be read");
     // More steps than were recorded, and fewer.
     let fourth = |_: &World, solo: AllreduceBuilder<'_, f32>| {
         let mut sum = solo.build()?;
@@ -280,11 +260,11 @@ fn what_cannot_be_replayed_is_refused() {
 fn a_recording_that_cannot_be_written_is_refused_at_once() {
     let folder = Folder::new();
     for rank in 0..2 {
-        std::os::unix::fs::symlink("/dev/full", folder.0.join(format!("full.0.{rank}"))).unwrap();
+        std::os::unix::fs::symlink("/dev/full", folder.path(format!("full.0.{rank}"))).unwrap();
     }
     for name in ["full", "no/such/folder"] {
         let build = |world: &World| solo(world).build().map(drop).unwrap_err().to_string();
-        let refused = pair((Some(&folder.0.join(name)), None), build);
+        let refused = pair((Some(&folder.path(name)), None), build);
         assert!(refused.iter().any(|error| error.contains("cannot be written here")), "{refused:?}");
     }
 }

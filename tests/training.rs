@@ -4,10 +4,11 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
 use common::command::{earlybird, text};
+use common::folder::Folder;
 use common::tier::{by_tier, is_deep};
 
 #[test]
@@ -69,11 +70,10 @@ fn training_compares_presets() {
 /// With other delays ranks arrive in another order, and all the same a replay ends with the models of the recorded run.
 #[test]
 fn a_training_is_replayed_to_the_bit() {
-    let folder = std::env::temp_dir().join(common::unique());
-    std::fs::create_dir(&folder).unwrap();
+    let folder = Folder::new();
     let train = |task: &[&str], skew: &str, tape: Option<&str>| {
         let mut command = earlybird(&[&["train"], task, &["-n", "3", "--json", "--skew", skew]].concat());
-        tape.map(|name| command.env(name, folder.join(task[0])));
+        tape.map(|name| command.env(name, folder.path(task[0])));
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         let lines = String::from_utf8(output.stdout).unwrap();
@@ -90,7 +90,6 @@ fn a_training_is_replayed_to_the_bit() {
     assert_eq!(train(&digits, "one:0:1ms", Some("EARLYBIRD_REPLAY")), recorded);
     // A run of its own has other cuts.
     assert_ne!(train(&digits, "one:0:1ms", None), recorded);
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Lines of any length, and gradients in several tensors.
@@ -103,27 +102,6 @@ fn training_with_words_learns_under_a_partial_rule() {
     assert_eq!((&row["task"], &row["skew"]), (&"words".into(), &"none".into()));
     assert!(row["first_loss"].as_f64().unwrap() > 4.0 && row["final_loss"].as_f64().unwrap() < 2.5, "{row}");
     assert!(row["accuracy"].as_f64().unwrap() > 0.33, "{row}");
-}
-
-/// A folder for what trainings save, which is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let folder = std::env::temp_dir().join(common::unique());
-        std::fs::create_dir(&folder).unwrap();
-        Folder(folder)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 const RANKS: u32 = 3;

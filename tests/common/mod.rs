@@ -8,6 +8,7 @@ pub mod absence;
 #[cfg(feature = "cli")]
 pub mod command;
 pub mod faults;
+pub mod folder;
 pub mod guests;
 pub mod hosts;
 pub mod marks;
