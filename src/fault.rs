@@ -284,7 +284,9 @@ faults! {
         WriteInPlace,
     }
     "board" in Boards {
-        /// Publishes into a slot that a rank may still read.
+        /// Publishes into a line for headers that a rank may still read.
+        ReuseBoardLine,
+        /// Publishes data into a slot that a rank may still read.
         ReuseBoardSlot,
         /// Never says what it has taken, unless it publishes.
         NeverAcknowledge,

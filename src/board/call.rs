@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::layout::{HEADER, Header, MARK};
+use super::layout::{HEADER, Header, MARK, Slot};
 use super::peers::Purpose;
 use super::plan::{Plan, Readers};
 use super::{Blocks, Board, Kind};
@@ -125,7 +125,7 @@ impl<'a> Call<'a> {
                     return Ok(if board.peers.is_told() { Polled::Ready } else { polled });
                 }
                 board.acknowledge()?;
-                if board.unfinished().is_some() {
+                if board.unfinished(self.plan.layout().has_data()).is_some() {
                     return Ok(polled);
                 }
                 self.publish(board)?;
@@ -145,7 +145,7 @@ impl<'a> Call<'a> {
     pub(crate) fn missing(&self, board: &Board) -> Ranks {
         if !self.is_published {
             let has_told = |rank, word| board.peers.knows(rank, word) || board.peers.heard(rank) >= word;
-            return Ranks(board.pace.unfinished(has_told).into_iter().collect());
+            return Ranks(board.pace.unfinished(self.plan.layout().has_data(), has_told).into_iter().collect());
         }
         let lacks = |&rank: &u32| self.plan.takes_from(rank, self.step) && !board.met[rank as usize];
         Ranks((0..board.peers.ranks()).filter(lacks).collect())
@@ -183,7 +183,7 @@ impl<'a> Call<'a> {
             write(0, &[]);
         }
         board.copies.into_boards += self.counted(copied);
-        board.announce(readers)?;
+        board.announce(readers, self.plan.layout().has_data())?;
         board.met.clear();
         board.met.resize(board.peers.ranks() as usize, false);
         self.left = (0..board.peers.ranks()).filter(|&rank| self.plan.takes_from(rank, self.step)).count() as u32;
@@ -246,14 +246,14 @@ impl<'a> Call<'a> {
         let window = if board.sizes.shared { board.peers.slots(rank)? } else { None };
         let Some(window) = window else { return Ok(board.peers.has_told(rank, word)) };
         let is_marked = || marks.iter().flatten().all(|&mark| sync::look(window.cell(mark)) == step);
-        let elsewhere = |slot| (sync::look(window.cell(self.mark(slot, 0))), slot);
+        let elsewhere = |line| (sync::look(window.cell(self.mark(Slot { line, ..slot }, 0))), line);
         if !is_marked() {
             let beyond = |&(mark, _): &(u64, usize)| mark >= step;
-            let slots = if self.listens { 0..board.sizes.slots } else { 0..0 };
-            let Some((_, other)) = slots.map(elsewhere).filter(beyond).min() else { return Ok(false) };
+            let lines = if self.listens { 0..board.sizes.lines } else { 0..0 };
+            let Some((_, line)) = lines.map(elsewhere).filter(beyond).min() else { return Ok(false) };
             // Piece 0 is marked after all others. What it published for this rank was there before that one.
             if !is_marked() {
-                let theirs = Self::read_header(window, self.plan.layout().header(other, 0));
+                let theirs = Self::read_header(window, self.plan.layout().header(Slot { line, ..slot }, 0));
                 return self.compare(board, rank, theirs).map(|()| false);
             }
         }
@@ -263,7 +263,7 @@ impl<'a> Call<'a> {
     }
 
     /// The cell of a mark.
-    fn mark(&self, slot: usize, piece: usize) -> usize {
+    fn mark(&self, slot: Slot, piece: usize) -> usize {
         self.plan.layout().header(slot, piece) / size_of::<u64>() + MARK
     }
 

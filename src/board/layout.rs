@@ -1,10 +1,11 @@
-//! Where pieces lie on a board: in the slot of their step.
+//! Where pieces lie on a board: in the slots of their step.
 //!
 //! A piece has a *header*, which ends with the *mark*: the number of the step. Where all ranks share memory, the headers lie
 //! at the beginning of the board, in a cache line each: those that the same rank reads in one step after the other beside
 //! each other, so processors fetch the next ones by themselves. No data ever lies where a mark does, so a rank that finds
 //! the step's number there knows that the piece is there. Data of a few bytes lies in the line of its header: a reader waits
-//! for one line and has all. A rank on another host is told a word instead, and reads a header together with the data after
+//! for one line and has all. There are more lines than slots for data, so a rank that sends a few bytes runs further ahead
+//! of its readers. A rank on another host is told a word instead, and reads a header together with the data after
 //! it.
 #![forbid(unsafe_code)]
 
@@ -31,15 +32,30 @@ const FEW: usize = 8;
 const MANY: usize = 32;
 const SLOTS_OF_A_HOST: usize = 128;
 
+/// As [`MANY`] and [`SLOTS_OF_A_HOST`], for lines: where ranks share cores, a sender goes on until its readers get a core.
+const MANY_LINES: usize = 256;
+const LINES_OF_A_HOST: usize = 1024;
+
 /// Sizes of the boards of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(super) ranks: u32,
     /// All ranks share memory.
     pub(super) shared: bool,
-    /// Slots of a board, and bytes of each.
+    /// Slots of a board for data, and bytes of each.
     pub(super) slots: usize,
     pub(super) slot: usize,
+    /// Slots of a board for headers.
+    pub(super) lines: usize,
+}
+
+/// The slots of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    /// For headers.
+    pub(super) line: usize,
+    /// For data.
+    pub(super) data: usize,
 }
 
 impl Sizes {
@@ -50,22 +66,24 @@ impl Sizes {
     /// With so many bytes for data in a slot, or more where there are so many ranks.
     pub(super) fn with_slots(ranks: u32, shared: bool, bytes: usize) -> Self {
         let least = (ranks as usize + 1) * 2 * CACHE_LINE;
-        let mut sizes = Sizes { ranks, shared, slots: FEW, slot: bytes.max(least).next_multiple_of(CACHE_LINE) };
-        if shared {
-            sizes.slots = (SLOTS_OF_A_HOST / ranks as usize).clamp(FEW, MANY);
+        let slot = bytes.max(least).next_multiple_of(CACHE_LINE);
+        if !shared {
+            return Sizes { ranks, shared, slots: FEW, slot, lines: FEW };
         }
-        sizes
+        let slots = (SLOTS_OF_A_HOST / ranks as usize).clamp(FEW, MANY);
+        let lines = (LINES_OF_A_HOST / ranks as usize).clamp(slots, MANY_LINES);
+        Sizes { ranks, shared, slots, slot, lines }
     }
 
     /// Bytes for headers at the beginning of a board.
-    fn lines(self) -> usize {
+    fn headers(self) -> usize {
         // A rank publishes a piece for each rank and one result, at most.
-        if self.shared { self.slots * (self.ranks as usize + 1) * CACHE_LINE } else { 0 }
+        if self.shared { self.lines * (self.ranks as usize + 1) * CACHE_LINE } else { 0 }
     }
 
     /// Bytes of a board.
     pub(super) fn board(self) -> usize {
-        self.lines() + self.slots * self.slot
+        self.headers() + self.slots * self.slot
     }
 
     /// The layout of a call with blocks of so many bytes, at most; `several`: a slot has pieces for each rank.
@@ -100,19 +118,24 @@ impl Layout {
         }
     }
 
+    /// Whether pieces take a slot for data.
+    pub(super) fn has_data(&self) -> bool {
+        !self.is_inline
+    }
+
     /// Where the header of a piece lies. That of piece 0 is at the same place in all calls.
-    pub(super) fn header(&self, slot: usize, piece: usize) -> usize {
+    pub(super) fn header(&self, slot: Slot, piece: usize) -> usize {
         match self.sizes.shared {
-            true => (piece * self.sizes.slots + slot) * CACHE_LINE,
-            false => slot * self.sizes.slot + piece * self.stride,
+            true => (piece * self.sizes.lines + slot.line) * CACHE_LINE,
+            false => slot.data * self.sizes.slot + piece * self.stride,
         }
     }
 
     /// Where the data of a piece lies.
-    pub(super) fn data(&self, slot: usize, piece: usize) -> usize {
+    pub(super) fn data(&self, slot: Slot, piece: usize) -> usize {
         match self.is_inline || !self.sizes.shared {
             true => self.header(slot, piece) + HEADER,
-            false => self.sizes.lines() + slot * self.sizes.slot + piece * self.stride,
+            false => self.sizes.headers() + slot.data * self.sizes.slot + piece * self.stride,
         }
     }
 
@@ -135,8 +158,10 @@ mod tests {
                     let sizes = Sizes::new(ranks, shared);
                     let layout = sizes.layout(several, block);
                     let pieces = if several { ranks as usize + 1 } else { 1 };
+                    let last = Slot { line: sizes.lines - 1, data: sizes.slots - 1 };
                     let all = || {
-                        [0, sizes.slots - 1].into_iter().flat_map(|slot| (0..pieces).map(move |piece| (slot, piece)))
+                        let slots = [Slot { line: 0, data: 0 }, last].into_iter();
+                        slots.flat_map(|slot| (0..pieces).map(move |piece| (slot, piece)))
                     };
                     let headers = all().map(|(slot, piece)| (layout.header(slot, piece), HEADER));
                     let data = all().map(|(slot, piece)| (layout.data(slot, piece), layout.chunk().min(block)));
@@ -160,10 +185,13 @@ mod tests {
             let blocks = [0, 1, 8, INLINE, INLINE + 1, 64, 1000, 1 << 20];
             blocks.into_iter().flat_map(|block| [true, false].map(|several| sizes.layout(several, block)))
         };
-        let mark_of = |layout: Layout, piece| layout.header(1, piece) + MARK * size_of::<u64>();
+        let ends =
+            [0, 1, sizes.lines - 1].into_iter().flat_map(|line| [0, sizes.slots - 1].map(|data| Slot { line, data }));
+        let places: Vec<_> = ends.flat_map(|slot| (0..6).map(move |piece| (slot, piece))).collect();
         for (marked, other) in layouts().flat_map(|marked| layouts().map(move |other| (marked, other))) {
-            for (piece, another) in (0..6).flat_map(|piece| (0..6).map(move |another| (piece, another))) {
-                let (mark, from) = (mark_of(marked, piece), other.data(1, another));
+            for (place, another) in places.iter().flat_map(|place| places.iter().map(move |another| (place, another))) {
+                let mark = marked.header(place.0, place.1) + MARK * size_of::<u64>();
+                let from = other.data(another.0, another.1);
                 assert!(mark + size_of::<u64>() <= from || mark >= from + other.chunk());
             }
         }

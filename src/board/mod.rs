@@ -78,7 +78,7 @@ impl Board {
             sizes,
             peers,
             memory,
-            pace: Pace::new(me, sizes.ranks, sizes.slots, Fault::chosen()),
+            pace: Pace::new(me, sizes, Fault::chosen()),
             history: 0,
             copies: Copies::default(),
             met: Vec::new(),
@@ -97,10 +97,10 @@ impl Board {
         self.peers.meet(told)
     }
 
-    /// A rank that has not taken what the slot of this step holds.
-    fn unfinished(&mut self) -> Option<u32> {
+    /// A rank that has not taken what the slots of this step hold.
+    fn unfinished(&mut self, has_data: bool) -> Option<u32> {
         let Board { pace, peers, .. } = self;
-        pace.unfinished(|rank, word| peers.has_told(rank, word))
+        pace.unfinished(has_data, |rank, word| peers.has_told(rank, word))
     }
 
     /// Tells the ranks that wait for it what this one has taken.
@@ -112,9 +112,9 @@ impl Board {
     }
 
     /// This rank has published its part of a step: wakes the readers, and tells them where marks do not.
-    fn announce(&mut self, readers: Readers) -> Result<()> {
+    fn announce(&mut self, readers: Readers, has_data: bool) -> Result<()> {
         let Board { pace, peers, sizes, .. } = self;
-        pace.publish(readers, |rank, word| match sizes.shared {
+        pace.publish(readers, has_data, |rank, word| match sizes.shared {
             true => {
                 peers.have_marked();
                 Ok(())

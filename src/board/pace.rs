@@ -5,12 +5,14 @@
 //! ranks that publish to each other in every step tell nothing else. Where all ranks share memory, the marks of what a rank
 //! publishes ([`layout`](super::layout)) say what the even words would, and it tells the odd ones only.
 //!
-//! A slot is used again when all readers have taken what was in it. A rank that has nothing to publish says so at most
-//! half as many steps after it has taken something as there are slots. So of the ranks that wait for each other,
+//! A slot is used again when all readers have taken what was in it: a slot for headers, and one for data if the step has
+//! some outside of headers. A rank that has nothing to publish says so at most half as many steps after it has taken
+//! something as there are slots for data, of which there are never more than for headers. So of the ranks that wait for each other,
 //! the one with the fewest steps can go on: what it publishes into has been taken by ranks that have made more steps, and
 //! what it takes has been published by them.
 #![forbid(unsafe_code)]
 
+use super::layout::{Sizes, Slot};
 use super::plan::Readers;
 use crate::error::Result;
 use crate::fault::Fault;
@@ -19,22 +21,26 @@ use crate::fault::Fault;
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     me: u32,
-    /// The step that it makes, from 1, and the slot of it.
+    /// The step that it makes, from 1, and the slots of it.
     step: u64,
-    slot: usize,
+    slot: Slot,
     /// The first step in which it took something of each rank and has not said so; 0: it has said so.
     owed: Vec<u64>,
     /// No rank is owed an answer since before this step.
     oldest: u64,
-    /// Who reads what it published in the last steps: in each slot.
+    /// Who reads what it published in the last steps: in each slot for headers.
     readers: Vec<Readers>,
+    /// For each slot for data, the last step that used it, or 0, and who reads that.
+    data: Vec<(u64, Readers)>,
     fault: Option<Fault>,
 }
 
 impl Pace {
-    pub(super) fn new(me: u32, ranks: u32, slots: usize, fault: Option<Fault>) -> Self {
-        let (owed, readers) = (vec![0; ranks as usize], vec![Readers::None; slots]);
-        Pace { me, step: 1, slot: 1 % slots, owed, oldest: u64::MAX, readers, fault }
+    pub(super) fn new(me: u32, sizes: Sizes, fault: Option<Fault>) -> Self {
+        let owed = vec![0; sizes.ranks as usize];
+        let (readers, data) = (vec![Readers::None; sizes.lines], vec![(0, Readers::None); sizes.slots]);
+        let slot = Slot { line: 1 % sizes.lines, data: 1 % sizes.slots };
+        Pace { me, step: 1, slot, owed, oldest: u64::MAX, readers, data, fault }
     }
 
     /// The mistake that the board makes.
@@ -47,39 +53,51 @@ impl Pace {
         self.step
     }
 
-    /// The slot of this step.
-    pub(super) fn slot(&self) -> usize {
+    /// The slots of this step.
+    pub(super) fn slot(&self) -> Slot {
         self.slot
     }
 
-    /// The slot of the step after this one.
-    pub(super) fn next_slot(&self) -> usize {
-        if self.slot + 1 == self.readers.len() { 0 } else { self.slot + 1 }
+    /// The slots of the step after this one.
+    pub(super) fn next_slot(&self) -> Slot {
+        let next = |slot: usize, slots: usize| if slot + 1 == slots { 0 } else { slot + 1 };
+        Slot { line: next(self.slot.line, self.readers.len()), data: next(self.slot.data, self.data.len()) }
     }
 
-    fn slots(&self) -> u64 {
-        self.readers.len() as u64
+    /// A rank that has not taken what the slots of this step hold; `has_data`: whether it takes one for data. `heard`:
+    /// whether a rank has told a word.
+    #[inline]
+    pub(super) fn unfinished(&self, has_data: bool, mut heard: impl FnMut(u32, u64) -> bool) -> Option<u32> {
+        let mut behind = |step: u64, readers: Readers, overlooks: Fault| {
+            let needed = if overlooks.is(self.fault) { 0 } else { 2 * step + 1 };
+            let mut lacks = |rank: u32| rank != self.me && !heard(rank, needed);
+            match readers {
+                Readers::None => None,
+                Readers::One(rank) => Some(rank).filter(|&rank| lacks(rank)),
+                Readers::All => (0..self.owed.len() as u32).find(|&rank| lacks(rank)),
+            }
+        };
+        let before = self.step.saturating_sub(self.readers.len() as u64);
+        let (step, readers) = if has_data { self.data[self.slot.data] } else { (0, Readers::None) };
+        let line = behind(before, self.readers[self.slot.line], Fault::ReuseBoardLine);
+        line.or_else(|| behind(step, readers, Fault::ReuseBoardSlot))
     }
 
-    /// A rank that has not taken what the slot of this step holds; `heard`: whether a rank has told a word.
-    pub(super) fn unfinished(&self, mut heard: impl FnMut(u32, u64) -> bool) -> Option<u32> {
-        let before = self.step.checked_sub(self.slots())?;
-        let needed = if Fault::ReuseBoardSlot.is(self.fault) { 0 } else { 2 * before + 1 };
-        let mut lacks = |rank: u32| rank != self.me && !heard(rank, needed);
-        match self.readers[self.slot()] {
-            Readers::None => None,
-            Readers::One(rank) => Some(rank).filter(|&rank| lacks(rank)),
-            Readers::All => (0..self.owed.len() as u32).find(|&rank| lacks(rank)),
-        }
-    }
-
-    /// This rank has published its part of the step: its readers are told.
+    /// This rank has published its part of the step, with data outside of headers or not: its readers are told.
     ///
     /// # Errors
     /// The first of `tell`, which gets ranks and their words.
-    pub(super) fn publish(&mut self, readers: Readers, mut tell: impl FnMut(u32, u64) -> Result<()>) -> Result<()> {
-        let (me, ranks, word, slot) = (self.me, self.owed.len() as u32, 2 * self.step, self.slot());
-        self.readers[slot] = readers;
+    pub(super) fn publish(
+        &mut self,
+        readers: Readers,
+        has_data: bool,
+        mut tell: impl FnMut(u32, u64) -> Result<()>,
+    ) -> Result<()> {
+        let (me, ranks, word) = (self.me, self.owed.len() as u32, 2 * self.step);
+        self.readers[self.slot.line] = readers;
+        if has_data {
+            self.data[self.slot.data] = (self.step, readers);
+        }
         let mut to = |rank: u32| {
             self.owed[rank as usize] = 0;
             tell(rank, word)
@@ -98,7 +116,7 @@ impl Pace {
     /// As [`Pace::publish`].
     #[inline]
     pub(super) fn acknowledge(&mut self, mut tell: impl FnMut(u32, u64) -> Result<()>) -> Result<()> {
-        let patience = self.slots() / 2;
+        let patience = self.data.len() as u64 / 2;
         if self.step < self.oldest.saturating_add(patience) || Fault::NeverAcknowledge.is(self.fault) {
             return Ok(());
         }
