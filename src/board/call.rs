@@ -248,8 +248,8 @@ impl<'a> Call<'a> {
         let is_marked = || marks.iter().flatten().all(|&mark| sync::look(window.cell(mark)) == step);
         let elsewhere = |line| (sync::look(window.cell(self.mark(Slot { line, ..slot }, 0))), line);
         if !is_marked() {
-            let beyond = |&(mark, _): &(u64, usize)| mark >= step;
-            let lines = if self.listens { 0..board.sizes.lines } else { 0..0 };
+            let beyond = |&(mark, _): &(u64, u32)| mark >= step;
+            let lines = if self.listens { 0..board.sizes.lines } else { 0..0u32 };
             let Some((_, line)) = lines.map(elsewhere).filter(beyond).min() else { return Ok(false) };
             // Piece 0 is marked after all others. What it published for this rank was there before that one.
             if !is_marked() {
@@ -291,7 +291,7 @@ impl<'a> Call<'a> {
 
     /// Where a piece from another host is read to.
     fn place_for(&self, board: &Board, rank: u32, purpose: Purpose) -> Option<(Region, usize)> {
-        let half = if purpose == Purpose::Copied { 0 } else { board.sizes.slot };
+        let half = if purpose == Purpose::Copied { 0 } else { board.sizes.slot() };
         board.memory.places.as_ref().map(|(region, _)| (*region, half + self.plan.layout().place(rank)))
     }
 
@@ -375,7 +375,7 @@ impl<'a> Call<'a> {
         let Board { me, sizes, peers, memory, sources, results, .. } = board;
         let own = self.data.input.filter(|_| !self.plan.reduces_boards(self.step));
         let own = own.map(|input| &input[self.plan.input(self.data.from, self.plan.own_piece(), self.step)]);
-        let place = |rank: u32| sizes.slot + self.plan.layout().place(rank) + HEADER;
+        let place = |rank: u32| sizes.slot() + self.plan.layout().place(rank) + HEADER;
         let source = |rank: u32| match (peers.known_slots(rank), &memory.places) {
             _ if rank == *me => own.map_or(Source::Board(&memory.slots, at), Source::Own),
             (Some(window), _) => Source::Board(window, at),

@@ -28,34 +28,35 @@ const SLOT: usize = 128 << 10;
 /// Bounds of the number of slots, and about how many all ranks of a host have together. The slots of few ranks do not fit
 /// into the caches of their cores: another core reads what has left them faster than what it must ask the writer's
 /// core for (measured with `bench --op`). On a network slots are registered memory, and there are few.
-const FEW: usize = 8;
-const MANY: usize = 32;
-const SLOTS_OF_A_HOST: usize = 128;
+const FEW: u32 = 8;
+const MANY: u32 = 32;
+const SLOTS_OF_A_HOST: u32 = 128;
 
 /// As [`MANY`] and [`SLOTS_OF_A_HOST`], for lines: where ranks share cores, a sender goes on until its readers get a core.
-const MANY_LINES: usize = 256;
-const LINES_OF_A_HOST: usize = 1024;
+/// Two ranks seldom share one, and fewer lines stay in the first caches.
+const MANY_LINES: u32 = 256;
+const LINES_OF_A_HOST: u32 = 1024;
 
-/// Sizes of the boards of a world.
+/// Sizes of the boards of a world. In few bytes: each call copies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(super) ranks: u32,
+    /// Slots of a board for data, and bytes of each.
+    pub(super) slots: u32,
+    slot: u32,
+    /// Slots of a board for headers.
+    pub(super) lines: u32,
     /// All ranks share memory.
     pub(super) shared: bool,
-    /// Slots of a board for data, and bytes of each.
-    pub(super) slots: usize,
-    pub(super) slot: usize,
-    /// Slots of a board for headers.
-    pub(super) lines: usize,
 }
 
 /// The slots of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     /// For headers.
-    pub(super) line: usize,
+    pub(super) line: u32,
     /// For data.
-    pub(super) data: usize,
+    pub(super) data: u32,
 }
 
 impl Sizes {
@@ -66,24 +67,30 @@ impl Sizes {
     /// With so many bytes for data in a slot, or more where there are so many ranks.
     pub(super) fn with_slots(ranks: u32, shared: bool, bytes: usize) -> Self {
         let least = (ranks as usize + 1) * 2 * CACHE_LINE;
-        let slot = bytes.max(least).next_multiple_of(CACHE_LINE);
+        // A few hundred bytes for each rank, and never 4 GiB.
+        let slot = bytes.max(least).next_multiple_of(CACHE_LINE) as u32;
         if !shared {
             return Sizes { ranks, shared, slots: FEW, slot, lines: FEW };
         }
-        let slots = (SLOTS_OF_A_HOST / ranks as usize).clamp(FEW, MANY);
-        let lines = (LINES_OF_A_HOST / ranks as usize).clamp(slots, MANY_LINES);
+        let slots = (SLOTS_OF_A_HOST / ranks).clamp(FEW, MANY);
+        let lines = if ranks <= 2 { slots } else { (LINES_OF_A_HOST / ranks).clamp(slots, MANY_LINES) };
         Sizes { ranks, shared, slots, slot, lines }
+    }
+
+    /// Bytes of a slot for data.
+    pub(super) fn slot(self) -> usize {
+        self.slot as usize
     }
 
     /// Bytes for headers at the beginning of a board.
     fn headers(self) -> usize {
         // A rank publishes a piece for each rank and one result, at most.
-        if self.shared { self.lines * (self.ranks as usize + 1) * CACHE_LINE } else { 0 }
+        if self.shared { self.lines as usize * (self.ranks as usize + 1) * CACHE_LINE } else { 0 }
     }
 
     /// Bytes of a board.
     pub(super) fn board(self) -> usize {
-        self.headers() + self.slots * self.slot
+        self.headers() + self.slots as usize * self.slot()
     }
 
     /// The layout of a call with blocks of so many bytes, at most; `several`: a slot has pieces for each rank.
@@ -92,9 +99,9 @@ impl Sizes {
         let pieces = if several || !self.shared { self.ranks as usize + 1 } else { 1 };
         let header = if self.shared { 0 } else { HEADER };
         let needed = block.max(1).saturating_add(header + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
-        let fits = needed.checked_mul(pieces).is_some_and(|all| all <= self.slot);
-        let stride = if fits { needed } else { self.slot / pieces / CACHE_LINE * CACHE_LINE };
-        Layout { sizes: self, stride, is_inline: self.shared && block <= INLINE }
+        let fits = needed.checked_mul(pieces).is_some_and(|all| all <= self.slot());
+        let stride = if fits { needed } else { self.slot() / pieces / CACHE_LINE * CACHE_LINE };
+        Layout { sizes: self, stride: stride as u32, is_inline: self.shared && block <= INLINE }
     }
 }
 
@@ -103,7 +110,7 @@ impl Sizes {
 pub(super) struct Layout {
     sizes: Sizes,
     /// Bytes from the data of a piece to that of the next one.
-    stride: usize,
+    stride: u32,
     /// The data lies in the line of the header.
     is_inline: bool,
 }
@@ -113,9 +120,13 @@ impl Layout {
     pub(super) fn chunk(&self) -> usize {
         match self.is_inline {
             true => INLINE,
-            false if self.sizes.shared => self.stride,
-            false => self.stride - HEADER,
+            false if self.sizes.shared => self.stride(),
+            false => self.stride() - HEADER,
         }
+    }
+
+    fn stride(&self) -> usize {
+        self.stride as usize
     }
 
     /// Whether pieces take a slot for data.
@@ -126,8 +137,8 @@ impl Layout {
     /// Where the header of a piece lies. That of piece 0 is at the same place in all calls.
     pub(super) fn header(&self, slot: Slot, piece: usize) -> usize {
         match self.sizes.shared {
-            true => (piece * self.sizes.lines + slot.line) * CACHE_LINE,
-            false => slot.data * self.sizes.slot + piece * self.stride,
+            true => (piece * self.sizes.lines as usize + slot.line as usize) * CACHE_LINE,
+            false => slot.data as usize * self.sizes.slot() + piece * self.stride(),
         }
     }
 
@@ -135,13 +146,13 @@ impl Layout {
     pub(super) fn data(&self, slot: Slot, piece: usize) -> usize {
         match self.is_inline || !self.sizes.shared {
             true => self.header(slot, piece) + HEADER,
-            false => self.sizes.headers() + slot.data * self.sizes.slot + piece * self.stride,
+            false => self.sizes.headers() + slot.data as usize * self.sizes.slot() + piece * self.stride(),
         }
     }
 
     /// Where in its memory a rank reads what `rank` of another host has published: a header, and data after it.
     pub(super) fn place(&self, rank: u32) -> usize {
-        rank as usize * self.stride
+        rank as usize * self.stride()
     }
 }
 
@@ -171,7 +182,7 @@ mod tests {
                     assert!(parts.iter().all(|(at, bytes)| at + bytes <= sizes.board()), "{ranks} ranks, {block}");
                     assert!(layout.chunk() >= block.min(INLINE), "{ranks} ranks, {block}");
                     // What all ranks published can be read at once.
-                    assert!(shared || layout.place(ranks) <= sizes.slot);
+                    assert!(shared || layout.place(ranks) <= sizes.slot());
                 }
             }
         }

@@ -71,7 +71,7 @@ impl Board {
     /// # Errors
     /// There is no memory for it.
     pub(crate) fn new(endpoint: Box<dyn Endpoint>, me: u32, sizes: Sizes) -> Result<(Self, Vec<u8>)> {
-        let places = (!sizes.shared).then_some(2 * sizes.slot);
+        let places = (!sizes.shared).then_some(2 * sizes.slot());
         let (peers, memory, told) = Peers::new(endpoint, me, sizes.ranks, sizes.board(), places)?;
         let board = Board {
             me,

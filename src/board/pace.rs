@@ -38,7 +38,8 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(me: u32, sizes: Sizes, fault: Option<Fault>) -> Self {
         let owed = vec![0; sizes.ranks as usize];
-        let (readers, data) = (vec![Readers::None; sizes.lines], vec![(0, Readers::None); sizes.slots]);
+        let (readers, data) =
+            (vec![Readers::None; sizes.lines as usize], vec![(0, Readers::None); sizes.slots as usize]);
         let slot = Slot { line: 1 % sizes.lines, data: 1 % sizes.slots };
         Pace { me, step: 1, slot, owed, oldest: u64::MAX, readers, data, fault }
     }
@@ -60,7 +61,7 @@ impl Pace {
 
     /// The slots of the step after this one.
     pub(super) fn next_slot(&self) -> Slot {
-        let next = |slot: usize, slots: usize| if slot + 1 == slots { 0 } else { slot + 1 };
+        let next = |slot: u32, slots: usize| if slot as usize + 1 == slots { 0 } else { slot + 1 };
         Slot { line: next(self.slot.line, self.readers.len()), data: next(self.slot.data, self.data.len()) }
     }
 
@@ -78,8 +79,8 @@ impl Pace {
             }
         };
         let before = self.step.saturating_sub(self.readers.len() as u64);
-        let (step, readers) = if has_data { self.data[self.slot.data] } else { (0, Readers::None) };
-        let line = behind(before, self.readers[self.slot.line], Fault::ReuseBoardLine);
+        let (step, readers) = if has_data { self.data[self.slot.data as usize] } else { (0, Readers::None) };
+        let line = behind(before, self.readers[self.slot.line as usize], Fault::ReuseBoardLine);
         line.or_else(|| behind(step, readers, Fault::ReuseBoardSlot))
     }
 
@@ -94,9 +95,9 @@ impl Pace {
         mut tell: impl FnMut(u32, u64) -> Result<()>,
     ) -> Result<()> {
         let (me, ranks, word) = (self.me, self.owed.len() as u32, 2 * self.step);
-        self.readers[self.slot.line] = readers;
+        self.readers[self.slot.line as usize] = readers;
         if has_data {
-            self.data[self.slot.data] = (self.step, readers);
+            self.data[self.slot.data as usize] = (self.step, readers);
         }
         let mut to = |rank: u32| {
             self.owed[rank as usize] = 0;

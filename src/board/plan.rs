@@ -110,7 +110,7 @@ impl Plan {
     pub(super) fn new(sizes: Sizes, kind: Kind, root: u32, me: u32, block: usize) -> Self {
         let (ranks, whole) = (sizes.ranks as usize, matches!(kind, Kind::Reduce | Kind::AllReduce));
         let is_flat =
-            whole && is_small(block, sizes.ranks) && (block.saturating_mul(ranks) <= sizes.slot || ranks == 1);
+            whole && is_small(block, sizes.ranks) && (block.saturating_mul(ranks) <= sizes.slot() || ranks == 1);
         let is_split = matches!(kind, Kind::Scatter | Kind::AllToAll | Kind::ReduceScatter) || whole && !is_flat;
         let (block, total) = match whole && is_split {
             true => (block.div_ceil(ranks).next_multiple_of(CACHE_LINE), block),
