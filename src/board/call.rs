@@ -154,7 +154,7 @@ impl<'a> Call<'a> {
     /// Writes this rank's part of the step into its board, and tells the readers.
     fn publish(&mut self, board: &mut Board) -> Result<()> {
         let header = self.header_of(board);
-        let mut copied = 0;
+        let (mut copied, next) = (0, board.pace.next_slot());
         let (slots, slot, layout) = (&board.memory.slots, board.pace.slot(), self.plan.layout());
         let mut write = |piece: usize, data: &[u8]| {
             copied += data.len();
@@ -162,6 +162,7 @@ impl<'a> Call<'a> {
             slots.write(at, bytemuck::cast_slice(&header[..MARK]));
             slots.write(layout.data(slot, piece), data);
             sync::announce(slots.cell(self.mark(slot, piece)), header[MARK]);
+            slots.prefetch_to_write(self.mark(next, piece));
         };
         // Piece 0 comes last: its mark says that all are there.
         if let Some(piece) = self.plan.result(board.me, self.step) {

@@ -122,6 +122,20 @@ impl Window {
         }
     }
 
+    /// As [`Window::prefetch`], for a cell that is written soon.
+    #[inline]
+    pub(crate) fn prefetch_to_write(&self, index: usize) {
+        #[cfg(any(not(target_arch = "x86_64"), loom))]
+        let _ = index;
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        if let Some(cell) = self.get_cell(index) {
+            // SAFETY: a hint that changes nothing; processors that do not know the instruction ignore it.
+            unsafe {
+                std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(cell), options(nostack, preserves_flags, readonly));
+            }
+        }
+    }
+
     /// The address of `len` bytes at `offset`, for as long as a clone of the window lives.
     ///
     /// # Panics
