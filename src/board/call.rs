@@ -164,7 +164,7 @@ impl<'a> Call<'a> {
             sync::announce(slots.cell(self.mark(slot, piece)), header[MARK]);
             slots.prefetch_to_write(self.mark(next, piece));
         };
-        // Piece 0 comes last: its mark says that all are there.
+        // Each rank looks for its own piece and for piece 0. One of them is there, and comes after all else for that rank.
         if let Some(piece) = self.plan.result(board.me, self.step) {
             let range = self.plan.output(self.data.to, board.me, self.step - 1);
             let result = match self.what.kind {
@@ -180,7 +180,7 @@ impl<'a> Call<'a> {
             last = Some(piece);
         }
         let readers = self.plan.readers(board.me, self.step);
-        if readers != Readers::None && last != Some(0) {
+        if readers != Readers::None && last != Some(0) && !self.plan.has_piece_for_each(self.step) {
             write(0, &[]);
         }
         board.copies.into_boards += self.counted(copied);
@@ -247,14 +247,16 @@ impl<'a> Call<'a> {
         let window = if board.sizes.shared { board.peers.slots(rank)? } else { None };
         let Some(window) = window else { return Ok(board.peers.has_told(rank, word)) };
         let is_marked = || marks.iter().flatten().all(|&mark| sync::look(window.cell(mark)) == step);
-        let elsewhere = |line| (sync::look(window.cell(self.mark(Slot { line, ..slot }, 0))), line);
         if !is_marked() {
-            let beyond = |&(mark, _): &(u64, u32)| mark >= step;
             let lines = if self.listens { 0..board.sizes.lines } else { 0..0u32 };
-            let Some((_, line)) = lines.map(elsewhere).filter(beyond).min() else { return Ok(false) };
-            // Piece 0 is marked after all others. What it published for this rank was there before that one.
+            let places =
+                lines.flat_map(|line| [0, self.plan.me() as usize].map(|piece| (Slot { line, ..slot }, piece)));
+            let marked = places.map(|(slot, piece)| (sync::look(window.cell(self.mark(slot, piece))), (slot, piece)));
+            let beyond = marked.filter(|&(mark, _)| mark >= step).min_by_key(|&(mark, _)| mark);
+            let Some((_, (slot, piece))) = beyond else { return Ok(false) };
+            // What it published for this rank was there before that mark.
             if !is_marked() {
-                let theirs = Self::read_header(window, self.plan.layout().header(Slot { line, ..slot }, 0));
+                let theirs = Self::read_header(window, self.plan.layout().header(slot, piece));
                 return self.compare(board, rank, theirs).map(|()| false);
             }
         }

@@ -179,6 +179,11 @@ impl Plan {
         all.filter(move |&piece| Some(piece) != skipped)
     }
 
+    /// Whether each reader of a step has a piece of its own.
+    pub(super) fn has_piece_for_each(&self, step: usize) -> bool {
+        self.is_split && step < self.chunks
+    }
+
     /// Whether this rank's own data is reduced from its board: where it may not be read while the result is written.
     pub(super) fn reduces_boards(&self, step: usize) -> bool {
         self.kind == Kind::AllReduce && self.reduces(step)
