@@ -195,6 +195,8 @@ impl<'a> Call<'a> {
     /// Takes what other ranks have published by now, or begins to read it. Whether there was something.
     fn take(&mut self, board: &mut Board) -> Result<bool> {
         let (me, ranks, before) = (board.me, board.peers.ranks(), self.left);
+        // Ranks that only send run ahead. Where all send, fetching a line early would take it from the rank that writes it.
+        let only_takes = self.plan.readers(me, self.step) == Readers::None;
         // Each rank begins with another one.
         for rank in (me + 1..ranks).chain(0..me) {
             let takes = !board.met[rank as usize] && self.plan.takes_from(rank, self.step);
@@ -214,7 +216,9 @@ impl<'a> Call<'a> {
                 match board.peers.known_slots(rank) {
                     Some(window) => {
                         let at = [header, layout.data(slot, piece)];
-                        window.prefetch(self.mark(board.pace.next_slot(), piece));
+                        if only_takes {
+                            window.prefetch(self.mark(board.pace.next_slot(), piece));
+                        }
                         self.found(board, rank, purpose, window, at)?;
                     }
                     None => {
