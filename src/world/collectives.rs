@@ -18,6 +18,9 @@ pub(super) struct Boards {
     waiter: Waiter,
 }
 
+/// Why a call was refused before anything was done.
+pub(super) const ANOTHER_THREAD: &str = "another thread is in a collective of this world";
+
 /// For calls that reduce nothing.
 const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
 
@@ -269,8 +272,7 @@ impl World {
     /// # Errors
     /// [`Error::Usage`] while another thread is in such a call.
     pub fn copies(&self) -> Result<Copies> {
-        const ANOTHER: &str = "another thread is in a collective of this world";
-        let boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse("copies", ANOTHER))?;
+        let boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse("copies", ANOTHER_THREAD))?;
         Ok(boards.as_ref().map(|boards| boards.board.copies()).unwrap_or_default())
     }
 
@@ -291,8 +293,7 @@ impl World {
         if block.checked_mul(self.size() as usize).is_none() {
             return Err(self.misuse(operation, "more bytes than there can be"));
         }
-        let another = "another thread is in a collective of this world";
-        let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))?;
+        let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, ANOTHER_THREAD))?;
         let mut deadline = deadline.into();
         let Boards { board, waiter } = match &mut *boards {
             Some(boards) => boards,

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use earlybird_ffi::fork;
 
+use super::collectives::ANOTHER_THREAD;
 use super::{Inner, World};
 use crate::board::{Data, Kind, is_small};
 use crate::error::{Error, Result};
@@ -204,7 +205,10 @@ impl SymmetricMemory {
         let mine = [self.number, range.start as u64, range.len() as u64];
         self.rows.resize(world.size() as usize, Row::default());
         self.is_lent = true;
-        call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows))?;
+        if let Err(error) = call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows)) {
+            self.is_lent = !matches!(error, Error::Usage { problem: ANOTHER_THREAD, .. });
+            return Err(error);
+        }
         if let Err(error) = self.compare(OPERATION, &mine) {
             self.is_lent = false;
             return Err(error);

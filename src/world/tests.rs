@@ -83,6 +83,34 @@ fn symmetric_memory_is_not_lent_after_a_failure() {
     });
 }
 
+/// A call that was refused because another thread makes one has lent nothing.
+#[test]
+fn symmetric_memory_goes_on_after_a_refusal() {
+    on_all(&worlds(2), |world| {
+        let mut memory = world.symmetric_memory(100_000, DEADLINE).unwrap();
+        memory.as_mut_slice::<u64>().unwrap().fill(1);
+        let mut all_reduce = || memory.all_reduce::<u64>(0..12_500, Reduce::Sum, DEADLINE);
+        all_reduce().unwrap();
+        if world.rank() == 0 {
+            thread::scope(|scope| {
+                // Rank 1 sends when this rank was refused once.
+                let other = scope.spawn(|| world.broadcast(&mut [0u8], 1, DEADLINE));
+                while world.copies().is_ok() {
+                    thread::yield_now();
+                }
+                assert!(matches!(all_reduce(), Err(Error::Usage { .. })));
+                world.barrier(DEADLINE).unwrap();
+                other.join().unwrap().unwrap();
+            });
+        } else {
+            world.barrier(DEADLINE).unwrap();
+            world.broadcast(&mut [0u8], 1, DEADLINE).unwrap();
+        }
+        all_reduce().unwrap();
+        assert_eq!(memory.as_slice::<u64>().unwrap(), [4; 12_500]);
+    });
+}
+
 /// Nothing is done: the same world can be used.
 #[test]
 fn lengths_that_do_not_fit_are_refused() {

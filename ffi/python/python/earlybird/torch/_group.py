@@ -130,6 +130,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     get_backend = _get_backend
     supports_coalescing = False
+    supports_splitting = False
 
     # Collectives.
 
