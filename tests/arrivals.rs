@@ -330,9 +330,15 @@ fn a_deadline_closes_a_group() {
 fn die(world: &World) {
     let mut models = build(world, &[1], &[0.0]).group(Group::Arrivals(3)).build().unwrap();
     if world.rank() == 1 {
+        // Until then a rank may still be about to build it.
+        for rank in [0, 2] {
+            world.receive(&mut [0u8], rank, 0, DEADLINE).unwrap();
+        }
         std::process::abort();
     }
     hand_in(&mut models, 1.0);
+    let told = world.send(&[0u8], 1, 0, DEADLINE);
+    assert!(matches!(told, Ok(()) | Err(Error::PeerDied { peer: 1, .. })), "{told:?}");
     let waited = models.wait(DEADLINE).map(|_| ());
     assert!(matches!(waited, Err(Error::PeerDied { peer: 1, .. })), "{waited:?}");
     println!("\nHEARD yes");
