@@ -1,7 +1,7 @@
 //! Synchronous collectives: every rank makes the call, and has its result when it returns.
 #![forbid(unsafe_code)]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
@@ -20,6 +20,8 @@ pub(super) struct Boards {
 
 /// Why a call was refused before anything was done.
 pub(super) const ANOTHER_THREAD: &str = "another thread is in a collective of this world";
+
+const MOMENT: Duration = Duration::from_millis(20);
 
 /// For calls that reduce nothing.
 const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
@@ -293,7 +295,9 @@ impl World {
         if block.checked_mul(self.size() as usize).is_none() {
             return Err(self.misuse(operation, "more bytes than there can be"));
         }
-        let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, ANOTHER_THREAD))?;
+        // A thread that reads a counter has the lock for a moment.
+        let boards = self.inner.boards.try_lock().or_else(|| self.inner.boards.try_lock_for(MOMENT));
+        let mut boards = boards.ok_or_else(|| self.misuse(operation, ANOTHER_THREAD))?;
         let mut deadline = deadline.into();
         let Boards { board, waiter } = match &mut *boards {
             Some(boards) => boards,

@@ -161,7 +161,8 @@ impl SymmetricMemory {
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives). [`Error::Mismatch`] for different ranges or
-    /// memories, on all ranks: nothing was done then, and they are in step.
+    /// memories, on all ranks: nothing was done then, and they are in step. Where data goes through boards (over a network,
+    /// and up to 16 KiB of all ranks together) only the lengths are compared.
     pub fn all_reduce<T: Element>(
         &mut self,
         range: Range<usize>,
@@ -215,14 +216,14 @@ impl SymmetricMemory {
         }
         // Each rank reads its own block only, so a result may be written over this rank's.
         self.reduce((dtype, reduce), block(&range, world.rank(), world.size()));
-        call(&[], &mut [])?;
+        call(&[], &mut []).map_err(|error| world.out_of_step(error))?;
         // The blocks of other ranks are results now, and no rank reads what was there before in this rank's memory.
         for rank in (world.rank() + 1..world.size()).chain(0..world.rank()) {
             let block = block(&range, rank, world.size());
             let (from, to) = (&self.windows[rank as usize], &self.own_window);
             Window::copy((from, block.start), (to, block.start), block.len());
         }
-        call(&[], &mut [])?;
+        call(&[], &mut []).map_err(|error| world.out_of_step(error))?;
         self.is_lent = false;
         Ok(())
     }

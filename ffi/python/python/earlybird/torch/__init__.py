@@ -12,6 +12,8 @@ that are reduced in place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -28,7 +30,7 @@ def register() -> None:
 
 
 def empty(
-    *size: int, dtype: torch.dtype | None = None, group: EarlybirdProcessGroup | None = None
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: EarlybirdProcessGroup | None = None
 ) -> torch.Tensor:
     """A tensor in memory that the other ranks of a group read in place: ``all_reduce`` over it copies nothing.
 
@@ -38,7 +40,8 @@ def empty(
     Ranks on several hosts, and reductions of a few KiB, copy all the same; ``group.world.copies`` counts.
     """
     chosen = dtype if dtype is not None else torch.get_default_dtype()
-    return group_of(group, "such tensors").empty(size, chosen)
+    dimensions = [part for given in size for part in ([given] if isinstance(given, int) else given)]
+    return group_of(group, "such tensors").empty(dimensions, chosen)
 
 
 register()

@@ -62,4 +62,4 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def room(tensor: Tensor) -> Tensor:
     """Pinned memory for such a tensor."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

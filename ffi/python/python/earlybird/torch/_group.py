@@ -111,7 +111,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
         def call() -> list[Tensor]:
             memory = self.world.empty(math.prod(size) * dtype.itemsize, np.uint8, self._seconds(None))
-            tensors.append(torch.from_numpy(memory).view(dtype).view(*size))
+            tensors.append(torch.from_numpy(memory).view(dtype).view(list(size)))
             return tensors
 
         self._calls.make(call, False).wait()
@@ -181,7 +181,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float) -> None:
         _tensors.same([tensor, *outputs])
         source = contiguous(tensor)
-        all = torch.empty((self._own_size, source.numel()), dtype=source.dtype)
+        all = torch.empty((self._own_size, source.numel()), dtype=source.dtype, device="cpu")
         collectives.all_gather(self.world, bytes_of(source), bytes_of(all), timeout)
         for output, result in zip(outputs, all, strict=True):
             keep(output, result)
@@ -253,7 +253,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             source = contiguous(tensors[0])
             if is_root:
                 _tensors.same([source, *outputs[0]])
-            all = torch.empty((self._own_size, source.numel()), dtype=source.dtype) if is_root else None
+            all = torch.empty((self._own_size, source.numel()), dtype=source.dtype, device="cpu") if is_root else None
             out = None if all is None else bytes_of(all)
             collectives.gather(self.world, bytes_of(source), out, root, timeout)
             return [] if all is None else [keep(*pair) for pair in zip(outputs[0], all, strict=True)]
@@ -276,7 +276,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:
             sent = torch.cat([bytes_tensor(block) for block in inputs])
-            received = torch.empty(sum(map(size_of, outputs)), dtype=torch.uint8)
+            received = torch.empty(sum(map(size_of, outputs)), dtype=torch.uint8, device="cpu")
             lengths = ([size_of(block) for block in inputs], [size_of(block) for block in outputs])
             collectives.all_to_all(self.world, bytes_of(sent), bytes_of(received), lengths, timeout)
             parts = received.split(lengths[1])

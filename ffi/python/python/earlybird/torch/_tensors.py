@@ -96,7 +96,7 @@ def _mean(tensor: Tensor, name: str, size: int) -> None:
 
 
 def _gathered(world: World, tensor: Tensor, timeout: float | None) -> list[Tensor]:
-    all = torch.empty((world.size, *tensor.shape), dtype=tensor.dtype)
+    all = torch.empty((world.size, *tensor.shape), dtype=tensor.dtype, device="cpu")
     collectives.all_gather(world, bytes_of(tensor), bytes_of(all), timeout)
     return list(all)
 
@@ -114,7 +114,7 @@ def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) 
         raise UsageError("sparse tensors are summed, and not reduced otherwise")
     mine = tensor.detach().coalesce().cpu()
     indices, values = mine.indices(), mine.values()
-    shape = torch.tensor([indices.shape[1], *tensor.shape, *values.shape[1:]])
+    shape = torch.tensor([indices.shape[1], *tensor.shape, *values.shape[1:]], device="cpu")
     shapes = _gathered(world, shape, timeout)
     if any(not torch.equal(shape[1:], other[1:]) for other in shapes):
         raise UsageError("the sparse tensors of all ranks have one shape")
