@@ -180,7 +180,9 @@ impl<'a> Call<'a> {
             last = Some(piece);
         }
         let readers = self.plan.readers(board.me, self.step);
-        if readers != Readers::None && last != Some(0) && !self.plan.has_piece_for_each(self.step) {
+        // From another host a rank reads the header that its own call has.
+        let each_finds_its_own = board.sizes.shared && self.plan.has_piece_for_each(self.step);
+        if readers != Readers::None && last != Some(0) && !each_finds_its_own {
             write(0, &[]);
         }
         board.copies.into_boards += self.counted(copied);
