@@ -57,6 +57,8 @@ struct Inner {
     collectives: AtomicU32,
     /// What synchronous collectives need, from the first one on.
     boards: Mutex<Option<Boards>>,
+    /// What they have copied: into boards, and out of them.
+    copies: [AtomicU64; 2],
     /// Symmetric memories that were made, or were to be.
     symmetric: AtomicU64,
     /// What messages between two ranks need, from the first one on.
@@ -132,6 +134,7 @@ impl World {
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
         let (boards, symmetric, mail) = (Mutex::new(None), AtomicU64::new(0), Mutex::new(None));
+        let copies = Default::default();
         let generation = fork::generation();
         let inner = Inner {
             fabric,
@@ -144,6 +147,7 @@ impl World {
             replay,
             collectives,
             boards,
+            copies,
             symmetric,
             mail,
             helper,

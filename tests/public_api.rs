@@ -108,7 +108,7 @@ fn in_place(world: &World, until: Deadline) -> Result<Copies> {
     memory.all_reduce::<f32>(0..1024, Reduce::Sum, until)?;
     memory.all_reduce_bytes(Dtype::F32, 0..4096, Reduce::Max, until)?;
     println!("{:?}", memory.as_slice::<f32>()?);
-    world.copies()
+    Ok(world.copies())
 }
 
 /// Any type of elements, and outcomes without a borrow.

@@ -1,7 +1,10 @@
 //! Synchronous collectives: every rank makes the call, and has its result when it returns.
 #![forbid(unsafe_code)]
 
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use parking_lot::MutexGuard;
 
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
@@ -17,11 +20,6 @@ pub(super) struct Boards {
     board: Board,
     waiter: Waiter,
 }
-
-/// Why a call was refused before anything was done.
-pub(super) const ANOTHER_THREAD: &str = "another thread is in a collective of this world";
-
-const MOMENT: Duration = Duration::from_millis(20);
 
 /// For calls that reduce nothing.
 const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
@@ -269,37 +267,55 @@ impl World {
         self.collective(OPERATION, what, block, Data::even(all, mine), deadline)
     }
 
-    /// What the synchronous collectives of this rank have copied so far.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] while another thread is in such a call.
-    pub fn copies(&self) -> Result<Copies> {
-        let boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse("copies", ANOTHER_THREAD))?;
-        Ok(boards.as_ref().map(|boards| boards.board.copies()).unwrap_or_default())
+    /// What the synchronous collectives of this rank have copied so far, but for a call that goes on.
+    #[must_use]
+    pub fn copies(&self) -> Copies {
+        let [into_boards, out_of_boards] = self.inner.copies.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        Copies { into_boards, out_of_boards }
     }
 
     /// Makes a call, and waits until this rank has what it gives.
-    pub(super) fn collective(
+    fn collective(
         &self,
+        operation: &'static str,
+        what: (Kind, u32, (Dtype, Reduce)),
+        block: usize,
+        data: Data<'_>,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        let mut boards = self.lock_boards(operation)?;
+        self.collective_on(&mut boards, operation, what, block, data, deadline)
+    }
+
+    /// The boards, for one call or for several that no other thread's may come between.
+    ///
+    /// # Errors
+    /// This process or the world cannot go on; another thread has them. Nothing was done then.
+    pub(super) fn lock_boards(&self, operation: &'static str) -> Result<MutexGuard<'_, Option<Boards>>> {
+        self.check_process(operation)?;
+        self.fabric().health(operation)?;
+        let another = "another thread is in a collective of this world";
+        self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))
+    }
+
+    /// As [`World::collective`], with boards that are locked.
+    pub(super) fn collective_on(
+        &self,
+        boards: &mut Option<Boards>,
         operation: &'static str,
         (kind, root, reduction): (Kind, u32, (Dtype, Reduce)),
         block: usize,
         data: Data<'_>,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        self.check_process(operation)?;
-        self.fabric().health(operation)?;
         if root >= self.size() {
             return Err(self.misuse(operation, "the root is not a rank of this world"));
         }
         if block.checked_mul(self.size() as usize).is_none() {
             return Err(self.misuse(operation, "more bytes than there can be"));
         }
-        // A thread that reads a counter has the lock for a moment.
-        let boards = self.inner.boards.try_lock().or_else(|| self.inner.boards.try_lock_for(MOMENT));
-        let mut boards = boards.ok_or_else(|| self.misuse(operation, ANOTHER_THREAD))?;
         let mut deadline = deadline.into();
-        let Boards { board, waiter } = match &mut *boards {
+        let Boards { board, waiter } = match boards {
             Some(boards) => boards,
             none => {
                 deadline = deadline.instant().into();
@@ -310,6 +326,10 @@ impl World {
         // Also if this thread panics.
         board.break_off();
         let blocked = waiter.block(&mut CallWork::new(&mut call, board), operation, deadline);
+        let Copies { into_boards, out_of_boards } = board.copies();
+        for (counter, bytes) in self.inner.copies.iter().zip([into_boards, out_of_boards]) {
+            counter.store(bytes, Ordering::Relaxed);
+        }
         blocked.map(|()| board.resume()).map_err(|error| match error {
             Error::Timeout { rank, operation, waited, missing, .. } => {
                 Error::Timeout { rank, operation, waited, missing, together: true }

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 
 use earlybird_ffi::fork;
 
-use super::collectives::ANOTHER_THREAD;
 use super::{Inner, World};
 use crate::board::{Data, Kind, is_small};
 use crate::error::{Error, Result};
@@ -199,31 +198,30 @@ impl SymmetricMemory {
         if self.windows.is_empty() || is_small(range.len(), world.size()) {
             return world.all_reduce_bytes(dtype, self.own.contribution(range.start, range.len()), reduce, until);
         }
-        let call = |mine: &[u8], all: &mut [u8]| {
+        // One lock: no call of another thread may come between these.
+        let mut boards = world.lock_boards(OPERATION)?;
+        let mut call = |mine: &[u8], all: &mut [u8]| {
             let what = (Kind::Symmetric, 0, (dtype, reduce));
-            world.collective(OPERATION, what, mine.len(), Data::even(mine, all), until)
+            world.collective_on(&mut boards, OPERATION, what, mine.len(), Data::even(mine, all), until)
         };
         let mine = [self.number, range.start as u64, range.len() as u64];
         self.rows.resize(world.size() as usize, Row::default());
         self.is_lent = true;
-        if let Err(error) = call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows)) {
-            self.is_lent = !matches!(error, Error::Usage { problem: ANOTHER_THREAD, .. });
-            return Err(error);
-        }
+        call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows))?;
         if let Err(error) = self.compare(OPERATION, &mine) {
             self.is_lent = false;
             return Err(error);
         }
         // Each rank reads its own block only, so a result may be written over this rank's.
         self.reduce((dtype, reduce), block(&range, world.rank(), world.size()));
-        call(&[], &mut []).map_err(|error| world.out_of_step(error))?;
+        call(&[], &mut [])?;
         // The blocks of other ranks are results now, and no rank reads what was there before in this rank's memory.
         for rank in (world.rank() + 1..world.size()).chain(0..world.rank()) {
             let block = block(&range, rank, world.size());
             let (from, to) = (&self.windows[rank as usize], &self.own_window);
             Window::copy((from, block.start), (to, block.start), block.len());
         }
-        call(&[], &mut []).map_err(|error| world.out_of_step(error))?;
+        call(&[], &mut [])?;
         self.is_lent = false;
         Ok(())
     }

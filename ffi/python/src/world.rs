@@ -96,7 +96,7 @@ impl World {
     /// Bytes of callers' data that synchronous collectives of this rank have copied: into boards, and out of them.
     #[getter]
     fn copies(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let copies = self.handle(py)?.copies().map_err(|error| raised(py, &error))?;
+        let copies = self.handle(py)?.copies();
         Ok((copies.into_boards, copies.out_of_boards))
     }
 

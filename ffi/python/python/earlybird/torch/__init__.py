@@ -3,7 +3,8 @@
 >>> import earlybird.torch, torch.distributed as dist     # the import: for torch before 2.15
 >>> dist.init_process_group("earlybird")
 
-started by torchrun as any backend is. Tensors are on CPUs, or on GPUs: those go through pinned memory of the host. Each process group is a world of its own; its collectives are
+started by torchrun as any backend is. Tensors are on CPUs, or on GPUs: those go through pinned memory of the host. Each
+process group is a world of its own; its collectives are
 synchronous, and run one after the other in the order of their calls, on a thread of the group where they are asynchronous.
 
 :func:`partial_hook` makes a partial collective of the gradients of ``DistributedDataParallel``. :func:`empty` makes tensors
