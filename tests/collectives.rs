@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::thread;
 use std::time::Duration;
 
@@ -125,9 +126,28 @@ fn symmetric(world: &World, is_shared: bool) {
     }
     let beyond = memory.all_reduce::<f32>(0..ELEMENTS + 1, Reduce::Sum, DEADLINE);
     assert!(matches!(beyond, Err(Error::Usage { .. })), "{beyond:?}");
-    let bytes = 8 + world.rank() as usize;
+    world.barrier(DEADLINE).unwrap();
+    let before = shared_memory();
+    let bytes = (8 << 20) + world.rank() as usize;
+    // All have read that before a rank makes more.
+    world.barrier(DEADLINE).unwrap();
     let told = world.symmetric_memory(bytes, DEADLINE);
     assert!(matches!(told, Err(Error::Mismatch { .. })) || world.size() == 1, "{told:?}");
+    drop(told);
+    world.barrier(DEADLINE).unwrap();
+    assert!(!is_shared || shared_memory() < before + (8 << 20), "a refused memory stays");
+}
+
+/// Bytes in the memory files of all worlds of this process. Only one test here has such worlds, one after the other.
+fn shared_memory() -> u64 {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let name = std::fs::read_link(&path).ok()?;
+        name.to_string_lossy()
+            .contains("memfd:earlybird")
+            .then(|| std::fs::metadata(path).map_or(0, |file| file.blocks()))
+    });
+    files.sum::<u64>() * 512
 }
 
 #[test]

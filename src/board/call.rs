@@ -24,6 +24,17 @@ pub(crate) struct What {
     pub(crate) reduction: (Dtype, Reduce),
     /// Bytes of what a rank contributes, or of what goes to each rank: of the largest block.
     pub(crate) block: usize,
+    /// Where the data of an all-reduce lies in symmetric memory, as [`place`] says it; 0 for other data.
+    pub(crate) place: u32,
+}
+
+/// A place in symmetric memory, which all ranks must say alike: in few bytes, so two of 2³² are said as one.
+pub(crate) fn place(memory: u64, first: usize) -> u32 {
+    (mixed(mixed(0, memory + 1), first as u64) >> u32::BITS) as u32 | 1
+}
+
+fn mixed(history: u64, word: u64) -> u64 {
+    (history.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The memory of a caller.
@@ -67,24 +78,18 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Begins a call.
-    ///
-    /// # Errors
-    /// An earlier one failed.
-    pub(crate) fn new(board: &mut Board, what: What, data: Data<'a>) -> Result<Self> {
-        if board.is_broken {
-            let problem = "an earlier collective of this world failed, so the ranks are out of step; start a new world";
-            return Err(Error::Usage { rank: board.me, operation: what.operation, problem });
-        }
+    pub(crate) fn new(board: &mut Board, what: What, data: Data<'a>) -> Self {
         let plan = Plan::new(board.sizes, what.kind, what.root, board.me, what.block);
         let (dtype, reduce) = what.reduction;
-        let kinds = what.kind as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | u64::from(plan.root()) << 32;
+        let whose = if what.kind == Kind::AllReduce { what.place } else { plan.root() };
+        let kinds = what.kind as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | u64::from(whose) << u32::BITS;
         let header = [board.history, kinds, what.block as u64, 0];
         for word in &header[1..] {
-            board.history = (board.history.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            board.history = mixed(board.history, *word);
         }
         let mut call = Call { what, plan, data, header, step: 0, is_published: false, left: 0, listens: false };
         call.keep_own();
-        Ok(call)
+        call
     }
 
     /// Copies what stays on this rank.
@@ -348,8 +353,15 @@ impl<'a> Call<'a> {
         }
         let kinds = |header: Header| said(header[1]);
         let root = |header: Header| (header[1] >> u32::BITS).to_string();
+        let place = |header: Header| match header[1] >> u32::BITS {
+            0 => "none".to_owned(),
+            place => format!("{place:08x}"),
+        };
         let (what, text): (_, &dyn Fn(Header) -> String) = match () {
             () if mine[1] as u32 != theirs[1] as u32 => ("the call", &kinds),
+            () if mine[1] != theirs[1] && self.what.kind == Kind::AllReduce => {
+                ("the place in symmetric memory", &place)
+            }
             () if mine[1] != theirs[1] => ("the root", &root),
             () if mine[2] != theirs[2] => ("the length in bytes", &|header| header[2].to_string()),
             () => ("the history of calls", &|header| format!("{:016x}", header[0])),

@@ -21,13 +21,13 @@ mod plan;
 mod tests;
 mod work;
 
-pub(crate) use call::{Call, Data, What};
+pub(crate) use call::{Call, Data, What, place};
 pub(crate) use layout::Sizes;
 pub(crate) use pairs::{Pairs, Transfer};
 pub(crate) use plan::{Blocks, Kind, is_small};
 pub(crate) use work::CallWork;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fabric::Endpoint;
 use crate::fault::Fault;
 use crate::reduce::Gathered;
@@ -127,6 +127,15 @@ impl Board {
 
     pub(crate) fn copies(&self) -> Copies {
         self.copies
+    }
+
+    /// Whether a call can be made.
+    ///
+    /// # Errors
+    /// An earlier one failed.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        let problem = "an earlier collective of this world failed, so the ranks are out of step; start a new world";
+        if self.is_broken { Err(Error::Usage { rank: self.me, operation, problem }) } else { Ok(()) }
     }
 
     /// No call can be made from now on, unless [`Board::resume`] says that the one that goes on is done.

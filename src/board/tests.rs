@@ -87,7 +87,7 @@ impl World {
                 if call.is_none()
                     && let Some((what, data)) = calls[rank].pop()
                 {
-                    *call = Some(Call::new(board, what, data).map_err(failed)?);
+                    *call = Some(Call::new(board, what, data));
                 }
                 let Some(goes_on) = call else { continue };
                 let listens = rng.random();
@@ -226,7 +226,7 @@ fn play(seed: u64) {
                     let largest = case.lengths.as_ref().and_then(|lengths| lengths.iter().flatten().copied().max());
                     let block = 4 * largest.unwrap_or(case.block);
                     let (kind, root, reduction) = (case.kind, case.root, (Dtype::U32, case.reduce));
-                    let what = What { operation: "test", kind, root, reduction, block };
+                    let what = What { operation: "test", kind, root, reduction, block, place: 0 };
                     let input = (!in_place(kind)).then_some(&input[..]);
                     let (from, to) = match case.lengths {
                         Some(_) => (Blocks::Bounds(from), Blocks::Bounds(to)),
@@ -281,7 +281,7 @@ fn different_calls_are_seen() {
         let mut memory: Vec<[Vec<u8>; 4]> = (0..ranks).map(|_| [(); 4].map(|()| vec![0u8; 12 * ranks])).collect();
         let calls = memory.iter_mut().enumerate().map(|(rank, [input, output, more, last])| {
             let (kind, root, reduction, block) = if rank == odd { second } else { first };
-            let what = What { operation: "test", kind, root, reduction, block };
+            let what = What { operation: "test", kind, root, reduction, block, place: 0 };
             let sync = What { kind: Kind::AllGather, root: 0, reduction: sum, block: 4, ..what };
             vec![(what, Data::even(&input[..], output)), (sync, Data::even(&more[..], last))]
         });
@@ -307,10 +307,9 @@ fn the_missing_rank_is_named() {
     for call in 0..600 {
         let root = u32::from(call % 8 != 0);
         let mut memory = [[0u8; 8]; 2];
-        let what = What { operation: "test", kind: Kind::Broadcast, root, reduction, block: 8 };
+        let what = What { operation: "test", kind: Kind::Broadcast, root, reduction, block: 8, place: 0 };
         let data = memory.iter_mut().map(|data| Data::even(None, &mut data[..]));
-        let mut calls: Vec<_> =
-            (0..2).zip(data).map(|(rank, data)| Call::new(&mut boards[rank], what, data).unwrap()).collect();
+        let mut calls: Vec<_> = (0..2).zip(data).map(|(rank, data)| Call::new(&mut boards[rank], what, data)).collect();
         let is_done = |polled| matches!(polled, Polled::Ready);
         let mut done = [false; 2];
         for _ in 0..8 {

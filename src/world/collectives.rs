@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use parking_lot::MutexGuard;
+use parking_lot::{MappedMutexGuard, MutexGuard};
 
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
@@ -278,51 +278,61 @@ impl World {
     fn collective(
         &self,
         operation: &'static str,
-        what: (Kind, u32, (Dtype, Reduce)),
-        block: usize,
-        data: Data<'_>,
-        deadline: impl Into<Deadline>,
-    ) -> Result<()> {
-        let mut boards = self.lock_boards(operation)?;
-        self.collective_on(&mut boards, operation, what, block, data, deadline)
-    }
-
-    /// The boards, for one call or for several that no other thread's may come between.
-    ///
-    /// # Errors
-    /// This process or the world cannot go on; another thread has them. Nothing was done then.
-    pub(super) fn lock_boards(&self, operation: &'static str) -> Result<MutexGuard<'_, Option<Boards>>> {
-        self.check_process(operation)?;
-        self.fabric().health(operation)?;
-        let another = "another thread is in a collective of this world";
-        self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))
-    }
-
-    /// As [`World::collective`], with boards that are locked.
-    pub(super) fn collective_on(
-        &self,
-        boards: &mut Option<Boards>,
-        operation: &'static str,
         (kind, root, reduction): (Kind, u32, (Dtype, Reduce)),
         block: usize,
         data: Data<'_>,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        if root >= self.size() {
-            return Err(self.misuse(operation, "the root is not a rank of this world"));
+        self.collective_of(What { operation, kind, root, reduction, block, place: 0 }, data, deadline)
+    }
+
+    pub(super) fn collective_of(&self, what: What, data: Data<'_>, deadline: impl Into<Deadline>) -> Result<()> {
+        if what.root >= self.size() {
+            return Err(self.misuse(what.operation, "the root is not a rank of this world"));
         }
-        if block.checked_mul(self.size() as usize).is_none() {
-            return Err(self.misuse(operation, "more bytes than there can be"));
+        if what.block.checked_mul(self.size() as usize).is_none() {
+            return Err(self.misuse(what.operation, "more bytes than there can be"));
         }
         let mut deadline = deadline.into();
-        let Boards { board, waiter } = match boards {
-            Some(boards) => boards,
-            none => {
-                deadline = deadline.instant().into();
-                none.insert(self.open_board(operation, deadline)?)
+        let mut boards = self.lock_boards(what.operation, &mut deadline)?;
+        self.collective_on(&mut boards, what, data, deadline)
+    }
+
+    /// The boards, for one call or for several that no other thread's may come between. The first call of a world opens them,
+    /// and then the deadline is no longer relative.
+    ///
+    /// # Errors
+    /// This process or the world cannot go on, another thread has the boards, or they cannot be opened. The call did not begin
+    /// then.
+    pub(super) fn lock_boards(
+        &self,
+        operation: &'static str,
+        deadline: &mut Deadline,
+    ) -> Result<MappedMutexGuard<'_, Boards>> {
+        self.check_process(operation)?;
+        self.fabric().health(operation)?;
+        let another = "another thread is in a collective of this world";
+        let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))?;
+        match &*boards {
+            Some(boards) => boards.board.check(operation)?,
+            None => {
+                *deadline = deadline.instant().into();
+                *boards = Some(self.open_board(operation, *deadline)?);
             }
-        };
-        let mut call = Call::new(board, What { operation, kind, root, reduction, block }, data)?;
+        }
+        Ok(MutexGuard::map(boards, |boards| boards.as_mut().unwrap_or_else(|| unreachable!("they were opened"))))
+    }
+
+    /// A call with boards that are locked.
+    pub(super) fn collective_on(
+        &self,
+        Boards { board, waiter }: &mut Boards,
+        what: What,
+        data: Data<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let operation = what.operation;
+        let mut call = Call::new(board, what, data);
         // Also if this thread panics.
         board.break_off();
         let blocked = waiter.block(&mut CallWork::new(&mut call, board), operation, deadline);

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use earlybird_ffi::fork;
 
 use super::{Inner, World};
-use crate::board::{Data, Kind, is_small};
+use crate::board::{Data, Kind, What, is_small, place};
 use crate::error::{Error, Result};
 use crate::fabric::{Access, CACHE_LINE, Endpoint, Key, Lender, Window};
 use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
@@ -68,7 +69,13 @@ impl World {
             Ok(((endpoint, region, shared), told))
         })?;
         let (mut endpoint, region, shared) = made;
-        let mut keys = Vec::with_capacity(told.len());
+        let window = |endpoint: &dyn Endpoint, region, bytes| {
+            let window = endpoint.window(region).filter(|window| window.len() >= bytes);
+            let window = window.map(|window| window.truncated(bytes));
+            window.ok_or_else(|| self.misuse(OPERATION, "the transport gives no access to this memory"))
+        };
+        let own_window = window(&*endpoint, region, bytes)?;
+        let (mut windows, mut different) = (Vec::new(), None);
         for (peer, told) in (0..).zip(&told) {
             let parts = told
                 .split_first_chunk()
@@ -76,22 +83,26 @@ impl World {
             let (theirs, key) =
                 parts.ok_or_else(|| Error::transport(self.rank(), peer, OPERATION, "it told no key of its memory"))?;
             if theirs != bytes as u64 {
-                let (mine, theirs) = (bytes.to_string(), theirs.to_string());
-                let what = "the length in bytes";
-                return Err(Error::Mismatch { rank: self.rank(), operation: OPERATION, what, mine, peer, theirs });
+                different = different.or(Some((peer, theirs)));
             }
-            keys.push(key);
+            if !shared {
+                continue;
+            }
+            // Also where lengths differ: memory is freed when each rank that was to import it has closed its endpoint.
+            windows.push(match peer == self.rank() {
+                true => own_window.clone(),
+                false => {
+                    let imported = endpoint.import(peer, key);
+                    let imported = imported.and_then(|region| window(&*endpoint, region, theirs as usize));
+                    imported.map_err(|error| self.out_of_step(error.in_call(OPERATION)))?
+                }
+            });
         }
-        let window = |endpoint: &dyn Endpoint, region| {
-            let window = endpoint.window(region).map(|window| window.truncated(bytes));
-            window.ok_or_else(|| self.misuse(OPERATION, "the transport gives no access to this memory"))
-        };
-        let own_window = window(&*endpoint, region)?;
-        let mut import = |(peer, key)| match peer == self.rank() {
-            true => Ok(own_window.clone()),
-            false => endpoint.import(peer, key).and_then(|region| window(&*endpoint, region)),
-        };
-        let windows = if shared { (0..).zip(keys).map(&mut import).collect() } else { Ok(Vec::new()) };
+        if let Some((peer, theirs)) = different {
+            let (mine, theirs) = (bytes.to_string(), theirs.to_string());
+            let what = "the length in bytes";
+            return Err(Error::Mismatch { rank: self.rank(), operation: OPERATION, what, mine, peer, theirs });
+        }
         Ok(SymmetricMemory {
             world: std::sync::Arc::downgrade(&self.inner),
             rank: self.rank(),
@@ -99,7 +110,7 @@ impl World {
             number,
             bytes,
             own: Lender::new(own_window.clone()),
-            windows: windows.map_err(|error| self.out_of_step(error.in_call(OPERATION)))?,
+            windows,
             own_window,
             _endpoint: endpoint,
             is_lent: false,
@@ -161,7 +172,7 @@ impl SymmetricMemory {
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives). [`Error::Mismatch`] for different ranges or
     /// memories, on all ranks: nothing was done then, and they are in step. Where data goes through boards (over a network,
-    /// and up to 16 KiB of all ranks together) only the lengths are compared.
+    /// and up to 16 KiB of all ranks together) the world is aborted, as by any other collective.
     pub fn all_reduce<T: Element>(
         &mut self,
         range: Range<usize>,
@@ -194,15 +205,21 @@ impl SymmetricMemory {
         if world.size() == 1 {
             return world.fabric().health(OPERATION);
         }
-        let until = deadline.into().instant();
+        let what = |kind, block, place| {
+            let reduction = (dtype, reduce);
+            What { operation: OPERATION, kind, root: 0, reduction, block, place }
+        };
         if self.windows.is_empty() || is_small(range.len(), world.size()) {
-            return world.all_reduce_bytes(dtype, self.own.contribution(range.start, range.len()), reduce, until);
+            let what = what(Kind::AllReduce, range.len(), place(self.number, range.start));
+            let data = Data::even(None, self.own.contribution(range.start, range.len()));
+            return world.collective_of(what, data, deadline);
         }
+        let until: Instant = deadline.into().instant();
         // One lock: no call of another thread may come between these.
-        let mut boards = world.lock_boards(OPERATION)?;
+        let mut boards = world.lock_boards(OPERATION, &mut until.into())?;
         let mut call = |mine: &[u8], all: &mut [u8]| {
-            let what = (Kind::Symmetric, 0, (dtype, reduce));
-            world.collective_on(&mut boards, OPERATION, what, mine.len(), Data::even(mine, all), until)
+            let what = what(Kind::Symmetric, mine.len(), 0);
+            world.collective_on(&mut boards, what, Data::even(mine, all), until.into())
         };
         let mine = [self.number, range.start as u64, range.len() as u64];
         self.rows.resize(world.size() as usize, Row::default());

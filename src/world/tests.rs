@@ -75,6 +75,8 @@ fn symmetric_memory_outlives_its_world() {
 fn symmetric_memory_is_not_lent_after_a_failure() {
     on_all(&worlds(2), |world| {
         let mut memory = world.symmetric_memory(100_000, DEADLINE).unwrap();
+        // The boards are opened.
+        world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE).unwrap();
         if world.rank() == 0 {
             let told = memory.all_reduce::<u64>(0..12_500, Reduce::Sum, Duration::from_millis(20));
             assert!(matches!(told, Err(Error::Timeout { .. })), "{told:?}");
@@ -109,6 +111,44 @@ fn symmetric_memory_goes_on_after_a_refusal() {
         all_reduce().unwrap();
         assert_eq!(memory.as_slice::<u64>().unwrap(), [4; 12_500]);
     });
+}
+
+/// A call that could not begin has lent nothing.
+#[test]
+fn symmetric_memory_is_lent_by_calls_that_began_only() {
+    on_all(&worlds(2), |world| {
+        let mut memory = world.symmetric_memory(100_000, DEADLINE).unwrap();
+        // The boards are opened.
+        world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE).unwrap();
+        if world.rank() == 0 {
+            let late = world.all_reduce(&mut [1.0f32], Reduce::Sum, Duration::from_millis(20));
+            assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+            for range in [0..12_500, 0..1] {
+                let told = memory.all_reduce::<u64>(range, Reduce::Sum, DEADLINE);
+                assert!(matches!(told, Err(Error::Usage { .. })), "{told:?}");
+                memory.as_mut_slice::<u64>().unwrap().fill(1);
+            }
+        }
+    });
+}
+
+/// Also where data goes through boards, ranks must mean the same memory and the same place.
+#[test]
+fn places_in_symmetric_memory_are_compared() {
+    let differ: [fn(u32, usize) -> (usize, std::ops::Range<usize>); 3] = [
+        |rank, _| (0, rank as usize..rank as usize + 4),
+        |rank, _| (rank as usize, 0..4),
+        // A few bytes on one rank, and many on the other one.
+        |rank, all| (0, 0..if rank == 0 { 4 } else { all }),
+    ];
+    for differ in differ {
+        on_all(&worlds(2), |world| {
+            let mut memories = [0, 1].map(|_| world.symmetric_memory(100_000, DEADLINE).unwrap());
+            let (memory, range) = differ(world.rank(), 12_500);
+            let told = memories[memory].all_reduce::<u64>(range, Reduce::Sum, DEADLINE);
+            assert!(matches!(told, Err(Error::Mismatch { .. } | Error::Aborted { .. })), "{told:?}");
+        });
+    }
 }
 
 /// Nothing is done: the same world can be used.
