@@ -447,7 +447,7 @@ def test_arrays_that_all_ranks_have_are_reduced_without_copies() -> None:
         else:
             raise AssertionError("different parts were taken")
         world.all_reduce(array[1:], timeout=30)
-        assert (array[1:] == 9).all() and world.empty(0).size == 0
+        assert (array[1:] == 9).all() and world.empty(np.int64(0)).size == 0
         part = array[5:7]
         del array
         world.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +45,15 @@ class World(_earlybird.World):
         """
         return cls(place=(rank, size, store), **choices)
 
-    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = "f32", timeout: float | None = None) -> Array:
+    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = "f32", timeout: float | None = None) -> Array:
         """An array in memory that the other ranks read in place: ``all_reduce`` over it copies nothing.
 
         All ranks call this in the same order, with the same shape and type, and then reduce the same parts. Over a network,
-        and for a few KiB, a reduction copies all the same. ``copies`` counts.
+        and for a few KiB, a reduction copies all the same. ``copies`` counts. After a reduction that failed other ranks may
+        still read the array, so do not write it any more.
         """
         chosen = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
-        dimensions = [shape] if isinstance(shape, int) else list(shape)
+        dimensions = list(map(operator.index, shape if isinstance(shape, Iterable) else [shape]))
         memory = collectives.symmetric(self, math.prod(dimensions) * chosen.itemsize, timeout)
         return np.ndarray(dimensions, chosen, memoryview(memory))
 

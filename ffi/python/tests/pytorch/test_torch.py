@@ -86,6 +86,19 @@ works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in 
 for i, work in enumerate(works):
     work.wait()
     assert work.result()[0][0] == size * i
+# Tensors of inference mode, and a call that another thread makes.
+with torch.inference_mode():
+    of_inference = torch.arange(12.0).reshape(3, 4) + rank
+    works = [dist.all_reduce(of_inference.t(), dist.ReduceOp.AVG, async_op=True)]
+    into = torch.empty(size, 4).t()
+    works.append(dist.all_gather(list(into.t()), of_inference[0], async_op=True))
+    sparse = torch.eye(3).to_sparse()
+    works.append(dist.all_reduce(sparse, async_op=True))
+    [work.wait() for work in works]
+    assert torch.equal(sparse.to_dense(), size * torch.eye(3))
+    assert torch.equal(of_inference, torch.arange(12.0).reshape(3, 4) + sum(range(size)) / size)
+    assert torch.equal(into, of_inference[:1].t().expand(4, size))
+dist.group.WORLD.monitored_barrier()
 """
 
 

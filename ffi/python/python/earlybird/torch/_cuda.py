@@ -46,6 +46,7 @@ def staged(events: list[torch.cuda.Event]) -> Iterator[None]:
         for event in events:
             stream = _stream(event.device)
             stream.wait_event(event)
+            stack.enter_context(torch.cuda.device(event.device))
             stack.enter_context(torch.cuda.stream(stream))
         yield
         for event in events:

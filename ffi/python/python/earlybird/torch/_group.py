@@ -137,13 +137,9 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         seconds = (timeout if timeout is not None else self._timeout).total_seconds()
         self._barriers += 1
-        number = self._barriers
-
-        def call() -> list[Tensor]:
-            monitored_barrier(self.world, number, seconds, wait_all_ranks)
-            return []
-
-        self._calls.make(call, False).wait()
+        # Messages, which need not wait for collectives that were handed in.
+        self._calls.check()
+        monitored_barrier(self.world, self._barriers, seconds, wait_all_ranks)
 
     def barrier(self, opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:

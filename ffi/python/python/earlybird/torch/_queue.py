@@ -95,7 +95,7 @@ class Calls:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
         made = MadeCall(call, devices)
         with self._lock:
-            self._check()
+            self.check()
             direct = not asynchronous and self._pending == 0
             self._pending += int(direct)
         if direct:
@@ -111,12 +111,13 @@ class Calls:
     def add(self, made: MadeCall) -> None:
         """Makes a call after all others."""
         with self._lock:
-            self._check()
+            self.check()
             self._pending += 1
             self._start()
             self._waiting.put(made)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises an error after the end."""
         if self._ended:
             raise RuntimeError("the process group was shut down")
 

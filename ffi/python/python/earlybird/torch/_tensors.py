@@ -128,7 +128,8 @@ def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) 
         return torch.cat([other[:count] for other, count in zip(parts, counts, strict=True)])
 
     all = torch.sparse_coo_tensor(all_of(indices.t().contiguous()).t(), all_of(values.contiguous()), tensor.shape)
-    with torch.no_grad():
+    # The caller's mode is not that of the thread that makes its call.
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(all.coalesce())
     return tensor
 
