@@ -177,6 +177,15 @@ pub enum Error {
         /// The system's error.
         cause: Arc<std::io::Error>,
     },
+    /// The program ended the wait ([`interrupt_when`](crate::interrupt_when)). A call that all ranks make together cannot be
+    /// repeated.
+    #[error("rank {rank}: {operation}: the wait was interrupted")]
+    Interrupted {
+        /// The rank that reports.
+        rank: u32,
+        /// The call that waited.
+        operation: &'static str,
+    },
 }
 
 fn after_timeout(together: bool) -> &'static str {
@@ -224,6 +233,8 @@ pub enum ErrorKind {
     Usage = 11,
     /// [`Error::Os`]
     Os = 12,
+    /// [`Error::Interrupted`]
+    Interrupted = 13,
 }
 
 impl Error {
@@ -243,6 +254,7 @@ impl Error {
             Error::Rule(_) | Error::Config(_) => ErrorKind::Config,
             Error::Usage { .. } => ErrorKind::Usage,
             Error::Os { .. } => ErrorKind::Os,
+            Error::Interrupted { .. } => ErrorKind::Interrupted,
         }
     }
 
@@ -260,7 +272,8 @@ impl Error {
             | Error::Memory { rank, .. }
             | Error::LockedMemory { rank, .. }
             | Error::Usage { rank, .. }
-            | Error::Os { rank, .. } => Some(rank),
+            | Error::Os { rank, .. }
+            | Error::Interrupted { rank, .. } => Some(rank),
             Error::Rule(_) | Error::Config(_) => None,
         }
     }

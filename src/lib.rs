@@ -109,6 +109,7 @@ mod trigger;
 mod units;
 
 mod board;
+mod interrupt;
 mod named;
 mod random;
 mod rank_set;
@@ -129,6 +130,7 @@ pub use collective::{
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, ErrorKind, Ranks, Result};
 pub use group::Group;
+pub use interrupt::interrupt_when;
 pub use named::UnknownName;
 pub use rank_set::RankSet;
 pub use reduce::{Dtype, Element, Item, Reduce, bf16, f16};

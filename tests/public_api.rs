@@ -24,7 +24,7 @@ use std::time::Duration;
 use earlybird::{
     Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Copies, Cut, Deadline, Dtype, Element, Entry, Error, ErrorKind, Executor, FabricChoice,
     Fire, Grace, Group, Item, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
-    Scale, Stats, SymmetricMemory, UnknownName, VerbsSettings, When, World, bf16, f16,
+    Scale, Stats, SymmetricMemory, UnknownName, VerbsSettings, When, World, bf16, f16, interrupt_when,
 };
 
 fn begin<T: Element>(world: &World, fire: Fire) -> AllreduceBuilder<'_, T> {
@@ -108,6 +108,7 @@ fn in_place(world: &World, until: Deadline) -> Result<Copies> {
     memory.all_reduce::<f32>(0..1024, Reduce::Sum, until)?;
     memory.all_reduce_bytes(Dtype::F32, 0..4096, Reduce::Max, until)?;
     println!("{:?}", memory.as_slice::<f32>()?);
+    interrupt_when(|| false);
     Ok(world.copies())
 }
 

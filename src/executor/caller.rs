@@ -9,6 +9,7 @@ use super::work::{Looks, Outlived, Polled, Rest, Work};
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
 use crate::fabric::watch::HEARTBEAT;
+use crate::interrupt;
 use crate::time::{Deadline, Time};
 
 /// The time since a collective was made.
@@ -138,6 +139,7 @@ impl Waiter {
             if let Err(error) = self.look(operation, now) {
                 return self.outlive(work, error, deadline);
             }
+            interrupt::check(self.fabric.rank(), operation)?;
         }
     }
 

@@ -35,8 +35,8 @@ const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
 /// [`Error::Usage`] for lengths that do not fit together, a root that is not a rank, and while another thread is in such
 /// a call; nothing was done then. Otherwise the ranks are out of step, and later calls fail: [`Error::Timeout`] names
 /// the ranks that did not come. [`Error::Mismatch`] says in what the calls of two ranks differ. It also aborts the
-/// world, as a failed transport does, because a rank that need not read anything does not notice. A dead peer or an
-/// aborted job.
+/// world, as a failed transport and [`Error::Interrupted`] do, because a rank that need not read anything does not notice.
+/// A dead peer or an aborted job.
 impl World {
     /// Copies `data` of rank `root` to all ranks.
     ///
@@ -398,7 +398,11 @@ impl World {
     pub(super) fn out_of_step(&self, error: Error) -> Error {
         if matches!(
             error,
-            Error::Mismatch { .. } | Error::Transport { .. } | Error::PeerLeft { .. } | Error::Usage { .. }
+            Error::Mismatch { .. }
+                | Error::Transport { .. }
+                | Error::PeerLeft { .. }
+                | Error::Usage { .. }
+                | Error::Interrupted { .. }
         ) {
             self.abort(&format!("it could not go on with a collective: {error}"));
         }

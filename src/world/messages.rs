@@ -8,6 +8,7 @@ use crate::board::{Pairs, Transfer};
 use crate::error::{Error, Ranks, Result};
 use crate::executor::spin::Spin;
 use crate::fabric::watch::HEARTBEAT;
+use crate::interrupt;
 use crate::reduce::Item;
 use crate::time::{Deadline, Time};
 
@@ -30,8 +31,8 @@ const NAP: Duration = Duration::from_micros(200);
 /// on any rank waits for that of all others: [`World::open_messages`] does that at a time that the program chooses.
 ///
 /// # Errors
-/// [`Error::Usage`] for a peer that is not another rank of the world. [`Error::Timeout`]: before a part of the message has
-/// moved nothing is lost, and the call can be made again. [`Error::Mismatch`] for a message of another length; this also
+/// [`Error::Usage`] for a peer that is not another rank of the world. [`Error::Timeout`], [`Error::Interrupted`]: before a
+/// part of the message has moved nothing is lost, and the call can be made again. [`Error::Mismatch`] for a message of another length; this also
 /// aborts the world. A dead peer or an aborted job.
 impl World {
     /// Prepares messages. All ranks must call it, or make their first message, at the same place in the order of their
@@ -135,13 +136,14 @@ impl World {
         let peer = transfer.peer();
         let moved = self.wait_for_mail(operation, until, Some(peer), |pairs| poll(pairs, &mut transfer));
         moved.map_err(|error| {
-            let failed = !matches!(error, Error::Timeout { .. });
+            let failed = !matches!(error, Error::Timeout { .. } | Error::Interrupted { .. });
             let is_cut_off = self.with_mail(operation, until, |pairs| Ok(pairs.give_up(&transfer, failed)));
             match error {
                 Error::Timeout { rank, operation, waited, missing, .. } => {
                     let together = is_cut_off.unwrap_or(true);
                     Error::Timeout { rank, operation, waited, missing, together }
                 }
+                error @ Error::Interrupted { .. } if matches!(is_cut_off, Ok(false)) => error,
                 error @ Error::Usage { .. } => error,
                 error => self.out_of_step(error.in_call(operation)),
             }
@@ -196,6 +198,7 @@ impl World {
             if looked.elapsed() >= HEARTBEAT {
                 looked = Instant::now();
                 self.fabric().look_for_dead(operation)?;
+                interrupt::check(self.rank(), operation)?;
             }
             if Instant::now() >= until {
                 let (rank, waited) = (self.rank(), started.elapsed());

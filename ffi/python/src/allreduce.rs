@@ -13,11 +13,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{bad_choice, misused, raised};
+use crate::interrupt::SLICE;
 use crate::memory::{Loan, Memory};
 use crate::world::{World, duration, forget_or_drop};
-
-/// A wait returns to the interpreter this often, so that Ctrl-C ends it.
-const SLICE: Duration = Duration::from_millis(100);
 
 /// What a rank has in a round, and how many rounds late: rank, part, age, weight.
 type Entry = (u32, &'static str, u64, u16);

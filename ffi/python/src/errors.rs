@@ -4,6 +4,8 @@ use earlybird::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::interrupt;
+
 /// The class for a kind of failure.
 fn class_name(kind: ErrorKind) -> &'static str {
     match kind {
@@ -33,6 +35,9 @@ fn exception(py: Python<'_>, name: &str, text: String, ranks: [Option<u32>; 2]) 
 
 /// What a call of the library failed with.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    if error.kind() == ErrorKind::Interrupted {
+        return interrupt::raised(error.to_string());
+    }
     exception(py, class_name(error.kind()), error.to_string(), [error.rank(), error.peer()])
 }
 

@@ -6,6 +6,7 @@
 mod allreduce;
 mod collectives;
 mod errors;
+mod interrupt;
 mod memory;
 mod symmetric;
 mod world;
@@ -14,6 +15,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    interrupt::set_up();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<world::World>()?;
     module.add_class::<allreduce::Allreduce>()?;

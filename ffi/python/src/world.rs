@@ -6,6 +6,7 @@ use earlybird::{Config, FabricChoice};
 use pyo3::prelude::*;
 
 use crate::errors::{bad_choice, misused, raised};
+use crate::interrupt;
 use crate::symmetric::Memories;
 
 /// The processes of a job, as one of them sees them.
@@ -53,11 +54,11 @@ impl World {
         if let Some(deadline) = duration(py, deadline)? {
             config.deadline = deadline;
         }
-        let joined = py.detach(|| match &place {
+        let joined = interrupt::beside(py, move || match &place {
             None => earlybird::World::from_env(&config),
             Some((rank, size, store)) => earlybird::World::join(*rank, *size, store, &config),
         });
-        let world = joined.map_err(|error| raised(py, &error))?;
+        let world = joined?.map_err(|error| raised(py, &error))?;
         Ok(World { world: parking_lot::Mutex::new(Some(world)), memories: Memories::default() })
     }
 

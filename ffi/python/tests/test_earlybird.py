@@ -262,6 +262,45 @@ def test_ctrl_c_ends_a_wait() -> None:
     assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
 
 
+def test_ctrl_c_ends_calls_of_all_ranks() -> None:
+    program = """
+        import os, signal, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        calls = {
+            "join": lambda: earlybird.World.join(0, 2, "unix:earlybird-alone-%d" % os.getpid()),
+            "barrier": world.barrier,
+            "all_reduce": lambda: world.all_reduce(np.ones(3)),
+            "receive": lambda: world.receive(np.ones(3)),
+        }
+        world.all_reduce(np.ones(3))
+        world.open_messages()
+        call = calls["CALL"]
+        if rank == 1 and call != calls["join"]:
+            # When the other one is interrupted.
+            time.sleep(1)
+            if call == calls["all_reduce"]:
+                try:
+                    call()
+                except earlybird.Aborted as error:
+                    assert error.peer == 0
+        elif rank == 0:
+            print("WAITS", flush=True)
+            try:
+                call()
+            except KeyboardInterrupt:
+                print("INTERRUPTED", flush=True)
+        os._exit(0)
+        """
+    for call in ("join", "barrier", "all_reduce", "receive"):
+        processes = start(program.replace("CALL", call), 2)
+        waiting = processes[0].stdout
+        assert waiting is not None and waiting.readline() == "WAITS\n"
+        time.sleep(0.3)
+        processes[0].send_signal(signal.SIGINT)
+        texts = [process.communicate(timeout=30)[0] for process in processes]
+        assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), (call, texts)
+
+
 def test_threads_run_while_one_waits() -> None:
     """A wait gives the interpreter's lock away."""
     run(

@@ -25,6 +25,7 @@ use crate::fabric::turns::Turns;
 use crate::fabric::watch::{ENDED, HEARTBEAT, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Sleeper, sealed};
 use crate::fault::Fault;
+use crate::interrupt;
 
 /// How long a rank of a failed world gives its provider to send the last messages.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
@@ -278,6 +279,7 @@ impl<T: OverWire> Fabric for T {
                     break;
                 }
                 self.look_for_dead(operation)?;
+                interrupt::check(self.rank(), operation)?;
                 if Instant::now() >= deadline {
                     let missing = Ranks(shared.lock().not_gathered(turn));
                     let waited = started.elapsed();

@@ -29,6 +29,7 @@ use super::watch::{ENDED, HEARTBEAT, Watch};
 use super::{Endpoint, Fabric, RawAccess, Sleeper, sealed};
 use crate::error::{Error, Ranks, Result};
 use crate::fault::Fault;
+use crate::interrupt;
 use doorbell::Doorbell;
 use endpoint::ShmEndpoint;
 use mailbox::Mailbox;
@@ -165,6 +166,7 @@ impl Fabric for ShmFabric {
                     break;
                 }
                 self.look_for_dead(operation)?;
+                interrupt::check(self.rank, operation)?;
                 if Instant::now() >= deadline {
                     let missing = Ranks(missing);
                     let waited = started.elapsed();

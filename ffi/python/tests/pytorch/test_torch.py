@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,36 @@ def test_partial_gradients_are_conserved() -> None:
         3,
     )
     assert all("contributions" in text for text in texts)
+
+
+@pytest.mark.parametrize("call", ["dist.all_reduce(data)", "dist.all_reduce(data, async_op=True).wait()", "dist.barrier()"])
+def test_ctrl_c_ends_a_call(call: str) -> None:
+    started = start(
+        f"""
+        import signal, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        data = torch.ones(10)
+        dist.all_reduce(data)
+        if rank == 0:
+            print("WAITS", flush=True)
+            try:
+                {call}
+            except KeyboardInterrupt:
+                print("INTERRUPTED", flush=True)
+        else:
+            time.sleep(2)
+        os._exit(0)
+        """.replace("\n        ", "\n"),
+        2,
+    )
+    waiting = started[0].stdout
+    assert waiting is not None
+    while "WAITS" not in (line := waiting.readline()):
+        assert line
+    time.sleep(0.3)
+    started[0].send_signal(signal.SIGINT)
+    texts = [process.communicate(timeout=30)[0] for process in started]
+    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in started), texts
 
 
 def test_a_killed_rank_is_named() -> None:

@@ -24,6 +24,11 @@ class MadeCall(Work):
         super().__init__()
         self._call: Call | None = call
         self._error: Exception | None = None
+        self.interrupt: BaseException | None = None
+        """What ends the program and not only this call: Ctrl-C."""
+        # Held until the call is made. A wait for it ends at Ctrl-C, one for a future does not.
+        self._going_on = threading.Lock()
+        self._going_on.acquire()
         self.source: int | None = None
         """The rank that a message came from."""
         # What it results in may lie on these devices only.
@@ -43,12 +48,17 @@ class MadeCall(Work):
             result = call() if call is not None else []
         except BaseException as error:
             # What leaves a thread is lost: what waits for this gets it.
-            self._error = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            if isinstance(error, Exception):
+                self._error = error
+            else:
+                self._error, self.interrupt = RuntimeError(f"{type(error).__name__}: {error}"), error
         self._made.set_result(result)
+        self._going_on.release()
 
     def wait(self, timeout: Any = None) -> bool:
         if not self._made.done():
-            self._made.wait()
+            with self._going_on:
+                self._made.wait()
         if self._error is not None:
             raise self._error
         return True
@@ -104,6 +114,8 @@ class Calls:
                     made.make()
             finally:
                 self._count()
+            if made.interrupt is not None:
+                raise made.interrupt
         else:
             self.add(made)
         return made

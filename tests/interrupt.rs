@@ -1,0 +1,88 @@
+//! Waits end when the program asks for it. One function for a process, so this is a program of its own.
+#![cfg(feature = "internals")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::cell::Cell;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use common::worlds::everywhere;
+use earlybird::{Error, Executor, Fire, Reduce, World, interrupt_when};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+thread_local! {
+    /// This rank has something else to do.
+    static ASKED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn interrupted<R>(call: impl FnOnce() -> Result<R, Error>) {
+    ASKED.set(true);
+    let told = call().err();
+    ASKED.set(false);
+    assert!(matches!(told, Some(Error::Interrupted { rank: 0, .. })), "{told:?}");
+}
+
+/// Lets rank 1 go on when it is dropped, also by a panic.
+struct Done<'a>(&'a Barrier);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
+}
+
+/// Rank 0 waits in a call, and rank 1 does not come.
+fn wait(call: impl Fn(&World) + Sync) {
+    let done = Barrier::new(2);
+    everywhere(2, DEADLINE, |world: World| {
+        world.open_messages(DEADLINE).unwrap();
+        world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE).unwrap();
+        let done = Done(&done);
+        if world.rank() == 0 {
+            call(&world);
+        }
+        drop(done);
+        world.abort("the test is done");
+    });
+}
+
+#[test]
+fn waits_end_when_they_are_interrupted() {
+    assert!(interrupt_when(|| ASKED.get()));
+    assert!(!interrupt_when(|| true), "only the first one counts");
+    wait(|world| interrupted(|| world.barrier(DEADLINE)));
+    wait(|world| {
+        interrupted(|| world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE));
+        // The other rank need not wait until its deadline.
+        let told = world.barrier(DEADLINE);
+        assert!(matches!(told, Err(Error::Aborted { by: 0, .. })), "{told:?}");
+    });
+    // Nothing of the message has moved, so the call can be repeated.
+    wait(|world| {
+        for _ in 0..2 {
+            interrupted(|| world.receive(&mut [0u8], 1, 0, DEADLINE));
+            interrupted(|| world.receive_any(&mut [0u8], 0, DEADLINE));
+        }
+    });
+    for executor in [Executor::Caller, Executor::Thread] {
+        let is_interrupted = Barrier::new(2);
+        everywhere(2, DEADLINE, |world: World| {
+            let mut sum = world.allreduce::<f32>(&[3]).fire(Fire::ALL).executor(executor).build().unwrap();
+            sum.contribution().unwrap().fill(1.0);
+            let done = Done(&is_interrupted);
+            if world.rank() == 0 {
+                sum.arrive().unwrap();
+                interrupted(|| sum.wait(DEADLINE).map(drop));
+            }
+            drop(done);
+            if world.rank() == 1 {
+                sum.arrive().unwrap();
+            }
+            assert_eq!(sum.wait(DEADLINE).unwrap().newest().data(), [2.0; 3]);
+            sum.finish(DEADLINE).unwrap();
+        });
+    }
+}
