@@ -135,16 +135,12 @@ fn symmetric_memory_is_lent_by_calls_that_began_only() {
 /// Also where data goes through boards, ranks must mean the same memory and the same place.
 #[test]
 fn places_in_symmetric_memory_are_compared() {
-    let differ: [fn(u32, usize) -> (usize, std::ops::Range<usize>); 3] = [
-        |rank, _| (0, rank as usize..rank as usize + 4),
-        |rank, _| (rank as usize, 0..4),
-        // A few bytes on one rank, and many on the other one.
-        |rank, all| (0, 0..if rank == 0 { 4 } else { all }),
-    ];
-    for differ in differ {
+    const ALL: usize = 12_500;
+    // What each rank says. The last ones: a few bytes, and many.
+    for said in [[(0, 0..4), (0, 1..5)], [(0, 0..4), (1, 0..4)], [(0, 0..4), (0, 0..ALL)]] {
         on_all(&worlds(2), |world| {
-            let mut memories = [0, 1].map(|_| world.symmetric_memory(100_000, DEADLINE).unwrap());
-            let (memory, range) = differ(world.rank(), 12_500);
+            let mut memories = [0, 1].map(|_| world.symmetric_memory(8 * ALL, DEADLINE).unwrap());
+            let (memory, range) = said[world.rank() as usize].clone();
             let told = memories[memory].all_reduce::<u64>(range, Reduce::Sum, DEADLINE);
             assert!(matches!(told, Err(Error::Mismatch { .. } | Error::Aborted { .. })), "{told:?}");
         });
