@@ -52,7 +52,7 @@ pub enum Error {
     /// A rank that had left in good order was still needed. Every later operation of the same
     /// collective fails the same way.
     #[error(
-        "rank {rank}: {operation}: rank {peer} has left and can no longer be reached; a rank may leave when no other needs its memory"
+        "rank {rank}: {operation}: rank {peer} has left and is still needed; a rank may leave when its part of all calls is done"
     )]
     PeerLeft {
         /// The rank that reports.

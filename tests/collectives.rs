@@ -6,11 +6,12 @@
 mod common;
 
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use common::Way;
-use common::worlds::world;
+use common::worlds::{everywhere, world};
 use earlybird::{Error, Reduce, World, f16};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -138,7 +139,48 @@ fn symmetric(world: &World, is_shared: bool) {
     assert!(!is_shared || shared_memory() < before + (8 << 20), "a refused memory stays");
 }
 
-/// Bytes in the memory files of all worlds of this process. Only one test here has such worlds, one after the other.
+/// A rank that has left will never come: calls that need it fail at once, on all ranks.
+#[test]
+fn a_rank_that_has_left_is_named() {
+    let _alone = ALONE.lock();
+    let calls: [fn(&World) -> Result<(), Error>; 4] = [
+        |world| world.barrier(DEADLINE),
+        |world| world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE),
+        |world| world.receive(&mut [0u8], 1, 0, DEADLINE),
+        |world| world.receive_any(&mut [0u8], 0, DEADLINE).map(drop),
+    ];
+    for call in calls {
+        everywhere(2, DEADLINE, |world: World| {
+            world.open_messages(DEADLINE).unwrap();
+            world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE).unwrap();
+            if world.rank() == 0 {
+                let told = call(&world);
+                assert!(matches!(told, Err(Error::PeerLeft { rank: 0, peer: 1, .. })), "{told:?}");
+                world.abort("the test is done");
+            }
+        });
+    }
+    // It has sent and given all before.
+    everywhere(3, DEADLINE, |world: World| {
+        let root = 2;
+        for _ in 0..20 {
+            world.broadcast(&mut [1u8], root, DEADLINE).unwrap();
+        }
+        match world.rank() {
+            0 => {
+                std::thread::sleep(Duration::from_millis(100));
+                world.receive(&mut [0u8; 1000], root, 0, DEADLINE).unwrap();
+            }
+            1 => world.open_messages(DEADLINE).unwrap(),
+            _ => world.send(&[1u8; 1000], 0, 0, DEADLINE).unwrap(),
+        }
+    });
+}
+
+/// Tests of which only one at a time has worlds: one looks at the memory of all worlds of this process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Bytes in the memory files of all worlds of this process.
 fn shared_memory() -> u64 {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
         let path = entry.unwrap().path();
@@ -152,6 +194,7 @@ fn shared_memory() -> u64 {
 
 #[test]
 fn over_shared_memory() {
+    let _alone = ALONE.lock();
     over(Way::Shm);
 }
 

@@ -89,6 +89,10 @@ impl Work for CallWork<'_, '_> {
         self.call.missing(self.board)
     }
 
+    fn needs_missing(&self) -> bool {
+        true
+    }
+
     fn hear_of(&mut self, _dead: u32) {}
 
     fn outlive(&mut self, _now: Time) -> Result<Outlived> {

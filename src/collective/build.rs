@@ -203,6 +203,17 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self
     }
 
+    /// Checks the choices as [`build`](AllreduceBuilder::build) does, on this rank alone: other ranks take no part.
+    ///
+    /// # Errors
+    /// A choice that `build` would refuse on this rank.
+    pub fn check(&self) -> Result<()> {
+        match self.group {
+            Group::Arrivals(_) => self.check_choices().map(drop),
+            _ => self.plan(self.executor == Executor::Provider).map(drop),
+        }
+    }
+
     /// Creates the collective. All ranks call it, in the same order as their other collective
     /// calls, within the world's deadline. Returns when all have.
     ///

@@ -103,6 +103,7 @@ impl Waiter {
         let started = self.clock.now();
         self.spin.begin(started);
         work.begin();
+        let mut gone = None;
         loop {
             let done = poll(work, now, looks, stay)?;
             if work.wants_time(now) {
@@ -140,6 +141,14 @@ impl Waiter {
                 return self.outlive(work, error, deadline);
             }
             interrupt::check(self.fabric.rank(), operation)?;
+            if now - asleep >= HEARTBEAT.as_nanos() as Time && work.needs_missing() {
+                let before = gone;
+                gone = work.missing().0.into_iter().find(|&peer| self.fabric.has_left(peer));
+                // What it did before it left was there when the work was polled in between.
+                if let Some(peer) = gone.filter(|_| gone == before) {
+                    return Err(Error::PeerLeft { rank: self.fabric.rank(), operation, peer });
+                }
+            }
         }
     }
 

@@ -115,6 +115,11 @@ pub(crate) trait Work {
     /// The ranks without which it does not go on.
     fn missing(&self) -> Ranks;
 
+    /// Whether it can never go on without one of these that has left.
+    fn needs_missing(&self) -> bool {
+        false
+    }
+
     /// A rank died.
     fn hear_of(&mut self, dead: u32);
 

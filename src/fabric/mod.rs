@@ -360,6 +360,9 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
         Vec::new()
     }
 
+    /// Whether a rank is known to have left: all that it did before is seen from then on.
+    fn has_left(&self, peer: u32) -> bool;
+
     /// Fails every later call of every rank. The first reason stays. Any thread may call it.
     fn abort(&self, reason: &str);
 

@@ -163,7 +163,7 @@ impl World {
         }
         let started = Instant::now();
         let now = || started.elapsed().as_nanos() as Time;
-        let (mut looked, mut spins) = (started, true);
+        let (mut looked, mut spins, mut gone) = (started, true, None);
         let mut guard = self.inner.mail.lock();
         if let Some(mail) = &mut *guard {
             mail.spin.begin(0);
@@ -199,6 +199,16 @@ impl World {
                 looked = Instant::now();
                 self.fabric().look_for_dead(operation)?;
                 interrupt::check(self.rank(), operation)?;
+                let before = gone;
+                let others = || (0..self.size()).filter(|&peer| peer != self.rank());
+                gone = match peer {
+                    Some(peer) => Some(peer).filter(|&peer| self.fabric().has_left(peer)),
+                    None => others().next().filter(|_| others().all(|peer| self.fabric().has_left(peer))),
+                };
+                // All that it sent before it left was there at the polls in between.
+                if let Some(peer) = gone.filter(|_| gone == before) {
+                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer });
+                }
             }
             if Instant::now() >= until {
                 let (rank, waited) = (self.rank(), started.elapsed());

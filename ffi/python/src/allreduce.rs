@@ -99,6 +99,18 @@ impl Allreduce {
     }
 }
 
+fn builder<'w>(
+    py: Python<'_>,
+    world: &'w earlybird::World,
+    (dtype, lengths): (&str, &[usize]),
+    choices: &[(String, String)],
+) -> PyResult<earlybird::AllreduceBuilder<'w, u8>> {
+    let dtype = dtype.parse::<Dtype>().map_err(|problem| bad_choice(py, format!("dtype: {problem}")))?;
+    let builder = world.allreduce_bytes(dtype, lengths);
+    let chosen = choices.iter().try_fold(builder, |builder, (name, value)| builder.choose(name, value));
+    chosen.map_err(|error| raised(py, &error))
+}
+
 fn ends(rounds: &RangeInclusive<u64>) -> (u64, u64) {
     (*rounds.start(), *rounds.end())
 }
@@ -126,17 +138,26 @@ impl Allreduce {
         choices: Vec<(String, String)>,
     ) -> PyResult<Self> {
         let world = world.handle(py)?;
-        let dtype = dtype.parse::<Dtype>().map_err(|problem| bad_choice(py, format!("dtype: {problem}")))?;
-        let mut builder = world.allreduce_bytes(dtype, &lengths);
-        for (name, value) in &choices {
-            builder = builder.choose(name, value).map_err(|error| raised(py, &error))?;
-        }
+        let mut builder = builder(py, &world, (dtype, &lengths), &choices)?;
         if let Some(model) = &model {
             builder = builder.memory(model);
         }
         let sum = py.detach(|| builder.build()).map_err(|error| raised(py, &error))?;
         let held = Mutex::new(Held { sum: Some(sum), handed_in: 0 });
         Ok(Allreduce { world: world.clone(), held, views: Arc::default() })
+    }
+
+    /// Refuses what a new one with these choices would refuse on this rank.
+    #[staticmethod]
+    fn _check(
+        py: Python<'_>,
+        world: &World,
+        lengths: Vec<usize>,
+        dtype: &str,
+        choices: Vec<(String, String)>,
+    ) -> PyResult<()> {
+        let world = world.handle(py)?;
+        builder(py, &world, (dtype, &lengths), &choices)?.check().map_err(|error| raised(py, &error))
     }
 
     #[getter]

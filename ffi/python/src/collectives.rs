@@ -79,6 +79,24 @@ fn reduction(py: Python<'_>, dtype: &str, reduce: &str) -> PyResult<(Dtype, Redu
     Ok((dtype, reduce))
 }
 
+/// A rank.
+fn rank(given: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let rank: i64 = given.extract()?;
+    u32::try_from(rank).map_err(|_| misused(given.py(), &format!("{rank} is not a rank of this world")))
+}
+
+/// A rank, or none for any.
+fn any_rank(given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    if given.is_none() { Ok(None) } else { rank(given).map(Some) }
+}
+
+/// The tag of a message.
+fn tag(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let tag: i128 = given.extract()?;
+    u64::try_from(tag)
+        .map_err(|_| misused(given.py(), &format!("tags are numbers of 64 bits from 0 on, and not {tag}")))
+}
+
 /// Makes a call without the interpreter's lock.
 fn call<R: Send>(
     py: Python<'_>,
@@ -100,7 +118,13 @@ pub(crate) mod collectives {
     }
 
     #[pyfunction]
-    fn broadcast(py: Python<'_>, world: &World, data: PyBuffer<u8>, root: u32, timeout: Option<f64>) -> PyResult<()> {
+    fn broadcast(
+        py: Python<'_>,
+        world: &World,
+        data: PyBuffer<u8>,
+        #[pyo3(from_py_with = rank)] root: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
         let mut data = results(py, data)?;
         call(py, world, timeout, |world, timeout| world.broadcast(data.write(), root, timeout))
     }
@@ -124,7 +148,7 @@ pub(crate) mod collectives {
         world: &World,
         mine: PyBuffer<u8>,
         all: Option<PyBuffer<u8>>,
-        root: u32,
+        #[pyo3(from_py_with = rank)] root: u32,
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (mine, mut all) = (sources(py, mine)?, all.map(|all| results(py, all)).transpose()?);
@@ -140,7 +164,7 @@ pub(crate) mod collectives {
         world: &World,
         all: Option<PyBuffer<u8>>,
         mine: PyBuffer<u8>,
-        root: u32,
+        #[pyo3(from_py_with = rank)] root: u32,
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (all, mut mine) = (all.map(|all| sources(py, all)).transpose()?, results(py, mine)?);
@@ -190,7 +214,7 @@ pub(crate) mod collectives {
         mine: PyBuffer<u8>,
         result: Option<PyBuffer<u8>>,
         kinds: (String, String),
-        root: u32,
+        #[pyo3(from_py_with = rank)] root: u32,
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
@@ -238,8 +262,8 @@ pub(crate) mod collectives {
         py: Python<'_>,
         world: &World,
         data: PyBuffer<u8>,
-        to: u32,
-        tag: u64,
+        #[pyo3(from_py_with = rank)] to: u32,
+        #[pyo3(from_py_with = tag)] tag: u64,
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let data = sources(py, data)?;
@@ -252,8 +276,8 @@ pub(crate) mod collectives {
         py: Python<'_>,
         world: &World,
         data: PyBuffer<u8>,
-        from: Option<u32>,
-        tag: u64,
+        #[pyo3(from_py_with = any_rank)] from: Option<u32>,
+        #[pyo3(from_py_with = tag)] tag: u64,
         timeout: Option<f64>,
     ) -> PyResult<u32> {
         let mut data = results(py, data)?;

@@ -90,6 +90,9 @@ impl World {
     #[pyo3(signature = (reason="no reason given"))]
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let world = self.handle(py)?;
+        if !world.is_own() {
+            return Err(misused(py, "a forked child must not use the world of its parent; start children by spawn"));
+        }
         py.detach(|| world.abort(reason));
         Ok(())
     }

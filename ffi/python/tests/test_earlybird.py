@@ -452,12 +452,109 @@ def test_synchronous_collectives_and_messages() -> None:
         try:
             world.all_gather(mine, out=np.empty(7, dtype=np.int64), timeout=30)
         except earlybird.UsageError as problem:
-            assert "times the number of ranks" in str(problem)
+            assert "15 elements of int64 are needed" in str(problem)
         else:
             raise AssertionError("a wrong length was taken")
         world.barrier(30)
         """,
         3,
+    )
+
+
+def test_wrong_arguments_are_refused_before_anything_is_done() -> None:
+    run(
+        """
+        def refused(kind, call, text):
+            try:
+                call()
+            except kind as problem:
+                assert text in str(problem), problem
+            else:
+                raise AssertionError(text)
+
+        refused(earlybird.UsageError, lambda: world.all_to_all(np.ones(3)), "cannot be divided among 2 ranks")
+        refused(earlybird.UsageError, lambda: world.all_gather(np.ones(2), out=np.ones(4, np.float32)), "4 elements of float64")
+        refused(earlybird.UsageError, lambda: world.broadcast(np.ones(2), root=-1), "-1 is not a rank")
+        refused(earlybird.UsageError, lambda: world.send(np.ones(2), to=1 - rank, tag=-1), "from 0 on")
+        refused(earlybird.UsageError, lambda: world.all_reduce([1.0]), "no list")
+        refused(earlybird.UsageError, lambda: world.all_reduce(np.float32(1)), "no float32")
+        refused(earlybird.UsageError, lambda: world.empty(3, object), "no shared array")
+        refused(earlybird.UsageError, lambda: world.empty(-3), "no shared array")
+        refused(earlybird.ConfigError, lambda: world.allreduce(3, dtype="i8"), "dtype: i8 is none of f32")
+        refused(earlybird.ConfigError, lambda: world.check_choices(fire="quorum=9"), "quorum=9")
+        refused(earlybird.UsageError, lambda: world.all_reduce(np.ones(2), dtype="bf16"), "no elements of bf16")
+        halves = (np.ones(4, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        world.all_reduce(halves, dtype="bf16", timeout=30)
+        assert ((halves.astype(np.uint32) << 16).view(np.float32) == 2).all()
+        assert world.copies.into_boards > 0
+        """,
+        2,
+    )
+
+
+@pytest.mark.parametrize("block", ["with world:\n    fail()", "fail()"])
+def test_an_exception_aborts_the_job(block: str) -> None:
+    processes = start(
+        f"""
+def fail():
+    raise ValueError("no data")
+
+if rank == 1:
+{textwrap.indent(block, "    ")}
+try:
+    world.all_reduce(np.ones(3))
+except earlybird.Aborted as error:
+    assert error.peer == 1 and "ValueError: no data" in str(error)
+    print("TOLD")
+""",
+        2,
+    )
+    texts = [process.communicate(timeout=30)[0] for process in processes]
+    assert "TOLD" in texts[0] and processes[0].returncode == 0 and processes[1].returncode == 1, texts
+
+
+def test_a_rank_that_closed_its_world_is_named() -> None:
+    run(
+        """
+        world.all_reduce(np.ones(3))
+        if rank == 1:
+            world.close()
+        else:
+            for call in (world.barrier, lambda: world.all_reduce(np.ones(3))):
+                try:
+                    call()
+                except (earlybird.PeerLeft, earlybird.Aborted) as error:
+                    print(type(error))
+                else:
+                    raise AssertionError("it came")
+        """,
+        2,
+    )
+
+
+def test_one_task_waits_for_outcomes() -> None:
+    run(
+        """
+        import asyncio, time
+
+        async def both(mean):
+            first = asyncio.ensure_future(mean.outcomes())
+            await asyncio.sleep(0)
+            try:
+                await mean.outcomes()
+            except earlybird.UsageError as problem:
+                assert "another task" in str(problem)
+            else:
+                raise AssertionError("two wait")
+            await first
+
+        with world.allreduce(3, executor="thread") as mean:
+            if rank == 1:
+                time.sleep(0.5)
+            mean.arrive()
+            asyncio.run(both(mean)) if rank == 0 else mean.wait(30)
+        """,
+        2,
     )
 
 

@@ -280,6 +280,11 @@ impl<T: OverWire> Fabric for T {
                 }
                 self.look_for_dead(operation)?;
                 interrupt::check(self.rank(), operation)?;
+                let engine = shared.lock();
+                if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
+                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer });
+                }
+                drop(engine);
                 if Instant::now() >= deadline {
                     let missing = Ranks(shared.lock().not_gathered(turn));
                     let waited = started.elapsed();
@@ -300,6 +305,10 @@ impl<T: OverWire> Fabric for T {
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.world().shared.look_for_dead(operation)
+    }
+
+    fn has_left(&self, peer: u32) -> bool {
+        self.world().shared.lock().has_left(peer)
     }
 
     fn abort(&self, reason: &str) {

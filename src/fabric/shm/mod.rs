@@ -167,6 +167,11 @@ impl Fabric for ShmFabric {
                 }
                 self.look_for_dead(operation)?;
                 interrupt::check(self.rank, operation)?;
+                if let Some(&peer) = missing.iter().find(|&&peer| self.has_left(peer))
+                    && self.not_posted(turn).contains(&peer)
+                {
+                    return Err(Error::PeerLeft { rank: self.rank, operation, peer });
+                }
                 if Instant::now() >= deadline {
                     let missing = Ranks(missing);
                     let waited = started.elapsed();
@@ -199,6 +204,10 @@ impl Fabric for ShmFabric {
 
     fn dead(&self) -> Vec<u32> {
         self.watch.ended(|peer| self.segment.has_left(peer))
+    }
+
+    fn has_left(&self, peer: u32) -> bool {
+        self.segment.has_left(peer)
     }
 
     fn abort(&self, reason: &str) {

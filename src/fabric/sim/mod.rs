@@ -100,6 +100,10 @@ impl Fabric for SimFabric {
         self.health(operation)
     }
 
+    fn has_left(&self, _peer: u32) -> bool {
+        false
+    }
+
     fn abort(&self, reason: &str) {
         self.net.lock().abort(self.rank, reason);
     }

@@ -23,25 +23,32 @@ from ._errors import (
     Aborted,
     ConfigError,
     Error,
+    JoinError,
     Mismatch,
+    OutOfMemory,
     PeerDied,
     PeerLeft,
+    SystemFailure,
     Timeout,
     TransportError,
     UsageError,
 )
-from ._world import World
+from ._world import Copies, World
 
 __all__ = [
     "Aborted",
     "Allreduce",
     "ConfigError",
+    "Copies",
     "Entry",
     "Error",
+    "JoinError",
     "Mismatch",
+    "OutOfMemory",
     "Outcome",
     "PeerDied",
     "PeerLeft",
+    "SystemFailure",
     "Timeout",
     "TransportError",
     "UsageError",

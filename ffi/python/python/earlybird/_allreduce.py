@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _earlybird
 from ._dtypes import DTYPES, Array, array_of
+from ._errors import UsageError
 
 
 class Entry(NamedTuple):
@@ -82,6 +83,7 @@ class Allreduce(_earlybird.Allreduce):
     """
 
     _open: Array | None = None
+    _is_awaited = False
     _dtype_of_arrays: np.dtype[Any] | None = None
 
     @property
@@ -130,15 +132,21 @@ class Allreduce(_earlybird.Allreduce):
 
     async def outcomes(self) -> list[Outcome]:
         """As ``wait`` for asyncio, whose loop runs other tasks meanwhile. It needs the executor ``"thread"``."""
+        if self._is_awaited:
+            raise UsageError("another task waits for these outcomes")
         loop = asyncio.get_running_loop()
         descriptor = self.fileno()
-        while (taken := self.test()) is None:
-            readable = asyncio.Event()
-            loop.add_reader(descriptor, readable.set)
-            try:
-                await readable.wait()
-            finally:
-                loop.remove_reader(descriptor)
+        self._is_awaited = True
+        try:
+            while (taken := self.test()) is None:
+                readable = asyncio.Event()
+                loop.add_reader(descriptor, readable.set)
+                try:
+                    await readable.wait()
+                finally:
+                    loop.remove_reader(descriptor)
+        finally:
+            self._is_awaited = False
         return taken
 
     def finish(self, timeout: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,22 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """The type of arrays, from the library's name of an element type or from what NumPy takes for one."""
+    if isinstance(dtype, str):
+        if dtype in DTYPES:
+            return DTYPES[dtype]
+        # NumPy counts bytes, and the library bits: "i8" would be a type of 64 bits.
+        if re.fullmatch(r"[a-z]+[0-9]+", dtype) and not hasattr(np, dtype):
+            raise ConfigError(f"dtype: {dtype} is none of {', '.join(DTYPES)}, and no name such as float32")
+    return np.dtype(dtype)
+
+
 def dtype_name(dtype: npt.DTypeLike) -> str:
     """The library's name of an element type, from that name or from what NumPy takes for one."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
-    wanted = np.dtype(dtype)
+    wanted = numpy_dtype(dtype)
     for name, known in DTYPES.items():
         if known == wanted and name != "bf16":
             return name

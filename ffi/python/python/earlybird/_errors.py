@@ -36,6 +36,18 @@ class TransportError(Error, ConnectionError):
     """A transport failed after the world had been joined."""
 
 
+class JoinError(Error, ConnectionError):
+    """The world could not be set up: a rank did not come, or told something else."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """Less memory than is needed, or than may be locked."""
+
+
+class SystemFailure(Error, OSError):
+    """The operating system refused."""
+
+
 class ConfigError(Error, ValueError):
     """An invalid choice, variable or file."""
 

@@ -2,34 +2,104 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import math
 import operator
-from collections.abc import Iterable, Sequence
+import sys
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _earlybird
 from ._allreduce import Allreduce
-from ._dtypes import DTYPES, Array, dtype_name
+from ._dtypes import DTYPES, Array, dtype_name, numpy_dtype
 from ._earlybird import collectives
 from ._errors import UsageError
 
 
+# Worlds that were not closed.
+_OPEN: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    # A program that ends by an exception has not left in good order: the other ranks would wait for it.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    for world in list(_OPEN) if error is not None else ():
+        with contextlib.suppress(UsageError):
+            world.abort(_reason(error))
+
+
+def _reason(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class Copies(NamedTuple):
+    """Bytes of the caller's data that synchronous collectives have copied."""
+
+    into_boards: int
+    """Into the memory that other ranks read."""
+    out_of_boards: int
+    """Out of that memory, which may be another rank's."""
+
+
+def _array(array: Array) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"a call needs a NumPy array, and no {type(array).__name__}")
+    return array
+
+
+def _result(out: Array, like: Array, elements: int) -> Array:
+    """An array for so many elements of a type."""
+    if _array(out).dtype != like.dtype or out.size != elements:
+        raise UsageError(f"{elements} elements of {like.dtype} are needed here, and not {out.size} of {out.dtype}")
+    return out
+
+
+def _rows(array: Array, count: int) -> Array:
+    if _array(array).ndim == 0 or array.shape[0] % count != 0:
+        raise UsageError(f"the rows of an array of shape {array.shape} cannot be divided among {count} ranks")
+    return array
+
+
+def _kinds(array: Array, dtype: str | None, reduce: str) -> tuple[str, str]:
+    """An element type and a reduction."""
+    name = dtype_name(_array(array).dtype if dtype is None else dtype)
+    if DTYPES[name] != array.dtype:
+        raise UsageError(f"an array of {array.dtype} has no elements of {name}")
+    return name, reduce
+
+
 def _bytes(array: Array) -> memoryview:
     """The memory of an array."""
-    if not array.flags.c_contiguous:
+    if not _array(array).flags.c_contiguous:
         raise UsageError("a call needs contiguous arrays; use numpy.ascontiguousarray")
     return array.reshape(-1).view(np.uint8).data
+
+
+def _texts(choices: Mapping[str, str | int]) -> list[tuple[str, str]]:
+    # The preset first: the others change it.
+    return sorted(((name, str(value)) for name, value in choices.items()), key=lambda choice: choice[0] != "preset")
 
 
 class World(_earlybird.World):
     """The processes of a job, as one of them sees them: rank and size come from the launcher's environment.
 
-    Threads may share it. A forked child gets an error from each call.
+    Threads may share it. A forked child gets an error from each call that needs other ranks. A program that ends by an
+    exception while a world is open aborts the job, as an exception in a ``with`` block does.
+
+    ``World(fabric="shm", provider=..., secret=..., hw_config=..., deadline=...)`` says what the environment does not. A rank
+    makes a new world after one that failed.
     """
+
+    def __init__(self, **choices: Any) -> None:
+        super().__init__()
+        _OPEN.add(self)
 
     @classmethod
     def from_env(cls, **choices: Any) -> World:
@@ -52,10 +122,17 @@ class World(_earlybird.World):
         and for a few KiB, a reduction copies all the same. ``copies`` counts. After a reduction that failed other ranks may
         still read the array, so do not write it any more.
         """
-        chosen = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+        chosen = numpy_dtype(dtype)
         dimensions = list(map(operator.index, shape if isinstance(shape, Iterable) else [shape]))
+        if min(dimensions, default=0) < 0 or chosen.hasobject:
+            raise UsageError(f"there is no shared array of shape {dimensions} and type {chosen}")
         memory = collectives.symmetric(self, math.prod(dimensions) * chosen.itemsize, timeout)
         return np.ndarray(dimensions, chosen, memoryview(memory))
+
+    @property
+    def copies(self) -> Copies:
+        """What the synchronous collectives of this rank have copied."""
+        return Copies(*super().copies)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Waits until all ranks have called it."""
@@ -68,28 +145,34 @@ class World(_earlybird.World):
 
     def all_gather(self, array: Array, out: Array | None = None, timeout: float | None = None) -> Array:
         """Gives the array of every rank to every rank: one more dimension, the ranks, comes first."""
-        out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
-        collectives.all_gather(self, _bytes(array), _bytes(out), timeout)
+        out = np.empty((self.size, *_array(array).shape), array.dtype) if out is None else out
+        collectives.all_gather(self, _bytes(array), _bytes(_result(out, array, self.size * array.size)), timeout)
         return out
 
     def gather(
         self, array: Array, root: int = 0, out: Array | None = None, timeout: float | None = None
     ) -> Array | None:
         """Gives the array of every rank to rank ``root``; the others get nothing."""
-        if self.rank == root and out is None:
-            out = np.empty((self.size, *array.shape), array.dtype)
+        if self.rank == root:
+            out = np.empty((self.size, *_array(array).shape), array.dtype) if out is None else out
+            _result(out, array, self.size * array.size)
         collectives.gather(self, _bytes(array), None if out is None else _bytes(out), root, timeout)
         return out
 
     def scatter(self, out: Array, array: Array | None = None, root: int = 0, timeout: float | None = None) -> Array:
         """Gives each rank its part of the array of rank ``root``, whose first dimension is the ranks."""
+        if array is not None:
+            _result(out, _rows(array, self.size), array.size // self.size)
         collectives.scatter(self, None if array is None else _bytes(array), _bytes(out), root, timeout)
         return out
 
     def all_to_all(self, array: Array, out: Array | None = None, timeout: float | None = None) -> Array:
-        """Gives row i of each rank's array to rank i, which has them in the order of ranks."""
-        out = np.empty_like(array) if out is None else out
-        collectives.all_to_all(self, _bytes(array), _bytes(out), None, timeout)
+        """Gives row i of each rank's array to rank i, which has them in the order of ranks.
+
+        Where an array has more rows than there are ranks, each rank gets as many of them, one after the other.
+        """
+        out = np.empty_like(_rows(array, self.size)) if out is None else out
+        collectives.all_to_all(self, _bytes(array), _bytes(_result(out, array, array.size)), None, timeout)
         return out
 
     def all_to_all_of(
@@ -101,18 +184,22 @@ class World(_earlybird.World):
         timeout: float | None = None,
     ) -> Array:
         """As ``all_to_all`` with any lengths: so many rows of the array go to each rank, and so many of ``out`` come."""
+        _result(out, _array(array), _array(out).size)
         size = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         scaled = ([length * size for length in lengths], [length * size for length in out_lengths])
         collectives.all_to_all(self, _bytes(array), _bytes(out), scaled, timeout)
         return out
 
-    def all_reduce(self, array: Array, reduce: str = "sum", timeout: float | None = None) -> Array:
+    def all_reduce(
+        self, array: Array, reduce: str = "sum", timeout: float | None = None, *, dtype: str | None = None
+    ) -> Array:
         """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max`` or ``prod``.
 
         For a reduction that is made again and again, ``allreduce`` is faster: it reads and writes in place. So does this one
-        if the array is of :meth:`empty`, or a part of such an array.
+        if the array is of :meth:`empty`, or a part of such an array. ``dtype="bf16"`` says that an array of 16-bit integers
+        has the bits of such elements.
         """
-        collectives.all_reduce(self, _bytes(array), (dtype_name(array.dtype), reduce), timeout)
+        collectives.all_reduce(self, _bytes(array), _kinds(array, dtype, reduce), timeout)
         return array
 
     def reduce(
@@ -122,20 +209,30 @@ class World(_earlybird.World):
         reduce: str = "sum",
         out: Array | None = None,
         timeout: float | None = None,
+        *,
+        dtype: str | None = None,
     ) -> Array | None:
         """As ``all_reduce``, for rank ``root``; the others get nothing, and no array changes."""
-        if self.rank == root and out is None:
-            out = np.empty_like(array)
+        if self.rank == root:
+            out = _result(np.empty_like(_array(array)) if out is None else out, array, array.size)
         result = None if out is None else _bytes(out)
-        collectives.reduce(self, _bytes(array), result, (dtype_name(array.dtype), reduce), root, timeout)
+        collectives.reduce(self, _bytes(array), result, _kinds(array, dtype, reduce), root, timeout)
         return out
 
     def reduce_scatter(
-        self, array: Array, reduce: str = "sum", out: Array | None = None, timeout: float | None = None
+        self,
+        array: Array,
+        reduce: str = "sum",
+        out: Array | None = None,
+        timeout: float | None = None,
+        *,
+        dtype: str | None = None,
     ) -> Array:
         """Reduces the arrays of all ranks, and gives row i of the result to rank i."""
+        kinds = _kinds(_rows(array, self.size), dtype, reduce)
         out = np.empty(array.shape[1:], array.dtype) if out is None else out
-        collectives.reduce_scatter(self, _bytes(array), _bytes(out), (dtype_name(array.dtype), reduce), timeout)
+        _result(out, array, array.size // self.size)
+        collectives.reduce_scatter(self, _bytes(array), _bytes(out), kinds, timeout)
         return out
 
     def send(self, array: Array, to: int, tag: int = 0, timeout: float | None = None) -> None:
@@ -151,7 +248,7 @@ class World(_earlybird.World):
         collectives.open_messages(self, timeout)
 
     def allreduce(
-        self, lengths: int | Sequence[int], *, dtype: npt.DTypeLike = "f32", model: Array | None = None, **choices: str | int
+        self, lengths: SupportsIndex | Iterable[SupportsIndex], *, dtype: npt.DTypeLike = "f32", model: Array | None = None, **choices: str | int
     ) -> Allreduce:
         """Begins a collective over tensors of these lengths. All ranks make the same choices.
 
@@ -159,15 +256,20 @@ class World(_earlybird.World):
         ``scale="contributions"``, ``group="butterfly=8"``, ``preset="wagma"``, ``mover="cut"``, ``executor="thread"``,
         ``depth=8``. ``model`` is what all ranks begin with, if contributions are updates of a model.
         """
-        chosen: Iterable[int] = [lengths] if isinstance(lengths, int) else lengths
+        chosen = map(operator.index, lengths if isinstance(lengths, Iterable) else [lengths])
         name = dtype_name(dtype)
         bytes_of_model = None if model is None else np.ascontiguousarray(model, dtype=DTYPES[name]).tobytes()
-        # The preset first: the others change it.
-        texts = sorted(((name, str(value)) for name, value in choices.items()), key=lambda choice: choice[0] != "preset")
-        return Allreduce(self, list(chosen), name, bytes_of_model, texts)
+        return Allreduce(self, list(chosen), name, bytes_of_model, _texts(choices))
+
+    def check_choices(self, *, dtype: npt.DTypeLike = "f32", **choices: str | int) -> None:
+        """Raises what :meth:`allreduce` would raise for such choices. Other ranks take no part."""
+        Allreduce._check(self, [1], dtype_name(dtype), _texts(choices))
 
     def __enter__(self) -> World:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            with contextlib.suppress(UsageError):
+                self.abort(_reason(error))
         self.close()

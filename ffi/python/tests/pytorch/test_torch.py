@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="SKIPPED: torch is not installed; pip install torch")
 
 HEAD = """
-import copy, os, sys, torch, torch.distributed as dist
+import copy, datetime, os, sys, torch, torch.distributed as dist
 import earlybird, earlybird.torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -100,6 +100,31 @@ with torch.inference_mode():
     assert torch.equal(of_inference, torch.arange(12.0).reshape(3, 4) + sum(range(size)) / size)
     assert torch.equal(into, of_inference[:1].t().expand(4, size))
 dist.group.WORLD.monitored_barrier()
+# What does not fit is refused before anything is done.
+for call, text in (
+    (lambda: dist.all_to_all_single(torch.ones(size + 1), torch.ones(size + 1)), "does not divide equally"),
+    (lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [3], [3]), "Split sizes"),
+    (lambda: earlybird.torch.partial_hook(fire=f"quorum={size + 1}"), "quorum"),
+    (lambda: earlybird.torch.partial_hook(fires="all"), "fires"),
+):
+    try:
+        call()
+    except earlybird.Error as problem:
+        assert text in str(problem), problem
+    else:
+        raise AssertionError(text)
+# A wait with a limit of its own. The call goes on.
+if rank == 0:
+    late = dist.all_reduce(torch.ones(3), async_op=True)
+    try:
+        late.wait(datetime.timedelta(milliseconds=50))
+    except earlybird.Timeout:
+        dist.send(torch.ones(1), 1)
+    late.wait()
+else:
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+    dist.all_reduce(torch.ones(3))
 """
 
 

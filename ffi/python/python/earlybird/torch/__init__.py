@@ -4,8 +4,8 @@
 >>> dist.init_process_group("earlybird")
 
 started by torchrun as any backend is. Tensors are on CPUs, or on GPUs: those go through pinned memory of the host. Each
-process group is a world of its own; its collectives are
-synchronous, and run one after the other in the order of their calls, on a thread of the group where they are asynchronous.
+process group is a world of its own. Its collectives are synchronous. They run one after the other in the order of their
+calls, on a thread of the group where they are asynchronous.
 
 :func:`partial_hook` makes a partial collective of the gradients of ``DistributedDataParallel``. :func:`empty` makes tensors
 that are reduced in place.
@@ -13,7 +13,8 @@ that are reduced in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -38,10 +39,10 @@ def empty(
     All ranks of the group call this in the same order, with the same size and type, and then reduce it, or the same parts
     of it: a rank cannot reduce another tensor meanwhile. It begins as zeros.
 
-    Ranks on several hosts, and reductions of a few KiB, copy all the same; ``group.world.copies`` counts.
+    Ranks on several hosts, and reductions of a few KiB, copy all the same; ``dist.group.WORLD.world.copies`` counts.
     """
     chosen = dtype if dtype is not None else torch.get_default_dtype()
-    dimensions = [part for given in size for part in ([given] if isinstance(given, int) else given)]
+    dimensions = [operator.index(part) for given in size for part in (given if isinstance(given, Iterable) else [given])]
     return group_of(group, "such tensors").empty(dimensions, chosen)
 
 

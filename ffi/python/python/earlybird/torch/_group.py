@@ -288,8 +288,12 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
         def call(timeout: float) -> list[Tensor]:
+            if tensor.dtype != output.dtype:
+                raise UsageError(f"{tensor.dtype} cannot be given to a rank that takes {output.dtype}")
             source, result = contiguous(tensor), result_of(output)
             lengths = None
+            check_rows(tensor, input_splits, self._own_size)
+            check_rows(output, output_splits, self._own_size)
             if output_splits or input_splits:
                 lengths = (row_bytes(tensor, input_splits, self._own_size), row_bytes(output, output_splits, self._own_size))
             collectives.all_to_all(self.world, bytes_of(source), bytes_of(result), lengths, timeout)
@@ -345,6 +349,10 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 def group_of(group: Any, use: str) -> EarlybirdProcessGroup:
     """The group, or that of all ranks; `use` says what for."""
     chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise UsageError(f"{use} need a process group; call torch.distributed.init_process_group first")
+    if chosen is dist.GroupMember.NON_GROUP_MEMBER:
+        raise UsageError("this rank is not in the group")
     if not isinstance(chosen, EarlybirdProcessGroup):
         raise UsageError(f'{use} need a group of the backend "earlybird"')
     return chosen
@@ -358,6 +366,15 @@ def size_of(tensor: Tensor) -> int:
 def bytes_tensor(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, as a tensor."""
     return contiguous(tensor).reshape(-1).view(torch.uint8)
+
+
+def check_rows(tensor: Tensor, splits: Sequence[int], ranks: int) -> None:
+    """Refuses rows that are not those of all ranks together."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits and rows % ranks != 0:
+        raise UsageError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows for {ranks} ranks")
+    if splits and (len(splits) != ranks or sum(splits) != rows):
+        raise UsageError(f"Split sizes do not sum up to dim 0, or are not one for each rank: {list(splits)} of {rows} rows")
 
 
 def row_bytes(tensor: Tensor, splits: Sequence[int], ranks: int) -> list[int]:

@@ -31,8 +31,9 @@ class PartialHook:
         # torch asks a hook for its names.
         self.__name__ = self.__qualname__ = "partial_hook"
         self._group = group_of(group, "partial gradients")
-        self._timeout = timeout
+        self._timeout = timeout if timeout is not None else self._group._seconds(None)
         self._choices: dict[str, str | int] = {"scale": "world"} | choices
+        self._group.world.check_choices(**self._choices)
         self._steps = 0
         self._lengths: list[int] = []
         self._sum: Allreduce | None = None
@@ -129,7 +130,7 @@ class PartialHook:
     def finish(self, timeout: float | None = None) -> None:
         """Leaves in good order: the last gradient of this rank enters a round of those that go on."""
         if self._sum is not None:
-            self._sum.finish(timeout if timeout is not None else self._timeout)
+            self._sum.finish(self._timeout if timeout is None else timeout)
             self._sum = None
 
 
@@ -184,6 +185,6 @@ def partial_hook(
 
     Choices are those of ``World.allreduce``: ``fire="quorum=3"``, ``fire="solo,full=10"``, ``preset="quorum"``,
     ``absent="decay=0.5"``. Gradients are divided by the number of ranks; ``scale="contributions"`` divides by those that
-    are in a round instead.
+    are in a round instead. ``timeout`` is in seconds, for each step: by default that of the group.
     """
     return PartialHook(group, timeout, **choices)

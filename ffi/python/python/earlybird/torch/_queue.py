@@ -9,10 +9,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
+
+from .._errors import Timeout
 
 Call = Callable[[], list[torch.Tensor]]
 
@@ -55,10 +58,14 @@ class MadeCall(Work):
         self._made.set_result(result)
         self._going_on.release()
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._made.done():
-            with self._going_on:
-                self._made.wait()
+            # torch says "no limit" by 0.
+            seconds = timeout.total_seconds() if timeout else -1
+            if not self._going_on.acquire(timeout=seconds):
+                raise Timeout(f"the call is not done after {seconds} s; it goes on until its own deadline")
+            self._going_on.release()
+            self._made.wait()
         if self._error is not None:
             raise self._error
         return True

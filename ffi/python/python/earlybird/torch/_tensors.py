@@ -64,7 +64,7 @@ def op_name(op: Any) -> str:
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         if op == getattr(ReduceOp, name):
             return name
-    raise UsageError(f"earlybird has no reduction {op}")
+    raise UsageError("earlybird has no such reduction; it has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR")
 
 
 _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -127,7 +127,8 @@ def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) 
         parts = _gathered(world, padded, timeout)
         return torch.cat([other[:count] for other, count in zip(parts, counts, strict=True)])
 
-    all = torch.sparse_coo_tensor(all_of(indices.t().contiguous()).t(), all_of(values.contiguous()), tensor.shape)
+    places, values = all_of(indices.t().contiguous()).t(), all_of(values.contiguous())
+    all = torch.sparse_coo_tensor(places, values, tensor.shape, check_invariants=False)
     # The caller's mode is not that of the thread that makes its call.
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(all.coalesce())
