@@ -142,8 +142,9 @@ fn symmetric(world: &World, is_shared: bool) {
 /// A rank that has left will never come: calls that need it fail at once, on all ranks.
 #[test]
 fn a_rank_that_has_left_is_named() {
+    type Call = fn(&World) -> Result<(), Error>;
     let _alone = ALONE.lock();
-    let calls: [fn(&World) -> Result<(), Error>; 4] = [
+    let calls: [Call; 4] = [
         |world| world.barrier(DEADLINE),
         |world| world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE),
         |world| world.receive(&mut [0u8], 1, 0, DEADLINE),

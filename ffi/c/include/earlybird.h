@@ -382,6 +382,17 @@ enum eb_status eb_world_from_env(const struct eb_config *config,
                                  struct eb_world *world);
 
 /**
+ * Joins a world of `ranks` ranks as `rank`, whatever the environment says: that of a group, or of a library. All ranks name the
+ * same `store`, a new one for each world: unix:NAME on one machine, or tcp:HOST:PORT with a free port on the host of rank 0.
+ * Returns when all ranks have joined. `config` may be NULL.
+ */
+enum eb_status eb_world_join(uint32_t rank,
+                             uint32_t ranks,
+                             const char *store,
+                             const struct eb_config *config,
+                             struct eb_world *world);
+
+/**
  * Fills `info`.
  */
 enum eb_status eb_world_get_info(struct eb_world world, struct eb_world_info *info);

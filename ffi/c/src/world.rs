@@ -7,7 +7,7 @@ use earlybird::{Config, FabricChoice, World};
 use crate::error::call;
 use crate::handles::Handles;
 use crate::input::{Structure, check_place, choice, give, give_structure, seconds, take_structure, text};
-use crate::status::eb_status;
+use crate::status::{Failure, eb_status};
 
 /// The processes of a job, as one of them sees them.
 #[derive(Clone, Copy, Debug)]
@@ -70,32 +70,60 @@ unsafe impl Structure for eb_world_info {}
 /// have joined. `config` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_from_env(config: *const eb_config, world: *mut eb_world) -> eb_status {
+    // SAFETY: as here.
+    call(|| unsafe { joined(config, world, World::from_env) })
+}
+
+/// Joins a world of `ranks` ranks as `rank`, whatever the environment says: that of a group, or of a library. All ranks name the
+/// same `store`, a new one for each world: unix:NAME on one machine, or tcp:HOST:PORT with a free port on the host of rank 0.
+/// Returns when all ranks have joined. `config` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_world_join(
+    rank: u32,
+    ranks: u32,
+    store: *const c_char,
+    config: *const eb_config,
+    world: *mut eb_world,
+) -> eb_status {
     call(|| {
-        check_place(world, "world")?;
-        let mut chosen = Config::from_env()?;
-        if !config.is_null() {
-            // SAFETY: the caller gives a structure of the size that it says, with texts or NULL.
-            unsafe {
-                let config = take_structure(config, "config")?;
-                if let Some(fabric) = choice::<FabricChoice>(config.fabric, "config.fabric")? {
-                    chosen.fabric = fabric;
-                }
-                let own = |given, name| text(given, name).map(|text| text.map(str::to_owned));
-                chosen.ofi.provider = own(config.provider, "config.provider")?.or(chosen.ofi.provider);
-                chosen.secret = own(config.secret, "config.secret")?.or(chosen.secret);
-                chosen.hw_config = own(config.hw_config, "config.hw_config")?.map(Into::into).or(chosen.hw_config);
-                if config.deadline != 0.0 {
-                    chosen.deadline = seconds(config.deadline, "config.deadline")?;
-                }
+        // SAFETY: the caller gives a text or NULL.
+        let store = unsafe { text(store, "store") }?.ok_or_else(|| Failure::argument("store is NULL"))?;
+        // SAFETY: as here.
+        unsafe { joined(config, world, |config| World::join(rank, ranks, store, config)) }
+    })
+}
+
+/// # Safety
+/// `config` is null or a structure of the size that it says, with texts or null pointers; `world` is null or a place for one.
+unsafe fn joined(
+    config: *const eb_config,
+    world: *mut eb_world,
+    join: impl FnOnce(&Config) -> earlybird::Result<World>,
+) -> Result<(), Failure> {
+    check_place(world, "world")?;
+    let mut chosen = Config::from_env()?;
+    if !config.is_null() {
+        // SAFETY: the caller gives a structure of the size that it says, with texts or NULL.
+        unsafe {
+            let config = take_structure(config, "config")?;
+            if let Some(fabric) = choice::<FabricChoice>(config.fabric, "config.fabric")? {
+                chosen.fabric = fabric;
+            }
+            let own = |given, name| text(given, name).map(|text| text.map(str::to_owned));
+            chosen.ofi.provider = own(config.provider, "config.provider")?.or(chosen.ofi.provider);
+            chosen.secret = own(config.secret, "config.secret")?.or(chosen.secret);
+            chosen.hw_config = own(config.hw_config, "config.hw_config")?.map(Into::into).or(chosen.hw_config);
+            if config.deadline != 0.0 {
+                chosen.deadline = seconds(config.deadline, "config.deadline")?;
             }
         }
-        let joined = World::from_env(&chosen)?;
-        let name = |name: &str| CString::new(name).unwrap_or_default();
-        let (fabric, provider) = (name(joined.fabric_name()), name(joined.provider().unwrap_or_default()));
-        let id = WORLDS.add(Joined { world: joined, fabric, provider });
-        // SAFETY: the caller gives a place for one.
-        unsafe { give(world, eb_world { id }, "world") }
-    })
+    }
+    let joined = join(&chosen)?;
+    let name = |name: &str| CString::new(name).unwrap_or_default();
+    let (fabric, provider) = (name(joined.fabric_name()), name(joined.provider().unwrap_or_default()));
+    let id = WORLDS.add(Joined { world: joined, fabric, provider });
+    // SAFETY: the caller gives a place for one.
+    unsafe { give(world, eb_world { id }, "world") }
 }
 
 /// Fills `info`.
