@@ -8,6 +8,7 @@
 pub mod fork;
 mod loader;
 pub mod ofi;
+mod signals;
 #[cfg(test)]
 #[path = "../tests/skipped/mod.rs"]
 mod skipped;

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, OsStr, c_void};
 use std::ptr::NonNull;
 
+use crate::signals::keep_handlers;
+
 /// A loaded library. It is never unloaded: libraries of this kind start threads, and load others,
 /// that keep addresses of their own.
 pub(crate) struct Shared {
@@ -26,7 +28,8 @@ impl Shared {
         // SAFETY: runs the initialisers of the library. Those of the libraries that are loaded by
         // name only read the environment and set up tables; a caller that names another file
         // vouches for it.
-        let library = unsafe { libloading::os::unix::Library::new(file) }.map_err(|error| reason(&error))?;
+        let library = keep_handlers(|| unsafe { libloading::os::unix::Library::new(file) });
+        let library = library.map_err(|error| reason(&error))?;
         NonNull::new(library.into_raw()).map(|handle| Shared { handle }).ok_or_else(String::new)
     }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use super::info::{InfoList, Wanted};
 use super::sys::{fi_fabric_attr, fi_info, fid_fabric};
 use crate::loader::{NoFunction, Shared};
+use crate::signals::keep_handlers;
 
 /// The name under which every version since 1.0 is installed.
 const NAME: &str = "libfabric.so.1";
@@ -135,10 +136,12 @@ impl Library {
             return Err(no_memory);
         }
         let mut found = std::ptr::null_mut();
-        // SAFETY: the hints were made by this library and live until the end of this function;
-        // `found` is written.
-        let code =
-            unsafe { (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints.as_ptr(), &mut found) };
+        // It loads providers.
+        let code = keep_handlers(|| {
+            // SAFETY: the hints were made by this library and live until the end of this function;
+            // `found` is written.
+            unsafe { (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints.as_ptr(), &mut found) }
+        });
         if code != 0 {
             return Err(code);
         }
