@@ -2,8 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
+
+/// A wait for another thread looks this often whether it is to end.
+const SLICE: Duration = Duration::from_millis(20);
 
 static ASKED: OnceLock<fn() -> bool> = OnceLock::new();
 
@@ -22,5 +28,32 @@ pub(crate) fn check(rank: u32, operation: &'static str) -> Result<()> {
     match ASKED.get().is_some_and(|asked| asked()) {
         true => Err(Error::Interrupted { rank, operation }),
         false => Ok(()),
+    }
+}
+
+/// A lock that another thread may hold while it waits for other ranks.
+///
+/// # Errors
+/// That thread has not let go by `until`, or this wait is to end. A signal handler that makes a call in the middle of one of the
+/// same thread gets the first.
+pub(crate) fn lock<'m, T>(
+    mutex: &'m Mutex<T>,
+    rank: u32,
+    operation: &'static str,
+    until: Instant,
+) -> Result<MutexGuard<'m, T>> {
+    if let Some(guard) = mutex.try_lock() {
+        return Ok(guard);
+    }
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if let Some(guard) = mutex.try_lock_for(left.min(SLICE)) {
+            return Ok(guard);
+        }
+        check(rank, operation)?;
+        if left.is_zero() {
+            let problem = "another call of this rank, in which ranks meet, has gone on all the time";
+            return Err(Error::Usage { rank, operation, problem });
+        }
     }
 }

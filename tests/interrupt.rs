@@ -13,6 +13,15 @@ use earlybird::{Error, Executor, Fire, Reduce, World, interrupt_when};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
+type Call = fn(&World) -> Result<(), Error>;
+
+/// Calls that cannot be made again: the world is aborted.
+const ABORTING: [Call; 3] = [
+    |world| world.barrier(DEADLINE),
+    |world| world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE),
+    |world| world.symmetric_memory(100, DEADLINE).map(drop),
+];
+
 thread_local! {
     /// This rank has something else to do.
     static ASKED: Cell<bool> = const { Cell::new(false) };
@@ -53,13 +62,28 @@ fn wait(call: impl Fn(&World) + Sync) {
 fn waits_end_when_they_are_interrupted() {
     assert!(interrupt_when(|| ASKED.get()));
     assert!(!interrupt_when(|| true), "only the first one counts");
-    wait(|world| interrupted(|| world.barrier(DEADLINE)));
-    wait(|world| {
-        interrupted(|| world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE));
-        // The other rank need not wait until its deadline.
-        let told = world.barrier(DEADLINE);
-        assert!(matches!(told, Err(Error::Aborted { by: 0, .. })), "{told:?}");
-    });
+    for is_open in [false, true] {
+        for aborting in ABORTING {
+            // The other rank need not wait until its deadline, and does not go on as if rank 0 had come.
+            let done = Barrier::new(2);
+            everywhere(2, DEADLINE, |world: World| {
+                if is_open {
+                    world.open_messages(DEADLINE).unwrap();
+                    world.all_reduce(&mut [1.0f32], Reduce::Sum, DEADLINE).unwrap();
+                }
+                let done = Done(&done);
+                if world.rank() == 0 {
+                    interrupted(|| aborting(&world));
+                }
+                drop(done);
+                if world.rank() == 1 {
+                    // Over a network what rank 0 gave may come before it says that it does not go on.
+                    let told = aborting(&world).and_then(|()| world.barrier(DEADLINE));
+                    assert!(matches!(told, Err(Error::Aborted { rank: 1, by: 0, .. })), "{told:?}");
+                }
+            });
+        }
+    }
     // Nothing of the message has moved, so the call can be repeated.
     wait(|world| {
         for _ in 0..2 {

@@ -28,7 +28,7 @@ pub(crate) struct What {
     pub(crate) place: u32,
 }
 
-/// A place in symmetric memory, which all ranks must say alike: in few bytes, so two of 2³² are said as one.
+/// A place in symmetric memory, which all ranks must say alike: in few bytes, so two of 2³¹ are said as one.
 pub(crate) fn place(memory: u64, first: usize) -> u32 {
     (mixed(mixed(0, memory + 1), first as u64) >> u32::BITS) as u32 | 1
 }
@@ -354,8 +354,8 @@ impl<'a> Call<'a> {
         let kinds = |header: Header| said(header[1]);
         let root = |header: Header| (header[1] >> u32::BITS).to_string();
         let place = |header: Header| match header[1] >> u32::BITS {
-            0 => "none".to_owned(),
-            place => format!("{place:08x}"),
+            0 => "none (other memory)".to_owned(),
+            place => format!("number {place:x}"),
         };
         let (what, text): (_, &dyn Fn(Header) -> String) = match () {
             () if mine[1] as u32 != theirs[1] as u32 => ("the call", &kinds),

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Ranks;
 use crate::fault::Fault;
+use crate::interrupt;
 
 /// How long rank 0 waits for the others after a mistake, so that they learn of it too.
 const LINGER: Duration = Duration::from_secs(1);
@@ -69,6 +70,9 @@ impl Attendance {
     /// The result of the meeting, once it is over. `quiet` if no process waits to be accepted.
     pub(super) fn verdict(&mut self, quiet: bool) -> Option<Result<(), String>> {
         let (missing, late) = (self.missing(), Instant::now() > self.until);
+        if let Err(interrupted) = interrupt::check(0, "join") {
+            return Some(Err(interrupted.to_string()));
+        }
         match &self.mistake {
             Some((mistake, since)) => {
                 (missing.is_empty() || late || since.elapsed() > LINGER).then(|| Err(mistake.clone()))

@@ -9,6 +9,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -19,6 +20,7 @@ use super::attendance::Attendance;
 use super::peer;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::time::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -155,7 +157,10 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     let mut stream = loop {
         match UnixStream::connect_addr(address) {
             Ok(stream) => break stream,
-            Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(_) if Instant::now() < until => {
+                interrupt::check(rank, "join")?;
+                std::thread::sleep(PAUSE);
+            }
             Err(_) => {
                 return Err(Error::join(
                     rank,
@@ -174,6 +179,10 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     // Rank 0 answers when the meeting is over, at most a little after the deadline.
     let patience = until.saturating_duration_since(Instant::now()) + LINGER + GREETING_TIMEOUT;
     stream.set_read_timeout(Some(patience)).map_err(os)?;
+    let latest = Instant::now() + patience;
+    while !comes(&stream) && Instant::now() < latest {
+        interrupt::check(rank, "join")?;
+    }
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
     let mut body = vec![0; len];
@@ -183,6 +192,12 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;
     Ok(Joined { memory: memory.ok_or_else(lost)?, processes })
+}
+
+/// Whether something comes, or the end, in a moment.
+fn comes(stream: &UnixStream) -> bool {
+    let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&moment)).is_ok_and(|ready| ready > 0)
 }
 
 fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {

@@ -32,7 +32,7 @@ const NAP: Duration = Duration::from_micros(200);
 ///
 /// # Errors
 /// [`Error::Usage`] for a peer that is not another rank of the world. [`Error::Timeout`], [`Error::Interrupted`]: before a
-/// part of the message has moved nothing is lost, and the call can be made again. [`Error::Mismatch`] for a message of another length; this also
+/// part of the message has moved nothing is lost, and the call can be made again, but for the first one of a world. [`Error::Mismatch`] for a message of another length; this also
 /// aborts the world. A dead peer or an aborted job.
 impl World {
     /// Prepares messages. All ranks must call it, or make their first message, at the same place in the order of their
@@ -110,7 +110,7 @@ impl World {
     ) -> Result<R> {
         self.check_process(operation)?;
         self.fabric().health(operation)?;
-        let mut mail = self.inner.mail.lock();
+        let mut mail = interrupt::lock(&self.inner.mail, self.rank(), operation, until)?;
         let Mail { pairs, .. } = match &mut *mail {
             Some(mail) => mail,
             none => none.insert(self.open_mail(operation, until)?),
@@ -164,13 +164,14 @@ impl World {
         let started = Instant::now();
         let now = || started.elapsed().as_nanos() as Time;
         let (mut looked, mut spins, mut gone) = (started, true, None);
-        let mut guard = self.inner.mail.lock();
+        let lock = || interrupt::lock(&self.inner.mail, self.rank(), operation, until);
+        let mut guard = lock()?;
         if let Some(mail) = &mut *guard {
             mail.spin.begin(0);
         }
         drop(guard);
         loop {
-            let mut guard = self.inner.mail.lock();
+            let mut guard = lock()?;
             let Some(Mail { pairs, spin }) = &mut *guard else { return self.check_process(operation) };
             if poll(pairs)? {
                 spin.paid(now());

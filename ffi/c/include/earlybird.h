@@ -76,6 +76,10 @@ typedef enum eb_status {
    */
   EB_OS = 12,
   /**
+   * The wait was interrupted, which only a binding of another language in the same process does.
+   */
+  EB_INTERRUPTED = 13,
+  /**
    * The handle was closed, or never was one.
    */
   EB_HANDLE = 100,

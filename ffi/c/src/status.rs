@@ -34,6 +34,8 @@ pub enum eb_status {
     EB_USAGE = 11,
     /// The operating system refused.
     EB_OS = 12,
+    /// The wait was interrupted, which only a binding of another language in the same process does.
+    EB_INTERRUPTED = 13,
     /// The handle was closed, or never was one.
     EB_HANDLE = 100,
     /// A null pointer, a size or a text that cannot be.
@@ -48,7 +50,7 @@ pub enum eb_status {
 
 use eb_status::*;
 
-const ALL: [eb_status; 18] = [
+const ALL: [eb_status; 19] = [
     EB_OK,
     EB_TIMEOUT,
     EB_PEER_DIED,
@@ -62,6 +64,7 @@ const ALL: [eb_status; 18] = [
     EB_CONFIG,
     EB_USAGE,
     EB_OS,
+    EB_INTERRUPTED,
     EB_HANDLE,
     EB_ARGUMENT,
     EB_BUSY,
@@ -85,6 +88,7 @@ impl eb_status {
             EB_CONFIG => c"an invalid choice, variable or file",
             EB_USAGE => c"the call is not allowed now",
             EB_OS => c"the operating system refused",
+            EB_INTERRUPTED => c"the wait was interrupted",
             EB_HANDLE => c"the handle is closed, or is none",
             EB_ARGUMENT => c"an invalid argument",
             EB_BUSY => c"another thread is in a call with this handle",

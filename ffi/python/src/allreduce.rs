@@ -34,6 +34,8 @@ struct Held {
     sum: Option<earlybird::Allreduce<u8>>,
     /// Contributions that were handed in.
     handed_in: u64,
+    /// Rounds that a wait has returned to nothing: it was interrupted when they came.
+    untaken: Option<(u64, u64)>,
 }
 
 impl Allreduce {
@@ -143,7 +145,7 @@ impl Allreduce {
             builder = builder.memory(model);
         }
         let sum = py.detach(|| builder.build()).map_err(|error| raised(py, &error))?;
-        let held = Mutex::new(Held { sum: Some(sum), handed_in: 0 });
+        let held = Mutex::new(Held { sum: Some(sum), handed_in: 0, untaken: None });
         Ok(Allreduce { world: world.clone(), held, views: Arc::default() })
     }
 
@@ -202,12 +204,23 @@ impl Allreduce {
         let sum = held.get_mut();
         py.detach(|| sum.arrive()).map_err(|error| raised(py, &error))?;
         held.handed_in += 1;
+        held.untaken = None;
         Ok(())
     }
 
     /// The first and the last round that the wait returned.
     fn _wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(u64, u64)> {
-        self.wait_for(py, timeout, |sum, within| Ok(ends(&sum.wait(within)?.keep())))
+        if let Some(rounds) = self.enter(py)?.untaken.take() {
+            return Ok(rounds);
+        }
+        let rounds = self.wait_for(py, timeout, |sum, within| Ok(ends(&sum.wait(within)?.keep())))?;
+        py.check_signals().inspect_err(|_| {
+            // An exception is raised in place of the outcomes: the next wait gives them.
+            if let Some(mut held) = self.held.try_lock() {
+                held.untaken = Some(rounds);
+            }
+        })?;
+        Ok(rounds)
     }
 
     fn _test(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {

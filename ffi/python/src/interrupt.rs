@@ -1,9 +1,11 @@
 //! Ctrl-C, and other signals that Python has handlers for, while a call waits without the interpreter's lock.
 //!
-//! The interpreter runs handlers on the main thread only, so that thread looks after them now and then. Others never wait
-//! for the interpreter's lock in the middle of a call.
+//! The interpreter runs handlers on the main thread only, so that thread looks after them now and then, for which it needs
+//! the interpreter's lock: another thread that does not let go of that holds up the wait, too. Other threads do not look.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,14 +14,15 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 
-/// A wait looks after signals this often: another thread may hold the interpreter's lock for milliseconds.
+/// A wait looks after signals this often.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 thread_local! {
-    static IS_MAIN: bool = rustix::thread::gettid() == rustix::process::getpid();
     static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
     /// What a handler raised.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// The caller of what this thread does has given it up.
+    static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
 /// Lets waits end when a handler raises an exception.
@@ -27,9 +30,16 @@ pub(crate) fn set_up() {
     earlybird::interrupt_when(asked);
 }
 
+/// Whether this is the thread that runs handlers. A child that was forked from another one has another main thread.
+fn is_main() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}
+
 fn asked() -> bool {
-    let looked = LOOKED.get().is_some_and(|looked| looked.elapsed() < SLICE);
-    if looked || !IS_MAIN.with(|&is_main| is_main) {
+    if GIVEN_UP.with_borrow(|given_up| given_up.as_ref().is_some_and(|given_up| given_up.load(Ordering::Relaxed))) {
+        return true;
+    }
+    if LOOKED.get().is_some_and(|looked| looked.elapsed() < SLICE) || !is_main() {
         return false;
     }
     LOOKED.set(Some(Instant::now()));
@@ -47,18 +57,33 @@ pub(crate) fn raised(text: String) -> PyErr {
     RAISED.take().unwrap_or_else(|| PyKeyboardInterrupt::new_err(text))
 }
 
-/// Makes a call on another thread while this one looks after signals. If a handler raises an exception, the call goes on
-/// there until its deadline, and what it makes is dropped.
+/// Makes a call on another thread while the main thread looks after signals. If a handler raises an exception, the call is given
+/// up, and what it has made by then is dropped.
 pub(crate) fn beside<R: Send + 'static>(py: Python<'_>, call: impl FnOnce() -> R + Send + 'static) -> PyResult<R> {
+    if !is_main() {
+        return Ok(py.detach(call));
+    }
+    let given_up = Arc::new(AtomicBool::new(false));
     let (sender, made) = mpsc::channel();
     let made = Mutex::new(made);
-    thread::spawn(move || sender.send(call()));
+    let theirs = given_up.clone();
+    let other = thread::Builder::new().name("earlybird join".to_owned()).spawn(move || {
+        GIVEN_UP.set(Some(theirs));
+        let _ = sender.send(call());
+    })?;
+    let panicked =
+        || PyRuntimeError::new_err("a mistake of the library, described on standard error; please report it");
     loop {
         match py.detach(|| made.lock().recv_timeout(SLICE)) {
             Ok(made) => return Ok(made),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(PyRuntimeError::new_err("a mistake of the library: it panicked"));
+            Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(raised) = py.check_signals() {
+                    given_up.store(true, Ordering::Relaxed);
+                    // Its place in the meeting is free then: the program may join again.
+                    py.detach(|| _ = other.join());
+                    return Err(raised);
+                }
             }
         }
     }

@@ -18,6 +18,7 @@ use super::frame::{self, HEADING, Hello, NONCE, Parsed};
 use crate::bootstrap::attendance::Attendance;
 use crate::error::Result;
 use crate::fault::Fault;
+use crate::interrupt;
 use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
@@ -156,6 +157,10 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
                  EARLYBIRD_STORE, and is the folder shared by all hosts?"
                 ),
             }));
+        }
+        if let Err(interrupted) = interrupt::check(rank, "join") {
+            let _ = folder.map(|folder| folder.remove(&own));
+            return Err(interrupted);
         }
         std::thread::sleep(PAUSE);
     }

@@ -15,8 +15,11 @@ use crate::bootstrap::attendance::Attendance;
 use crate::bootstrap::peer;
 use crate::bootstrap::store_address::StoreAddress;
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::random::draw;
 
+/// A guest looks this often whether its wait is to end.
+const SLICE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long a process may take for a message that a rank sends at once.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -90,14 +93,14 @@ impl Stream {
         let mut filled = 0;
         while filled < to.len() {
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || interrupt::check(0, "join").is_err() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            self.wait_at_most(left)?;
+            self.wait_at_most(left.min(SLICE))?;
             match self.read(&mut to[filled..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => filled += read,
-                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) if matches!(cause.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
                 Err(cause) => return Err(cause),
             }
         }
@@ -310,7 +313,10 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let mut stream = loop {
         match connect(meeting) {
             Ok(stream) => break stream,
-            Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(_) if Instant::now() < until => {
+                interrupt::check(rank, "join")?;
+                std::thread::sleep(PAUSE);
+            }
             Err(cause) => {
                 return Err(meeting.error(format!(
                     "rank 0 did not come within {deadline:?} ({cause}); was it started, with the same \

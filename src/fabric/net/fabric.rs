@@ -269,7 +269,7 @@ impl<T: OverWire> Fabric for T {
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let NetFabric { shared, bell, exchange, .. } = self.world();
-        exchange.take(self, operation, (mine, MOST_EXCHANGED), |turn| {
+        exchange.take(self, (operation, deadline), (mine, MOST_EXCHANGED), |turn| {
             let started = Instant::now();
             shared.visit().give(turn, mine);
             let complete = |engine: &Engine<T::Wire>| engine.not_gathered(turn).is_empty();

@@ -144,7 +144,7 @@ impl Fabric for ShmFabric {
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        self.exchange.take(self, operation, (mine, mailbox::MAILBOX), |turn| {
+        self.exchange.take(self, (operation, deadline), (mine, mailbox::MAILBOX), |turn| {
             let started = Instant::now();
             self.mailbox(self.rank, turn).post(turn, mine);
             // Of the last ranks to post, at least one sees all posts, and wakes the others.

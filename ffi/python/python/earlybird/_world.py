@@ -196,7 +196,7 @@ class World(_earlybird.World):
         """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max`` or ``prod``.
 
         For a reduction that is made again and again, ``allreduce`` is faster: it reads and writes in place. So does this one
-        if the array is of :meth:`empty`, or a part of such an array. ``dtype="bf16"`` says that an array of 16-bit integers
+        if the array is of :meth:`empty`, or a part of such an array: the same on all ranks. ``dtype="bf16"`` says that an array of 16-bit integers
         has the bits of such elements.
         """
         collectives.all_reduce(self, _bytes(array), _kinds(array, dtype, reduce), timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         place, secret = meet(store, rank, size, deadline)
         self.world = World.join(rank, size, place, secret=secret, deadline=deadline)
         collectives.open_messages(self.world, deadline)
-        self._calls = Calls("earlybird")
+        self._calls = Calls("earlybird", self._give_up)
         self._messages: dict[tuple[str, int | None], Calls] = {}
         self._opening = threading.Lock()
         self._barriers = 0
@@ -90,6 +91,10 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         """Makes all calls of all ranks fail."""
         self.world.abort("the process group was aborted")
 
+    def _give_up(self, reason: str) -> None:
+        with contextlib.suppress(UsageError):
+            self.world.abort(reason)
+
     def _seconds(self, opts: Any) -> float:
         timeout = getattr(opts, "timeout", None)
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
@@ -136,10 +141,16 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         seconds = (timeout if timeout is not None else self._timeout).total_seconds()
-        self._barriers += 1
         # Messages, which need not wait for collectives that were handed in.
         self._calls.check()
-        monitored_barrier(self.world, self._barriers, seconds, wait_all_ranks)
+        with self._opening:
+            self._barriers += 1
+            number = self._barriers
+        try:
+            monitored_barrier(self.world, number, seconds, wait_all_ranks)
+        except KeyboardInterrupt:
+            self._give_up("a barrier was interrupted")
+            raise
 
     def barrier(self, opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:
@@ -314,7 +325,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def _mail(self, direction: str, peer: int | None) -> Calls:
         with self._opening:
             if (direction, peer) not in self._messages:
-                self._messages[direction, peer] = Calls(f"earlybird {direction} {peer}")
+                self._messages[direction, peer] = Calls(f"earlybird {direction} {peer}", self._give_up)
             return self._messages[direction, peer]
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
@@ -335,7 +346,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 work.source = collectives.receive(self.world, bytes_of(data), peer, tag, self._seconds(None))
                 return [keep(tensors[0], data)]
 
-        work = MadeCall(call, [event.device for event in events])
+        work = MadeCall(call, self._give_up, [event.device for event in events])
         self._mail("from", peer).add(work)
         return work
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from .._errors import Timeout
+from .._errors import Timeout, UsageError
 
 Call = Callable[[], list[torch.Tensor]]
 
@@ -23,9 +23,10 @@ Call = Callable[[], list[torch.Tensor]]
 class MadeCall(Work):
     """A call that was made, or will be: what torch waits for."""
 
-    def __init__(self, call: Call, devices: Sequence[torch.device] = ()) -> None:
+    def __init__(self, call: Call, abort: Callable[[str], None], devices: Sequence[torch.device] = ()) -> None:
         super().__init__()
         self._call: Call | None = call
+        self._abort = abort
         self._error: Exception | None = None
         self.interrupt: BaseException | None = None
         """What ends the program and not only this call: Ctrl-C."""
@@ -55,15 +56,21 @@ class MadeCall(Work):
                 self._error = error
             else:
                 self._error, self.interrupt = RuntimeError(f"{type(error).__name__}: {error}"), error
-        self._made.set_result(result)
+        # What waits must not wait for callbacks of the future.
         self._going_on.release()
+        self._made.set_result(result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._made.done():
             # torch says "no limit" by 0.
             seconds = timeout.total_seconds() if timeout else -1
-            if not self._going_on.acquire(timeout=seconds):
-                raise Timeout(f"the call is not done after {seconds} s; it goes on until its own deadline")
+            try:
+                if not self._going_on.acquire(timeout=seconds):
+                    raise Timeout(f"the call is not done after {seconds} s; it goes on until its own deadline")
+            except KeyboardInterrupt:
+                # It cannot be taken back.
+                self._abort("a wait for a call was interrupted")
+                raise
             self._going_on.release()
             self._made.wait()
         if self._error is not None:
@@ -95,13 +102,16 @@ class MadeCall(Work):
 class Calls:
     """A thread that makes calls in the order in which they are handed in, without the interpreter's lock."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, abort: Callable[[str], None]) -> None:
         self._name = name
+        # Ends all calls of all ranks.
+        self.abort = abort
         self._waiting: queue.SimpleQueue[MadeCall | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         # One call at a time, whichever thread makes it.
         self._making = threading.Lock()
+        self._maker: int | None = None
         self._pending = 0
         self._idle = threading.Condition(self._lock)
         self._ended = False
@@ -110,7 +120,9 @@ class Calls:
 
     def make(self, call: Call, asynchronous: bool = True, devices: Sequence[torch.device] = ()) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
-        made = MadeCall(call, devices)
+        made = MadeCall(call, self.abort, devices)
+        if self._maker == threading.get_ident():
+            raise UsageError("a signal handler must not make a call of a group in the middle of one of the same thread")
         with self._lock:
             self.check()
             direct = not asynchronous and self._pending == 0
@@ -118,8 +130,10 @@ class Calls:
         if direct:
             try:
                 with self._making:
+                    self._maker = threading.get_ident()
                     made.make()
             finally:
+                self._maker = None
                 self._count()
             if made.interrupt is not None:
                 raise made.interrupt
