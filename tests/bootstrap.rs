@@ -119,6 +119,14 @@ fn stores() -> Vec<Way> {
     ways().into_iter().filter(|way| !way.is("unix:")).collect()
 }
 
+/// Tries several cases at the same time: they wait most of it.
+fn side_by_side<C: Send>(cases: Vec<C>, test: impl Fn(C) + Sync) {
+    std::thread::scope(|scope| {
+        let tests: Vec<_> = cases.into_iter().map(|case| scope.spawn(|| test(case))).collect();
+        tests.into_iter().for_each(|test| test.join().unwrap());
+    });
+}
+
 /// Starts one process for each pair of rank and world size, and returns their outputs.
 fn start(way: &Way, ranks: &[(u32, u32)], role: &str) -> Vec<String> {
     let mut strangers = Vec::new();
@@ -264,25 +272,25 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    for way in ways() {
+    side_by_side(ways(), |way| {
         all_say(&start(&way, &[(0, 4), (2, 4), (3, 4)], ""), &["rank 1 did not come within"]);
-    }
+    });
 }
 
 #[test]
 fn a_missing_rank_zero_is_named() {
-    for way in ways() {
+    side_by_side(ways(), |way| {
         all_say(&start(&way, &[(1, 3), (2, 3)], ""), &["rank 0 did not come within"]);
-    }
+    });
 }
 
 #[test]
 fn a_rank_that_comes_twice_is_named() {
     // In a folder the second overwrites the file of the first, and one of them is answered.
-    for way in ways().into_iter().filter(|way| !way.is("file:")) {
+    side_by_side(ways().into_iter().filter(|way| !way.is("file:")).collect(), |way| {
         // Rank 2 does not come, so rank 0 waits until both have come, however busy the machine is.
         all_say(&start(&way, &[(0, 3), (1, 3), (1, 3)], ""), &["two processes came as rank 1"]);
-    }
+    });
 }
 
 #[test]
@@ -294,19 +302,19 @@ fn world_sizes_that_differ_are_both_named() {
 
 #[test]
 fn two_ranks_zero_are_named() {
-    for way in ways().into_iter().filter(|way| !way.is("file:")) {
+    side_by_side(ways().into_iter().filter(|way| !way.is("file:")).collect(), |way| {
         let texts = start(&way, &[(0, 2), (0, 2)], "");
         assert!(texts.iter().any(|text| text.contains("told to be rank 0")), "{texts:?}");
         assert!(texts.iter().all(|text| !said(text, "ERROR").is_empty()), "{texts:?}");
-    }
+    });
 }
 
 #[test]
 fn a_stranger_at_the_meeting_is_ignored() {
-    for way in ways() {
+    side_by_side(ways(), |way| {
         let texts = start(&way, &[(0, 2), (1, 2)], "strangers");
         assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{way:?}: {texts:?}");
-    }
+    });
 }
 
 #[test]
@@ -340,10 +348,10 @@ fn a_rank_without_the_secret_is_refused() {
 /// A program keeps to the launcher's secret, as to its ranks and its store, whatever else it configures.
 #[test]
 fn a_program_that_configures_itself_keeps_to_the_secret() {
-    for way in stores() {
+    side_by_side(stores(), |way| {
         let way = way.with("EARLYBIRD_SECRET", "speak friend").but_for(1, "EARLYBIRD_SECRET", "open sesame");
         all_say(&start(&way, &[(0, 2), (1, 2)], "plain"), &["secret"]);
-    }
+    });
 }
 
 /// An executable that other users can reach: this one may lie in a private folder.
@@ -437,18 +445,19 @@ fn squat(way: &Way, says: &'static [u8], pause: Duration) {
 #[test]
 fn a_port_that_another_program_uses_is_named() {
     let slowly = Duration::from_millis(500);
-    for (says, pause) in [
+    let programs = vec![
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], Duration::ZERO),
         (b"", slowly),
         (b"220 mail.example.org ESMTP", slowly),
-    ] {
+    ];
+    side_by_side(programs, |(says, pause)| {
         let Some(way) = stores().into_iter().find(|way| way.is("tcp:")) else { return };
         squat(&way, says, pause);
         let texts = start(&way, &[(0, 2), (1, 2)], "");
         all_say(&texts, &[&way.store]);
         assert!(texts[0].contains("somebody listens there already"), "{texts:?}");
         assert!(texts[1].contains("is the port used by another program?"), "{texts:?}");
-    }
+    });
 }
 
 #[test]
