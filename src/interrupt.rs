@@ -34,8 +34,8 @@ pub(crate) fn check(rank: u32, operation: &'static str) -> Result<()> {
 /// A lock that another thread may hold while it waits for other ranks.
 ///
 /// # Errors
-/// That thread has not let go by `until`, or this wait is to end. A signal handler that makes a call in the middle of one of the
-/// same thread gets the first.
+/// That thread has not let go by `until`, or a moment later: threads that wait for messages hold the lock by turns. This wait is
+/// to end. A signal handler that makes a call in the middle of one of the same thread gets the first.
 pub(crate) fn lock<'m, T>(
     mutex: &'m Mutex<T>,
     rank: u32,
@@ -46,12 +46,11 @@ pub(crate) fn lock<'m, T>(
         return Ok(guard);
     }
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if let Some(guard) = mutex.try_lock_for(left.min(SLICE)) {
+        if let Some(guard) = mutex.try_lock_for(SLICE) {
             return Ok(guard);
         }
         check(rank, operation)?;
-        if left.is_zero() {
+        if Instant::now() >= until {
             let problem = "another call of this rank, in which ranks meet, has gone on all the time";
             return Err(Error::Usage { rank, operation, problem });
         }
