@@ -115,7 +115,12 @@ class World(_earlybird.World):
         """
         return cls(place=(rank, size, store), **choices)
 
-    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = "f32", timeout: float | None = None) -> Array:
+    def empty(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex],
+        dtype: npt.DTypeLike = "f32",
+        timeout: float | None = None,
+    ) -> Array:
         """An array in memory that the other ranks read in place: ``all_reduce`` over it copies nothing.
 
         All ranks call this in the same order, with the same shape and type, and then reduce the same parts. Over a network,
@@ -196,8 +201,8 @@ class World(_earlybird.World):
         """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max`` or ``prod``.
 
         For a reduction that is made again and again, ``allreduce`` is faster: it reads and writes in place. So does this one
-        if the array is of :meth:`empty`, or a part of such an array: the same on all ranks. ``dtype="bf16"`` says that an array of 16-bit integers
-        has the bits of such elements.
+        if the array is of :meth:`empty`, or a part of such an array: the same on all ranks. ``dtype="bf16"`` says that an
+        array of 16-bit integers has the bits of such elements.
         """
         collectives.all_reduce(self, _bytes(array), _kinds(array, dtype, reduce), timeout)
         return array
@@ -248,7 +253,12 @@ class World(_earlybird.World):
         collectives.open_messages(self, timeout)
 
     def allreduce(
-        self, lengths: SupportsIndex | Iterable[SupportsIndex], *, dtype: npt.DTypeLike = "f32", model: Array | None = None, **choices: str | int
+        self,
+        lengths: SupportsIndex | Iterable[SupportsIndex],
+        *,
+        dtype: npt.DTypeLike = "f32",
+        model: Array | None = None,
+        **choices: str | int,
     ) -> Allreduce:
         """Begins a collective over tensors of these lengths. All ranks make the same choices.
 
