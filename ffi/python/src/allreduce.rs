@@ -12,7 +12,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{bad_choice, misused, raised};
+use crate::errors::{bad_choice, forked, misused, raised};
 use crate::interrupt::SLICE;
 use crate::memory::{Loan, Memory};
 use crate::world::{World, duration, forget_or_drop};
@@ -42,7 +42,7 @@ impl Allreduce {
     /// The calls, unless another thread is in one.
     fn enter(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Held>> {
         if !self.world.is_own() {
-            return Err(misused(py, "a forked child must not use the world of its parent; start children by spawn"));
+            return Err(forked(py));
         }
         self.held.try_lock().ok_or_else(|| misused(py, "another thread is in a call with this allreduce"))
     }

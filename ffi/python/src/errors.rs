@@ -49,6 +49,11 @@ pub(crate) fn bad_choice(py: Python<'_>, text: String) -> PyErr {
     exception(py, "ConfigError", text, [None, None])
 }
 
+/// A call in a child of the process that has joined.
+pub(crate) fn forked(py: Python<'_>) -> PyErr {
+    misused(py, "a forked child must not use the world of its parent; start children by spawn")
+}
+
 /// A call that is not allowed now.
 pub(crate) fn misused(py: Python<'_>, text: &str) -> PyErr {
     exception(py, "UsageError", text.to_owned(), [None, None])

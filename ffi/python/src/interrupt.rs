@@ -71,12 +71,13 @@ pub(crate) fn beside<R: Send + 'static>(py: Python<'_>, call: impl FnOnce() -> R
         GIVEN_UP.set(Some(theirs));
         let _ = sender.send(call());
     })?;
-    let panicked =
-        || PyRuntimeError::new_err("a mistake of the library, described on standard error; please report it");
     loop {
         match py.detach(|| made.lock().recv_timeout(SLICE)) {
             Ok(made) => return Ok(made),
-            Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+            Err(RecvTimeoutError::Disconnected) => {
+                let panicked = "a mistake of the library, described on standard error; please report it";
+                return Err(PyRuntimeError::new_err(panicked));
+            }
             Err(RecvTimeoutError::Timeout) => {
                 if let Err(raised) = py.check_signals() {
                     given_up.store(true, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use earlybird::{Config, FabricChoice};
 use pyo3::prelude::*;
 
-use crate::errors::{bad_choice, misused, raised};
+use crate::errors::{bad_choice, forked, misused, raised};
 use crate::interrupt;
 use crate::symmetric::Memories;
 
@@ -91,7 +91,7 @@ impl World {
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let world = self.handle(py)?;
         if !world.is_own() {
-            return Err(misused(py, "a forked child must not use the world of its parent; start children by spawn"));
+            return Err(forked(py));
         }
         py.detach(|| world.abort(reason));
         Ok(())

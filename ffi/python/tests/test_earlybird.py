@@ -17,15 +17,29 @@ import pytest
 import earlybird
 
 
+HEAD = """
+import earlybird, numpy as np
+world = earlybird.World()
+rank, size = world.rank, world.size
+
+def refused(kind, words, call):
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}: {words}")
+"""
+
+
 def start(program: str, ranks: int) -> list[subprocess.Popen[str]]:
     """Starts a program as every rank of a world."""
     store = f"unix:earlybird-{uuid.uuid4()}"
-    head = "import earlybird, numpy as np\nworld = earlybird.World()\nrank, size = world.rank, world.size\n"
     started = []
     for rank in range(ranks):
         variables = {name: value for name, value in os.environ.items() if not name.startswith("EARLYBIRD_")}
         variables |= {"EARLYBIRD_RANK": str(rank), "EARLYBIRD_WORLD_SIZE": str(ranks), "EARLYBIRD_STORE": store}
-        command = [sys.executable, "-c", head + textwrap.dedent(program)]
+        command = [sys.executable, "-c", HEAD + textwrap.dedent(program)]
         started.append(
             subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
@@ -118,14 +132,6 @@ def test_nothing_is_copied() -> None:
 def test_what_is_not_lent_any_more_is_refused() -> None:
     run(
         """
-        def refused(kind, words, call):
-            try:
-                call()
-            except kind as error:
-                assert words in str(error), error
-            else:
-                raise AssertionError(f"no {kind.__name__}: {words}")
-
         def write(array):
             array[0] = 1
 
@@ -528,25 +534,17 @@ def test_synchronous_collectives_and_messages() -> None:
 def test_wrong_arguments_are_refused_before_anything_is_done() -> None:
     run(
         """
-        def refused(kind, call, text):
-            try:
-                call()
-            except kind as problem:
-                assert text in str(problem), problem
-            else:
-                raise AssertionError(text)
-
-        refused(earlybird.UsageError, lambda: world.all_to_all(np.ones(3)), "cannot be divided among 2 ranks")
-        refused(earlybird.UsageError, lambda: world.all_gather(np.ones(2), out=np.ones(4, np.float32)), "4 elements of float64")
-        refused(earlybird.UsageError, lambda: world.broadcast(np.ones(2), root=-1), "-1 is not a rank")
-        refused(earlybird.UsageError, lambda: world.send(np.ones(2), to=1 - rank, tag=-1), "from 0 on")
-        refused(earlybird.UsageError, lambda: world.all_reduce([1.0]), "no list")
-        refused(earlybird.UsageError, lambda: world.all_reduce(np.float32(1)), "no float32")
-        refused(earlybird.UsageError, lambda: world.empty(3, object), "no shared array")
-        refused(earlybird.UsageError, lambda: world.empty(-3), "no shared array")
-        refused(earlybird.ConfigError, lambda: world.allreduce(3, dtype="i8"), "dtype: i8 is none of f32")
-        refused(earlybird.ConfigError, lambda: world.check_choices(fire="quorum=9"), "quorum=9")
-        refused(earlybird.UsageError, lambda: world.all_reduce(np.ones(2), dtype="bf16"), "no elements of bf16")
+        refused(earlybird.UsageError, "cannot be divided among 2 ranks", lambda: world.all_to_all(np.ones(3)))
+        refused(earlybird.UsageError, "4 elements of float64", lambda: world.all_gather(np.ones(2), out=np.ones(4, np.float32)))
+        refused(earlybird.UsageError, "-1 is not a rank", lambda: world.broadcast(np.ones(2), root=-1))
+        refused(earlybird.UsageError, "from 0 on", lambda: world.send(np.ones(2), to=1 - rank, tag=-1))
+        refused(earlybird.UsageError, "no list", lambda: world.all_reduce([1.0]))
+        refused(earlybird.UsageError, "no float32", lambda: world.all_reduce(np.float32(1)))
+        refused(earlybird.UsageError, "no shared array", lambda: world.empty(3, object))
+        refused(earlybird.UsageError, "no shared array", lambda: world.empty(-3))
+        refused(earlybird.ConfigError, "dtype: i8 is none of f32", lambda: world.allreduce(3, dtype="i8"))
+        refused(earlybird.ConfigError, "quorum=9", lambda: world.check_choices(fire="quorum=9"))
+        refused(earlybird.UsageError, "no elements of bf16", lambda: world.all_reduce(np.ones(2), dtype="bf16"))
         halves = (np.ones(4, np.float32).view(np.uint32) >> 16).astype(np.uint16)
         world.all_reduce(halves, dtype="bf16", timeout=30)
         assert ((halves.astype(np.uint32) << 16).view(np.float32) == 2).all()

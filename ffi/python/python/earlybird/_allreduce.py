@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _earlybird
 from ._dtypes import DTYPES, Array, array_of
-from ._errors import UsageError
+from ._errors import UsageError, reason
 
 
 class Entry(NamedTuple):
@@ -141,11 +141,9 @@ class Allreduce(_earlybird.Allreduce):
             while (taken := self.test()) is None:
                 readable = asyncio.Event()
                 loop.add_reader(descriptor, readable.set)
-                try:
-                    await readable.wait()
-                finally:
-                    loop.remove_reader(descriptor)
+                await readable.wait()
         finally:
+            loop.remove_reader(descriptor)
             self._is_awaited = False
         return taken
 
@@ -160,4 +158,4 @@ class Allreduce(_earlybird.Allreduce):
         if error is None:
             self.finish()
         else:
-            self._abort(f"{type(error).__name__}: {error}")
+            self._abort(reason(error))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def reason(error: BaseException | None) -> str:
+    """What an exception says, for ranks that did not see it."""
+    return f"{type(error).__name__}: {error}"
+
+
 class Error(RuntimeError):
     """A failure of the library."""
 

@@ -19,7 +19,7 @@ from . import _earlybird
 from ._allreduce import Allreduce
 from ._dtypes import DTYPES, Array, dtype_name, numpy_dtype
 from ._earlybird import collectives
-from ._errors import UsageError
+from ._errors import UsageError, reason
 
 
 # Worlds that were not closed.
@@ -32,11 +32,7 @@ def _end() -> None:
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for world in list(_OPEN) if error is not None else ():
         with contextlib.suppress(UsageError):
-            world.abort(_reason(error))
-
-
-def _reason(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"
+            world.abort(reason(error))
 
 
 class Copies(NamedTuple):
@@ -281,5 +277,5 @@ class World(_earlybird.World):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             with contextlib.suppress(UsageError):
-                self.abort(_reason(error))
+                self.abort(reason(error))
         self.close()

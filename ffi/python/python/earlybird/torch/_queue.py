@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from .._errors import Timeout, UsageError
+from .._errors import Timeout, UsageError, reason
 
 Call = Callable[[], list[torch.Tensor]]
 
@@ -55,7 +55,7 @@ class MadeCall(Work):
             if isinstance(error, Exception):
                 self._error = error
             else:
-                self._error, self.interrupt = RuntimeError(f"{type(error).__name__}: {error}"), error
+                self._error, self.interrupt = RuntimeError(reason(error)), error
         # What waits must not wait for callbacks of the future.
         self._going_on.release()
         self._made.set_result(result)
