@@ -5,6 +5,7 @@ mod software;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -101,7 +102,7 @@ impl Nics {
         let mut mock = Mock::new(ranks, seed);
         let wires = programs.iter().zip(buffers(&programs)).map(|(program, buffers)| {
             let host = program.rank as usize;
-            let mut base = 0x1000u64 << (4 * host);
+            let mut base = 0x1000_0000 * (1 + host as u64);
             let mut register = |bytes: u64, shared: bool| {
                 let location = mock.register(host, base, bytes as usize, shared);
                 base += bytes.next_multiple_of(64);
@@ -308,47 +309,64 @@ fn give(cards: &mut Cards, rank: u32, signal: Signal) {
     while cards.step() {}
 }
 
-/// After each arrival, in every order of arrivals of up to four ranks, the NICs have given the inputs of activations
-/// that the software worker has given, and made the same contributions ready. All counters of the tables are as full
-/// as on the model of cards. Three rounds use the same queues.
-#[test]
-fn nics_activate_and_signal_as_the_software_does() {
-    for ranks in 1..=4 {
-        for start in starts(ranks) {
-            let request = request(ranks, start, Schedule::Gather);
-            for (seed, order) in permutations(ranks).into_iter().enumerate() {
-                let mut nics = Nics::new(&request, seed as u64);
-                let mut software = Software::new(&request);
-                let mut cards = Cards::new(compile(&request, &Profile::NETWORK), 1, seed as u64);
-                for _ in 0..3 {
-                    nics.arm();
-                    software.round += 1;
-                    (0..ranks).for_each(|rank| cards.arm(rank, 0));
-                    for rank in 0..ranks {
-                        let lanes = &nics.lanes[rank as usize];
-                        give(&mut cards, rank, lanes.token());
-                        (0..ranks).for_each(|to| give(&mut cards, rank, lanes.ready(to)));
-                    }
-                    nics.settle();
-                    for &arriving in &order {
-                        nics.arrive(arriving);
-                        nics.settle();
-                        software.arrive(arriving);
-                        give(&mut cards, arriving, nics.lanes[arriving as usize].arrival());
-                        let context = format!("{request:?}, {order:?}, after {arriving}");
-                        assert_eq!(nics.given(0, Role::Sealed), software.sealed(), "{context}");
-                        for rank in 0..ranks {
-                            assert_eq!(nics.given(rank, Role::Active), software.activations(rank), "{context}: {rank}");
-                            for counter in nics.programs[rank as usize].counters.clone() {
-                                let modelled = cards.is_full(0, rank, counter.role);
-                                let role = counter.role;
-                                assert_eq!(nics.is_full(rank, role), modelled, "{context}: {role} of {rank}");
-                            }
-                        }
-                    }
-                    nics.assert_over();
+/// Three rounds that use the same queues. After each arrival the NICs have given the inputs of activations that the
+/// software worker has given, and made the same contributions ready. All counters of the tables are as full as on the
+/// model of cards.
+fn assert_equal_to_software(request: &Request, order: &[u32], seed: u64) {
+    let ranks = request.ranks;
+    let mut nics = Nics::new(request, seed);
+    let mut software = Software::new(request);
+    let mut cards = Cards::new(compile(request, &Profile::NETWORK), 1, seed);
+    for _ in 0..3 {
+        nics.arm();
+        software.round += 1;
+        (0..ranks).for_each(|rank| cards.arm(rank, 0));
+        for rank in 0..ranks {
+            let lanes = &nics.lanes[rank as usize];
+            give(&mut cards, rank, lanes.token());
+            (0..ranks).for_each(|to| give(&mut cards, rank, lanes.ready(to)));
+        }
+        nics.settle();
+        for &arriving in order {
+            nics.arrive(arriving);
+            nics.settle();
+            software.arrive(arriving);
+            give(&mut cards, arriving, nics.lanes[arriving as usize].arrival());
+            let context = format!("{request:?}, seed {seed}, {order:?}, after {arriving}");
+            assert_eq!(nics.given(0, Role::Sealed), software.sealed(), "{context}");
+            for rank in 0..ranks {
+                assert_eq!(nics.given(rank, Role::Active), software.activations(rank), "{context}: {rank}");
+                for counter in nics.programs[rank as usize].counters.clone() {
+                    let modelled = cards.is_full(0, rank, counter.role);
+                    let role = counter.role;
+                    assert_eq!(nics.is_full(rank, role), modelled, "{context}: {role} of {rank}");
                 }
             }
+        }
+        nics.assert_over();
+    }
+}
+
+#[test]
+fn nics_do_as_the_software_does_in_every_order_of_up_to_four_arrivals() {
+    for ranks in 1..=4 {
+        for start in starts(ranks) {
+            for (seed, order) in permutations(ranks).into_iter().enumerate() {
+                assert_equal_to_software(&request(ranks, start, Schedule::Gather), &order, seed as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn nics_do_as_the_software_does_in_random_orders_of_many_arrivals() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(64);
+    let ranks = if std::env::var_os("TEST_DEEP").is_some_and(|tier| tier == "1") { 64 } else { 24 };
+    for ranks in [5, 8, 13, ranks] {
+        for start in [Start::Everybody, Start::First, Start::Designated, Start::Count(rng.random_range(2..ranks))] {
+            let mut order: Vec<u32> = (0..ranks).collect();
+            order.shuffle(&mut rng);
+            assert_equal_to_software(&request(ranks, start, Schedule::Gather), &order, rng.random());
         }
     }
 }

@@ -38,6 +38,8 @@ enum Event {
 /// Hosts with a NIC each.
 pub struct Mock {
     hosts: Vec<Host>,
+    /// All queue pairs: the host of each, and its place there.
+    pairs: Vec<(usize, usize)>,
     rng: Xoshiro256PlusPlus,
     /// Messages that were sent again.
     resent: u64,
@@ -54,7 +56,7 @@ impl Mock {
     #[must_use]
     pub fn new(hosts: usize, seed: u64) -> Self {
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Mock { hosts: (0..hosts).map(|_| Host::default()).collect(), rng, resent: 0 }
+        Mock { hosts: (0..hosts).map(|_| Host::default()).collect(), pairs: Vec::new(), rng, resent: 0 }
     }
 
     /// Registers memory of zeros at an address of a host, for writes of other hosts if `shared`.
@@ -107,7 +109,9 @@ impl Mock {
             answered: 0,
             last_atomic: 0,
         });
-        Number::new(host, pairs.len() - 1)
+        let pair = pairs.len() - 1;
+        self.pairs.push((host, pair));
+        Number::new(host, pair)
     }
 
     fn pair(&mut self, pair: Number) -> &mut QueuePair {
@@ -165,32 +169,38 @@ impl Mock {
         while self.step() {}
     }
 
-    /// Lets a NIC do something, chosen at random. Returns whether there was anything.
+    /// Lets a NIC do something: the first that can be done from a queue on that is chosen at random. Returns whether
+    /// there was anything.
     pub fn step(&mut self) -> bool {
-        let mut events = Vec::new();
-        for host in 0..self.hosts.len() {
-            for pair in 0..self.hosts[host].pairs.len() {
-                if self.may_start(host, pair) {
-                    events.push(Event::Start(host, pair));
-                }
-                if self.may_land(host, pair) {
-                    events.push(Event::Land(host, pair));
-                }
-                let oldest = self.hosts[host].pairs[pair].started.front();
-                if oldest.is_some_and(|oldest| oldest.progress != Progress::InFlight) {
-                    events.push(Event::End(host, pair));
-                }
-            }
-        }
-        if events.is_empty() {
-            return false;
-        }
+        let pairs = self.pairs.len();
+        let first = if pairs == 0 { 0 } else { self.rng.random_range(0..pairs) };
+        let mut events = (first..pairs).chain(0..first).map(|index| {
+            let (host, pair) = self.pairs[index];
+            self.events(host, pair)
+        });
+        let Some(events) = events.find(|events| !events.is_empty()) else { return false };
         match events[self.rng.random_range(0..events.len())] {
             Event::Start(host, pair) => self.start(host, pair),
             Event::Land(host, pair) => self.land(host, pair),
             Event::End(host, pair) => self.end(host, pair),
         }
         true
+    }
+
+    /// What can happen at a queue.
+    fn events(&mut self, host: usize, pair: usize) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.may_start(host, pair) {
+            events.push(Event::Start(host, pair));
+        }
+        if self.may_land(host, pair) {
+            events.push(Event::Land(host, pair));
+        }
+        let oldest = self.hosts[host].pairs[pair].started.front();
+        if oldest.is_some_and(|oldest| oldest.progress != Progress::InFlight) {
+            events.push(Event::End(host, pair));
+        }
+        events
     }
 
     fn next_element(&self, host: usize, pair: usize) -> Result<Element, Syndrome> {
