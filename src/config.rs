@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -168,8 +169,8 @@ pub struct OfiSettings {
     pub cq_data: Option<bool>,
 }
 
-/// The RDMA device of a world, and its settings.
-#[derive(Clone, Debug, Default)]
+/// The RDMA device of a world, and its settings. Where one is `None`, the section `[verbs]` of the hw-config may have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerbsSettings {
     /// The device, such as `mlx5_0`; `None` for the closest one with an active port.
     pub device: Option<String>,
@@ -178,19 +179,75 @@ pub struct VerbsSettings {
     /// The index of the GID; `None` for the best one of the port.
     pub gid: Option<u8>,
     /// The traffic class of this rank's RoCE packets: four times the DSCP by which switches choose a
-    /// priority.
-    pub traffic_class: u8,
-    /// The service level of this rank's InfiniBand packets, below 16.
-    pub service_level: u8,
+    /// priority; `None` for 0.
+    pub traffic_class: Option<u8>,
+    /// The service level of this rank's InfiniBand packets, below 16; `None` for 0.
+    pub service_level: Option<u8>,
     /// How long this rank's device tries to reach one that answers nothing, to a factor of 1.5; `None` for about four
     /// seconds.
     pub link_timeout: Option<Duration>,
+    /// How often the device repeats a request within the link timeout, 6 at most; `None` for that.
+    pub retries: Option<u8>,
+    /// How long a peer's device waits before it asks again for a receive of this rank, 10 us to 655 ms; `None` for 80 us.
+    pub receiver_wait: Option<Duration>,
+    /// Bytes of the longest packet: 256, 512, 1024, 2048 or 4096; `None` for what the port has. Never more than that, and
+    /// than the peer's.
+    pub mtu: Option<u32>,
+    /// Requests that wait in the send queue to each peer, at most; 16 to 4096. `None` for 128.
+    pub send_depth: Option<u32>,
+    /// Receives for each peer, 2 to 1024; `None` for 16. No rank has fewer than 128, nor more than 4096.
+    pub receive_depth: Option<u32>,
     /// Whether the device carries out signals and atomics by itself, so that no processor of the
     /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
     /// ranks. `None`: yes, where the device has atomics.
     pub device_atomics: Option<bool>,
     /// How long the rank waits for others.
     pub patience: Patience,
+}
+
+impl VerbsSettings {
+    /// These settings, and those of a hw-config where they have none.
+    pub(crate) fn or(&self, measured: &Self) -> Self {
+        VerbsSettings {
+            traffic_class: self.traffic_class.or(measured.traffic_class),
+            service_level: self.service_level.or(measured.service_level),
+            link_timeout: self.link_timeout.or(measured.link_timeout),
+            retries: self.retries.or(measured.retries),
+            receiver_wait: self.receiver_wait.or(measured.receiver_wait),
+            mtu: self.mtu.or(measured.mtu),
+            send_depth: self.send_depth.or(measured.send_depth),
+            receive_depth: self.receive_depth.or(measured.receive_depth),
+            ..self.clone()
+        }
+    }
+
+    /// Returns what is wrong with a value that a device cannot have.
+    pub(crate) fn check(&self) -> std::result::Result<(), String> {
+        let time =
+            |range: RangeInclusive<Duration>, time: Option<Duration>| time.is_none_or(|time| range.contains(&time));
+        let number =
+            |range: RangeInclusive<u32>, number: Option<u32>| number.is_none_or(|number| range.contains(&number));
+        let longest = Duration::from_secs(2 * 60 * 60);
+        let waits = Duration::from_micros(10)..=Duration::from_micros(655_360);
+        for (name, is_right, use_these) in [
+            ("service_level", number(0..=15, self.service_level.map(u32::from)), "a number from 0 to 15"),
+            ("link_timeout", time(Duration::from_millis(1)..=longest, self.link_timeout), "a time from 1ms to 2h"),
+            (
+                "retries",
+                number(0..=6, self.retries.map(u32::from)),
+                "a number from 0 to 6; 7 would mean without an end",
+            ),
+            ("receiver_wait", time(waits, self.receiver_wait), "a time from 10us to 655ms"),
+            ("mtu", self.mtu.is_none_or(|mtu| [256, 512, 1024, 2048, 4096].contains(&mtu)), "256, 512, 1K, 2K or 4K"),
+            ("send_depth", number(16..=4096, self.send_depth), "a number from 16 to 4096"),
+            ("receive_depth", number(2..=1024, self.receive_depth), "a number from 2 to 1024"),
+        ] {
+            if !is_right {
+                return Err(format!("{name}: use {use_these}"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Set by the launcher or the user.
@@ -334,20 +391,17 @@ impl Config {
                 }
                 "EARLYBIRD_TRAFFIC_CLASS" => {
                     let class = value.parse().map_err(|_| bad("use a number from 0 to 255".to_owned()))?;
-                    config.verbs.traffic_class = class;
+                    config.verbs.traffic_class = Some(class);
                 }
                 "EARLYBIRD_SERVICE_LEVEL" => {
-                    let level = value.parse().ok().filter(|level| (0..16u8).contains(level));
-                    let level = level.ok_or_else(|| bad("use a number from 0 to 15".to_owned()))?;
-                    config.verbs.service_level = level;
+                    let level = value.parse().map_err(|_| bad("use a number from 0 to 15".to_owned()))?;
+                    config.verbs.service_level = Some(level);
+                    config.verbs.check().map_err(bad)?;
                 }
                 "EARLYBIRD_LINK_TIMEOUT" => {
-                    let longest = Duration::from_secs(2 * 60 * 60);
                     let time = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
-                    if !(Duration::from_millis(1)..=longest).contains(&time) {
-                        return Err(bad("use a time from 1ms to 2h".to_owned()));
-                    }
                     config.verbs.link_timeout = Some(time);
+                    config.verbs.check().map_err(bad)?;
                 }
                 SECRET => config.secret = Some(long_enough(value)?),
                 "EARLYBIRD_SILENCE" => {
@@ -417,10 +471,10 @@ mod tests {
             let error = config(name, value).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
-        assert_eq!(config("EARLYBIRD_TRAFFIC_CLASS", "104").unwrap().verbs.traffic_class, 104);
+        assert_eq!(config("EARLYBIRD_TRAFFIC_CLASS", "104").unwrap().verbs.traffic_class, Some(104));
         let link_timeout = config("EARLYBIRD_LINK_TIMEOUT", "30s").unwrap().verbs.link_timeout;
         assert_eq!(link_timeout, Some(Duration::from_secs(30)));
-        assert_eq!(config("EARLYBIRD_SERVICE_LEVEL", "15").unwrap().verbs.service_level, 15);
+        assert_eq!(config("EARLYBIRD_SERVICE_LEVEL", "15").unwrap().verbs.service_level, Some(15));
         for (secret, named) in [("x", "has 1 byte; use 8 or more"), ("seven..", "has 7 bytes; use 8 or more")] {
             let error = config("EARLYBIRD_SECRET", secret).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");

@@ -11,6 +11,7 @@ use std::process::ExitStatus;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use common::folder::Folder;
 use common::marks::Marks;
 use common::tier::by_tier;
 use common::{Job, Way, absence, rdma, rdma_objects, role, until, wait_at_most};
@@ -32,7 +33,8 @@ fn rank() {
         Some("away") => be_away_in_turn(),
         Some("puts") => put_to_a_stopped_rank(),
         Some("forks") => rounds_around_forks(),
-        Some("ends") => end_well(),
+        Some("ends") => end_well(None),
+        Some("small") => end_well(role.split(' ').nth(1)),
         Some("stopped") => common::faults::leave_or_be_stopped(),
         _ => common::faults::rank(),
     }
@@ -341,14 +343,39 @@ fn a_fork_leaves_registered_memory_to_its_parent() {
     }
 }
 
-fn end_well() {
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
-    let mut sum = world.allreduce::<u64>(&[3000]).build().unwrap();
-    (0..5).for_each(|_| {
+/// Five rounds with this hw-config.
+fn end_well(hw_config: Option<&str>) {
+    let hw_config = hw_config.map(Into::into);
+    let world = World::from_env(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap();
+    let mut sum = world.allreduce::<u64>(&[3000]).fire(Fire::ALL).build().unwrap();
+    let ranks = u64::from(world.size());
+    (0..5).for_each(|round| {
+        sum.contribution().unwrap().fill(round + u64::from(world.rank()));
         sum.arrive().unwrap();
-        sum.wait(DEADLINE).unwrap();
+        let expected = ranks * round + ranks * (ranks - 1) / 2;
+        let outcomes = sum.wait(DEADLINE).unwrap();
+        assert!(outcomes.newest().iter().all(|&value| value == expected));
     });
     sum.finish(DEADLINE).unwrap();
+}
+
+#[test]
+fn devices_are_told_what_the_hw_config_says() {
+    if rdma().is_none() {
+        return;
+    }
+    let folder = Folder::new();
+    let file = |name: &str, keys: &str| {
+        let file = folder.file(name);
+        std::fs::write(&file, format!("[verbs]\n{keys}\n")).unwrap();
+        file
+    };
+    let small = "mtu = \"256\"\nretries = 0\nlink_timeout = \"2s\"\nreceiver_wait = \"10us\"\nsend_depth = 16\nreceive_depth = 2";
+    all_succeed(&Job::start(Way::Verbs, 3, "rank", &format!("small {}", file("small", small))).finish(LIMIT));
+    let wrong = format!("small {}", file("wrong", "send_depth = 8"));
+    for (status, text) in Job::start(Way::Verbs, 2, "rank", &wrong).finish(LIMIT) {
+        assert!(!status.success() && text.contains("send_depth: use a number from 16 to 4096"), "{text}");
+    }
 }
 
 /// Neither a world that ends well nor one with a killed rank leaves a queue pair or a region.

@@ -15,7 +15,7 @@ fn over_libfabric(ranks: u32) -> Limits {
 }
 
 fn over_verbs(ranks: u32) -> Limits {
-    verbs::limits(ANY, ANY, ranks)
+    verbs::limits(ANY, ANY, None, ranks)
 }
 
 /// Message buffers for outgoing messages.
@@ -80,7 +80,7 @@ fn the_page_says_what_a_rank_takes_over_libfabric() {
 
 #[test]
 fn the_page_says_what_a_rank_takes_over_verbs() {
-    let send_queue = |ranks| verbs::sends(peers(ranks)) as usize;
+    let send_queue = |ranks| verbs::sends(peers(ranks), None) as usize;
     let mut rows = rows_of(over_verbs);
     rows.extend([
         kib("datagram buffers", |_| verbs::HELLOS),
@@ -113,5 +113,5 @@ fn the_bytes_follow_from_the_numbers_of_the_page() {
     assert_eq!(memory(&over_verbs(4096), 4096), [bytes(4096, 2 * 4095, 8 * 4095), 4096 * 64 * 64]);
     assert_eq!(verbs::completions(4096, 4096), 4096 + 256 + 4096 * 16);
     // A device may allow fewer receives.
-    assert_eq!(verbs::limits(ANY, 1000, 4096).receives, 1000);
+    assert_eq!(verbs::limits(ANY, 1000, None, 4096).receives, 1000);
 }

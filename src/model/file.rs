@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 use std::path::Path as File;
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
+use super::device::{self, DeviceKeys};
 use super::{KEYS, Parameters};
+use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::named::unknown;
 
@@ -52,7 +54,10 @@ const PROVIDERS: [&str; 21] = [
 
 /// The measured parameters of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HwConfig(BTreeMap<String, Parameters>);
+pub struct HwConfig {
+    fabrics: BTreeMap<String, Parameters>,
+    verbs: VerbsSettings,
+}
 
 impl HwConfig {
     /// Loads a file; built-in values stand for what it lacks.
@@ -75,14 +80,25 @@ impl HwConfig {
             let section = section.over(sections.get(&name));
             sections.insert(name, section);
         }
+        let verbs = sections.get_mut(VERBS).map_or(Ok(VerbsSettings::default()), |section| {
+            let settings = section.device_keys().read().and_then(DeviceKeys::settings);
+            settings.map_err(|problem| format!("[{VERBS}]: {problem}"))
+        })?;
         // A provider inherits the values of its fabric, except for its own, given or built in; `verbs` does so, too.
         let network = sections.get(OFI).cloned();
         let read = |(name, section): (String, Section<'_>)| {
             let base = network.as_ref().filter(|_| name != SHM);
-            let parameters = section.over(base).read().map_err(|problem| format!("[{name}]: {problem}"))?;
+            let checked = section.over(base).read().and_then(|read: Parameters| read.check().map(|()| read));
+            let parameters = checked.map_err(|problem| format!("[{name}]: {problem}"))?;
             Ok((name, parameters))
         };
-        sections.into_iter().map(read).collect::<std::result::Result<_, String>>().map(HwConfig)
+        let fabrics = sections.into_iter().map(read).collect::<std::result::Result<_, String>>()?;
+        Ok(HwConfig { fabrics, verbs })
+    }
+
+    /// The settings of RDMA devices that the file has.
+    pub(crate) fn verbs(&self) -> &VerbsSettings {
+        &self.verbs
     }
 
     /// The parameters of a fabric, by its name; those of a libfabric provider, where it has a section.
@@ -90,8 +106,8 @@ impl HwConfig {
     /// # Errors
     /// [`Error::Config`] if there is no section for the fabric.
     pub fn of(&self, fabric: &str, provider: Option<&str>) -> Result<Parameters> {
-        let special = provider.and_then(|provider| self.0.get(&format!("{fabric}.{provider}")));
-        let parameters = special.or_else(|| self.0.get(fabric)).cloned();
+        let special = provider.and_then(|provider| self.fabrics.get(&format!("{fabric}.{provider}")));
+        let parameters = special.or_else(|| self.fabrics.get(fabric)).cloned();
         parameters.ok_or_else(|| Error::Config(format!("hw-config: there is no section [{fabric}]")))
     }
 }
@@ -104,7 +120,7 @@ struct Section<'t> {
     table: Spanned<DeTable<'t>>,
 }
 
-impl Section<'_> {
+impl<'t> Section<'t> {
     /// Adds the values of another section where it has none.
     fn over(mut self, base: Option<&Self>) -> Self {
         for (key, value) in base.into_iter().flat_map(|base| base.table.get_ref().iter()) {
@@ -113,12 +129,20 @@ impl Section<'_> {
         self
     }
 
-    fn read(self) -> std::result::Result<Parameters, String> {
-        let parameters = Parameters::deserialize(Deserializer::from(self.table)).map_err(|mut error| {
+    /// Takes the keys of devices out of the section.
+    fn device_keys(&mut self) -> Section<'t> {
+        let mut taken = DeTable::new();
+        for key in device::KEYS {
+            taken.extend(self.table.get_mut().remove_entry(key));
+        }
+        Section { text: self.text, table: Spanned::new(self.table.span(), taken) }
+    }
+
+    fn read<T: DeserializeOwned>(self) -> std::result::Result<T, String> {
+        T::deserialize(Deserializer::from(self.table)).map_err(|mut error| {
             error.set_input(Some(self.text));
             error.to_string()
-        })?;
-        parameters.check().map(|()| parameters)
+        })
     }
 }
 
@@ -162,18 +186,25 @@ fn section<'t>(text: &'t str, name: &str, value: Spanned<DeValue<'t>>) -> std::r
     let DeValue::Table(table) = value.into_inner() else {
         return Err(format!("{name} is the name of a section, [{name}]"));
     };
-    match table.keys().find(|key| !is_key(key.get_ref())) {
-        Some(key) => Err(format!("[{name}]: {}", unknown("key", key.get_ref(), &KEYS))),
+    let known: Vec<&str> = match name {
+        VERBS => KEYS.into_iter().chain(device::KEYS).collect(),
+        _ => KEYS.to_vec(),
+    };
+    match table.keys().find(|key| !known.contains(&key.get_ref().as_ref())) {
+        Some(key) if is_key(key.get_ref()) => Err(format!("[{name}]: {} is a key of [{VERBS}] only", key.get_ref())),
+        Some(key) => Err(format!("[{name}]: {}", unknown("key", key.get_ref(), &known))),
         None => Ok(Section { text, table: Spanned::new(span, table) }),
     }
 }
 
 fn is_key(name: &str) -> bool {
-    KEYS.contains(&name)
+    KEYS.contains(&name) || device::KEYS.contains(&name)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::rule::{Fire, Path};
 
@@ -291,6 +322,35 @@ mod tests {
             assert_ne!(edited, built_in);
             assert_eq!(HwConfig::parse(&format!("{section}\n{to}")), Ok(edited), "{section}");
         }
+    }
+
+    #[test]
+    fn the_section_of_verbs_has_settings_of_devices() {
+        assert_eq!(HwConfig::load(None).unwrap().verbs(), &VerbsSettings::default());
+        let text = "[verbs]\nmtu = \"2K\"\nretries = 3\nlink_timeout = \"9s\"\ntraffic_class = 104\nspin = \"3us\"";
+        let config = HwConfig::parse(text).unwrap();
+        let (mtu, retries, link_timeout) = (Some(2048), Some(3), Some(Duration::from_secs(9)));
+        let given = VerbsSettings { mtu, retries, link_timeout, traffic_class: Some(104), ..VerbsSettings::default() };
+        assert_eq!(config.verbs(), &given);
+        assert_eq!(config.of("verbs", None).unwrap().spin(false).as_micros(), 3);
+        let chosen = VerbsSettings { traffic_class: Some(8), device: Some("mlx5_0".to_owned()), ..Default::default() };
+        assert_eq!(chosen.or(&given), VerbsSettings { device: chosen.device.clone(), traffic_class: Some(8), ..given });
+        for (line, named) in [
+            ("mtu = \"3K\"", "mtu: use 256, 512, 1K, 2K or 4K"),
+            ("retries = 7", "retries: use a number from 0 to 6"),
+            ("retries = 300", "invalid value"),
+            ("receiver_wait = \"1s\"", "receiver_wait: use a time"),
+            ("link_timeout = \"0\"", "link_timeout: use a time"),
+            ("service_level = 16", "service_level: use a number"),
+            ("send_depth = 8", "send_depth: use a number"),
+            ("receive_depth = 0", "receive_depth: use a number"),
+            ("mtv = 3", "did you mean mtu?"),
+        ] {
+            let error = HwConfig::parse(&format!("[verbs]\n{line}")).unwrap_err();
+            assert!(error.contains("[verbs]: ") && error.contains(named), "{line}: {error}");
+        }
+        let error = HwConfig::parse("[ofi]\nmtu = \"1K\"").unwrap_err();
+        assert!(error.contains("[ofi]: mtu is a key of [verbs] only"), "{error}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! algorithm.
 #![forbid(unsafe_code)]
 
+mod device;
 mod file;
 
 use std::time::Duration;

@@ -246,8 +246,8 @@ impl Connections {
         let Peer { address, connection, .. } = &self.peers[peer as usize];
         let Some(connection) = connection else { return Ok(()) };
         let settings = {
-            let Port { mtu, outstanding_reads, link_timeout, .. } = self.port;
-            settings::of_connection(address.mtu.min(mtu), outstanding_reads, link_timeout)
+            let Port { mtu, outstanding_reads, settings, .. } = &self.port;
+            settings::of_connection(address.mtu.min(*mtu), *outstanding_reads, settings)
         };
         let other = verbs::Peer { number: end.pair, packet_sequence: end.sequence };
         let pair = connection.pair();

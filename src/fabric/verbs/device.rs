@@ -4,7 +4,6 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use earlybird_ffi::verbs::sys::{
     IBV_ATOMIC_GLOB, IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_ARMED, IBV_PORT_DOWN,
@@ -13,7 +12,7 @@ use earlybird_ffi::verbs::sys::{
 use earlybird_ffi::verbs::{Context, Device, Gid, GidKind, Library, Transport};
 
 use super::numa;
-use super::settings::LINK_TIMEOUT;
+use super::settings::longest_packet;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::fabric::net::Atomicity;
@@ -98,8 +97,8 @@ pub(super) struct Port {
     /// How switches treat its packets.
     pub(super) traffic_class: u8,
     pub(super) service_level: u8,
-    /// How long it tries to reach another device.
-    pub(super) link_timeout: Duration,
+    /// What else holds for its connections.
+    pub(super) settings: VerbsSettings,
 }
 
 impl Port {
@@ -114,7 +113,7 @@ impl Port {
             link: link(&port),
             lid: port.lid,
             gid,
-            mtu: port.active_mtu as u8,
+            mtu: longest_packet(port.active_mtu as u8, settings.mtu),
             longest: port.max_msg_sz as usize,
             most_entries: u32::try_from(limits.max_cqe).unwrap_or(0),
             most_receives: usize::try_from(limits.max_srq_wr).unwrap_or(0),
@@ -125,9 +124,9 @@ impl Port {
                 IBV_ATOMIC_GLOB => Atomicity::Both,
                 _ => Atomicity::Device,
             },
-            traffic_class: settings.traffic_class,
-            service_level: settings.service_level,
-            link_timeout: settings.link_timeout.unwrap_or(LINK_TIMEOUT),
+            traffic_class: settings.traffic_class.unwrap_or(0),
+            service_level: settings.service_level.unwrap_or(0),
+            settings: settings.clone(),
         })
     }
 

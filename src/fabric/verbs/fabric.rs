@@ -76,6 +76,7 @@ fn open(
     (rank, ranks): (u32, u32),
     depths: Option<Depths>,
 ) -> Result<Opened<VerbsWire>> {
+    settings.check().map_err(|problem| Error::Config(format!("verbs: {problem}")))?;
     let port = device::choose(library, settings, rank)?;
     tracing::debug!(rank, device = port.device, port = port.number, gid = ?port.gid, "opens");
     let (device, provider) = (port.device.clone(), port.network());
@@ -86,8 +87,8 @@ fn open(
             Failed::Code(code) => Error::join(rank, format!("{device}: {what}: {code}")),
         }
     };
-    let limits = limits(port.longest, port.most_receives, ranks);
-    let depths = depths.unwrap_or_else(|| Depths::in_world(limits.receives, ranks));
+    let limits = limits(port.longest, port.most_receives, settings.receive_depth, ranks);
+    let depths = depths.unwrap_or_else(|| Depths::in_world(limits.receives, settings.send_depth, ranks));
     let limits = Limits { receives: depths.receives, ..limits };
     let wire = VerbsWire::open((rank, ranks), port, depths).map_err(failed("its queues cannot be opened"))?;
     let address = wire.address().encode();
@@ -95,8 +96,9 @@ fn open(
     Ok(Opened { link, provider, address })
 }
 
-/// Receives for each peer: the wakes that it sends to a rank that takes none, and its messages.
-const RECEIVES: usize = 16;
+/// Receives for each peer, where no setting says otherwise: the wakes that it sends to a rank that takes none, and its
+/// messages.
+const RECEIVES: u32 = 16;
 
 /// Receives in all: each has a message buffer.
 const MOST_RECEIVES: usize = 4096;
@@ -105,13 +107,22 @@ const MOST_RECEIVES: usize = 4096;
 const MOVING: usize = 8;
 
 /// The limits on a device with operations of at most `longest` bytes, and `most_receives` receives in
-/// a queue. Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
+/// a queue, of which `receive_depth` are for each peer. Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
 /// operation: they land in order.
-pub(in crate::fabric) fn limits(longest: usize, most_receives: usize, ranks: u32) -> Limits {
+pub(in crate::fabric) fn limits(
+    longest: usize,
+    most_receives: usize,
+    receive_depth: Option<u32>,
+    ranks: u32,
+) -> Limits {
     let limits = Limits::of(longest, ranks);
     let of_peers = |each: usize| each * net::peers(ranks);
     Limits {
-        receives: limits.receives.max(of_peers(RECEIVES)).min(MOST_RECEIVES).min(most_receives),
+        receives: limits
+            .receives
+            .max(of_peers(receive_depth.unwrap_or(RECEIVES) as usize))
+            .min(MOST_RECEIVES)
+            .min(most_receives),
         moving: limits.moving.max(of_peers(MOVING)),
         immediate: 4,
         places: 2,

@@ -140,7 +140,7 @@ fn errors(world: &World) -> Vec<Error> {
 #[test]
 fn an_overrun_of_the_completion_queue_fails_the_world() {
     let Some(library) = library() else { return };
-    let usual = Depths::in_world(128, 2);
+    let usual = Depths::in_world(128, None, 2);
     let world = world(&library, 2, |rank| if rank == 0 { Depths { completions: 8, ..usual } } else { usual });
     let engine = world.ranks[0].shared().lock();
     flood(&world, 1);
@@ -157,7 +157,7 @@ fn an_overrun_of_the_completion_queue_fails_the_world() {
 #[test]
 fn an_event_of_a_connection_names_its_peer() {
     let Some(library) = library() else { return };
-    let world = world(&library, 3, |_| Depths::in_world(128, 3));
+    let world = world(&library, 3, |_| Depths::in_world(128, None, 3));
     let mut engine = world.ranks[0].shared().lock();
     let wire = &mut engine.link.wire;
     let (kind, text) = (IBV_EVENT_QP_ACCESS_ERR, "access error".to_owned());

@@ -122,7 +122,7 @@ impl Stranger {
         let settings = Settings {
             timeout: 13,
             retry_count: 2,
-            ..settings::of_connection(self.port.mtu, 1, settings::LINK_TIMEOUT)
+            ..settings::of_connection(self.port.mtu, 1, &VerbsSettings::default())
         };
         let peer = verbs::Peer { number, packet_sequence: sequence };
         pair.connect(&self.route(), peer, &settings).unwrap();
