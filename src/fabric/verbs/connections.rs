@@ -163,8 +163,8 @@ impl Connections {
             port: self.port.number,
             lid: to.lid,
             gid: gid.map(|own| (to.gid, own.index)),
-            service_level: self.port.service_level,
-            traffic_class: self.port.traffic_class,
+            service_level: self.port.settings.service_level.unwrap_or(0),
+            traffic_class: self.port.settings.traffic_class.unwrap_or(0),
             hop_limit: 64,
         }
     }

@@ -94,10 +94,7 @@ pub(super) struct Port {
     pub(super) outstanding_reads: u8,
     /// The agent that changes cells.
     pub(super) atomicity: Atomicity,
-    /// How switches treat its packets.
-    pub(super) traffic_class: u8,
-    pub(super) service_level: u8,
-    /// What else holds for its connections.
+    /// How it treats connections.
     pub(super) settings: VerbsSettings,
 }
 
@@ -124,8 +121,6 @@ impl Port {
                 IBV_ATOMIC_GLOB => Atomicity::Both,
                 _ => Atomicity::Device,
             },
-            traffic_class: settings.traffic_class.unwrap_or(0),
-            service_level: settings.service_level.unwrap_or(0),
             settings: settings.clone(),
         })
     }

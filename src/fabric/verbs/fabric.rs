@@ -107,8 +107,8 @@ const MOST_RECEIVES: usize = 4096;
 const MOVING: usize = 8;
 
 /// The limits on a device with operations of at most `longest` bytes, and `most_receives` receives in
-/// a queue, of which `receive_depth` are for each peer. Immediate data has 32 bits. Two writes, the second one with immediate data, count as one
-/// operation: they land in order.
+/// a queue, of which `receive_depth` are for each peer. Immediate data has 32 bits. Two writes, the
+/// second one with immediate data, count as one operation: they land in order.
 pub(in crate::fabric) fn limits(
     longest: usize,
     most_receives: usize,
