@@ -48,25 +48,15 @@ fn some_size<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<u32>, 
 impl DeviceKeys {
     /// The settings, or what is wrong with them.
     pub(super) fn settings(self) -> Result<VerbsSettings, String> {
-        let DeviceKeys {
-            traffic_class,
-            service_level,
-            link_timeout,
-            retries,
-            receiver_wait,
-            mtu,
-            send_depth,
-            receive_depth,
-        } = self;
         let settings = VerbsSettings {
-            traffic_class,
-            service_level,
-            link_timeout,
-            retries,
-            receiver_wait,
-            mtu,
-            send_depth,
-            receive_depth,
+            traffic_class: self.traffic_class,
+            service_level: self.service_level,
+            link_timeout: self.link_timeout,
+            retries: self.retries,
+            receiver_wait: self.receiver_wait,
+            mtu: self.mtu,
+            send_depth: self.send_depth,
+            receive_depth: self.receive_depth,
             ..VerbsSettings::default()
         };
         settings.check().map(|()| settings)
