@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store::{self, Secret};
 use crate::bootstrap::{Joined, StoreAddress, meet};
-use crate::config::{Config, FabricChoice, VerbsSettings};
+use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
@@ -77,7 +77,7 @@ impl World {
     pub fn from_env(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
-        let fabric = join(&identity, config, &config.verbs.or(measured.verbs()))?;
+        let fabric = join(&identity, config, &measured)?;
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
@@ -93,7 +93,7 @@ impl World {
     pub fn join(rank: u32, ranks: u32, store: &str, config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::given(rank, ranks, store)?;
-        let fabric = join(&identity, config, &config.verbs.or(measured.verbs()))?;
+        let fabric = join(&identity, config, &measured)?;
         let parameters = measured.of(fabric.name(), fabric.provider())?;
         Ok(Self::new(fabric, parameters, config, identity.source))
     }
@@ -291,7 +291,7 @@ impl World {
 }
 
 /// Meets the other ranks by the means of the transport.
-fn join(identity: &Identity, config: &Config, verbs_settings: &VerbsSettings) -> Result<Arc<dyn Fabric>> {
+fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc<dyn Fabric>> {
     let (rank, ranks) = (identity.rank, identity.ranks);
     let spread = identity.machines == Machines::Several
         || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
@@ -318,8 +318,9 @@ fn join(identity: &Identity, config: &Config, verbs_settings: &VerbsSettings) ->
         }
         FabricChoice::Verbs => {
             let library = verbs::library().map_err(|cause| Error::join(rank, cause))?;
+            let settings = config.verbs.or(measured.verbs());
             over_network(identity, config, |until, gather| {
-                Ok(Arc::new(VerbsFabric::join(&library, verbs_settings, (rank, ranks), until, gather)?))
+                Ok(Arc::new(VerbsFabric::join(&library, &settings, (rank, ranks), until, gather)?))
             })
         }
     }

@@ -33,8 +33,7 @@ fn rank() {
         Some("away") => be_away_in_turn(),
         Some("puts") => put_to_a_stopped_rank(),
         Some("forks") => rounds_around_forks(),
-        Some("ends") => end_well(None),
-        Some("small") => end_well(role.split(' ').nth(1)),
+        Some("ends") => end_well(role.split(' ').nth(1)),
         Some("stopped") => common::faults::leave_or_be_stopped(),
         _ => common::faults::rank(),
     }
@@ -343,7 +342,7 @@ fn a_fork_leaves_registered_memory_to_its_parent() {
     }
 }
 
-/// Five rounds with this hw-config.
+/// Five rounds, with this hw-config if there is one.
 fn end_well(hw_config: Option<&str>) {
     let hw_config = hw_config.map(Into::into);
     let world = World::from_env(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap();
@@ -371,8 +370,8 @@ fn devices_are_told_what_the_hw_config_says() {
         file
     };
     let small = "mtu = \"256\"\nretries = 0\nlink_timeout = \"2s\"\nreceiver_wait = \"10us\"\nsend_depth = 16\nreceive_depth = 2";
-    all_succeed(&Job::start(Way::Verbs, 3, "rank", &format!("small {}", file("small", small))).finish(LIMIT));
-    let wrong = format!("small {}", file("wrong", "send_depth = 8"));
+    all_succeed(&Job::start(Way::Verbs, 3, "rank", &format!("ends {}", file("small", small))).finish(LIMIT));
+    let wrong = format!("ends {}", file("wrong", "send_depth = 8"));
     for (status, text) in Job::start(Way::Verbs, 2, "rank", &wrong).finish(LIMIT) {
         assert!(!status.success() && text.contains("send_depth: use a number from 16 to 4096"), "{text}");
     }
