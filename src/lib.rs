@@ -118,6 +118,9 @@ mod rank_set;
 mod skipped;
 mod sync;
 #[cfg(test)]
+#[path = "../tests/common/tier.rs"]
+mod tier;
+#[cfg(test)]
 #[cfg(feature = "internals")]
 mod untrusted;
 mod world;

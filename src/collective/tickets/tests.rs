@@ -12,13 +12,14 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::Terms;
 use crate::fault::Fault;
+use crate::tier::by_tier;
 use world::{Checked, Log, Step, World, ensure};
 
 const SCHEDULES: u64 = 20_000;
 
 /// Ten times as many in the deep tier.
 fn schedules() -> u64 {
-    SCHEDULES * if std::env::var_os("TEST_DEEP").is_some_and(|tier| tier == "1") { 10 } else { 1 }
+    SCHEDULES * by_tier(1, 10)
 }
 
 /// What schedules met.

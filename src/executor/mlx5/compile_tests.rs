@@ -13,6 +13,7 @@ use super::compile::{Lanes, Unsupported, Wiring};
 use super::host::{Number, What};
 use super::mock::Mock;
 use super::wqe::{Element, Location};
+use crate::tier::by_tier;
 use crate::trigger::{Action, Buffer, Cards, Place, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
 use software::Software;
 
@@ -361,8 +362,7 @@ fn nics_do_as_the_software_does_in_every_order_of_up_to_four_arrivals() {
 #[test]
 fn nics_do_as_the_software_does_in_random_orders_of_many_arrivals() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(64);
-    let ranks = if std::env::var_os("TEST_DEEP").is_some_and(|tier| tier == "1") { 64 } else { 24 };
-    for ranks in [5, 8, 13, ranks] {
+    for ranks in [5, 8, 13, by_tier(24, 64)] {
         for start in [Start::Everybody, Start::First, Start::Designated, Start::Count(rng.random_range(2..ranks))] {
             let mut order: Vec<u32> = (0..ranks).collect();
             order.shuffle(&mut rng);
