@@ -25,6 +25,8 @@ type Piece = (Place, Chunk);
 pub struct Cards {
     world: Vec<Program>,
     slots: Vec<SlotState>,
+    /// Operations that have been triggered and have not run.
+    triggered: Vec<Queued>,
     messages: Vec<Message>,
     rng: Xoshiro256PlusPlus,
     /// Reads of a contribution while its rank was writing it.
@@ -37,11 +39,19 @@ struct SlotState {
     values: HashMap<(u32, Role), u64>,
     /// Uses that each rank has armed.
     armed: Vec<u64>,
-    /// Operations that have not run: rank, index, and the value that triggers them.
-    queued: Vec<(u32, usize, u64)>,
+    /// Operations that each counter has not triggered yet, and the values that do.
+    waiting: HashMap<(u32, Role), Vec<(u64, Queued)>>,
     buffers: BTreeMap<Piece, Sum>,
     /// Ranks that are writing their contribution.
     writing: BTreeSet<u32>,
+}
+
+/// An operation of a rank's program, by its index, for the next use of a slot.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    slot: usize,
+    rank: u32,
+    index: usize,
 }
 
 #[derive(Debug)]
@@ -61,41 +71,30 @@ impl Cards {
     pub fn new(world: Vec<Program>, slots: usize, seed: u64) -> Self {
         let slot = SlotState { armed: vec![0; world.len()], ..SlotState::default() };
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Cards { world, slots: vec![slot; slots], messages: Vec::new(), rng, torn: 0 }
+        Cards { world, slots: vec![slot; slots], triggered: Vec::new(), messages: Vec::new(), rng, torn: 0 }
     }
 
     /// Lets one event happen, chosen at random; returns whether there was one.
     pub fn step(&mut self) -> bool {
-        let ready: Vec<(usize, usize)> = (0..self.slots.len())
-            .flat_map(|slot| {
-                let queue = &self.slots[slot];
-                let due = |&(rank, index, at): &(u32, usize, u64)| {
-                    let when = self.world[rank as usize].operations[index].when;
-                    queue.values.get(&(rank, when)).copied().unwrap_or(0) >= at
-                };
-                queue.queued.iter().enumerate().filter(move |(_, queued)| due(queued)).map(move |(i, _)| (slot, i))
-            })
-            .collect();
-        let choices = ready.len() + self.messages.len();
+        let choices = self.triggered.len() + self.messages.len();
         if choices == 0 {
             return false;
         }
         match self.rng.random_range(0..choices) {
-            choice if choice < ready.len() => {
-                let (slot, queued) = ready[choice];
-                self.run(slot, queued);
+            choice if choice < self.triggered.len() => {
+                let queued = self.triggered.swap_remove(choice);
+                self.run(queued);
             }
             choice => {
                 // Messages may overtake each other.
-                let message = self.messages.swap_remove(choice - ready.len());
+                let message = self.messages.swap_remove(choice - self.triggered.len());
                 self.land(message);
             }
         }
         true
     }
 
-    fn run(&mut self, slot: usize, queued: usize) {
-        let (rank, index, _) = self.slots[slot].queued.swap_remove(queued);
+    fn run(&mut self, Queued { slot, rank, index }: Queued) {
         let operation = self.world[rank as usize].operations[index].clone();
         let own = |buffer| Place { rank, buffer };
         let mut then = operation.then;
@@ -137,7 +136,13 @@ impl Cards {
     }
 
     fn add(&mut self, slot: usize, to: Signal) {
-        *self.slots[slot].values.entry((to.rank, to.counter)).or_default() += 1;
+        let counter = (to.rank, to.counter);
+        let SlotState { values, waiting, .. } = &mut self.slots[slot];
+        let value = values.entry(counter).or_default();
+        *value += 1;
+        if let Some(waiting) = waiting.get_mut(&counter) {
+            self.triggered.extend(waiting.extract_if(.., |(at, _)| *at <= *value).map(|(_, queued)| queued));
+        }
     }
 
     /// What lies in a part of a buffer, all of whose pieces must be alike: nothing, if any is missing.
@@ -194,7 +199,12 @@ impl Cards {
         let uses = state.armed[rank as usize];
         for (index, operation) in program.operations.iter().enumerate() {
             let inputs = u64::from(program.inputs(operation.when));
-            state.queued.push((rank, index, uses * inputs + u64::from(operation.threshold)));
+            let at = uses * inputs + u64::from(operation.threshold);
+            let (counter, queued) = ((rank, operation.when), Queued { slot, rank, index });
+            match state.values.get(&counter) {
+                Some(&value) if value >= at => self.triggered.push(queued),
+                _ => state.waiting.entry(counter).or_default().push((at, queued)),
+            }
         }
         state.armed[rank as usize] += 1;
         let own = |place: &Place| place.rank == rank && place.buffer == Buffer::Contribution;
