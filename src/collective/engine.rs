@@ -108,6 +108,11 @@ impl Engine {
         (self.machine().clone(), self.searches)
     }
 
+    /// Whether it searches.
+    pub(crate) fn searches(&self) -> bool {
+        self.searches
+    }
+
     /// Restores what `save` returned.
     pub(crate) fn restore(&mut self, machine: &Machine, searches: bool) {
         self.machine_mut().clone_from(machine);

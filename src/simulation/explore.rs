@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ use super::oracle::Oracle;
 use super::scenario::Scenario;
 use super::{build, panic_text};
 use crate::fabric::Fabric;
-use crate::fabric::sim::{Net, SimFabric, Snapshot};
+use crate::fabric::sim::{SimFabric, Snapshot};
 use crate::group::Group;
 use crate::rule::{Fire, Schedule};
 
@@ -111,7 +111,6 @@ struct Way {
 /// An actor, and a hash of it. States share those that did not change.
 type Kept = Rc<(Saved, u64)>;
 
-#[derive(Clone)]
 struct State {
     actors: Vec<Kept>,
     oracle: Rc<Oracle>,
@@ -145,8 +144,12 @@ pub fn explore(world: &World, most: u64) -> Result<Explored, Violation> {
 
 struct Explorer {
     actors: Vec<Actor>,
-    /// What the actors were last restored to; nothing for one that has made a step since.
+    /// What the actors are kept as; nothing for one that has made a step since.
     as_kept: Vec<Option<Kept>>,
+    /// A hash of each actor.
+    prints: Vec<u64>,
+    /// What the memory is kept as, unless a step was made since.
+    as_memory: Option<Rc<Snapshot>>,
     oracle: Rc<Oracle>,
     net: crate::fabric::sim::Shared,
     rng: Xoshiro256PlusPlus,
@@ -164,47 +167,56 @@ impl Explorer {
         let oracle = Oracle::new(&scenario);
         let actors = build(&scenario, &oracle, &fabrics)?;
         let mortal = world.mortal.map(|rank| rank as usize);
-        let (as_kept, rng) = (vec![None; actors.len()], Xoshiro256PlusPlus::seed_from_u64(0));
-        Ok(Explorer { actors, as_kept, oracle: Rc::new(oracle), net, rng, mortal })
+        let (as_kept, prints) = (vec![None; actors.len()], vec![0; actors.len()]);
+        let (oracle, rng) = (Rc::new(oracle), Xoshiro256PlusPlus::seed_from_u64(0));
+        Ok(Explorer { actors, as_kept, prints, as_memory: None, oracle, net, rng, mortal })
     }
 
-    fn save(&mut self, way: Option<Rc<Way>>) -> State {
-        for (actor, kept) in self.actors.iter().zip(&mut self.as_kept) {
-            kept.get_or_insert_with(|| {
-                let saved = actor.save();
-                let mut mixer = Mixer(0);
-                saved.hash(&mut mixer);
-                Rc::new((saved, mixer.finish()))
-            });
+    /// The state, of which this is the hash.
+    fn save(&mut self, print: u64, way: Option<Rc<Way>>) -> State {
+        for ((actor, kept), &print) in self.actors.iter().zip(&mut self.as_kept).zip(&self.prints) {
+            kept.get_or_insert_with(|| Rc::new((actor.save(), print)));
         }
-        let memory = Rc::new(self.net.lock().save());
+        let memory = self.as_memory.get_or_insert_with(|| Rc::new(self.net.lock().save()));
         State {
             actors: self.as_kept.iter().flatten().cloned().collect(),
             oracle: self.oracle.clone(),
-            memory,
-            print: 0,
+            memory: memory.clone(),
+            print,
             way,
         }
     }
 
     fn restore(&mut self, state: &State) {
-        for ((actor, was), kept) in self.actors.iter_mut().zip(&mut self.as_kept).zip(&state.actors) {
+        let places = self.as_kept.iter_mut().zip(&mut self.prints);
+        for ((actor, (was, print)), kept) in self.actors.iter_mut().zip(places).zip(&state.actors) {
             if !was.as_ref().is_some_and(|was| Rc::ptr_eq(was, kept)) {
                 actor.restore(&kept.0);
-                *was = Some(kept.clone());
+                (*was, *print) = (Some(kept.clone()), kept.1);
             }
         }
         self.oracle = state.oracle.clone();
-        self.net.lock().restore(&state.memory);
+        if !self.as_memory.as_ref().is_some_and(|was| Rc::ptr_eq(was, &state.memory)) {
+            self.net.lock().restore(&state.memory);
+            self.as_memory = Some(state.memory.clone());
+        }
     }
 
-    fn fingerprint(&self, state: &State) -> u64 {
-        let mut mixer = Mixer(0);
-        state.actors.iter().for_each(|kept| mixer.write_u64(kept.1));
+    /// A hash of the state. Most states are known, and need not be saved.
+    fn fingerprint(&mut self) -> u64 {
+        for ((actor, print), _) in
+            self.actors.iter().zip(&mut self.prints).zip(&self.as_kept).filter(|(_, kept)| kept.is_none())
+        {
+            let mut mixer = Mixer::default();
+            actor.fingerprint(&mut mixer);
+            *print = mixer.finish();
+        }
+        let mut mixer = Mixer::default();
+        self.prints.iter().for_each(|&print| mixer.write_u64(print));
         // Who did what is done does not matter any more: states that differ in it alone are the same.
-        let cell = |cell: usize| Net::first_region(&state.memory, cell);
-        let spent = self.actors[0].spent_claims(cell);
-        state.memory.hash_but(&spent, &mut mixer);
+        let net = self.net.lock();
+        let spent = self.actors[0].spent_claims(|cell| net.first_region(cell));
+        net.hash_but(&spent, &mut mixer);
         mixer.finish()
     }
 
@@ -242,7 +254,7 @@ impl Explorer {
 
     fn apply(&mut self, step: Step) -> Result<(), String> {
         let (Step::Turn(rank) | Step::Help(rank) | Step::Death(rank) | Step::News(rank)) = step;
-        self.as_kept[rank] = None;
+        (self.as_kept[rank], self.as_memory) = (None, None);
         match step {
             Step::Turn(rank) | Step::Help(rank) => {
                 // Most steps tell the oracle nothing; it is copied only by those that do.
@@ -260,11 +272,9 @@ impl Explorer {
 
     fn run(&mut self, most: u64, way: &mut Option<Rc<Way>>) -> Result<Explored, String> {
         let mut explored = Explored::default();
-        let mut seen = HashSet::new();
-        let mut first = self.save(None);
-        first.print = self.fingerprint(&first);
-        seen.insert(first.print);
-        let mut open = vec![first];
+        let first = self.fingerprint();
+        let mut seen: HashSet<u64, BuildHasherDefault<Mixer>> = HashSet::from_iter([first]);
+        let mut open = vec![self.save(first, None)];
         while let Some(state) = open.pop() {
             explored.states += 1;
             if explored.states > most {
@@ -279,11 +289,10 @@ impl Explorer {
                 *way = Some(Rc::new(Way { step, before: state.way.clone() }));
                 self.apply(step)?;
                 explored.steps += 1;
-                let mut next = self.save(way.clone());
-                next.print = self.fingerprint(&next);
-                stuck &= next.print == state.print || matches!(step, Step::Death(_));
-                if seen.insert(next.print) {
-                    open.push(next);
+                let print = self.fingerprint();
+                stuck &= print == state.print || matches!(step, Step::Death(_));
+                if seen.insert(print) {
+                    open.push(self.save(print, way.clone()));
                 }
             }
             if stuck {
@@ -306,6 +315,7 @@ impl Explorer {
 }
 
 /// Mixes every word thoroughly: two states that are alike but for a bit differ in half of the bits.
+#[derive(Default)]
 struct Mixer(u64);
 
 impl Hasher for Mixer {

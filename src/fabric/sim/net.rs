@@ -42,23 +42,9 @@ pub(crate) struct Net {
 /// The memory of an instant network, and who waits for what.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
+    /// Of all regions, one after the other.
     cells: Vec<u64>,
     waiting_for: Vec<Interest>,
-}
-
-impl Snapshot {
-    /// Hashes everything but cells of the first region, given in ascending order. Most is zero.
-    pub(crate) fn hash_but(&self, but: &[usize], state: &mut impl Hasher) {
-        let mut from = 0;
-        for &cell in but.iter().chain([&self.cells.len()]) {
-            for (index, &value) in self.cells[from..cell].iter().enumerate().filter(|(_, value)| **value != 0) {
-                state.write_usize(from + index);
-                state.write_u64(value);
-            }
-            from = (cell + 1).min(self.cells.len());
-        }
-        self.waiting_for.hash(state);
-    }
 }
 
 #[derive(Debug)]
@@ -176,27 +162,49 @@ impl Net {
         self.instant = true;
     }
 
-    fn cells(&self) -> impl Iterator<Item = &AtomicU64> {
-        self.regions
-            .iter()
-            .flat_map(|memory| (0..memory.window.len() / size_of::<u64>()).map(|index| memory.window.cell(index)))
+    /// Hashes cells and who waits for what, but for some cells of the first region, given in ascending order. Most is zero.
+    pub(crate) fn hash_but(&self, but: &[usize], state: &mut impl Hasher) {
+        let mut but = but.iter().peekable();
+        let mut base = 0;
+        for memory in &self.regions {
+            let cells = memory.window.len() / size_of::<u64>();
+            for index in 0..cells {
+                let value = memory.window.cell(index).load(Ordering::Relaxed);
+                if but.next_if(|&&cell| cell == base + index).is_none() && value != 0 {
+                    state.write_usize(base + index);
+                    state.write_u64(value);
+                }
+            }
+            base += cells;
+        }
+        self.endpoints.iter().for_each(|endpoint| endpoint.waiting_for.hash(state));
+    }
+
+    /// A cell of the region that was made first.
+    pub(crate) fn first_region(&self, cell: usize) -> u64 {
+        self.regions[0].window.cell(cell).load(Ordering::Relaxed)
     }
 
     pub(crate) fn save(&self) -> Snapshot {
         debug_assert!(self.timeline.is_empty());
-        Snapshot {
-            cells: self.cells().map(|cell| cell.load(Ordering::Relaxed)).collect(),
-            waiting_for: self.endpoints.iter().map(|state| state.waiting_for).collect(),
+        let bytes: usize = self.regions.iter().map(|memory| memory.window.len()).sum();
+        let mut cells = vec![0; bytes / size_of::<u64>()];
+        let mut rest = bytemuck::cast_slice_mut(&mut cells);
+        for memory in &self.regions {
+            let (part, others) = rest.split_at_mut(memory.window.len());
+            memory.window.read(0, part);
+            rest = others;
         }
-    }
-
-    /// A cell of the region that was made first.
-    pub(crate) fn first_region(snapshot: &Snapshot, cell: usize) -> u64 {
-        snapshot.cells[cell]
+        Snapshot { cells, waiting_for: self.endpoints.iter().map(|state| state.waiting_for).collect() }
     }
 
     pub(crate) fn restore(&mut self, snapshot: &Snapshot) {
-        self.cells().zip(&snapshot.cells).for_each(|(cell, &value)| cell.store(value, Ordering::Relaxed));
+        let mut rest = bytemuck::cast_slice(&snapshot.cells);
+        for memory in &self.regions {
+            let (part, others) = rest.split_at(memory.window.len());
+            memory.window.write(0, part);
+            rest = others;
+        }
         self.woken.clear();
         for (endpoint, &interest) in snapshot.waiting_for.iter().enumerate() {
             self.prepare_wait(endpoint, interest);

@@ -33,20 +33,19 @@ pub(in crate::simulation) struct Saved {
     heard: Vec<u32>,
 }
 
-impl Hash for Saved {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let Saved { machine, searches, session, doing, helper, made, judged, dropped, heard } = self;
-        if matches!(doing, Doing::Gone | Doing::Failed | Doing::Dead) {
+impl Actor {
+    /// Hashes what [`Actor::save`] saves, as far as it matters.
+    pub(in crate::simulation) fn fingerprint(&self, state: &mut impl Hasher) {
+        let Actor { engine, session, doing, helper, made, judged, dropped, heard, .. } = self;
+        if self.is_gone() {
             // It makes no step any more, and no rank reads what it knew.
             return doing.hash(state);
         }
-        machine.fingerprint(state);
+        engine.machine().fingerprint(state);
         session.fingerprint(state);
-        (searches, doing, helper, made, judged, dropped, heard).hash(state);
+        (engine.searches(), doing, helper, made, judged, dropped, heard).hash(state);
     }
-}
 
-impl Actor {
     pub(in crate::simulation) fn save(&self) -> Saved {
         let (machine, searches) = self.engine.save();
         Saved {
