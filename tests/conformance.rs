@@ -124,7 +124,7 @@ mod faults {
     use earlybird::fault::{Fault, Suite};
 
     #[allow(unsafe_code, reason = "what is broken on purpose may break memory")]
-    fn every_fault_is_found(place: &str, suite: impl Fn()) {
+    fn every_fault_is_found(place: &str, suite: impl Fn() + Sync) {
         // SAFETY: the suite keeps the promise, except for the mistakes, and reads what they break
         // by atomics and copies.
         let access = unsafe { RawAccess::promise() };

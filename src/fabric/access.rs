@@ -2,6 +2,9 @@
 #![allow(unsafe_code)]
 
 #[cfg(feature = "faults")]
+use parking_lot::Mutex;
+
+#[cfg(feature = "faults")]
 use crate::fault::Fault;
 
 /// The promise that opens memory which Rust's rules do not protect: endpoints
@@ -62,13 +65,23 @@ impl Fault {
     }
 
     /// The mistakes among `faults` that a test does not find. Without any mistake the test must
-    /// pass.
-    pub fn unseen(faults: impl IntoIterator<Item = Fault>, access: RawAccess, test: impl Fn()) -> Vec<Fault> {
+    /// pass. Tests wait most of their time, so some run side by side.
+    pub fn unseen<F>(faults: F, access: RawAccess, test: impl Fn() + Sync) -> Vec<Fault>
+    where
+        F: IntoIterator<Item = Fault, IntoIter: Send>,
+    {
+        const SIDE_BY_SIDE: usize = 4;
         test();
-        let unseen = |fault: &Fault| {
-            println!("{fault:?}, in {}:", fault.place());
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fault.during(access, &test))).is_ok()
+        let (queue, unseen) = (Mutex::new(faults.into_iter()), Mutex::new(Vec::new()));
+        let work = || {
+            loop {
+                let Some(fault) = queue.lock().next() else { break };
+                let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fault.during(access, &test)));
+                println!("{fault:?}, in {}: {}", fault.place(), if passed.is_ok() { "unseen" } else { "found" });
+                unseen.lock().extend(passed.is_ok().then_some(fault));
+            }
         };
-        faults.into_iter().filter(unseen).collect()
+        std::thread::scope(|scope| (0..SIDE_BY_SIDE).for_each(|_| _ = scope.spawn(work)));
+        unseen.into_inner()
     }
 }
