@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::hosts::Hosts;
 use common::marks::Marks;
 use common::{Job, PROVIDERS, libfabric, said};
-use earlybird::{Config, Error, Executor, Fire, Grace, Mover, Outcome, World};
+use earlybird::{Config, Error, Fire, Grace, Outcome, World};
 use rustix::process::Signal;
 
 #[test]
@@ -18,7 +18,7 @@ fn rank() {
     match common::role() {
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
         Some(role) if role.starts_with("stalled ") => go_on_or_be_stalled(),
-        Some(role) if role.split(' ').count() == 3 => common::faults::rank(),
+        Some(role) if matches!(role.split(' ').count(), 3 | 4) => common::faults::rank(),
         _ => common::stress::play(),
     }
 }
@@ -53,14 +53,15 @@ fn four_hosts() -> Option<Hosts> {
 #[test]
 fn four_hosts_agree_also_over_a_slow_line() {
     let Some(hosts) = four_hosts() else { return };
-    for (fire, length, steps) in [("all", 24, 100), ("quorum=3", 24, 100), ("solo", 3000, 30), ("all", 40_000, 6)] {
-        common::stress::check(start(&hosts, &[], &format!("{fire} cut caller {length} {steps}")), fire);
-    }
+    let agree = |runs: &[&str]| common::stress::check(start(&hosts, &[], &runs.join(";")), "four hosts");
+    agree(&[
+        "all cut caller 24 100",
+        "quorum=3 cut caller 24 100",
+        "solo cut caller 3000 30",
+        "all cut caller 40000 6",
+    ]);
     hosts.limit(2, "40mbit");
-    for fire in ["all", "quorum=3"] {
-        let how = format!("{fire} {} {} 40000 6", Mover::Cut, Executor::Thread);
-        common::stress::check(start(&hosts, &[], &how), fire);
-    }
+    agree(&["all cut thread 40000 6", "quorum=3 cut thread 40000 6"]);
 }
 
 /// The ranks that are left name a rank on the lost host; those on it name a rank elsewhere.
@@ -68,8 +69,10 @@ fn four_hosts_agree_also_over_a_slow_line() {
 fn a_host_whose_cable_is_pulled_is_named() {
     for fire in ["all", "solo", "quorum=4"] {
         let Some(hosts) = four_hosts() else { return };
-        let job = start(&hosts, &[], &format!("{fire} cut 30000"));
-        std::thread::sleep(Duration::from_secs(2));
+        let marks = Marks::make();
+        let job = start(&hosts, &[], &format!("{fire} cut 30000 {}", marks.folder()));
+        common::until("the world has started", || common::faults::have_started(&marks, WHERE.len() as u32));
+        std::thread::sleep(Duration::from_millis(300));
         hosts.unplug(3);
         let unplugged = Instant::now();
         let ends = job.finish(Duration::from_secs(25));

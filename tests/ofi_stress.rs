@@ -9,6 +9,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::marks::Marks;
+use common::stress::Run;
 use common::tier::{by_tier, is_deep};
 use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
 use earlybird::executor::deferred_work::largest_depth;
@@ -298,18 +299,25 @@ fn stress(provider: &'static str, part: u64) {
         return;
     }
     let part = by_tier(8, 1) * part;
-    let stress = |fire, executor, ranks, length, steps: u64| {
-        let how = (Mover::Cut, executor);
-        common::stress::stress(Way::Ofi(provider), ranks, fire, how, length, (steps / part).max(6));
-    };
     let few = !is_deep() && provider != PROVIDERS[0];
-    for fire in ["all", "solo", "quorum=2", "majority"].into_iter().filter(|&fire| !few || fire == "quorum=2") {
-        let all = [(5, 24, 60), (2, 150_000, 10), (2, 24, 200), (3, 3000, 40), (3, 40_000, 10), (3, 100_000, 10)];
-        for &(ranks, length, steps) in if few { &all[..2] } else { &all } {
-            stress(fire, Executor::Caller, ranks, length, steps);
-        }
-        stress(fire, Executor::Thread, 3, 3000, 40);
-        stress(fire, Executor::Thread, 3, 100_000, 6);
+    let rules = ["all", "solo", "quorum=2", "majority"].into_iter().filter(|&fire| !few || fire == "quorum=2");
+    let cases = [
+        (5, Executor::Caller, &[(24, 60)][..]),
+        (2, Executor::Caller, &[(150_000, 10), (24, 200)]),
+        (3, Executor::Caller, &[(3000, 40), (40_000, 10), (100_000, 10)]),
+        (3, Executor::Thread, &[(3000, 40), (100_000, 6)]),
+    ];
+    for (ranks, executor, sizes) in cases {
+        let runs = rules.clone().flat_map(|fire| {
+            let run = move |&(length, steps): &(usize, u64)| Run {
+                fire,
+                how: (Mover::Cut, executor),
+                length,
+                steps: (steps / part).max(6),
+            };
+            sizes.iter().map(run)
+        });
+        common::stress::stress_in_turn(Way::Ofi(provider), ranks, &runs.collect::<Vec<_>>());
     }
 }
 
@@ -347,7 +355,7 @@ fn provider_executor() {
         return;
     }
     let stress = |fire, how, (ranks, length, steps)| {
-        common::stress::stress(Way::Ofi("sockets"), ranks, fire, how, length, steps)
+        common::stress::stress(Way::Ofi("sockets"), ranks, Run { fire, how, length, steps })
     };
     for &fire in by_tier(&["quorum=2"][..], &["all", "solo", "quorum=2", "majority"]) {
         for case in [(2, 24, 100), (3, 3000, 30), (5, 24, 16)] {

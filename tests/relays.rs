@@ -7,6 +7,7 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::stress::Run;
 use common::tier::{by_tier, is_deep};
 use common::worlds::ways;
 use common::{Job, Way, role, said};
@@ -96,12 +97,17 @@ fn nothing_is_lost() {
         if is_deep() {
             cases.extend([(8, 24, 40), (7, 3000, 30), (4, 100_000, 10), (3, 8192, 60)]);
         }
-        for fire in ["all", "solo", "quorum=2", "majority"] {
-            for &(ranks, length, steps) in &cases {
-                for executor in [Executor::Caller, Executor::Thread] {
-                    common::stress::stress(way, ranks, fire, (Mover::Tree, executor), length, steps);
-                }
-            }
+        for (ranks, length, steps) in cases {
+            let rules = ["all", "solo", "quorum=2", "majority"].into_iter();
+            let runs = rules.flat_map(|fire| {
+                [Executor::Caller, Executor::Thread].map(|executor| Run {
+                    fire,
+                    how: (Mover::Tree, executor),
+                    length,
+                    steps,
+                })
+            });
+            common::stress::stress_in_turn(way, ranks, &runs.collect::<Vec<_>>());
         }
     }
 }

@@ -5,6 +5,7 @@
 mod common;
 
 use common::Way;
+use common::stress::Run;
 use common::tier::by_tier;
 use earlybird::{Executor, Mover};
 
@@ -15,7 +16,7 @@ fn rank() {
 }
 
 fn stress(ranks: u32, fire: &str, how: (Mover, Executor), length: usize, steps: u64) -> Vec<String> {
-    common::stress::stress(Way::Shm, ranks, fire, how, length, steps)
+    common::stress::stress(Way::Shm, ranks, Run { fire, how, length, steps })
 }
 
 const CUT: (Mover, Executor) = (Mover::Cut, Executor::Caller);

@@ -35,7 +35,7 @@ fn four_ranks_on_two_hosts() {
             let started = Instant::now();
             let role = format!("{fire} {} {} {length} {steps}", Mover::Cut, Executor::Caller);
             let what = format!("{fire}, {length} elements");
-            let digests = check(guests.start(&role), &what).join(",");
+            let digests = check(guests.start(&role), &what).concat().join(",");
             let told = guests.exchange(&format!("{fire}-{length}"), &digests);
             let told: Vec<Vec<String>> = told.iter().map(|one| one.split(',').map(str::to_owned).collect()).collect();
             assert!(have_same_bits(&told), "{what}: the hosts saw different bits");

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::stress::Run;
 use common::{Way, rdma};
 use earlybird::{Executor, Mover};
 
@@ -25,9 +26,10 @@ fn stress(executor: Executor, cases: &[(u32, usize, u64)]) {
     {
         for &(ranks, length, steps) in cases {
             let started = std::time::Instant::now();
-            common::stress::stress(Way::Verbs, ranks, fire, (mover, executor), length, steps);
+            let run = Run { fire, how: (mover, executor), length, steps };
+            common::stress::stress(Way::Verbs, ranks, run);
             let took = started.elapsed();
-            println!("{fire}, {mover}, {executor}, {ranks} ranks, {length} elements, {steps} steps: {took:.1?}");
+            println!("{run}, {ranks} ranks: {took:.1?}");
         }
     }
 }

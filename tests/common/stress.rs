@@ -1,6 +1,7 @@
 //! One rank of a stress run, and a run: random delays, uneven step counts, integers exact, floats the
 //! same bits everywhere.
 
+use std::fmt;
 use std::time::Duration;
 
 use earlybird::{Config, Executor, Fire, Mover, Part, When, World};
@@ -23,16 +24,38 @@ fn as_float(bits: u64) -> f32 {
     (bits >> 40) as f32 / 1000.0
 }
 
-/// `FIRE MOVER EXECUTOR LENGTH STEPS`: plays one rank of a stress run; prints digests of what it received.
+/// What the ranks of a stress run do with one collective.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    pub fire: &'a str,
+    pub how: (Mover, Executor),
+    pub length: usize,
+    pub steps: u64,
+}
+
+impl fmt::Display for Run<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Run { fire, how: (mover, executor), length, steps } = self;
+        write!(f, "{fire} {mover} {executor} {length} {steps}")
+    }
+}
+
+/// Plays one rank of a stress run; prints digests of what it received. The role has `FIRE MOVER EXECUTOR LENGTH STEPS`
+/// of each collective, separated by semicolons.
 pub fn play() {
     let Some(role) = role() else { return };
-    let mut words = role.split(' ');
-    let fire: Fire = words.next().unwrap().parse().unwrap();
-    let mover: Mover = words.next().unwrap().parse().unwrap();
-    let executor: Executor = words.next().unwrap().parse().unwrap();
-    let length: usize = words.next().unwrap().parse().unwrap();
-    let steps: u64 = words.next().unwrap().parse().unwrap();
     let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    for run in role.split(';') {
+        let words: Vec<&str> = run.split(' ').collect();
+        let [fire, mover, executor, length, steps] = words[..] else { panic!("{run}") };
+        let how = (mover.parse().unwrap(), executor.parse().unwrap());
+        play_one(&world, &Run { fire, how, length: length.parse().unwrap(), steps: steps.parse().unwrap() });
+    }
+}
+
+fn play_one(world: &World, run: &Run<'_>) {
+    let Run { how: (mover, executor), length, steps, .. } = *run;
+    let fire: Fire = run.fire.parse().unwrap();
     let me = world.rank();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(u64::from(me));
     let sums = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).executor(executor);
@@ -119,34 +142,40 @@ pub fn play() {
 }
 
 /// Returns digests of all rounds, from the rank that saw the most of them.
-pub fn stress(
-    way: Way,
-    ranks: u32,
-    fire: &str,
-    (mover, executor): (Mover, Executor),
-    length: usize,
-    steps: u64,
-) -> Vec<String> {
+pub fn stress(way: Way, ranks: u32, run: Run<'_>) -> Vec<String> {
+    stress_in_turn(way, ranks, &[run]).remove(0)
+}
+
+/// The same processes do one run after the other: to load a library may take them longer than a run. Returns the digests
+/// of each run.
+pub fn stress_in_turn(way: Way, ranks: u32, runs: &[Run<'_>]) -> Vec<Vec<String>> {
     let before = shared_memory_files();
-    let job = Job::start(way, ranks, "rank", &format!("{fire} {mover} {executor} {length} {steps}"));
+    let role: Vec<String> = runs.iter().map(Run::to_string).collect();
+    let role = role.join(";");
+    let job = Job::start(way, ranks, "rank", &role);
     let pids = job.pids();
-    let digests = check(job, &format!("{way:?}, {fire}, {ranks} ranks"));
+    let digests = check(job, &format!("{way:?}, {ranks} ranks, {role}"));
+    assert_eq!(digests.len(), runs.len());
     let left = left_behind(&before, &pids);
     assert!(left.is_empty(), "{way:?}: {left:?} was left behind");
     digests
 }
 
-/// Waits for the ranks of a run; returns the same digests.
-pub fn check(job: Job, what: &str) -> Vec<String> {
+/// Waits for the ranks of a job; returns the digests of each run.
+pub fn check(job: Job, what: &str) -> Vec<Vec<String>> {
     let ends = job.finish(DEADLINE);
     // The first rank that failed may only report another rank's failure.
     let failed = ends.iter().enumerate().filter(|(_, (status, _))| !status.success());
     let failed: Vec<String> = failed.map(|(rank, (_, text))| format!("rank {rank}: {text}")).collect();
     assert!(failed.is_empty(), "{what}: {}", failed.join("\n"));
-    let digests: Vec<Vec<String>> =
-        ends.iter().map(|(_, text)| said(text, "DIGESTS").concat().split(',').map(str::to_owned).collect()).collect();
-    assert!(have_same_bits(&digests), "{what}: a rank saw other bits: {digests:?}");
-    digests.into_iter().max_by_key(Vec::len).unwrap()
+    let told: Vec<Vec<&str>> = ends.iter().map(|(_, text)| said(text, "DIGESTS")).collect();
+    let of_run = |run: usize| {
+        let of_rank = |told: &Vec<&str>| told[run].split(',').map(str::to_owned).collect();
+        let digests: Vec<Vec<String>> = told.iter().map(of_rank).collect();
+        assert!(have_same_bits(&digests), "{what}, run {run}: a rank saw other bits: {digests:?}");
+        digests.into_iter().max_by_key(Vec::len).unwrap()
+    };
+    (0..told[0].len()).map(of_run).collect()
 }
 
 /// Whether these lists of digests, none of them empty, are the same as far as they go.
