@@ -3,6 +3,7 @@
 
 mod skipped;
 
+use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ const ENDPOINTS: u32 = 100;
 #[test]
 fn a_list_is_up_to_date_and_quiet() {
     let Ok(library) = Library::load(None).inspect_err(|problem| skipped(Need::Libfabric, problem)) else { return };
-    for provider in [c"tcp;ofi_rxm", c"tcp"] {
+    let stays_quiet = |provider: &CStr| {
         let wanted = Wanted {
             caps: sys::FI_MSG | sys::FI_RMA,
             endpoint: sys::FI_EP_RDM,
@@ -41,7 +42,12 @@ fn a_list_is_up_to_date_and_quiet() {
                 assert!(!is_ready(watched.descriptor.as_raw_fd(), watched.events), "{provider:?}, endpoint {turn}");
             }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for provider in [c"tcp;ofi_rxm", c"tcp"] {
+            scope.spawn(move || stays_quiet(provider));
+        }
+    });
 }
 
 #[allow(unsafe_code)]

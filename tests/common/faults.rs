@@ -168,7 +168,7 @@ fn go_on(world: &World, sum: &mut Allreduce<u64>, arguments: &RankArguments) -> 
 }
 
 /// So many times: kills a rank at a random moment of `window`, from joining to full operation.
-/// Every other time the moment counts from the start of the world. All ranks must name it. For ways that outlive kills.
+/// Every other time, and in the only turn, the moment counts from the start of the world. All ranks must name it. For ways that outlive kills.
 pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Duration>) {
     let (before, mut pids) = (shared_memory_files(), Vec::new());
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
@@ -182,7 +182,7 @@ pub fn kill(way: Way, turns: usize, movers: &[&str], window: std::ops::Range<Dur
         pids.extend(job.pids());
         let victim = rng.random_range(0..ranks) as usize;
         let moment = rng.random_range(window.clone());
-        if turn % 2 == 1 {
+        if turn % 2 == 1 || turns == 1 {
             until("a world has started", || have_started(&marks, ranks));
         }
         std::thread::sleep(moment);

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
@@ -148,7 +149,7 @@ impl Case {
 
     /// Runs it in processes that run the ignored test `rank` of this executable.
     fn play(&self) -> Played {
-        let (before, marks) = (shared_memory_files(), Marks::make());
+        let marks = Marks::make();
         let Case { way, ranks, victim, trouble, fire, mover, length, .. } = *self;
         let (patience, deadline) = (trouble.patience().as_millis(), trouble.deadline().as_secs());
         let role = format!("{fire} {mover} {patience} {} {length} {deadline}", marks.folder());
@@ -181,12 +182,7 @@ impl Case {
             Trouble::Term => job.signal(victim, Signal::TERM),
         }
         let ends = job.finish(LIMIT);
-        let left = left_behind(&before, &pids);
-        let judged = self.judge(&ends).and_then(|()| match left.is_empty() {
-            true => Ok(()),
-            false => Err(format!("{left:?} was left behind")),
-        });
-        Played { case: self.clone(), after_start, failure: judged.err() }
+        Played { case: self.clone(), after_start, failure: self.judge(&ends).err(), pids }
     }
 
     /// Checks that all ranks ended as they should.
@@ -284,30 +280,47 @@ struct Played {
     /// The world had started when it happened.
     after_start: bool,
     failure: Option<String>,
+    pids: Vec<u32>,
 }
 
+/// Cases at the same time: their ranks wait most of it.
+const SIDE_BY_SIDE: usize = 4;
+
 /// Runs the cases of seeds that this machine can, and prints a table. All must end as they should,
-/// and at least a third must have hit a world that had started.
+/// at least a third must have hit a world that had started, and no file may be left.
 pub fn play(seeds: Range<u64>) {
+    let before = shared_memory_files();
+    let queue = Mutex::new(seeds.map(Case::draw).filter(Case::can_be_played));
+    let played = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let Some(case) = queue.lock().unwrap().next() else { break };
+            let began = Instant::now();
+            let done = case.play();
+            println!("{case}: {:.1?}{}", began.elapsed(), if done.failure.is_some() { ", FAILED" } else { "" });
+            played.lock().unwrap().push(done);
+        }
+    };
+    std::thread::scope(|scope| (0..SIDE_BY_SIDE).for_each(|_| _ = scope.spawn(work)));
+    let played = played.into_inner().unwrap();
     let mut table: BTreeMap<(&str, Trouble), [usize; 3]> = BTreeMap::new();
     let mut failed = Vec::new();
-    let (mut played, mut after_start) = (0, 0);
-    for case in seeds.map(Case::draw).filter(Case::can_be_played) {
-        let began = Instant::now();
-        let Played { case, after_start: late, failure } = case.play();
-        println!("{case}: {:.1?}{}", began.elapsed(), if failure.is_some() { ", FAILED" } else { "" });
+    for Played { case, after_start, failure, .. } in &played {
         let row = table.entry((case.transport(), case.trouble)).or_default();
-        let counts = [1, usize::from(late), usize::from(failure.is_some())];
+        let counts = [1, usize::from(*after_start), usize::from(failure.is_some())];
         row.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
-        failed.extend(failure.map(|what| format!("{case}\n  {what}")));
-        played += 1;
-        after_start += usize::from(late);
+        failed.extend(failure.as_ref().map(|what| format!("{case}\n  {what}")));
     }
+    let after_start = played.iter().filter(|played| played.after_start).count();
     println!("\ntransport       what    cases  after start  failed");
     for ((transport, trouble), [cases, late, failures]) in &table {
         println!("{transport:<14}  {trouble:<6}  {cases:>5}  {late:>11}  {failures:>6}");
     }
-    println!("{played} cases, {after_start} of them after the start, {} failed", failed.len());
+    let cases = played.len();
+    println!("{cases} cases, {after_start} of them after the start, {} failed", failed.len());
     assert!(failed.is_empty(), "tests/kill-and-freeze 1 SEED replays one:\n{}", failed.join("\n"));
-    assert!(played < 2 || 3 * after_start >= played, "{after_start} of {played} hit a world that had started");
+    assert!(cases < 2 || 3 * after_start >= cases, "{after_start} of {cases} hit a world that had started");
+    let pids: Vec<u32> = played.iter().flat_map(|played| &played.pids).copied().collect();
+    let left = left_behind(&before, &pids);
+    assert!(left.is_empty(), "{left:?} was left behind");
 }
