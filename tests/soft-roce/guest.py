@@ -74,7 +74,7 @@ def hardware(number, kernel, initial):
         *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(PROCESSORS), "-m", str(MEMORY_MIB)),
         *("-kernel", str(kernel.image), "-initrd", f"/dev/fd/{initial}"),
         # A kernel that panics starts the computer again at once, which ends QEMU.
-        *("-append", "console=ttyS0 quiet loglevel=4 mitigations=off panic=-1", "-no-reboot"),
+        *("-append", "console=ttyS0 quiet loglevel=4 mitigations=off tsc=reliable clocksource=tsc panic=-1", "-no-reboot"),
         *("-device", "virtio-serial-pci"),
     ]
 
