@@ -84,8 +84,10 @@ impl<W: Wire> Shared<W> {
 
     /// Locks the engine for a caller that makes progress and will come back soon.
     pub(super) fn visit(&self) -> MutexGuard<'_, Engine<W>> {
-        self.visits.fetch_add(1, Ordering::Relaxed);
-        self.lock()
+        let engine = self.lock();
+        // Only the holder of the lock counts, so this needs no atomic addition.
+        self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        engine
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -244,9 +246,12 @@ impl<W: Wire> Shared<W> {
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
                 self.sleep(self.bell.as_fd(), None, nap);
-                let mut engine = self.lock();
-                engine.ack_if_due();
-                engine.check_suspects();
+                // A caller that holds the lock does this, too. To wait for it would cost the caller a
+                // call of the system.
+                if let Some(mut engine) = self.engine.try_lock() {
+                    engine.ack_if_due();
+                    engine.check_suspects();
+                }
                 nap = (2 * nap).min(LONGEST_NAP);
                 continue;
             }

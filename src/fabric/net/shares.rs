@@ -85,6 +85,12 @@ impl<T> Queues<T> {
         }
     }
 
+    /// Whether nothing waits for any peer.
+    #[inline]
+    pub(super) fn are_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
     pub(super) fn is_empty(&self, peer: u32) -> bool {
         self.waiting[peer as usize].is_empty()
     }

@@ -270,11 +270,16 @@ impl<W: Wire> Engine<W> {
         (0..self.ranks()).filter(move |&peer| peer != me)
     }
 
+    #[inline]
     pub(in crate::fabric) fn health(&self, operation: &'static str) -> Result<()> {
-        self.failure.clone().map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
+        match &self.failure {
+            None => Ok(()),
+            Some(failure) => Err(failure.clone().error(self.rank, operation)),
+        }
     }
 
     /// Whether operations of a channel can still complete.
+    #[inline]
     fn check(&self, operation: &'static str, channel: u16) -> Result<()> {
         self.health(operation)?;
         match self.channels[usize::from(channel)].broken {

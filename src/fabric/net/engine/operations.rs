@@ -216,6 +216,12 @@ impl<W: Wire> Engine<W> {
         Ok(Posted::Pending)
     }
 
+    #[inline]
+    pub(in crate::fabric::net) fn has_completion(&self, channel: u16) -> bool {
+        !self.channels[usize::from(channel)].completions.is_empty()
+    }
+
+    #[inline]
     pub(in crate::fabric::net) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
         let completion = self.channels[usize::from(channel)].completions.pop_front();
         if completion.is_none() {

@@ -34,7 +34,9 @@ impl<W: Wire> Engine<W> {
                 self.backlogged.push_back(peer);
             }
         }
-        self.move_parts();
+        if !self.parts.are_empty() {
+            self.move_parts();
+        }
         self.idle = if any { 0 } else { self.idle.saturating_add(1) };
         if self.idle == IDLE_LOOKS {
             self.ack_all();
