@@ -39,7 +39,7 @@ pub const VARIABLES: [Variable; 21] = [
     Variable {
         name: "EARLYBIRD_FABRIC",
         default: "auto",
-        meaning: "the transport: shm (shared memory), ofi (libfabric), verbs (InfiniBand and RoCE), or auto: ofi where ranks are on several machines",
+        meaning: "the transport: shm (shared memory), ofi (libfabric), verbs (InfiniBand and RoCE), or auto: shm where all ranks are on one machine; else verbs where every rank has a device, and ofi where not",
     },
     Variable {
         name: "EARLYBIRD_PROVIDER",

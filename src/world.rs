@@ -3,6 +3,7 @@
 
 mod collectives;
 mod messages;
+mod network;
 mod symmetric;
 #[cfg(test)]
 mod tests;
@@ -10,13 +11,12 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
 use crate::bootstrap::identity::{Identity, Machines};
-use crate::bootstrap::store::{self, Secret};
 use crate::bootstrap::{Joined, StoreAddress, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
@@ -310,33 +310,8 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
             "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi or verbs for others"
                 .to_owned(),
         )),
-        FabricChoice::Auto | FabricChoice::Ofi => {
-            let library = ofi::library().map_err(|cause| Error::join(rank, cause))?;
-            over_network(identity, config, |until, gather| {
-                Ok(Arc::new(OfiFabric::join(&library, &config.ofi, (rank, ranks), until, gather)?))
-            })
-        }
-        FabricChoice::Verbs => {
-            let library = verbs::library().map_err(|cause| Error::join(rank, cause))?;
-            let settings = config.verbs.or(measured.verbs());
-            over_network(identity, config, |until, gather| {
-                Ok(Arc::new(VerbsFabric::join(&library, &settings, (rank, ranks), until, gather)?))
-            })
-        }
+        FabricChoice::Auto | FabricChoice::Ofi | FabricChoice::Verbs => network::join(identity, config, measured),
     }
-}
-
-/// Gives `join` the deadline, and the way to the other ranks by the job's store.
-fn over_network(
-    identity: &Identity,
-    config: &Config,
-    join: impl FnOnce(Instant, &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<Arc<dyn Fabric>>,
-) -> Result<Arc<dyn Fabric>> {
-    let place = identity.store_address()?;
-    let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
-    let until = Deadline::from(config.deadline).instant();
-    let ranks = (identity.rank, identity.ranks);
-    join(until, &mut |mine| store::gather(&place, ranks, mine, &secret, config.deadline))
 }
 
 /// Cores of the machine. A bound rank counts those that it may not use, too.

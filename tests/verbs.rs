@@ -7,7 +7,7 @@
 mod common;
 
 use std::ffi::c_int;
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ fn rank() {
         Some("puts") => put_to_a_stopped_rank(),
         Some("forks") => rounds_around_forks(),
         Some("ends") => end_well(role.split(' ').nth(1)),
+        Some("takes") => end_well_over(role.split(' ').nth(1).unwrap()),
         Some("stopped") => common::faults::leave_or_be_stopped(),
         _ => common::faults::rank(),
     }
@@ -345,7 +346,16 @@ fn a_fork_leaves_registered_memory_to_its_parent() {
 /// Five rounds, with this hw-config if there is one.
 fn end_well(hw_config: Option<&str>) {
     let hw_config = hw_config.map(Into::into);
-    let world = World::from_env(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap();
+    rounds_of(&World::from_env(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap());
+}
+
+fn end_well_over(fabric: &str) {
+    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    assert_eq!(world.fabric_name(), fabric);
+    rounds_of(&world);
+}
+
+fn rounds_of(world: &World) {
     let mut sum = world.allreduce::<u64>(&[3000]).fire(Fire::ALL).build().unwrap();
     let ranks = u64::from(world.size());
     (0..5).for_each(|round| {
@@ -356,6 +366,40 @@ fn end_well(hw_config: Option<&str>) {
         assert!(outcomes.newest().iter().all(|&value| value == expected));
     });
     sum.finish(DEADLINE).unwrap();
+}
+
+/// Ranks that meet as those of several hosts do, each with its own variables.
+fn meet_as_hosts_do(role: &str, variables: &[&[(&str, &str)]]) -> Vec<(ExitStatus, String)> {
+    let folder = Folder::new();
+    let store = format!("file:{}", folder.file("meeting"));
+    let begin = |(rank, own): (u32, &&[(&str, &str)])| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env("EARLYBIRD_STORE", &store).envs(own.iter().copied());
+        common::start(&mut command, (rank, variables.len() as u32), "rank", role)
+    };
+    Job { ranks: (0..).zip(variables).map(begin).collect() }.finish(LIMIT)
+}
+
+/// Where nothing names a fabric, ranks of several hosts take verbs if each has a device, and libfabric if one does not.
+#[test]
+fn ranks_choose_the_best_fabric_that_all_can_use() {
+    if rdma().is_none() || common::libfabric().is_none() {
+        return;
+    }
+    // Then libfabric has the same provider on all ranks.
+    let any: &[_] = &[("EARLYBIRD_FABRIC", "auto"), ("FI_PROVIDER", "tcp")];
+    let verbs: &[_] = &[("EARLYBIRD_FABRIC", "verbs")];
+    let libfabric: &[_] = &[("EARLYBIRD_FABRIC", "ofi"), ("FI_PROVIDER", "tcp")];
+    let missing: &[_] =
+        &[("EARLYBIRD_FABRIC", "auto"), ("FI_PROVIDER", "tcp"), ("EARLYBIRD_DEVICE", "lo")];
+    all_succeed(&meet_as_hosts_do("takes verbs", &[any, any, any]));
+    all_succeed(&meet_as_hosts_do("takes verbs", &[any, verbs, any]));
+    all_succeed(&meet_as_hosts_do("takes ofi", &[any, libfabric, any]));
+    all_succeed(&meet_as_hosts_do("takes ofi", &[missing, any, any]));
+    for (status, text) in meet_as_hosts_do("takes nothing", &[any, verbs, libfabric]) {
+        let names_both = text.contains("verbs not by rank 2") && text.contains("libfabric not by rank 1");
+        assert!(!status.success() && names_both, "{text}");
+    }
 }
 
 #[test]

@@ -370,6 +370,22 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     fn leave(&self);
 }
 
+/// A network that a rank could join a world by. Dropped, it leaves nothing behind.
+pub(crate) trait Candidate: Debug {
+    /// What ranks must have in common to understand each other: the provider of libfabric, or the
+    /// network of a device.
+    fn network(&self) -> &str;
+
+    /// What the other ranks must know of this one.
+    fn introduction(&self) -> Vec<u8>;
+
+    /// Joins the world of the ranks that introduced themselves so, in rank order.
+    ///
+    /// # Errors
+    /// Ranks use different providers; a rank cannot be reached by the deadline.
+    fn join(self: Box<Self>, introductions: &[Vec<u8>], deadline: Instant) -> Result<Arc<dyn Fabric>>;
+}
+
 /// One rank's access to the operations of one collective. See the [module](self) for their
 /// semantics, and [`RawAccess::promise`] for what the caller has promised.
 pub trait Endpoint: Send + Debug {

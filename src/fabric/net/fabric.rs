@@ -12,17 +12,13 @@ use parking_lot::Mutex;
 
 use super::endpoint::{NetEndpoint, NetSleeper};
 use super::engine::Engine;
-use super::link::Link;
-use super::message::MOST_RANKS;
-use super::peer_info::{self, PeerInfo};
-use super::secret::JobSecret;
 use super::shared::Shared;
 use super::wire::Wire;
 use crate::config::Patience;
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
-use crate::fabric::watch::{ENDED, HEARTBEAT, Watch};
+use crate::fabric::watch::{HEARTBEAT, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Sleeper, sealed};
 use crate::fault::Fault;
 use crate::interrupt;
@@ -48,74 +44,24 @@ pub(in crate::fabric) struct NetFabric<W: Wire> {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// An open endpoint whose peers are not known yet.
-pub(in crate::fabric) struct Opened<W: Wire> {
-    pub(in crate::fabric) link: Link<W>,
-    /// The provider, which must be the same on all ranks.
-    pub(in crate::fabric) provider: String,
-    /// Its address, as the provider encodes it.
-    pub(in crate::fabric) address: Vec<u8>,
+/// What a rank knows of its world beside the engine.
+pub(super) struct Neighbourhood {
+    pub(super) provider: String,
+    /// Ranks of its host.
+    pub(super) neighbours: u32,
+    pub(super) patience: Patience,
 }
 
 impl<W: Wire> NetFabric<W> {
-    /// Joins a world with the endpoint that `open` opens. `gather` gives every rank's bytes to every
-    /// rank, in rank order, by other means. `join` calls it once, with this rank's address and what
-    /// else the others need to know.
-    ///
-    /// # Errors
-    /// The provider, `open` or `gather` fails; ranks use different providers; a rank cannot be
-    /// reached by the deadline.
-    pub(in crate::fabric) fn join(
+    /// A world of these peers, of which none may be reached yet.
+    pub(super) fn new(
         (rank, ranks): (u32, u32),
-        Patience { silence, linger }: Patience,
-        deadline: Instant,
-        open: impl FnOnce() -> Result<Opened<W>>,
-        gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+        engine: Engine<W>,
+        failed: Arc<AtomicBool>,
+        watch: Watch,
+        Neighbourhood { provider, neighbours, patience }: Neighbourhood,
     ) -> Result<Self> {
-        if ranks > MOST_RANKS {
-            return Err(Error::join(rank, format!("{ranks} ranks; the most over {} is {MOST_RANKS}", W::LIBRARY)));
-        }
-        let Opened { mut link, provider, address } = open()?;
-        let own_info = PeerInfo {
-            provider,
-            host: peer_info::host(),
-            pid: std::process::id(),
-            header_slots: link.header_slots(),
-            cq_data: link.immediate() as u32,
-            secret: JobSecret::draw(rank)?,
-            address,
-        };
-        let infos = gather(&own_info.encode())?;
-        let infos = infos.iter().enumerate().map(|(peer, bytes)| {
-            let strange = || {
-                Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
-            };
-            PeerInfo::decode(bytes).ok_or_else(strange)
-        });
-        let infos: Vec<PeerInfo> = infos.collect::<Result<_>>()?;
-        if infos.len() != ranks as usize {
-            return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", infos.len())));
-        }
-        let mut header_slots = Vec::new();
-        for (peer, theirs) in infos.iter().enumerate() {
-            let (what, peer) = ("the provider", peer as u32);
-            if theirs.provider != own_info.provider {
-                let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
-                return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
-            }
-            link.wire.insert(&theirs.address).map_err(|code| {
-                Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
-            })?;
-            // Both sides must be able to: the writer has a limit of its own.
-            header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
-        }
-        link.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
-        let near =
-            |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
-        let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
-        let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
-        let failed = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(rank, infos[0].secret, link, header_slots, failed.clone());
+        let Patience { silence, linger } = patience;
         let shared = Shared::new(engine, failed, watch, silence)?;
         let attendant = shared.clone();
         let thread = thread::Builder::new()
@@ -123,43 +69,18 @@ impl<W: Wire> NetFabric<W> {
             .spawn(move || attendant.run_helper());
         let thread = thread.map_err(|cause| Error::os(rank, "start the progress thread", cause))?;
         let bell = shared.new_bell()?;
-        let opened = AtomicU32::new(0);
-        let fabric = NetFabric {
+        Ok(NetFabric {
             rank,
             ranks,
-            provider: own_info.provider.clone(),
+            provider,
             neighbours,
             linger,
             shared,
-            opened,
+            opened: AtomicU32::new(0),
             exchange: Turns::default(),
             bell,
             thread: Mutex::new(Some(thread)),
-        };
-        // No rank goes on before all can be reached.
-        let provider = own_info.provider;
-        let unreached = |whom: String, how: String| {
-            let cause = format!(
-                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one \
-                 network (EARLYBIRD_DEVICE), and does no firewall stand between them?"
-            );
-            Error::join(rank, cause)
-        };
-        let all_here = fabric.exchange("join", &[], deadline).map_err(|error| match error {
-            Error::Timeout { missing, waited, .. } => {
-                unreached(missing.to_string(), format!("nothing was heard for {waited:.1?}"))
-            }
-            Error::PeerDied { peer, how, .. } if how != ENDED => unreached(format!("rank {peer}"), how),
-            other => other,
-        });
-        if let Err(error) = all_here {
-            // The abort tells ranks that still wait the reason; without it they would find this
-            // rank dead.
-            fabric.abort(&error.to_string());
-            fabric.leave();
-            return Err(error);
-        }
-        Ok(fabric)
+        })
     }
 
     #[cfg(test)]
@@ -212,8 +133,11 @@ pub(in crate::fabric) fn in_this_process<F: Send>(
 }
 
 /// A fabric that is a world over a wire.
-pub(in crate::fabric) trait OverWire: Debug + Send + Sync {
+pub(in crate::fabric) trait OverWire: Debug + Send + Sync + Sized + 'static {
     type Wire: Wire;
+
+    /// The fabric that is this world.
+    fn over(world: NetFabric<Self::Wire>) -> Self;
 
     /// The world.
     fn world(&self) -> &NetFabric<Self::Wire>;
@@ -221,6 +145,10 @@ pub(in crate::fabric) trait OverWire: Debug + Send + Sync {
 
 impl<W: Wire> OverWire for NetFabric<W> {
     type Wire = W;
+
+    fn over(world: NetFabric<W>) -> Self {
+        world
+    }
 
     fn world(&self) -> &Self {
         self

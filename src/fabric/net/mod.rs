@@ -65,6 +65,7 @@
 //! A device also reports trouble by itself, such as a queue that has failed: no operation need end
 //! then. Ranks ask for that where they look for dead ranks.
 
+mod candidate;
 mod channel;
 mod endpoint;
 mod engine;
@@ -84,9 +85,10 @@ pub(super) mod stepping_tests;
 mod suspects;
 mod wire;
 
+pub(super) use candidate::{NetCandidate, Opened};
 #[cfg(test)]
 pub(super) use engine::MOST_GUESSES;
-pub(super) use fabric::{NetFabric, Opened, OverWire, in_this_process};
+pub(super) use fabric::{NetFabric, OverWire, in_this_process};
 #[cfg(test)]
 pub(super) use header_slots::{IN_SLOT, ImmediateData};
 pub(super) use limits::Limits;

@@ -11,7 +11,8 @@ use super::wire::OfiWire;
 use super::{environment, probe};
 use crate::config::OfiSettings;
 use crate::error::{Error, Result};
-use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire};
+use crate::fabric::Candidate;
+use crate::fabric::net::{self, Limits, Link, NetCandidate, NetFabric, Opened, OverWire};
 
 /// A rank's view of a world over libfabric.
 #[derive(Debug)]
@@ -19,6 +20,10 @@ pub struct OfiFabric(pub(super) NetFabric<OfiWire>);
 
 impl OverWire for OfiFabric {
     type Wire = OfiWire;
+
+    fn over(world: NetFabric<OfiWire>) -> Self {
+        OfiFabric(world)
+    }
 
     fn world(&self) -> &NetFabric<OfiWire> {
         &self.0
@@ -39,8 +44,23 @@ impl OfiFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let open = || open(library, settings, (rank, ranks));
-        NetFabric::join((rank, ranks), settings.patience, deadline, open, gather).map(OfiFabric)
+        Self::open(library, settings, (rank, ranks))?.meet(deadline, gather)
+    }
+
+    /// Opens an endpoint of a rank that may join a world.
+    ///
+    /// # Errors
+    /// No provider fits, or it fails.
+    pub(crate) fn candidate(
+        library: &Library,
+        settings: &OfiSettings,
+        (rank, ranks): (u32, u32),
+    ) -> Result<Box<dyn Candidate>> {
+        Ok(Box::new(Self::open(library, settings, (rank, ranks))?))
+    }
+
+    fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) -> Result<NetCandidate<Self>> {
+        NetCandidate::open((rank, ranks), settings.patience, || open(library, settings, (rank, ranks)))
     }
 
     /// A world with all ranks in this process, for tests.

@@ -11,7 +11,8 @@ use super::settings::Depths;
 use super::wire::VerbsWire;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
-use crate::fabric::net::{self, Limits, Link, NetFabric, Opened, OverWire};
+use crate::fabric::Candidate;
+use crate::fabric::net::{self, Limits, Link, NetCandidate, NetFabric, Opened, OverWire};
 
 /// A rank's view of a world over RDMA verbs.
 #[derive(Debug)]
@@ -19,6 +20,10 @@ pub struct VerbsFabric(pub(super) NetFabric<VerbsWire>);
 
 impl OverWire for VerbsFabric {
     type Wire = VerbsWire;
+
+    fn over(world: NetFabric<VerbsWire>) -> Self {
+        VerbsFabric(world)
+    }
 
     fn world(&self) -> &NetFabric<VerbsWire> {
         &self.0
@@ -51,8 +56,28 @@ impl VerbsFabric {
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
-        let open = || open(library, settings, (rank, ranks), depths);
-        NetFabric::join((rank, ranks), settings.patience, deadline, open, gather).map(VerbsFabric)
+        Self::open(depths, library, settings, (rank, ranks))?.meet(deadline, gather)
+    }
+
+    /// Opens the queues of a rank that may join a world.
+    ///
+    /// # Errors
+    /// No device fits; libibverbs fails.
+    pub(crate) fn candidate(
+        library: &Library,
+        settings: &VerbsSettings,
+        (rank, ranks): (u32, u32),
+    ) -> Result<Box<dyn Candidate>> {
+        Ok(Box::new(Self::open(None, library, settings, (rank, ranks))?))
+    }
+
+    fn open(
+        depths: Option<Depths>,
+        library: &Library,
+        settings: &VerbsSettings,
+        (rank, ranks): (u32, u32),
+    ) -> Result<NetCandidate<Self>> {
+        NetCandidate::open((rank, ranks), settings.patience, || open(library, settings, (rank, ranks), depths))
     }
 
     /// A world with all ranks in this process, for tests.

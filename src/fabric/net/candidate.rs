@@ -1,0 +1,154 @@
+//! How a rank joins a world over a network: it opens an endpoint, tells the others of it, and
+//! connects it to theirs.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use super::engine::Engine;
+use super::fabric::{NetFabric, Neighbourhood, OverWire};
+use super::link::Link;
+use super::message::MOST_RANKS;
+use super::peer_info::{self, PeerInfo};
+use super::secret::JobSecret;
+use super::wire::Wire;
+use crate::config::Patience;
+use crate::error::{Error, Result};
+use crate::fabric::watch::{ENDED, Watch};
+use crate::fabric::{Candidate, Fabric};
+
+/// An open endpoint whose peers are not known yet.
+pub(in crate::fabric) struct Opened<W: Wire> {
+    pub(in crate::fabric) link: Link<W>,
+    /// The provider, which must be the same on all ranks.
+    pub(in crate::fabric) provider: String,
+    /// Its address, as the provider encodes it.
+    pub(in crate::fabric) address: Vec<u8>,
+}
+
+/// An open endpoint, and what the other ranks must know of it.
+#[derive(Debug)]
+pub(in crate::fabric) struct NetCandidate<F: OverWire> {
+    rank: u32,
+    ranks: u32,
+    patience: Patience,
+    link: Link<F::Wire>,
+    own_info: PeerInfo,
+}
+
+impl<F: OverWire> NetCandidate<F> {
+    /// The endpoint that `open` opens.
+    ///
+    /// # Errors
+    /// The provider or `open` fails; the world has too many ranks.
+    pub(in crate::fabric) fn open(
+        (rank, ranks): (u32, u32),
+        patience: Patience,
+        open: impl FnOnce() -> Result<Opened<F::Wire>>,
+    ) -> Result<Self> {
+        if ranks > MOST_RANKS {
+            let library = F::Wire::LIBRARY;
+            return Err(Error::join(rank, format!("{ranks} ranks; the most over {library} is {MOST_RANKS}")));
+        }
+        let Opened { link, provider, address } = open()?;
+        let own_info = PeerInfo {
+            provider,
+            host: peer_info::host(),
+            pid: std::process::id(),
+            header_slots: link.header_slots(),
+            cq_data: link.immediate() as u32,
+            secret: JobSecret::draw(rank)?,
+            address,
+        };
+        Ok(NetCandidate { rank, ranks, patience, link, own_info })
+    }
+
+    /// Tells the others of it by `gather`, which gives every rank's bytes to every rank, in rank order,
+    /// and joins the world.
+    ///
+    /// # Errors
+    /// As `gather`, and as [`Candidate::join`].
+    pub(in crate::fabric) fn meet(
+        self,
+        deadline: Instant,
+        gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<F> {
+        let introductions = gather(&self.own_info.encode())?;
+        self.connect(&introductions, deadline)
+    }
+
+    fn connect(self, introductions: &[Vec<u8>], deadline: Instant) -> Result<F> {
+        let NetCandidate { rank, ranks, patience, mut link, own_info } = self;
+        let infos = introductions.iter().enumerate().map(|(peer, bytes)| {
+            let strange = || {
+                Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
+            };
+            PeerInfo::decode(bytes).ok_or_else(strange)
+        });
+        let infos: Vec<PeerInfo> = infos.collect::<Result<_>>()?;
+        if infos.len() != ranks as usize {
+            return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", infos.len())));
+        }
+        let mut header_slots = Vec::new();
+        for (peer, theirs) in infos.iter().enumerate() {
+            let (what, peer) = ("the provider", peer as u32);
+            if theirs.provider != own_info.provider {
+                let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
+                return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
+            }
+            link.wire.insert(&theirs.address).map_err(|code| {
+                Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
+            })?;
+            // Both sides must be able to: the writer has a limit of its own.
+            header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
+        }
+        link.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
+        let near =
+            |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
+        let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
+        let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
+        let failed = Arc::new(AtomicBool::new(false));
+        let engine = Engine::new(rank, infos[0].secret, link, header_slots, failed.clone());
+        let provider = own_info.provider;
+        let around = Neighbourhood { provider: provider.clone(), neighbours, patience };
+        let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
+        // No rank goes on before all can be reached.
+        let unreached = |whom: String, how: String| {
+            let cause = format!(
+                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one \
+                 network (EARLYBIRD_DEVICE), and does no firewall stand between them?"
+            );
+            Error::join(rank, cause)
+        };
+        let all_here = fabric.exchange("join", &[], deadline).map_err(|error| match error {
+            Error::Timeout { missing, waited, .. } => {
+                unreached(missing.to_string(), format!("nothing was heard for {waited:.1?}"))
+            }
+            Error::PeerDied { peer, how, .. } if how != ENDED => unreached(format!("rank {peer}"), how),
+            other => other,
+        });
+        if let Err(error) = all_here {
+            // The abort tells ranks that still wait the reason; without it they would find this
+            // rank dead.
+            fabric.abort(&error.to_string());
+            fabric.leave();
+            return Err(error);
+        }
+        Ok(F::over(fabric))
+    }
+}
+
+impl<F: OverWire> Candidate for NetCandidate<F> {
+    fn network(&self) -> &str {
+        &self.own_info.provider
+    }
+
+    fn introduction(&self) -> Vec<u8> {
+        self.own_info.encode()
+    }
+
+    fn join(self: Box<Self>, introductions: &[Vec<u8>], deadline: Instant) -> Result<Arc<dyn Fabric>> {
+        Ok(Arc::new(self.connect(introductions, deadline)?))
+    }
+}
