@@ -390,8 +390,7 @@ fn ranks_choose_the_best_fabric_that_all_can_use() {
     let any: &[_] = &[("EARLYBIRD_FABRIC", "auto"), ("FI_PROVIDER", "tcp")];
     let verbs: &[_] = &[("EARLYBIRD_FABRIC", "verbs")];
     let libfabric: &[_] = &[("EARLYBIRD_FABRIC", "ofi"), ("FI_PROVIDER", "tcp")];
-    let missing: &[_] =
-        &[("EARLYBIRD_FABRIC", "auto"), ("FI_PROVIDER", "tcp"), ("EARLYBIRD_DEVICE", "lo")];
+    let missing: &[_] = &[("EARLYBIRD_FABRIC", "auto"), ("FI_PROVIDER", "tcp"), ("EARLYBIRD_DEVICE", "lo")];
     all_succeed(&meet_as_hosts_do("takes verbs", &[any, any, any]));
     all_succeed(&meet_as_hosts_do("takes verbs", &[any, verbs, any]));
     all_succeed(&meet_as_hosts_do("takes ofi", &[any, libfabric, any]));

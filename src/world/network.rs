@@ -80,7 +80,8 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     let mine = encode(&opened.each_ref().map(Offer::of));
     let given = store::gather(&place, ranks, &mine, &secret, config.deadline)?;
     let offers = given.iter().zip(0..).map(|(bytes, peer)| {
-        let strange = || failed(format!("rank {peer} introduced itself in a way that this version does not understand"));
+        let strange =
+            || failed(format!("rank {peer} introduced itself in a way that this version does not understand"));
         decode(bytes).ok_or_else(strange)
     });
     let offers: Vec<Offers> = offers.collect::<Result<_>>()?;

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::engine::Engine;
-use super::fabric::{NetFabric, Neighbourhood, OverWire};
+use super::fabric::{Neighbourhood, NetFabric, OverWire};
 use super::link::Link;
 use super::message::MOST_RANKS;
 use super::peer_info::{self, PeerInfo};
