@@ -126,7 +126,7 @@ pub const VARIABLES: [Variable; 21] = [
 /// The transport of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FabricChoice {
-    /// Shared memory, or libfabric where ranks are on several machines.
+    /// Shared memory; where ranks are on several machines, verbs if all have a device, else libfabric.
     #[default]
     Auto,
     /// Shared memory: ranks on one machine.

@@ -173,7 +173,7 @@ impl World {
         self.inner.fabric.name()
     }
 
-    /// The name of the libfabric provider, if the transport is libfabric.
+    /// The provider of libfabric, or over verbs the kind of network, such as `RoCE v2`; `None` in shared memory.
     #[must_use]
     pub fn provider(&self) -> Option<&str> {
         self.inner.fabric.provider()

@@ -395,6 +395,14 @@ fn ranks_choose_the_best_fabric_that_all_can_use() {
     all_succeed(&meet_as_hosts_do("takes verbs", &[any, verbs, any]));
     all_succeed(&meet_as_hosts_do("takes ofi", &[any, libfabric, any]));
     all_succeed(&meet_as_hosts_do("takes ofi", &[missing, any, any]));
+    // A rank that has another provider of libfabric, and no device of this name.
+    let [plain, loopback]: [&[_]; 2] =
+        [&[("EARLYBIRD_FABRIC", "auto")], &[("EARLYBIRD_FABRIC", "auto"), ("EARLYBIRD_DEVICE", "lo")]];
+    for (status, text) in meet_as_hosts_do("takes nothing", &[plain, loopback]) {
+        let names_both =
+            text.contains("verbs not by rank 1 (there is no RDMA device lo") && text.contains("libfabric is");
+        assert!(!status.success() && names_both, "{text}");
+    }
     for (status, text) in meet_as_hosts_do("takes nothing", &[any, verbs, libfabric]) {
         let names_both = text.contains("verbs not by rank 2") && text.contains("libfabric not by rank 1");
         assert!(!status.success() && names_both, "{text}");

@@ -1,6 +1,7 @@
 //! How ranks that share no memory choose a network: each rank offers those that it can use, and all
 //! ranks take the best one that every rank offers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::bootstrap::identity::Identity;
@@ -8,10 +9,11 @@ use crate::bootstrap::store::{self, Secret};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
-use crate::fabric::verbs::{self, VerbsFabric};
+use crate::fabric::verbs::{self, ENOUGH_LOCKED_MEMORY, VerbsFabric};
 use crate::fabric::{Candidate, Fabric};
 use crate::model::HwConfig;
 use crate::time::Deadline;
+use crate::units::Bytes;
 
 /// A network that may carry a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,43 +43,69 @@ impl Network {
     }
 
     /// Opens what this machine has of it.
-    fn open(self, ranks: (u32, u32), config: &Config, measured: &HwConfig) -> Result<Box<dyn Candidate>> {
-        match self {
-            Network::Verbs => {
-                let library = verbs::library().map_err(|cause| Error::join(ranks.0, cause))?;
-                VerbsFabric::candidate(&library, &config.verbs.or(measured.verbs()), ranks)
-            }
-            Network::Ofi => {
-                let library = ofi::library().map_err(|cause| Error::join(ranks.0, cause))?;
-                OfiFabric::candidate(&library, &config.ofi, ranks)
-            }
+    fn open(self, ranks: (u32, u32), config: &Config, measured: &HwConfig) -> Opened {
+        if !self.is_allowed(config) {
+            return Opened::Excluded;
         }
+        let failed = |cause: String| Error::join(ranks.0, cause);
+        let candidate = match self {
+            Network::Verbs => {
+                let library = match verbs::library() {
+                    Ok(library) => library,
+                    Err(cause) => return Opened::Absent(failed(cause.to_string())),
+                };
+                let is_there = library.devices().is_ok_and(|devices| !devices.is_empty());
+                let limit = verbs::LockedMemory::now().binding_limit().filter(|&limit| limit < ENOUGH_LOCKED_MEMORY);
+                match limit.filter(|_| is_there && config.fabric == FabricChoice::Auto) {
+                    Some(limit) => Err(failed(format!(
+                        "ulimit -l is {}, with which large collectives fail; raise it, or say EARLYBIRD_FABRIC=verbs",
+                        Bytes(limit)
+                    ))),
+                    None => match VerbsFabric::candidate(&library, &config.verbs.or(measured.verbs()), ranks) {
+                        Err(error @ Error::Join { .. }) if !is_there => return Opened::Absent(error),
+                        other => other,
+                    },
+                }
+            }
+            Network::Ofi => match ofi::library() {
+                Ok(library) => OfiFabric::candidate(&library, &config.ofi, ranks),
+                Err(cause) => return Opened::Absent(failed(cause.to_string())),
+            },
+        };
+        candidate.map_or_else(Opened::Refused, Opened::Ready)
     }
+}
+
+/// What a rank has of a network.
+#[derive(Debug)]
+enum Opened {
+    Ready(Box<dyn Candidate>),
+    /// It has a device or a library, and cannot use it.
+    Refused(Error),
+    /// It has none.
+    Absent(Error),
+    /// The user's choice does not allow it.
+    Excluded,
 }
 
 /// Joins the world of the job by the network that all ranks agree on.
 ///
 /// # Errors
-/// This rank can use no network, before it meets the others; no network is common to all ranks; a rank does not come, or
-/// cannot be reached.
+/// Settings that are wrong, before this rank meets the others; no network can be used by all ranks; a rank does not come,
+/// or cannot be reached.
 pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc<dyn Fabric>> {
     let ranks = (identity.rank, identity.ranks);
     let failed = |cause: String| Error::join(identity.rank, cause);
     let place = identity.store_address()?;
     let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
-    let until = Deadline::from(config.deadline).instant();
-    let mut opened = NETWORKS.map(|network| match network.is_allowed(config) {
-        true => network.open(ranks, config, measured).map_err(Some),
-        false => Err(None),
-    });
-    if opened.iter().all(std::result::Result::is_err) {
-        let mut reasons: Vec<Error> = opened.into_iter().filter_map(std::result::Result::err).flatten().collect();
-        return Err(match reasons.len() {
-            1 => reasons.remove(0),
-            _ => failed(reasons.iter().map(reason).collect::<Vec<_>>().join("; ")),
-        });
+    let mut opened = NETWORKS.map(|network| network.open(ranks, config, measured));
+    if let Some(Opened::Refused(error)) = opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
+        return Err(error.clone());
     }
+    // Opening may take long, and the others may come meanwhile.
+    let until = Deadline::from(config.deadline).instant();
     let mine = encode(&opened.each_ref().map(Offer::of));
+    // A rank that can use nothing comes, too: so the others learn why at once.
     let given = store::gather(&place, ranks, &mine, &secret, config.deadline)?;
     let offers = given.iter().zip(0..).map(|(bytes, peer)| {
         let strange =
@@ -85,62 +113,110 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
         decode(bytes).ok_or_else(strange)
     });
     let offers: Vec<Offers> = offers.collect::<Result<_>>()?;
-    let chosen = choose(&offers).map_err(failed)?;
+    let chosen = choose(&offers).map_err(|problem| match &opened {
+        // The typed error of the only network that this rank may use.
+        [Opened::Excluded, Opened::Refused(own) | Opened::Absent(own)]
+        | [Opened::Refused(own) | Opened::Absent(own), Opened::Excluded] => own.clone(),
+        _ => failed(problem),
+    })?;
     let network = NETWORKS[chosen].name();
-    tracing::debug!(rank = identity.rank, network, others = ?offers[identity.rank as usize], "joins");
+    tracing::debug!(rank = identity.rank, network, own = ?offers[identity.rank as usize], "joins");
+    if identity.rank == 0 {
+        warn_of_worse(&offers, chosen);
+    }
     let introductions: Vec<Vec<u8>> = offers.iter().map(|offers| offers[chosen].introduction().to_vec()).collect();
-    let unused = || failed(format!("this rank did not offer {network}"));
-    let candidate = std::mem::replace(&mut opened[chosen], Err(None)).map_err(|_| unused())?;
+    let Opened::Ready(candidate) = std::mem::replace(&mut opened[chosen], Opened::Excluded) else {
+        return Err(failed(format!("this rank did not offer {network}")));
+    };
     // The others close before the world begins.
     drop(opened);
-    candidate.join(&introductions, until)
+    candidate.join(&introductions, until).map_err(|error| match (error, config.fabric, NETWORKS[chosen]) {
+        (Error::Join { rank, cause }, FabricChoice::Auto, Network::Verbs) => {
+            Error::join(rank, format!("{cause}; EARLYBIRD_FABRIC=ofi does without RDMA"))
+        }
+        (error, ..) => error,
+    })
 }
 
-/// Why a network cannot be used, without the rank and the operation, which the others see anyway.
-fn reason(error: &Error) -> String {
-    match error {
-        Error::Join { cause, .. } => cause.clone(),
-        other => other.to_string(),
+/// Says so if a rank has devices of a better network than the chosen one, which it cannot use.
+fn warn_of_worse(offers: &[Offers], chosen: usize) {
+    for (index, network) in NETWORKS.iter().enumerate().take(chosen) {
+        let refused = offers.iter().zip(0..).find_map(|(offers, rank): (_, u32)| match &offers[index] {
+            Offer::Refused(reason) => Some((rank, reason)),
+            _ => None,
+        });
+        if let Some((rank, reason)) = refused {
+            let (better, used) = (network.name(), NETWORKS[chosen].name());
+            tracing::warn!("{used} is used, and not {better}, because of rank {rank}: {reason}");
+        }
     }
 }
 
+/// Why a network cannot be used, without the rank, which the others see anyway.
+fn reason(error: &Error) -> String {
+    let text = match error {
+        Error::Join { cause, .. } => cause.clone(),
+        other => other.to_string(),
+    };
+    text[..text.floor_char_boundary(MOST_REASON)].to_owned()
+}
+
 /// What a rank says of one network.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Offer {
     /// It can use it, and introduces itself there.
     Ready { network: String, introduction: Vec<u8> },
-    /// It cannot, for this reason.
+    /// It has a device or a library, and cannot use it for this reason.
     Refused(String),
+    /// It has none, for this reason.
+    Absent(String),
+    /// Its user allows others only.
+    Excluded,
 }
 
 /// What a rank says of each network.
 type Offers = [Offer; NETWORKS.len()];
 
-/// Most bytes of a reason: the rank that has it says all of it.
+/// Without the introduction, which holds secrets.
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Offer::Ready { network, .. } => f.debug_tuple("Ready").field(network).finish(),
+            Offer::Refused(reason) => f.debug_tuple("Refused").field(reason).finish(),
+            Offer::Absent(reason) => f.debug_tuple("Absent").field(reason).finish(),
+            Offer::Excluded => f.write_str("Excluded"),
+        }
+    }
+}
+
+/// Most bytes of a reason.
 const MOST_REASON: usize = 400;
 
 impl Offer {
-    fn of(opened: &std::result::Result<Box<dyn Candidate>, Option<Error>>) -> Self {
+    fn of(opened: &Opened) -> Self {
         match opened {
-            Ok(candidate) => {
+            Opened::Ready(candidate) => {
                 Offer::Ready { network: candidate.network().to_owned(), introduction: candidate.introduction() }
             }
-            Err(None) => Offer::Refused("EARLYBIRD_FABRIC or EARLYBIRD_PROVIDER excludes it".to_owned()),
-            Err(Some(error)) => {
-                let reason = reason(error);
-                Offer::Refused(reason[..reason.floor_char_boundary(MOST_REASON)].to_owned())
-            }
+            Opened::Refused(error) => Offer::Refused(reason(error)),
+            Opened::Absent(error) => Offer::Absent(reason(error)),
+            Opened::Excluded => Offer::Excluded,
         }
-    }
-
-    fn is_ready(&self) -> bool {
-        matches!(self, Offer::Ready { .. })
     }
 
     fn network(&self) -> Option<&str> {
         match self {
             Offer::Ready { network, .. } => Some(network),
-            Offer::Refused(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Why the rank cannot use it; `None` if it can.
+    fn lack(&self) -> Option<&str> {
+        match self {
+            Offer::Ready { .. } => None,
+            Offer::Refused(reason) | Offer::Absent(reason) => Some(reason),
+            Offer::Excluded => Some("its user chose another"),
         }
     }
 
@@ -148,32 +224,43 @@ impl Offer {
     fn introduction(&self) -> &[u8] {
         match self {
             Offer::Ready { introduction, .. } => introduction,
-            Offer::Refused(_) => &[],
+            _ => &[],
         }
     }
 }
 
 /// The network that ranks with these offers use, which all of them decide alike; or why there is none.
 fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
-    let is_common = |network: &usize| offers.iter().all(|offers| offers[*network].is_ready());
-    // Devices of two kinds do not reach each other, and providers neither.
-    let is_alike =
-        |network: &usize| offers.windows(2).all(|two| two[0][*network].network() == two[1][*network].network());
-    let mut common = (0..NETWORKS.len()).filter(is_common);
-    // Where none is alike on all ranks, the error of the best one tells how they differ.
-    let best = common.clone().find(is_alike).or_else(|| common.next());
-    best.ok_or_else(|| {
-        let lack = NETWORKS.iter().enumerate().filter_map(|(index, network)| {
-            let lacks = |(rank, offers): (usize, &Offers)| match &offers[index] {
-                Offer::Ready { .. } => None,
-                Offer::Refused(reason) => Some(format!("{} not by rank {rank} ({reason})", network.name())),
-            };
-            offers.iter().enumerate().find_map(lacks)
-        });
-        format!("no network can be used by all ranks: {}", lack.collect::<Vec<_>>().join("; "))
-    })
+    // Why not all ranks can use a network.
+    let lack = |index: usize| {
+        let lacks = |(rank, offers): (usize, &Offers)| {
+            Some(format!("{} not by rank {rank} ({})", NETWORKS[index].name(), offers[index].lack()?))
+        };
+        offers.iter().enumerate().find_map(lacks)
+    };
+    // How two ranks differ that do not reach each other: by the kind of their devices, or their providers.
+    let difference = |index: usize| {
+        let of = |rank: usize| offers[rank][index].network().unwrap_or_default();
+        let other = (1..offers.len()).find(|&rank| of(rank) != of(0))?;
+        Some(format!("{} is {} on rank 0 and {} on rank {other}", NETWORKS[index].name(), of(0), of(other)))
+    };
+    let is_excluded = |index: usize| offers.iter().all(|offers| offers[index] == Offer::Excluded);
+    let common: Vec<usize> = (0..NETWORKS.len()).filter(|&index| lack(index).is_none()).collect();
+    if let Some(&best) = common.iter().find(|&&index| difference(index).is_none()) {
+        return Ok(best);
+    }
+    match common[..] {
+        // The typed error of joining by the only network that was asked for says how they differ.
+        [only] if (0..NETWORKS.len()).all(|index| index == only || is_excluded(index)) => Ok(only),
+        _ => {
+            let why = (0..NETWORKS.len()).filter_map(|index| lack(index).or_else(|| difference(index)));
+            let hint = "EARLYBIRD_FABRIC and EARLYBIRD_PROVIDER choose one";
+            Err(format!("no network can be used by all ranks: {}; {hint}", why.collect::<Vec<_>>().join("; ")))
+        }
+    }
 }
 
+/// Names the order of the networks, too: a version with another order has another one.
 const MAGIC: [u8; 4] = *b"EBN1";
 
 fn encode(offers: &Offers) -> Vec<u8> {
@@ -185,14 +272,11 @@ fn encode(offers: &Offers) -> Vec<u8> {
     for offer in offers {
         match offer {
             Offer::Ready { network, introduction } => {
-                put(b"ready");
-                put(network.as_bytes());
-                put(introduction);
+                [b"ready", network.as_bytes(), introduction].into_iter().for_each(&mut put);
             }
-            Offer::Refused(reason) => {
-                put(b"refused");
-                put(reason.as_bytes());
-            }
+            Offer::Refused(reason) => [b"refused", reason.as_bytes()].into_iter().for_each(&mut put),
+            Offer::Absent(reason) => [b"absent", reason.as_bytes()].into_iter().for_each(&mut put),
+            Offer::Excluded => put(b"excluded"),
         }
     }
     bytes
@@ -208,13 +292,15 @@ fn decode(bytes: &[u8]) -> Option<Offers> {
         Some(part.to_vec())
     };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok();
-    let mut offer = || match part()?.as_slice() {
+    let offer = |_: &Network| match part()?.as_slice() {
         b"ready" => Some(Offer::Ready { network: text(part()?)?, introduction: part()? }),
         b"refused" => Some(Offer::Refused(text(part()?)?)),
+        b"absent" => Some(Offer::Absent(text(part()?)?)),
+        b"excluded" => Some(Offer::Excluded),
         _ => None,
     };
-    let offers = [offer()?, offer()?];
-    rest.is_empty().then_some(offers)
+    let offers: Vec<Offer> = NETWORKS.iter().map(offer).collect::<Option<_>>()?;
+    offers.try_into().ok().filter(|_| rest.is_empty())
 }
 
 #[cfg(test)]
@@ -224,20 +310,27 @@ mod tests {
     use super::*;
 
     fn ready(network: &str) -> Offer {
-        Offer::Ready { network: network.to_owned(), introduction: vec![1, 2] }
+        Offer::Ready { network: network.to_owned(), introduction: vec![171, 205] }
     }
 
-    fn refused(reason: &str) -> Offer {
-        Offer::Refused(reason.to_owned())
+    fn absent(reason: &str) -> Offer {
+        Offer::Absent(reason.to_owned())
     }
 
     #[test]
     fn offers_survive_encoding() {
-        let offers = [ready("RoCE v2"), refused("libfabric is missing")];
-        let bytes = encode(&offers);
-        assert_eq!(decode(&bytes), Some(offers));
-        (0..bytes.len()).for_each(|len| assert_eq!(decode(&bytes[..len]), None));
-        assert_eq!(decode(&[&bytes[..], &[0]].concat()), None);
+        let refused = Offer::Refused("no active port".to_owned());
+        for offers in [[ready("RoCE v2"), absent("libfabric is missing")], [refused, Offer::Excluded]] {
+            let bytes = encode(&offers);
+            assert_eq!(decode(&bytes), Some(offers));
+            (0..bytes.len()).for_each(|len| assert_eq!(decode(&bytes[..len]), None));
+            assert_eq!(decode(&[&bytes[..], &[0]].concat()), None);
+        }
+    }
+
+    #[test]
+    fn what_is_logged_holds_no_secret() {
+        assert_eq!(format!("{:?}", ready("tcp")), "Ready(\"tcp\")");
     }
 
     proptest! {
@@ -254,21 +347,32 @@ mod tests {
     #[test]
     fn the_best_network_of_all_is_chosen() {
         let all = [ready("RoCE v2"), ready("tcp")];
-        let no_device = [refused("no RDMA device"), ready("tcp")];
-        let no_library = [ready("RoCE v2"), refused("libfabric is missing")];
+        let no_device = [absent("no RDMA device"), ready("tcp")];
+        let no_library = [ready("RoCE v2"), absent("libfabric is missing")];
         let infiniband = [ready("InfiniBand"), ready("tcp")];
         let other_provider = [ready("InfiniBand"), ready("psm3")];
+        let [only_verbs, only_libfabric] = [[ready("RoCE v2"), Offer::Excluded], [Offer::Excluded, ready("tcp")]];
         let chosen = |offers: &[&Offers]| {
             choose(&offers.iter().copied().cloned().collect::<Vec<_>>()).map(|index| NETWORKS[index])
         };
         assert_eq!(chosen(&[&all]), Ok(Network::Verbs));
         assert_eq!(chosen(&[&all, &no_library]), Ok(Network::Verbs));
+        assert_eq!(chosen(&[&all, &only_verbs]), Ok(Network::Verbs));
         assert_eq!(chosen(&[&all, &no_device, &all]), Ok(Network::Ofi));
+        assert_eq!(chosen(&[&all, &only_libfabric]), Ok(Network::Ofi));
         assert_eq!(chosen(&[&all, &infiniband]), Ok(Network::Ofi));
         // The error that follows says how they differ.
-        assert_eq!(chosen(&[&all, &other_provider]), Ok(Network::Verbs));
-        let problem = chosen(&[&all, &no_library, &no_device]).unwrap_err();
-        let all_told = "verbs not by rank 2 (no RDMA device); libfabric not by rank 1 (libfabric is missing)";
-        assert!(problem.ends_with(all_told), "{problem}");
+        assert_eq!(chosen(&[&only_verbs, &[ready("InfiniBand"), Offer::Excluded]]), Ok(Network::Verbs));
+        let problem = |offers: &[&Offers]| chosen(offers).unwrap_err();
+        let told = problem(&[&all, &no_library, &no_device]);
+        let reasons = "verbs not by rank 2 (no RDMA device); libfabric not by rank 1 (libfabric is missing)";
+        assert!(told.contains(reasons), "{told}");
+        let told = problem(&[&all, &other_provider]);
+        let reasons =
+            "verbs is RoCE v2 on rank 0 and InfiniBand on rank 1; libfabric is tcp on rank 0 and psm3 on rank 1";
+        assert!(told.contains(reasons), "{told}");
+        let told = problem(&[&only_verbs, &only_libfabric]);
+        let reasons = "verbs not by rank 1 (its user chose another); libfabric not by rank 0 (its user chose another)";
+        assert!(told.contains(reasons), "{told}");
     }
 }

@@ -206,7 +206,8 @@ typedef struct eb_world_info {
    */
   const char *fabric;
   /**
-   * The libfabric provider, or an empty text. Valid until the world is closed.
+   * The provider of libfabric, or over verbs the kind of network, such as "RoCE v2"; empty in shared memory. Valid until
+   * the world is closed.
    */
   const char *provider;
 } eb_world_info;

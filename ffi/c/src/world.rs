@@ -59,7 +59,8 @@ pub struct eb_world_info {
     pub ranks: u32,
     /// The transport. Valid until the world is closed.
     pub fabric: *const c_char,
-    /// The libfabric provider, or an empty text. Valid until the world is closed.
+    /// The provider of libfabric, or over verbs the kind of network, such as "RoCE v2"; empty in shared memory. Valid until
+    /// the world is closed.
     pub provider: *const c_char,
 }
 

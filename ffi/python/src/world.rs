@@ -80,7 +80,7 @@ impl World {
         Ok(self.handle(py)?.fabric_name())
     }
 
-    /// The libfabric provider, if the transport is libfabric.
+    /// The provider of libfabric, or over verbs the kind of network, such as "RoCE v2"; None in shared memory.
     #[getter]
     fn provider(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.handle(py)?.provider().map(str::to_owned))

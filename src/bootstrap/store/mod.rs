@@ -69,11 +69,13 @@ pub(crate) fn gather(
     secret: &Secret,
     deadline: Duration,
 ) -> Result<Vec<Vec<u8>>> {
-    debug_assert!(mine.len() <= MOST);
     let until = Deadline::from(deadline).instant();
     let meeting = Meeting { store, rank, ranks, mine, secret, until, deadline };
     if ranks > MOST_RANKS {
         return Err(meeting.error(format!("{ranks} ranks; the most is {MOST_RANKS}")));
+    }
+    if mine.len() > MOST {
+        return Err(meeting.error(format!("{} bytes to give; the most is {MOST}", mine.len())));
     }
     if ranks == 1 {
         return Ok(vec![mine.to_vec()]);

@@ -1,15 +1,11 @@
 //! What `info` says of RDMA verbs: the library, devices and ports, and the limit of locked memory.
 
 use earlybird::Config;
-use earlybird::fabric::verbs::{self, DevicePort, LinkLayer, LockedMemory, Survey};
+use earlybird::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey};
 use earlybird::units::Bytes;
 use serde_json::{Value, json};
 
 use super::super::table::Table;
-
-/// A limit of locked memory below this is worth a warning: a collective of some large tensors needs
-/// more.
-const SMALL: u64 = 1 << 30;
 
 /// The variables that choose a device.
 const CHOICE: &str = "EARLYBIRD_DEVICE, EARLYBIRD_GID_INDEX";
@@ -140,7 +136,7 @@ fn tell_memory(memory: &LockedMemory) {
         (Some(limit), None) => {
             say!("Locked memory (ulimit -l): {}, which does not bind this process (CAP_IPC_LOCK).", Bytes(limit))
         }
-        (_, Some(limit)) if limit < SMALL => say!(
+        (_, Some(limit)) if limit < ENOUGH_LOCKED_MEMORY => say!(
             "Locked memory (ulimit -l): {}. WARNING: ranks over verbs need as much as their collectives have; raise \
              the limit (ulimit -l unlimited, memlock in /etc/security/limits.conf; Slurm: sbatch --propagate=NONE).",
             Bytes(limit)

@@ -111,6 +111,7 @@ impl<F: OverWire> NetCandidate<F> {
         let failed = Arc::new(AtomicBool::new(false));
         let engine = Engine::new(rank, infos[0].secret, link, header_slots, failed.clone());
         let provider = own_info.provider;
+        F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, patience };
         let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
         // No rank goes on before all can be reached.

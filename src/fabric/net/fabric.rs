@@ -63,12 +63,12 @@ impl<W: Wire> NetFabric<W> {
     ) -> Result<Self> {
         let Patience { silence, linger } = patience;
         let shared = Shared::new(engine, failed, watch, silence)?;
+        let bell = shared.new_bell()?;
         let attendant = shared.clone();
         let thread = thread::Builder::new()
             .name(format!("earlybird {} {rank}", W::FABRIC))
             .spawn(move || attendant.run_helper());
         let thread = thread.map_err(|cause| Error::os(rank, "start the progress thread", cause))?;
-        let bell = shared.new_bell()?;
         Ok(NetFabric {
             rank,
             ranks,
@@ -138,6 +138,9 @@ pub(in crate::fabric) trait OverWire: Debug + Send + Sync + Sized + 'static {
 
     /// The fabric that is this world.
     fn over(world: NetFabric<Self::Wire>) -> Self;
+
+    /// Says what a user should know whose world uses this provider.
+    fn warn(_rank: u32, _provider: &str) {}
 
     /// The world.
     fn world(&self) -> &NetFabric<Self::Wire>;

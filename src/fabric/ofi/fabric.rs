@@ -25,6 +25,10 @@ impl OverWire for OfiFabric {
         OfiFabric(world)
     }
 
+    fn warn(rank: u32, provider: &str) {
+        environment::warn(rank, provider);
+    }
+
     fn world(&self) -> &NetFabric<OfiWire> {
         &self.0
     }
@@ -104,7 +108,6 @@ fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) ->
         Error::join(rank, format!("{named} has no device {device}; it has {}", devices.join(", ")))
     })?;
     tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), "opens");
-    environment::warn(rank, info.provider());
     let fabric = ofi::Fabric::open(library, info).map_err(refused("the network cannot be opened"))?;
     let domain = ofi::Domain::open(fabric, info).map_err(refused("the device cannot be opened"))?;
     let endpoint = |sign| {

@@ -16,6 +16,9 @@ pub struct LockedMemory {
     pub is_exempt: bool,
 }
 
+/// A limit below this is too low for collectives of some large tensors.
+pub const ENOUGH_LOCKED_MEMORY: u64 = 1 << 30;
+
 /// The number of `CAP_IPC_LOCK` (capabilities(7)).
 const CAP_IPC_LOCK: u32 = 14;
 

@@ -45,7 +45,7 @@ pub use fabric::VerbsFabric;
 pub(super) use fabric::limits;
 #[cfg(all(test, not(loom)))]
 pub(super) use hellos::MEMORY as HELLOS;
-pub use locked_memory::LockedMemory;
+pub use locked_memory::{ENOUGH_LOCKED_MEMORY, LockedMemory};
 #[cfg(all(test, not(loom)))]
 pub(super) use settings::{completions, sends};
 
