@@ -2,17 +2,22 @@
 
 use std::mem::MaybeUninit;
 
-use libc::{c_int, sigaction};
+use libc::{c_int, sigaction, sigset_t};
 
 /// Signals are numbers up to this one.
 const MOST: c_int = 64;
 
+/// Signals that end a process from outside.
+const ENDINGS: [c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
 /// Runs `act`, and then lets signals do again what they did before. Debian's libfabric 1.17 loads a library for InfiniPath
-/// hardware that ends the process at SIGINT and SIGTERM instead.
+/// hardware that ends the process at SIGINT and SIGTERM instead, and crashes if it is still being loaded. So a signal that
+/// would end the process waits until then, unless another thread takes it.
 ///
 /// Another thread that changes what a signal does at the same time may lose its change.
 pub(crate) fn keep_handlers<R>(act: impl FnOnce() -> R) -> R {
     let before: Vec<_> = (1..=MOST).map(|signal| (signal, handler(signal))).collect();
+    let mask = block(&ENDINGS);
     let result = act();
     for (signal, before) in before {
         if let (Some(before), Some(now)) = (before, handler(signal))
@@ -22,7 +27,22 @@ pub(crate) fn keep_handlers<R>(act: impl FnOnce() -> R) -> R {
             unsafe { libc::sigaction(signal, &before, std::ptr::null_mut()) };
         }
     }
+    // SAFETY: the mask that this thread had before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
     result
+}
+
+/// Lets signals to this thread wait; returns which ones waited before.
+fn block(signals: &[c_int]) -> sigset_t {
+    let (mut set, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
+    // SAFETY: the first call makes the set empty, and the others add valid signals to it. `before` is valid when zeroed,
+    // and is filled.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        signals.iter().for_each(|&signal| _ = libc::sigaddset(set.as_mut_ptr(), signal));
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
 }
 
 /// What a signal does; none if there is no such signal.
@@ -36,7 +56,33 @@ fn handler(signal: c_int) -> Option<sigaction> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+
+    /// Signals that came to the program's own handler, and to a library's.
+    static CAME: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+    extern "C" fn own(_: c_int) {
+        CAME[0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    extern "C" fn library(_: c_int) {
+        CAME[1].fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_signal_while_a_library_is_loaded_comes_to_the_programs_handler() {
+        let handlers = [own, library].map(|handler: extern "C" fn(c_int)| handler as *const () as usize);
+        // SAFETY: the handlers do what handlers may do.
+        unsafe { libc::signal(libc::SIGHUP, handlers[0]) };
+        keep_handlers(|| {
+            // SAFETY: as above. The signal is for this thread.
+            unsafe { (libc::signal(libc::SIGHUP, handlers[1]), libc::raise(libc::SIGHUP)) };
+            assert_eq!(CAME.each_ref().map(|count| count.load(Ordering::Relaxed)), [0, 0]);
+        });
+        assert_eq!(CAME.each_ref().map(|count| count.load(Ordering::Relaxed)), [1, 0]);
+    }
 
     #[test]
     fn a_library_changes_no_handler() {
