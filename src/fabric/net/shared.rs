@@ -26,10 +26,6 @@ use crate::fabric::watch::{HEARTBEAT, Watch};
 const NAP: Duration = Duration::from_micros(500);
 const LONGEST_NAP: Duration = Duration::from_millis(4);
 
-/// Naps in a row after which the helper thread finds the lock held before it waits for it: not every
-/// caller that takes the lock makes progress.
-const MOST_HELD: u32 = 4;
-
 /// Length of a sleep where the provider has no descriptor to sleep on.
 const DOZE: Duration = Duration::from_micros(50);
 
@@ -235,7 +231,7 @@ impl<W: Wire> Shared<W> {
 
     /// The loop of the helper thread.
     pub(super) fn run_helper(&self) {
-        let (mut seen, mut nap, mut held) = (0, NAP, 0);
+        let (mut seen, mut nap) = (0, NAP);
         let mut beat = Instant::now() + BEAT;
         let mut silent = vec![0; self.lock().ranks() as usize];
         while !self.stop.load(Ordering::Acquire) {
@@ -250,14 +246,9 @@ impl<W: Wire> Shared<W> {
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
                 self.sleep(self.bell.as_fd(), None, nap);
-                // A caller that makes progress does this, too, and to wait for its lock would cost it
-                // a call of the system.
-                let engine = if held < MOST_HELD { self.engine.try_lock() } else { Some(self.lock()) };
-                held = if engine.is_some() { 0 } else { held + 1 };
-                if let Some(mut engine) = engine {
-                    engine.ack_if_due();
-                    engine.check_suspects();
-                }
+                let mut engine = self.lock();
+                engine.ack_if_due();
+                engine.check_suspects();
                 nap = (2 * nap).min(LONGEST_NAP);
                 continue;
             }
