@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::bootstrap::identity::Identity;
+use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::bootstrap::store::{self, Secret};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
@@ -54,15 +55,15 @@ impl Network {
                     Ok(library) => library,
                     Err(cause) => return Opened::Absent(failed(cause.to_string())),
                 };
-                let is_there = library.devices().is_ok_and(|devices| !devices.is_empty());
+                let is_there = || library.devices().is_ok_and(|devices| !devices.is_empty());
                 let limit = verbs::LockedMemory::now().binding_limit().filter(|&limit| limit < ENOUGH_LOCKED_MEMORY);
-                match limit.filter(|_| is_there && config.fabric == FabricChoice::Auto) {
+                match limit.filter(|_| config.fabric == FabricChoice::Auto && is_there()) {
                     Some(limit) => Err(failed(format!(
                         "ulimit -l is {}, with which large collectives fail; raise it, or say EARLYBIRD_FABRIC=verbs",
                         Bytes(limit)
                     ))),
                     None => match VerbsFabric::candidate(&library, &config.verbs.or(measured.verbs()), ranks) {
-                        Err(error @ Error::Join { .. }) if !is_there => return Opened::Absent(error),
+                        Err(error @ Error::Join { .. }) if !is_there() => return Opened::Absent(error),
                         other => other,
                     },
                 }
@@ -264,43 +265,32 @@ fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
 const MAGIC: [u8; 4] = *b"EBN1";
 
 fn encode(offers: &Offers) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    let mut put = |part: &[u8]| {
-        bytes.extend((part.len() as u32).to_le_bytes());
-        bytes.extend(part);
+    let parts = |offer: &Offer| match offer {
+        Offer::Ready { network, introduction } => [b"ready".to_vec(), network.clone().into(), introduction.clone()],
+        Offer::Refused(reason) => [b"refused".to_vec(), reason.clone().into(), Vec::new()],
+        Offer::Absent(reason) => [b"absent".to_vec(), reason.clone().into(), Vec::new()],
+        Offer::Excluded => [b"excluded".to_vec(), Vec::new(), Vec::new()],
     };
-    for offer in offers {
-        match offer {
-            Offer::Ready { network, introduction } => {
-                [b"ready", network.as_bytes(), introduction].into_iter().for_each(&mut put);
-            }
-            Offer::Refused(reason) => [b"refused", reason.as_bytes()].into_iter().for_each(&mut put),
-            Offer::Absent(reason) => [b"absent", reason.as_bytes()].into_iter().for_each(&mut put),
-            Offer::Excluded => put(b"excluded"),
-        }
-    }
-    bytes
+    let parts: Vec<Vec<u8>> = offers.iter().flat_map(parts).collect();
+    [&MAGIC[..], &encode_world(&parts)].concat()
 }
 
 /// `None` for bytes that are no offers, or of another version.
 fn decode(bytes: &[u8]) -> Option<Offers> {
-    let mut rest = bytes.strip_prefix(&MAGIC)?;
-    let mut part = || -> Option<Vec<u8>> {
-        let (len, after) = rest.split_first_chunk()?;
-        let (part, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        rest = after;
-        Some(part.to_vec())
+    let parts = decode_world(bytes.strip_prefix(&MAGIC)?, 3 * NETWORKS.len() as u32)?;
+    let offer = |parts: &[Vec<u8>]| {
+        let [kind, text, introduction] = parts else { return None };
+        let text = String::from_utf8(text.clone()).ok()?;
+        match (kind.as_slice(), introduction.as_slice()) {
+            (b"ready", introduction) => Some(Offer::Ready { network: text, introduction: introduction.to_vec() }),
+            (b"refused", []) => Some(Offer::Refused(text)),
+            (b"absent", []) => Some(Offer::Absent(text)),
+            (b"excluded", []) if text.is_empty() => Some(Offer::Excluded),
+            _ => None,
+        }
     };
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok();
-    let offer = |_: &Network| match part()?.as_slice() {
-        b"ready" => Some(Offer::Ready { network: text(part()?)?, introduction: part()? }),
-        b"refused" => Some(Offer::Refused(text(part()?)?)),
-        b"absent" => Some(Offer::Absent(text(part()?)?)),
-        b"excluded" => Some(Offer::Excluded),
-        _ => None,
-    };
-    let offers: Vec<Offer> = NETWORKS.iter().map(offer).collect::<Option<_>>()?;
-    offers.try_into().ok().filter(|_| rest.is_empty())
+    let offers: Vec<Offer> = parts.chunks_exact(3).map(offer).collect::<Option<_>>()?;
+    offers.try_into().ok()
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@ import image
 MEMORY_MIB = 4096
 PROCESSORS = 2
 
+# The clock is the processors' counter.
+COUNTERS = "tsc=reliable clocksource=tsc"
+
 # QEMU's name of the link between the guests.
 LINK = "link"
 
@@ -74,7 +77,8 @@ def hardware(number, kernel, initial):
         *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(PROCESSORS), "-m", str(MEMORY_MIB)),
         *("-kernel", str(kernel.image), "-initrd", f"/dev/fd/{initial}"),
         # A kernel that panics starts the computer again at once, which ends QEMU.
-        *("-append", "console=ttyS0 quiet loglevel=4 mitigations=off tsc=reliable clocksource=tsc panic=-1", "-no-reboot"),
+        # The kernel would distrust emulated counters, and read a slow timer on the bus instead.
+        *("-append", f"console=ttyS0 quiet loglevel=4 mitigations=off {COUNTERS} panic=-1", "-no-reboot"),
         *("-device", "virtio-serial-pci"),
     ]
 
