@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use super::fabric::Domain;
 use super::fid::{Code, bind, close, control, slot};
@@ -112,6 +114,9 @@ impl Endpoint {
         unsafe {
             bind(made.fid(), &raw mut (*addresses.as_ptr()).fid, 0)?;
             bind(made.fid(), made.queue.fid(), FI_TRANSMIT | FI_RECV)?;
+            if info.provider() == "shm" {
+                made.take_shm_name()?;
+            }
             control(made.fid(), FI_ENABLE, ptr::null_mut())?;
             let (messages, rma) = ((*endpoint.as_ptr()).msg, (*endpoint.as_ptr()).rma);
             made.functions = Some(Functions {
@@ -184,6 +189,24 @@ impl Endpoint {
         }
         name.truncate(len);
         Ok(name)
+    }
+
+    /// Names the shared memory of an endpoint of `shm` that is not yet enabled.
+    ///
+    /// The provider's own names consist of the process number, the user and a count. If a killed
+    /// process left its file behind, a later process with the same number cannot create one: the
+    /// provider finds that the owner of the file is alive, and refuses (`FI_EBUSY`, libfabric 1.17).
+    fn take_shm_name(&self) -> Result<(), Code> {
+        static FIRST: OnceLock<u128> = OnceLock::new();
+        static OTHERS: AtomicU32 = AtomicU32::new(0);
+        let since = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let (first, other) = (FIRST.get_or_init(since), OTHERS.fetch_add(1, Relaxed));
+        let name = format!("{}:{first}:{other}\0", std::process::id());
+        // SAFETY: a live endpoint; the provider copies the name, up to its zero byte.
+        unsafe {
+            let setname = slot!((*self.endpoint.as_ptr()).cm, fi_ops_cm, setname)?;
+            Code::check(setname(self.fid(), name.as_ptr().cast_mut().cast(), name.len()) as isize)
+        }
     }
 
     /// Adds a peer; returns the number by which operations name it.
