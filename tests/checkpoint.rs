@@ -21,7 +21,8 @@ const LENGTHS: [usize; 2] = [40, 3];
 const LENGTH: usize = LENGTHS[0] + LENGTHS[1];
 const RANKS: u32 = 4;
 
-/// Where a rank saved, and where it stopped: the first rounds at or behind these after which that was possible.
+/// Where a rank saved, and where a restored one stopped: the first rounds at or behind these after which that was
+/// possible.
 const SAVED: [u64; 2] = [5, 9];
 const STOPPED: u64 = 16;
 
@@ -133,14 +134,17 @@ fn rank() {
                 assert!(outcome.checkpoint().is_err());
                 continue;
             }
-            if before == 0 && next < SAVED.len() && round >= SAVED[next] {
-                save(folder, next, state, &outcome.checkpoint().unwrap());
-                next += 1;
-            }
-            if round >= STOPPED && end.is_none() {
-                end = Some((state, if sums { 0.0 } else { total(outcome.data()) }));
-            }
-            if before == 0 && me == 1 && next == SAVED.len() && round > SAVED[1] + 2 {
+            if before > 0 {
+                if round >= STOPPED && end.is_none() {
+                    end = Some((state, if sums { 0.0 } else { total(outcome.data()) }));
+                }
+            } else if next < SAVED.len() {
+                if round >= SAVED[next] {
+                    save(folder, next, state, &outcome.checkpoint().unwrap());
+                    next += 1;
+                }
+            } else if me == 1 {
+                // All ranks arrived for this round, and each has saved before that.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
         }
