@@ -203,9 +203,13 @@ impl Driver {
         self.arena.lender()
     }
 
-    /// Works until no step is left now.
-    pub(crate) fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
-        while self.step(now, effort)? {}
+    /// Carries out what the machine has asked for.
+    #[inline]
+    pub(crate) fn carry_out(&mut self, now: Time) -> Result<()> {
+        while let Some(op) = self.machine.next_op() {
+            self.settled = None;
+            self.execute(op, now)?;
+        }
         Ok(())
     }
 
@@ -370,8 +374,11 @@ impl Driver {
         At { region: self.regions.data[host as usize], offset }
     }
 
+    fn own_data_at(&self, offset: usize) -> At {
+        self.data_at(self.machine.plan().host(), offset)
+    }
+
     fn execute(&mut self, op: Op, now: Time) -> Result<()> {
-        let own = self.machine.plan().host();
         match op {
             // Release: a rank that sees a tag sees the contribution; one that sees a round released
             // knows that its outcome is not read any more.
@@ -387,7 +394,7 @@ impl Driver {
                 let posted = match data {
                     None => self.endpoint.signal(signal, token.code())?,
                     Some((from, to, len)) => {
-                        let (from, to) = (self.data_at(own, from), self.data_at(host, to));
+                        let (from, to) = (self.own_data_at(from), self.data_at(host, to));
                         self.endpoint.put(from, to, len, Some(signal), token.code())?
                     }
                 };
@@ -399,7 +406,7 @@ impl Driver {
                 self.posted(posted, token, now);
             }
             Op::Put { host, from, to, len, token } => {
-                let (from, to) = (self.data_at(own, from), self.data_at(host, to));
+                let (from, to) = (self.own_data_at(from), self.data_at(host, to));
                 let posted = self.endpoint.put(from, to, len, None, token.code())?;
                 self.posted(posted, token, now);
             }

@@ -103,6 +103,35 @@ impl Engine {
         stepped
     }
 
+    /// Takes one step, unless the caller can have its outcome without; returns whether there was one.
+    ///
+    /// # Errors
+    /// An operation that failed.
+    #[inline]
+    pub(crate) fn advance(&mut self, now: Time, effort: Effort) -> Result<bool> {
+        Ok(!self.has_all_without_a_look() && self.step(now, effort)?)
+    }
+
+    /// Advances until there is nothing left to do.
+    fn drive_on(&mut self, now: Time, effort: Effort) -> Result<()> {
+        loop {
+            self.driver.carry_out(now)?;
+            if self.has_all_without_a_look() || !self.driver.step(now, effort)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the outcome is there, what was decided here is carried out, and there is no network: then a look around
+    /// brings nothing that any rank waits for. Collectives that share their cuts look all the same: what one of them
+    /// learns, the others wait for.
+    #[inline]
+    fn has_all_without_a_look(&self) -> bool {
+        let machine = self.machine();
+        let alone = self.following.is_none() && machine.plan().topology.hosts() == 1;
+        alone && machine.peek_op().is_none() && machine.is_ready()
+    }
+
     /// All state that changes, except memory and times.
     pub(crate) fn save(&self) -> (Machine, bool) {
         (self.machine().clone(), self.searches)
@@ -237,7 +266,7 @@ impl Protocol for Engine {
 
     fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
         self.pass_cuts();
-        let driven = self.driver.drive(now, effort);
+        let driven = self.drive_on(now, effort);
         self.pass_cuts();
         driven
     }
@@ -320,6 +349,11 @@ impl Work for Pursuit<'_> {
 
     #[inline]
     fn poll(&mut self, now: Time) -> Result<Polled> {
+        // The arrival may have brought the outcome.
+        if self.goal == Goal::Outcome && self.engine.has_all_without_a_look() {
+            self.engine.searches = false;
+            return Ok(Polled::Ready);
+        }
         let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
         if self.engine.step(now, effort)? {
             // The outcome is there: a look at a network could only cost time. A rank that leaves still has to poll: a

@@ -64,6 +64,7 @@ impl Waiter {
     }
 
     /// Looks whether all peers are alive, if that was not done lately.
+    #[inline]
     pub(crate) fn look(&mut self, operation: &'static str, now: Time) -> Result<()> {
         if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
             self.looked = now;
@@ -72,19 +73,27 @@ impl Waiter {
         Ok(())
     }
 
-    /// Names a failure after the caller's operation. A provider that refuses something usually does so because a peer
-    /// is gone: which one, comes out soon.
+    /// Names a failure after the caller's operation.
+    #[inline]
     pub(crate) fn explain<R>(&self, operation: &'static str, result: Result<R>) -> Result<R> {
-        let result = result.map_err(|error| error.in_call(operation));
-        if !matches!(result, Err(Error::Transport { .. })) {
-            return result;
+        result.map_err(|error| self.explain_error(operation, error))
+    }
+
+    /// A provider that refuses something usually does so because a peer is gone: which one, comes out soon.
+    #[cold]
+    fn explain_error(&self, operation: &'static str, error: Error) -> Error {
+        let error = error.in_call(operation);
+        if !matches!(error, Error::Transport { .. }) {
+            return error;
         }
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until {
-            self.fabric.look_for_dead(operation)?;
+            if let Err(cause) = self.fabric.look_for_dead(operation) {
+                return cause;
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
-        result
+        error
     }
 
     /// Carries work on until it is done.

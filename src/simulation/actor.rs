@@ -320,7 +320,7 @@ impl Actor {
                 }
             }
             Doing::Arriving => {
-                if !self.step(now, self.habits.arriving, oracle)? {
+                if !self.advance(now, self.habits.arriving, oracle)? {
                     self.tell_time(now);
                     let next = self.go(now, false, rng, oracle);
                     // It works in `arrive` just as it then does in `wait`. So what others do while it is away leads to

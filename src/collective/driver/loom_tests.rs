@@ -130,7 +130,7 @@ impl Rank {
     }
 
     fn work(&mut self, effort: Effort) {
-        self.driver.drive(0, effort).unwrap();
+        while self.driver.step(0, effort).unwrap() {}
     }
 
     /// Gives it cuts with fresh contributions of all ranks.

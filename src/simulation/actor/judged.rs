@@ -17,6 +17,11 @@ impl Actor {
         self.drive(now, oracle, |engine| engine.step(now, effort))
     }
 
+    /// The same, as long as an arrival goes on.
+    pub(super) fn advance(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
+        self.drive(now, oracle, |engine| engine.advance(now, effort))
+    }
+
     /// The same by a poll of the caller.
     pub(super) fn poll(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Step<Polled> {
         self.poll_towards(now, self.session.goal(), oracle)
