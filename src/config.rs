@@ -84,7 +84,7 @@ pub const VARIABLES: [Variable; 21] = [
     Variable {
         name: "EARLYBIRD_DEVICE_ATOMICS",
         default: "auto",
-        meaning: "whether RDMA devices change memory for signals and atomics by themselves: auto (where they can), on, off (by messages to the home's processor)",
+        meaning: "whether network devices change memory for signals and atomics by themselves: auto (where they can), on, off (by messages to the home's processor)",
     },
     Variable {
         name: "EARLYBIRD_DEADLINE",
@@ -167,6 +167,9 @@ pub struct OfiSettings {
     /// follows when its data has landed, which costs another round trip. `None`: yes, unless the
     /// provider is known to get stuck.
     pub cq_data: Option<bool>,
+    /// Whether devices change memory for signals and atomics by themselves; otherwise the home's
+    /// processor does, asked by messages. `None`: where devices can, as an atomic at start-up shows.
+    pub device_atomics: Option<bool>,
 }
 
 /// The RDMA device of a world, and its settings. Where one is `None`, the section `[verbs]` of the hw-config may have it.
@@ -414,7 +417,8 @@ impl Config {
                 }
                 "EARLYBIRD_CQ_DATA" => config.ofi.cq_data = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?,
                 "EARLYBIRD_DEVICE_ATOMICS" => {
-                    config.verbs.device_atomics = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
+                    let choice = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
+                    (config.ofi.device_atomics, config.verbs.device_atomics) = (choice, choice);
                 }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}

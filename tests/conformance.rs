@@ -39,12 +39,12 @@ fn shm() {
 }
 
 fn ofi(provider: &str) {
-    by(provider, None);
+    by(provider, OfiSettings::default());
 }
 
-fn by(provider: &str, cq_data: Option<bool>) {
+fn by(provider: &str, settings: OfiSettings) {
     let Some(library) = common::libfabric() else { return };
-    let settings = OfiSettings { provider: Some(provider.to_owned()), cq_data, ..OfiSettings::default() };
+    let settings = OfiSettings { provider: Some(provider.to_owned()), ..settings };
     conformance::all(&|ranks| over_ofi(&library, &settings, ranks));
 }
 
@@ -66,6 +66,12 @@ fn ofi_tcp() {
 #[test]
 fn ofi_sockets() {
     ofi("sockets");
+}
+
+/// As over a device that changes cells by itself: a thread of the provider does.
+#[test]
+fn ofi_sockets_by_device() {
+    by("sockets", OfiSettings { device_atomics: Some(true), ..OfiSettings::default() });
 }
 
 #[test]
@@ -112,7 +118,7 @@ fn ofi_udp() {
 #[test]
 fn ofi_without_remote_completion_data() {
     for &provider in &common::PROVIDERS[..by_tier(1, common::PROVIDERS.len())] {
-        by(provider, Some(false));
+        by(provider, OfiSettings { cq_data: Some(false), ..OfiSettings::default() });
     }
 }
 

@@ -77,7 +77,7 @@ fn tell(json: bool) {
         let available = version.is_some() && !devices.is_empty();
         say!(
             "{}",
-            json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "progress": "by callers and a thread", "atomics": "messages to the home's processor"})
+            json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "progress": "by callers and a thread", "atomics": "messages to the home's processor, or the device"})
         );
         devices.iter().for_each(|device| say!("{}", object(device)));
         rdma.objects().iter().for_each(|row| say!("{row}"));
@@ -97,8 +97,7 @@ fn tell(json: bool) {
     table.row(&[
         "ofi".into(),
         ofi.into(),
-        "any hosts, by libfabric; atomics are messages to the home's processor, a thread answers for who is elsewhere"
-            .into(),
+        "any hosts, by libfabric; a thread answers for ranks that compute, or the device, where it has atomics".into(),
     ]);
     table.row(&[
         "verbs".into(),

@@ -156,6 +156,12 @@ impl<'a> Info<'a> {
         self.raw().caps
     }
 
+    /// The kind of its addresses, such as `FI_SOCKADDR_IN`.
+    #[must_use]
+    pub fn address_format(&self) -> u32 {
+        self.raw().addr_format
+    }
+
     /// The attributes of its endpoints.
     #[must_use]
     pub fn endpoint(&self) -> Option<&'a fi_ep_attr> {

@@ -4,6 +4,7 @@
 //! One version of the interface is requested by name, `FABRIC_1.3`: later libraries keep it beside
 //! newer ones with longer structures, which a plain lookup would find.
 
+mod atomics;
 mod counter;
 mod endpoint;
 mod fabric;
@@ -19,6 +20,7 @@ mod work;
 #[rustfmt::skip]
 pub mod sys;
 
+pub use atomics::Atomics;
 pub use counter::Counter;
 pub use endpoint::{Endpoint, Local, Remote};
 pub use fabric::{Domain, Fabric};

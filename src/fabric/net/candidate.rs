@@ -58,6 +58,7 @@ impl<F: OverWire> NetCandidate<F> {
             pid: std::process::id(),
             header_slots: link.header_slots(),
             cq_data: link.immediate() as u32,
+            by_device: link.is_by_device(),
             secret: JobSecret::draw(rank)?,
             address,
         };
@@ -103,7 +104,8 @@ impl<F: OverWire> NetCandidate<F> {
             // Both sides must be able to: the writer has a limit of its own.
             header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
         }
-        link.agree(infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0) as usize);
+        let cq_data = infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0);
+        link.agree(cq_data as usize, infos.iter().all(|theirs| theirs.by_device));
         let near =
             |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;

@@ -7,12 +7,15 @@ use super::limits::{Limits, RESERVED};
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
-use super::wire::{CellChange, Ends, Entry, Local, Posted, Remote, Wire};
+use super::wire::{Atomicity, CellChange, Ends, Entry, Local, Posted, Remote, Wire};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, CACHE_LINE, Window};
 
 /// Bytes of a message buffer: a message, rounded up to a cache line.
 const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(CACHE_LINE);
+
+// The slot of a header also holds the words of an atomic.
+const _: () = assert!(SLOT_BYTES >= 3 * size_of::<u64>());
 
 /// The offset of the header that write `number` carries. Headers lie behind the buffer of injected
 /// messages, which has the number of the first transfer.
@@ -84,7 +87,7 @@ pub(in crate::fabric) struct Link<W: Wire> {
     moving: Pool,
     /// The number of the first transfer, and of the buffer for injected messages behind the others.
     first_transfer: usize,
-    pub(super) limits: Limits,
+    pub(in crate::fabric) limits: Limits,
     /// Whether writes carry immediate data, and whether it has a tag: for this rank alone until
     /// [`Link::agree`].
     pub(in crate::fabric) uses_immediate: bool,
@@ -140,12 +143,24 @@ impl<W: Wire> Link<W> {
         if self.uses_immediate { self.limits.immediate } else { 0 }
     }
 
+    /// Whether this rank's device changes its cells for peers. Immediate data has to end its waits.
+    pub(in crate::fabric) fn is_by_device(&self) -> bool {
+        self.uses_immediate && self.wire.atomicity() != Atomicity::Processor
+    }
+
     /// Every rank takes at least so many bytes of immediate data, and one of them no more. Devices
     /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
-    /// writes had a tag and others not, peers would look like strangers.
-    pub(super) fn agree(&mut self, immediate: usize) {
+    /// writes had a tag and others not, peers would look like strangers. `by_device`: all ranks'
+    /// devices change cells.
+    pub(super) fn agree(&mut self, immediate: usize, by_device: bool) {
         self.uses_immediate &= immediate >= ImmediateData::BYTES;
         self.tags_immediate = immediate >= ImmediateData::TAGGED_BYTES;
+        if !by_device && self.is_by_device() {
+            tracing::warn!("not all ranks' devices carry out atomics: messages do, to the home's processor");
+        }
+        if !by_device {
+            self.wire.forgo_atomics();
+        }
     }
 
     /// Copies the header in a rank's slot, which the rank may overwrite afterwards.

@@ -20,18 +20,20 @@ pub(crate) struct PeerInfo {
     /// Bytes of immediate data that a write can bring to its completion queue. The least of all
     /// ranks counts for the world.
     pub(crate) cq_data: u32,
+    /// Its device changes cells by itself. That is done only if those of all ranks do.
+    pub(crate) by_device: bool,
     /// Drawn at random. The secret of rank 0 is the job's.
     pub(crate) secret: JobSecret,
     /// Its address, as the provider encodes it.
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C47;
+const MAGIC: u32 = 0x4542_4C48;
 
 impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for number in [MAGIC, self.pid, self.secret.tag, self.cq_data] {
+        for number in [MAGIC, self.pid, self.secret.tag, self.cq_data, u32::from(self.by_device)] {
             bytes.extend(number.to_le_bytes());
         }
         let HeaderSlots { key, base } = self.header_slots.unwrap_or(NONE);
@@ -54,7 +56,7 @@ impl PeerInfo {
             Some(u32::from_le_bytes(*number))
         };
         let mut next = || number(&mut rest);
-        let (magic, pid, tag, cq_data) = (next()?, next()?, next()?, next()?);
+        let (magic, pid, tag, cq_data, by_device) = (next()?, next()?, next()?, next()?, next()? != 0);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
         let secret = JobSecret { word: long()?, tag };
         let header_slots =
@@ -68,7 +70,7 @@ impl PeerInfo {
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
         let known = magic == MAGIC && rest.is_empty();
-        known.then_some(PeerInfo { provider, host, pid, header_slots, cq_data, secret, address })
+        known.then_some(PeerInfo { provider, host, pid, header_slots, cq_data, by_device, secret, address })
     }
 }
 
@@ -95,6 +97,7 @@ mod tests {
             pid: 7,
             header_slots: Some(HeaderSlots { key: 1 << 40, base: u64::MAX }),
             cq_data: 8,
+            by_device: true,
             secret: JobSecret { word: u64::MAX - 1, tag: 5 },
             address: vec![0, 255, 3],
         };

@@ -109,6 +109,10 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// What registers memory, also while another thread uses the wire.
     type Registrar: Clone;
 
+    /// Writes and changes of cells at a peer become visible in the order in which they were posted.
+    /// The bytes of a write that lie in one cache line do so together, or in ascending order.
+    const IN_ORDER: bool;
+
     /// The registrar of this wire.
     fn registrar(&self) -> &Self::Registrar;
 
@@ -174,11 +178,15 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         Atomicity::Processor
     }
 
+    /// Not all ranks can have their cells changed by devices: from now on processors change them.
+    fn forgo_atomics(&mut self) {}
+
     /// Writes to a peer, if there is data, and changes a cell of it then; its device needs no
     /// processor for that. `word` is 8 bytes of own memory: the old value of the cell is there when
     /// the operation has completed, unless it only sets the cell; then all of `word` is written, and
-    /// may hold data in front of the value. `immediate` is delivered after both. The peer may be
-    /// this rank.
+    /// may hold data in front of the value, where the wire is [in order](Wire::IN_ORDER). Where it is
+    /// not, the 16 bytes behind `word` are for its own use meanwhile. `immediate` is delivered after
+    /// both. The peer may be this rank.
     ///
     /// Completion means that all of it is visible in the peer's memory.
     ///

@@ -8,7 +8,7 @@ use earlybird_ffi::ofi::{self, Code, Library, Sign, Wanted, sys};
 
 use super::registration::Failed;
 use super::wire::OfiWire;
-use super::{environment, probe};
+use super::{atomics, environment, probe};
 use crate::config::OfiSettings;
 use crate::error::{Error, Result};
 use crate::fabric::Candidate;
@@ -107,6 +107,16 @@ fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) ->
         let device = settings.device.as_deref().unwrap_or_default();
         Error::join(rank, format!("{named} has no device {device}; it has {}", devices.join(", ")))
     })?;
+    let (on_demand, may) = (settings.device_atomics == Some(true), settings.device_atomics != Some(false));
+    let offers = may.then(|| atomics::offers(library, &wanted, info.provider(), on_demand)).flatten();
+    let by_device = offers.as_ref().and_then(|offers| atomics::of((rank, library), offers, info, on_demand));
+    let without = |provider: &str| {
+        Error::join(rank, format!("{provider} carries out no atomics by itself (EARLYBIRD_DEVICE_ATOMICS=on)"))
+    };
+    if on_demand && by_device.is_none() {
+        return Err(without(info.provider()));
+    }
+    let info = by_device.unwrap_or(info);
     tracing::debug!(rank, provider = info.provider(), device = info.domain_name(), "opens");
     let fabric = ofi::Fabric::open(library, info).map_err(refused("the network cannot be opened"))?;
     let domain = ofi::Domain::open(fabric, info).map_err(refused("the device cannot be opened"))?;
@@ -122,10 +132,16 @@ fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) ->
     let endpoint = [Sign::Several, Sign::One].into_iter().find_map(settled).map_or_else(|| endpoint(Sign::None), Ok)?;
     let address = endpoint.name().map_err(refused("the endpoint has no address"))?;
     let limits = Limits::of_provider(info, ranks, settings.cq_data);
-    let wire = OfiWire::new(rank, endpoint, limits.operations(ranks));
+    let atomics = by_device.map(|_| endpoint.atomics()).transpose();
+    let atomics = atomics.map_err(refused("the device has no atomics"))?;
+    let wire = OfiWire::new(rank, endpoint, atomics, limits.operations(ranks));
     let link = Link::new(wire, limits, (rank, ranks)).map_err(|failed| match failed {
         Failed::System(error) => error,
         Failed::Code(code) => refused("memory cannot be registered")(code),
     })?;
+    if on_demand && !link.is_by_device() {
+        // Without immediate data nothing would end a wait.
+        return Err(without(info.provider()));
+    }
     Ok(Opened { link, provider: info.provider().to_owned(), address })
 }

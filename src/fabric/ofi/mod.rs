@@ -8,6 +8,10 @@
 //!
 //! Programs that a provider runs by itself have their own endpoint (`work_queue.rs`).
 
+mod atomics;
+mod change;
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod engine_tests;
 mod environment;

@@ -18,10 +18,16 @@ use crate::random::draw;
 
 impl Purpose {
     /// The access flags of libfabric. `FI_SEND` is for messages alone: `ofi_rxm` lets peers read
-    /// any memory that may be sent.
-    fn flags(self) -> u64 {
-        let Purpose::Operations(access) = self else { return sys::FI_SEND | sys::FI_RECV | sys::FI_WRITE };
-        let read = if access.allows_reading() { sys::FI_REMOTE_READ } else { 0 };
+    /// any memory that may be sent. Where devices change cells by atomics, which fetch, peers that may
+    /// change memory may also read it.
+    fn flags(self, by_atomics: bool) -> u64 {
+        let Purpose::Operations(access) = self else {
+            // Headers of writes go out from there, and what atomics fetch comes there.
+            let fetched = if by_atomics { sys::FI_READ } else { 0 };
+            return sys::FI_SEND | sys::FI_RECV | sys::FI_WRITE | fetched;
+        };
+        let reads = access.allows_reading() || (by_atomics && access.allows_writing());
+        let read = if reads { sys::FI_REMOTE_READ } else { 0 };
         let write = if access.allows_writing() { sys::FI_REMOTE_WRITE } else { 0 };
         sys::FI_READ | sys::FI_WRITE | read | write
     }
@@ -39,6 +45,7 @@ pub(in crate::fabric) struct Registrar {
     endpoint: Arc<Endpoint>,
     /// `None` where the provider chooses the keys.
     keys: Option<Arc<Keys>>,
+    by_atomics: bool,
 }
 
 impl Registrar {
@@ -46,7 +53,17 @@ impl Registrar {
     pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>) -> Self {
         let chosen = endpoint.memory_mode() & sys::FI_MR_PROV_KEY as i32 == 0;
         let keys = chosen.then(|| Keys::of_size(endpoint.key_size()));
-        Registrar { rank, endpoint, keys }
+        Registrar { rank, endpoint, keys, by_atomics: false }
+    }
+
+    /// The same where peers change cells by atomics.
+    pub(super) fn with_atomics(self) -> Self {
+        Registrar { by_atomics: true, ..self }
+    }
+
+    /// The same where they do not.
+    pub(super) fn without_atomics(self) -> Self {
+        Registrar { by_atomics: false, ..self }
     }
 
     /// Allocates zeroed memory of whole pages, for a purpose.
@@ -69,7 +86,7 @@ impl Registrar {
             let (endpoint, part) = (self.endpoint.clone(), (base, part.len()));
             // SAFETY: the `Registered` that is made of it keeps the window, and so the memory, for
             // longer than the registration. All access goes through windows.
-            unsafe { Memory::register(endpoint, part, purpose.flags(), key, counter.cloned()) }
+            unsafe { Memory::register(endpoint, part, purpose.flags(self.by_atomics), key, counter.cloned()) }
         };
         let random = || draw(self.rank).map(u64::from_le_bytes).map_err(Failed::System);
         let (memory, key) = match &self.keys {
@@ -142,12 +159,17 @@ mod tests {
             (Purpose::Operations(Access::Write), write),
             (Purpose::Operations(Access::ReadWrite), read | write),
         ] {
-            assert_eq!(purpose.flags() & (read | write), remote, "{purpose:?}");
+            assert_eq!(purpose.flags(false) & (read | write), remote, "{purpose:?}");
+            let fetched = if remote & write != 0 { read } else { 0 };
+            assert_eq!(purpose.flags(true) & (read | write), remote | fetched, "{purpose:?}");
             // `ofi_rxm` lets peers read what may be sent.
-            let messages = purpose.flags() & (sys::FI_SEND | sys::FI_RECV) != 0;
+            let messages = purpose.flags(false) & (sys::FI_SEND | sys::FI_RECV) != 0;
             assert_eq!(messages, purpose == Purpose::Messages, "{purpose:?}");
-            // Headers of writes go out from where messages do.
-            assert_ne!(purpose.flags() & sys::FI_WRITE, 0, "{purpose:?}");
+            // Headers of writes go out from where messages do, and what atomics fetch comes there.
+            for own in [sys::FI_WRITE, sys::FI_READ] {
+                assert_ne!(purpose.flags(true) & own, 0, "{purpose:?}");
+            }
+            assert_ne!(purpose.flags(false) & sys::FI_WRITE, 0, "{purpose:?}");
             assert_eq!(purpose.is_registered(sys::FI_MR_VIRT_ADDR as i32), remote != 0, "{purpose:?}");
             assert!(purpose.is_registered(sys::FI_MR_LOCAL as i32), "{purpose:?}");
         }

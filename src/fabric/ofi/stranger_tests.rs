@@ -43,13 +43,20 @@ impl World {
     /// A world whose rank 1 has a device with at most `cq_data` bytes of immediate data.
     fn with_a_lesser_device(library: &Library, cq_data: u32) -> Self {
         let settings = OfiSettings { provider: Some(PROVIDER.to_owned()), ..OfiSettings::default() };
-        let (infos, all_told) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2));
+        World::telling(library, &settings, |info| {
+            info.header_slots = info.header_slots.filter(|_| cq_data as usize >= ImmediateData::BYTES);
+            info.cq_data = cq_data;
+        })
+    }
+
+    /// A world whose rank 1 tells something else of itself than it is.
+    pub(super) fn telling(library: &Library, settings: &OfiSettings, change: impl Fn(&mut PeerInfo) + Sync) -> Self {
+        let (infos, all_told, change) = (Mutex::new(vec![Vec::new(); 2]), Barrier::new(2), &change);
         let join = &|rank: u32| {
-            OfiFabric::join(library, &settings, (rank, 2), Instant::now() + PATIENCE, |info| {
+            OfiFabric::join(library, settings, (rank, 2), Instant::now() + PATIENCE, |info| {
                 let mut info = PeerInfo::decode(info).unwrap();
                 if rank == 1 {
-                    info.header_slots = info.header_slots.filter(|_| cq_data as usize >= ImmediateData::BYTES);
-                    info.cq_data = cq_data;
+                    change(&mut info);
                 }
                 infos.lock()[rank as usize] = info.encode();
                 all_told.wait();
@@ -73,7 +80,7 @@ impl World {
 
     /// Sends more messages and writes from rank 1 to rank 0 than can be in flight at once; none may
     /// be lost, and none be taken for a stranger's.
-    fn works(&mut self) {
+    pub(super) fn works(&mut self) {
         let before = self.ranks[0].strangers();
         let region = self.ends[0].register(LEN, Access::Write).unwrap();
         let key = self.ends[0].key(region);

@@ -4,15 +4,19 @@
 //! 2.5) follows a null pointer, since `tcp` reports the failure of an operation without a context.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use earlybird_ffi::ofi::{self, Code, Endpoint, NO_COMPLETION, sys};
+use earlybird_ffi::ofi::{self, Atomics, Code, Endpoint, NO_COMPLETION, sys};
 
+use super::change::{Changing, Words, operands};
 use super::registration::{Failed, Registered, Registrar};
-use crate::fabric::net::{Entry, Local, Posted, Purpose, Remote, Watched, Wire};
+use crate::fabric::net::{
+    Atomicity, CellChange, Entry, Local, Posted, Purpose, Registered as _, Remote, Watched, Wire,
+};
 
 /// Memory that libfabric may use for an operation until it completes (`FI_CONTEXT2`).
 #[repr(C, align(64))]
@@ -29,7 +33,8 @@ pub(in crate::fabric) struct OfiWire {
     contexts: Box<[Context]>,
     entries: [sys::fi_cq_data_entry; 16],
     read: Range<usize>,
-    failed: Option<Entry>,
+    failed: VecDeque<Entry>,
+    cell_changes: Option<Changes>,
     /// What to sleep on, and the provider's change count at which that was read, if it is known.
     watched: Arc<[Watched]>,
     changes: Option<u64>,
@@ -52,21 +57,35 @@ fn posted(result: Result<(), Code>) -> Posted<Code> {
     }
 }
 
+/// The changes of cells in flight, by the numbers of their operations.
+struct Changes {
+    atomics: Atomics,
+    left: Box<[Option<Changing>]>,
+    /// Those whose next operation the provider has not taken yet.
+    stalled: VecDeque<usize>,
+}
+
 fn local(part: &Local<'_, Registered>) -> ofi::Local {
     part.memory.local(part.offset, part.len)
 }
 
 impl OfiWire {
     /// The wire of an endpoint, for so many operations at a time.
-    pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>, operations: usize) -> Self {
+    pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>, atomics: Option<Atomics>, operations: usize) -> Self {
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
+        let registrar = Registrar::new(rank, endpoint.clone());
         OfiWire {
-            registrar: Registrar::new(rank, endpoint.clone()),
+            registrar: if atomics.is_some() { registrar.with_atomics() } else { registrar },
+            cell_changes: atomics.map(|atomics| Changes {
+                atomics,
+                left: vec![None; operations].into(),
+                stalled: VecDeque::with_capacity(operations),
+            }),
             peers: Vec::new(),
             contexts: (0..operations).map(|_| internal()).collect(),
             entries: [NO_COMPLETION; 16],
             read: 0..0,
-            failed: None,
+            failed: VecDeque::new(),
             watched: Arc::new([]),
             changes: None,
             endpoint,
@@ -88,13 +107,47 @@ impl OfiWire {
         (offset % size_of::<Context>() == 0 && number < self.contexts.len()).then_some(number)
     }
 
+    /// Posts the next operation of a change.
+    fn go_on(&mut self, number: usize) -> Posted<Code> {
+        let context = self.context(number);
+        let Some(Changes { atomics, left, .. }) = &mut self.cell_changes else { return Err(Code::NO_FUNCTION) };
+        let Some(changing) = &mut left[number] else { return Err(Code::NO_FUNCTION) };
+        // SAFETY: as the caller of `change` says; the number's operation before has completed.
+        let posted = posted(unsafe { changing.post(&self.endpoint, atomics, context) });
+        if posted.is_err() || changing.is_over() {
+            left[number] = None;
+        }
+        posted
+    }
+
+    /// Whether an operation that has completed has another one of its change behind it, which is posted.
+    fn goes_on(&mut self, number: usize) -> bool {
+        if self.cell_changes.as_ref().is_none_or(|changes| changes.left[number].is_none()) {
+            return false;
+        }
+        self.go_on_or_later(number);
+        true
+    }
+
+    fn go_on_or_later(&mut self, number: usize) {
+        match self.go_on(number) {
+            Ok(true) => {}
+            Ok(false) => self.cell_changes.iter_mut().for_each(|changes| changes.stalled.push_back(number)),
+            Err(code) => self.failed.push_back(Entry::Failed { number, reason: self.text(code) }),
+        }
+    }
+
     /// Reads the entry of a failed operation.
     fn read_failed(&mut self) -> Result<Option<Entry>, Code> {
         let failed = match self.endpoint.queue().failed() {
             Err(Code::AGAIN) => return Ok(None),
             failed => failed?,
         };
-        Ok(self.number(failed.context).map(|number| Entry::Failed { number, reason: failed.text }))
+        let number = self.number(failed.context);
+        if let (Some(number), Some(changes)) = (number, &mut self.cell_changes) {
+            changes.left[number] = None;
+        }
+        Ok(number.map(|number| Entry::Failed { number, reason: failed.text }))
     }
 }
 
@@ -105,6 +158,8 @@ impl Wire for OfiWire {
     type Error = Code;
     type Memory = Registered;
     type Registrar = Registrar;
+
+    const IN_ORDER: bool = false;
 
     fn registrar(&self) -> &Registrar {
         &self.registrar
@@ -169,6 +224,45 @@ impl Wire for OfiWire {
         posted(unsafe { self.endpoint.write(places, (sys::FI_REMOTE_CQ_DATA, immediate), context) })
     }
 
+    fn atomicity(&self) -> Atomicity {
+        if self.cell_changes.is_some() { Atomicity::Device } else { Atomicity::Processor }
+    }
+
+    fn forgo_atomics(&mut self) {
+        self.cell_changes = None;
+        self.registrar = self.registrar.clone().without_atomics();
+    }
+
+    unsafe fn change(
+        &mut self,
+        peer: u32,
+        data: Option<(Local<'_, Registered>, Remote)>,
+        (cell, change): (Remote, CellChange),
+        word: Local<'_, Registered>,
+        immediate: Option<u64>,
+        number: usize,
+    ) -> Posted<Code> {
+        debug_assert!(matches!(change, CellChange::Set(_)) || word.len == size_of::<u64>());
+        for (index, operand) in operands(change).into_iter().enumerate() {
+            let offset = word.offset + word.len + index * size_of::<u64>();
+            word.memory.window().write(offset, &operand.to_ne_bytes());
+        }
+        let changing = Changing {
+            data: data.map(|(from, to)| (local(&from), self.remote(peer, to))),
+            change: Some(change),
+            immediate,
+            cell: self.remote(peer, cell),
+            words: Words::new(word.memory.local(word.offset, word.len + Words::OPERANDS)),
+        };
+        let Some(changes) = &mut self.cell_changes else { return Err(Code::NO_FUNCTION) };
+        changes.left[number] = Some(changing);
+        let posted = self.go_on(number);
+        if let (Ok(false), Some(changes)) = (posted, &mut self.cell_changes) {
+            changes.left[number] = None;
+        }
+        posted
+    }
+
     unsafe fn read(&mut self, peer: u32, to: Local<'_, Registered>, from: Remote, number: usize) -> Posted<Code> {
         let (from, context) = (self.remote(peer, from), self.context(number));
         // SAFETY: as the caller says.
@@ -180,24 +274,37 @@ impl Wire for OfiWire {
         match self.endpoint.queue().read(&mut self.entries) {
             Ok(count) => self.read = 0..count,
             Err(Code::AGAIN) => {}
-            Err(Code::AVAILABLE) => self.failed = self.read_failed()?,
+            Err(Code::AVAILABLE) => {
+                let failed = self.read_failed()?;
+                self.failed.extend(failed);
+            }
             Err(code) => return Err(code),
+        }
+        // Each once, in turn: a peer that takes nothing holds up no other.
+        let stalled = self.cell_changes.as_ref().map_or(0, |changes| changes.stalled.len());
+        for _ in 0..stalled {
+            let next = self.cell_changes.as_mut().and_then(|changes| changes.stalled.pop_front());
+            next.into_iter().for_each(|number| self.go_on_or_later(number));
         }
         Ok(())
     }
 
     fn next(&mut self) -> Option<Entry> {
-        if let Some(failed) = self.failed.take() {
-            return Some(failed);
+        loop {
+            if let Some(failed) = self.failed.pop_front() {
+                return Some(failed);
+            }
+            let entry = self.entries[self.read.next()?];
+            // Check both: some providers set the second flag on completions of the writer, too.
+            let landed = sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA;
+            if entry.flags & landed == landed {
+                return Some(Entry::Landed(entry.data));
+            }
+            let Some(number) = self.number(entry.op_context) else { return Some(Entry::Nothing) };
+            if !self.goes_on(number) {
+                return Some(Entry::Done { number, len: entry.len });
+            }
         }
-        let entry = self.entries[self.read.next()?];
-        // Check both: some providers set the second flag on completions of the writer, too.
-        let landed = sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA;
-        if entry.flags & landed == landed {
-            return Some(Entry::Landed(entry.data));
-        }
-        let number = self.number(entry.op_context);
-        Some(number.map_or(Entry::Nothing, |number| Entry::Done { number, len: entry.len }))
     }
 
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {
@@ -213,7 +320,11 @@ impl Wire for OfiWire {
             self.changes = (!self.watched.is_empty()).then_some(changes);
         }
         // `try_wait` makes progress, which may change the list again.
-        let safe = self.read.is_empty() && self.endpoint.domain().fabric().try_wait(queue).is_ok();
+        let stalled = self.cell_changes.as_ref().is_some_and(|changes| !changes.stalled.is_empty());
+        let safe = self.read.is_empty()
+            && self.failed.is_empty()
+            && !stalled
+            && self.endpoint.domain().fabric().try_wait(queue).is_ok();
         (safe && queue.changes() == changes).then(|| self.watched.clone())
     }
 

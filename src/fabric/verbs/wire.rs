@@ -191,6 +191,10 @@ impl Wire for VerbsWire {
     type Memory = Registered;
     type Registrar = Registrar;
 
+    /// A reliable connection carries requests out in order. No specification says the rest; devices
+    /// write a cache line by one transaction of the bus.
+    const IN_ORDER: bool = true;
+
     fn registrar(&self) -> &Registrar {
         &self.registrar
     }
@@ -258,6 +262,10 @@ impl Wire for VerbsWire {
 
     fn atomicity(&self) -> Atomicity {
         self.atomicity
+    }
+
+    fn forgo_atomics(&mut self) {
+        self.atomicity = Atomicity::Processor;
     }
 
     unsafe fn change(

@@ -21,22 +21,22 @@ impl<W: Wire> Engine<W> {
     /// Whether devices change the cells of peers.
     #[inline]
     pub(super) fn is_by_device(&self) -> bool {
-        self.link.wire.atomicity() != Atomicity::Processor
+        self.link.is_by_device()
     }
 
     /// Bytes in front of a signal that goes to one cache line with its data, right behind it: then one write brings
     /// both, and no processor sees the signal without the data.
     pub(super) fn in_one_write((to, len): (At, usize), cell: At, change: CellChange) -> Option<usize> {
         let follows = |&before: &usize| cell == At { offset: to.offset + before, ..to };
-        let sets = matches!(change, CellChange::Set(_));
+        let sets = W::IN_ORDER && matches!(change, CellChange::Set(_));
         cell_behind(to.offset, len).filter(|before| len > 0 && sets && follows(before))
     }
 
-    /// Whether this rank's processor may change a cell of its own with others at the same time. No
-    /// peer can reach a region that is local.
+    /// Whether this rank's processor may change a cell of its own: no peer changes it at the same time, or
+    /// not by a device.
     pub(super) fn may_change_own(&self, channel: u16, at: At) -> bool {
         let own = self.channels[usize::from(channel)].own(at.region);
-        let is_shared = own.is_some_and(|own| own.access().is_shared());
+        let is_shared = own.is_some_and(|own| own.access().allows_writing());
         self.link.wire.atomicity() != Atomicity::Device || !is_shared
     }
 
@@ -47,17 +47,33 @@ impl<W: Wire> Engine<W> {
         (from, to, len): (At, At, usize),
         signal: Option<Signal>,
     ) -> Posted {
-        let act = match signal {
+        let (act, then) = match signal {
             None if len == 0 => return Posted::Done(0),
-            None => Act::Move(Way::Out),
-            Some(Signal { at, change, .. }) => {
-                // A rank wakes itself when the operation has completed.
-                let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
-                Act::Change { at, change: change.by_device(), wake }
+            None => (Act::Move(Way::Out), OnComplete::Complete),
+            // The last part would overtake others.
+            Some(Signal { at, change, .. }) if !W::IN_ORDER && len > self.link.limits.part => {
+                (Act::Move(Way::Out), OnComplete::Change(at, change))
             }
+            Some(Signal { at, change, .. }) => (self.change_with_wake(channel, peer, at, change), OnComplete::Complete),
         };
-        self.transfer(Transfer::new((channel, token, peer), "put", OnComplete::Complete), (from, to, len), act);
+        self.transfer(Transfer::new((channel, token, peer), "put", then), (from, to, len), act);
         Posted::Pending
+    }
+
+    fn change_with_wake(&mut self, channel: u16, peer: u32, at: At, change: Change) -> Act {
+        // A rank wakes itself when the operation has completed.
+        let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
+        Act::Change { at, change: change.by_device(), wake }
+    }
+
+    /// All parts of a put have landed: gives its signal.
+    pub(super) fn change_behind(&mut self, (channel, token, peer): (u16, u64, u32), at: At, change: Change) {
+        if self.peers[peer as usize].ended {
+            // The peer cannot see it any more.
+            return self.channel(channel).complete(token, 0);
+        }
+        let act = self.change_with_wake(channel, peer, at, change);
+        self.transfer(Transfer::new((channel, token, peer), "put", OnComplete::Complete), (at, at, 0), act);
     }
 
     /// Gives a signal.

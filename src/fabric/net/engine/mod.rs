@@ -125,6 +125,8 @@ enum OnComplete {
     Fetch,
     /// A message with the signal is sent.
     SendSignal(Location, Change, bool),
+    /// The device of the peer changes a cell there.
+    Change(At, Change),
     /// Nothing: the operation completes with the ack of the message that announced the transfer.
     AwaitAck,
 }

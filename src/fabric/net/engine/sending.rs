@@ -255,6 +255,7 @@ impl<W: Wire> Engine<W> {
                     let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
                     self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 }
+                OnComplete::Change(at, change) => self.change_behind((channel, token, peer), at, change),
                 OnComplete::AwaitAck => {}
             }
         }
