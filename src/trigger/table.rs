@@ -24,6 +24,12 @@ impl InputCells {
         3 * self.hops + 2
     }
 
+    /// The level whose inbox the rank that gives an input writes before, if it writes one.
+    pub(crate) fn level(self, cell: usize) -> Option<u32> {
+        let level = cell.checked_sub(self.hops)?;
+        (level <= self.hops).then_some(level as u32)
+    }
+
     fn cell(self, counter: Role, input: u32) -> usize {
         match counter {
             Role::Active => input as usize,
@@ -233,6 +239,13 @@ impl Table {
     /// Whether all rows have run and the outcome is there; `is_given` says whether an input has come from another rank.
     pub(crate) fn is_complete(&self, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> bool {
         self.has_run(progress) && self.is_reached(self.done, progress, is_given)
+    }
+
+    /// Whether a rank has given an input in this round, and so takes part in it; `is_given` says whether an input has come
+    /// from another rank.
+    pub(crate) fn takes_part(&self, number: u32, is_given: impl Fn(usize) -> bool) -> bool {
+        let mut inputs = self.counters.iter().flat_map(|counter| &counter.remote);
+        inputs.any(|remote| remote.from == number && is_given(remote.cell))
     }
 
     fn is_reached(&self, counter: usize, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> bool {

@@ -2,7 +2,7 @@
 
 use super::cut::Cut;
 use super::op::Op;
-use super::plan::{BUFFERS, MovementBy, Plan};
+use super::plan::{BUFFERS, MovementBy, Plan, RELAYED_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::rule::Path;
 
@@ -32,7 +32,11 @@ impl Plan {
             }
             if self.path == Path::Relayed {
                 for index in 0..self.inputs().count() {
-                    add(format!("input {index}"), self.program_cell(slot, index));
+                    let cell = self.input_cell(slot, index);
+                    // Those behind data take turns as the data does.
+                    if slot <= RELAYED_ROUNDS || cell == self.program_cell(slot, index) {
+                        add(format!("input {index}"), cell);
+                    }
                 }
                 (0..self.ranks).for_each(|rank| add(format!("arrival of rank {rank}"), self.arrived(slot, rank)));
                 continue;

@@ -273,6 +273,9 @@ impl Relay {
         for index in 0..signals {
             let table = self.table.row(row);
             let (number, cell) = table.signals[index];
+            if table.activates && self.table.takes_part(number, is_given(round, cx, cells)) {
+                continue;
+            }
             let data = match table.action {
                 Action::Put { from: Buffer::Outcome, chunk, .. } if !chunk.is_whole() => {
                     gathered(chunk, round, &cx.plan)
@@ -281,7 +284,7 @@ impl Relay {
                 _ => None,
             };
             cx.stats.activations += u64::from(table.activates);
-            let cell = cx.plan.program_cell(round, cell);
+            let cell = cx.plan.input_cell(round, cell);
             self.send(round, self.members[number as usize], data, (cell, round), cx);
         }
         cx.stats.operations += 1;
@@ -438,8 +441,7 @@ fn changes_memory(outbox: &Outbox) -> bool {
 
 /// Whether another rank has given an input for a round.
 fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> bool {
-    let first = cx.plan.program_cell(round, 0);
-    move |cell| cells.load(first + cell) >= round
+    move |input| cells.load(cx.plan.input_cell(round, input)) >= round
 }
 
 /// Data that is sent in a round.
@@ -461,16 +463,17 @@ fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) 
 /// What is written to another rank: from where, to where there, and how many bytes. The part that is sent lies right behind
 /// the label.
 fn relayed(
-    (from, to): (Buffer, Buffer),
+    (source, target): (Buffer, Buffer),
     chunk: Chunk,
     round: u64,
     plan: &Plan,
     cells: &impl Cells,
 ) -> (usize, usize, usize) {
-    let (from, to) = (plan.area(from, round), plan.area(to, round));
+    let (from, to) = (plan.area(source, round), plan.area(target, round));
     let label = label_of(from, plan, cells);
     let before = label.cells() * size_of::<u64>();
-    (from - before, to - before, before + plan.part_bytes(chunk, label.form()))
+    let bytes = plan.written_bytes(target, before, plan.part_bytes(chunk, label.form()));
+    (from - before, to - before, bytes)
 }
 
 /// The same for a part of an outcome, if it is not empty: all ranks have the label.

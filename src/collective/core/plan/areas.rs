@@ -8,11 +8,15 @@ use std::sync::Arc;
 use super::layout::lines;
 use super::{Plan, RELAYED_ROUNDS};
 use crate::collective::core::label::{Form, most_cells};
+use crate::fabric::CACHE_LINE;
 use crate::rule::{Path, Schedule};
 use crate::trigger::{Buffer, Chunk};
 
-/// Rows of relayed data begin at such multiples.
+/// Rows of relayed data begin at such multiples, and cells have so many bytes.
 const ROW: usize = size_of::<u64>();
+
+/// Bytes of the label of one contribution.
+const LEAST_LABEL: usize = 3 * ROW;
 
 /// Pieces of a chunk begin at such multiples.
 const PIECE: usize = 64;
@@ -27,8 +31,9 @@ pub(super) struct Areas {
     outcome_bytes: usize,
     /// Where the areas begin of rounds that take turns.
     rounds_from: [usize; RELAYED_ROUNDS as usize],
-    /// Where the data of each area of a round begins, from there on.
-    starts: Arc<[usize]>,
+    /// Where the data of each area of a round begins, from there on, and how many bytes there are to the cell that
+    /// announces it, if that lies right behind.
+    starts: Arc<[(usize, Option<usize>)]>,
     /// Bytes of all of it.
     total: usize,
 }
@@ -45,10 +50,10 @@ impl Areas {
         let outcome_bytes = label.checked_add(data)?;
         let rounds = outcome_bytes.checked_mul(usize::try_from(outcomes).ok()?)?;
         let (mut starts, mut round) = (Vec::new(), 0usize);
-        for area in plan.areas() {
+        for area in plan.round_areas() {
             let (label, data) = plan.shape(area)?;
             let start = round.checked_add(label)?;
-            starts.push(start);
+            starts.push((start, plan.packed(area)?));
             round = start.checked_add(data)?;
         }
         let total = rounds.checked_add(round.checked_mul(RELAYED_ROUNDS as usize)?)?;
@@ -61,6 +66,18 @@ impl Areas {
             starts: starts.into(),
             total,
         })
+    }
+}
+
+impl Areas {
+    /// The number of an area of a round; an outcome is none.
+    fn number(&self, area: Buffer) -> Option<usize> {
+        match area {
+            Buffer::Contribution => Some(0),
+            Buffer::Inbox(level) => Some(1 + 2 * level as usize),
+            Buffer::Partial(level) => Some(2 + 2 * level as usize),
+            Buffer::Outcome => None,
+        }
     }
 }
 
@@ -101,8 +118,8 @@ impl Plan {
         Some(if divides { most.min(self.bytes) } else { self.bytes })
     }
 
-    /// Bytes of an area, for its label and for its data; nothing if they cannot be addressed.
-    pub(super) fn shape(&self, area: Buffer) -> Option<(usize, usize)> {
+    /// The most bytes of an area's label and of its data; nothing if they cannot be addressed.
+    fn extent(&self, area: Buffer) -> Option<(usize, usize)> {
         let two_rows = |bytes: usize| bytes.checked_next_multiple_of(ROW)?.checked_mul(2);
         let wide = |bytes: usize| Some(self.widened(bytes)?.max(bytes));
         let (ranks, data) = match area {
@@ -117,11 +134,29 @@ impl Plan {
             Buffer::Inbox(level) => (1 << level.min(30), wide(self.reach(level)?)?),
             Buffer::Outcome => (self.ranks, self.bytes),
         };
-        Some((lines(most_cells(ranks.min(self.ranks)) * size_of::<u64>())?, lines(data)?))
+        Some((most_cells(ranks.min(self.ranks)) * size_of::<u64>(), data))
+    }
+
+    /// Bytes from the beginning of an inbox's data to the cell that announces it, if the data is so small that one cache
+    /// line can hold it with a label and this cell: a network writes them at once.
+    fn packed(&self, area: Buffer) -> Option<Option<usize>> {
+        let width = self.extent(area)?.1.checked_next_multiple_of(ROW)?;
+        let packs = matches!(area, Buffer::Inbox(_)) && LEAST_LABEL + width + ROW <= CACHE_LINE;
+        Some(packs.then_some(width))
+    }
+
+    /// Bytes of an area, for its label and for its data with the cell behind it; nothing if they cannot be addressed.
+    pub(super) fn shape(&self, area: Buffer) -> Option<(usize, usize)> {
+        let (label, data) = self.extent(area)?;
+        Some(match self.packed(area)? {
+            // The cell ends a line.
+            Some(width) => (lines(label)? + CACHE_LINE - ROW - width, width + ROW),
+            None => (lines(label)?, lines(data)?),
+        })
     }
 
     /// The areas of a round, in their order in memory.
-    pub(super) fn areas(&self) -> impl Iterator<Item = Buffer> + use<> {
+    pub(super) fn round_areas(&self) -> impl Iterator<Item = Buffer> + use<> {
         // The sum of the last level is the outcome. When ranks have left, there are as many levels or fewer.
         let last = self.ranks.ilog2();
         let levels = (0..last).flat_map(|level| [Buffer::Inbox(level), Buffer::Partial(level)]);
@@ -131,16 +166,34 @@ impl Plan {
     /// Where the data of an area begins that a round uses. All of it can be addressed: that was checked when the plan
     /// was made.
     pub(crate) fn area(&self, area: Buffer, round: u64) -> usize {
-        let areas = self.areas.as_ref().expect("ranks relay, in memory that can be addressed");
-        let number = match area {
-            Buffer::Contribution => 0,
-            Buffer::Inbox(level) => 1 + 2 * level as usize,
-            Buffer::Partial(level) => 2 + 2 * level as usize,
-            Buffer::Outcome => {
-                return areas.outcomes_from + ((round - 1) % areas.outcomes) as usize * areas.outcome_bytes;
-            }
-        };
-        areas.rounds_from[(round % RELAYED_ROUNDS) as usize] + areas.starts[number]
+        let areas = self.areas();
+        match areas.number(area) {
+            None => areas.outcomes_from + ((round - 1) % areas.outcomes) as usize * areas.outcome_bytes,
+            Some(number) => areas.rounds_from[(round % RELAYED_ROUNDS) as usize] + areas.starts[number].0,
+        }
+    }
+
+    /// The cell that announces what lies in an area in a round, if that is right behind its data.
+    pub(super) fn cell_behind(&self, area: Buffer, round: u64) -> Option<usize> {
+        let width = self.packed_width(area)?;
+        Some(self.cell_of_data(self.area(area, round) + width))
+    }
+
+    /// The bytes to write to an area of what has so many, with a label of so many in front: all of them up to the cell
+    /// that announces it, if one write brings that cell, too.
+    pub(crate) fn written_bytes(&self, area: Buffer, label: usize, data: usize) -> usize {
+        let width = self.packed_width(area).filter(|width| label + width + ROW <= CACHE_LINE);
+        label + width.unwrap_or(data)
+    }
+
+    fn packed_width(&self, area: Buffer) -> Option<usize> {
+        let areas = self.areas();
+        // A level that these ranks do not have has no area.
+        areas.starts.get(areas.number(area)?)?.1
+    }
+
+    fn areas(&self) -> &Areas {
+        self.areas.as_ref().expect("ranks relay, in memory that can be addressed")
     }
 
     /// Bytes of all that is relayed, or nothing if they cannot be addressed.

@@ -125,7 +125,8 @@ impl Plan {
     /// Control cells, and those of the data region that are used as cells.
     #[cfg(test)]
     pub(crate) fn cells(&self) -> usize {
-        self.control_cells() + if self.packs_tags() { self.data_bytes() / size_of::<u64>() } else { 0 }
+        let has_cells = self.packs_tags() || self.path == Path::Relayed;
+        self.control_cells() + if has_cells { self.data_bytes() / size_of::<u64>() } else { 0 }
     }
 
     /// Where rounds are closed by tags: the tags of a round's contributions.
@@ -165,6 +166,13 @@ impl Plan {
     /// A cell of the program's slot of a round.
     pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
         self.slot_base(round) + cell
+    }
+
+    /// The cell in which a rank is given an input of a round by another one: behind small data that comes with it.
+    pub(crate) fn input_cell(&self, round: u64, input: usize) -> usize {
+        let level = self.inputs().level(input);
+        let behind = level.and_then(|level| self.cell_behind(Buffer::Inbox(level), round));
+        behind.unwrap_or_else(|| self.program_cell(round, input))
     }
 
     /// Rounds for which activations and arrivals of a round may still land after it: their cells are not used again

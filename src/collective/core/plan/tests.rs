@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::Path;
 use crate::collective::core::label::Form;
+use crate::fabric::CACHE_LINE;
 use crate::group::Group;
 use crate::rule::{Fire, Grace, Schedule};
 use crate::trigger::{Action, Buffer, Chunk, Request, Start, Table};
@@ -143,7 +144,7 @@ impl Plan {
         }
         if plan.path == Path::Relayed {
             for round in 1..=RELAYED_ROUNDS {
-                for area in plan.areas() {
+                for area in plan.round_areas() {
                     let (label, data) = plan.shape(area).unwrap_or_default();
                     add(format!("{area:?} of {round} and its label"), plan.area(area, round) - label, label + data);
                 }
@@ -278,8 +279,18 @@ proptest! {
         let request = Request { ranks: left, start: Start::First, schedule, bytes: bytes as u64, chunk: 0, slots: 4 };
         let table = Table::new(&request, rank % left, plan.inputs());
         for (buffer, end) in writes(&table, &plan) {
-            let (_, room) = plan.shape(buffer).unwrap();
+            let (_, shape) = plan.shape(buffer).unwrap();
+            let cell = plan.round_areas().any(|area| area == buffer).then(|| plan.cell_behind(buffer, 1)).flatten();
+            let room = shape - if cell.is_some() { size_of::<u64>() } else { 0 };
             prop_assert!(end <= room, "{} bytes in {}, which has {}: {} of {} ranks", end, buffer, room, left, ranks);
+            // A write ends where the cell lies that announces it, if both and the label fit one line; never behind it.
+            let Some(cell) = cell.map(|cell| (cell - plan.control_cells()) * size_of::<u64>()) else { continue };
+            for label in (2..=10).map(|cells| cells * size_of::<u64>()) {
+                let from = plan.area(buffer, 1) - label;
+                let behind = from + plan.written_bytes(buffer, label, end);
+                let fits = from / CACHE_LINE == cell / CACHE_LINE;
+                prop_assert!(behind <= cell && (behind == cell || !fits), "{} behind {}, {}", cell, behind, buffer);
+            }
         }
     }
 }
