@@ -228,7 +228,7 @@ fn bench_prints_rows_and_json() {
 #[test]
 fn bench_says_which_binary_measured() {
     let here = env!("CARGO_MANIFEST_DIR");
-    for op in ["allreduce", "write_lat", "write_bw", "fetch_add_lat"] {
+    for op in ["allreduce", "write_lat", "write_bw", "fetch_add_lat", "solo_lat"] {
         let output = earlybird(&["bench", "--op", op, "--fabric", "shm", "--iters", "200", "--json"]).output().unwrap();
         let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&row["op"], &row["version"]), (&op.into(), &env!("CARGO_PKG_VERSION").into()), "{row}");
@@ -377,7 +377,7 @@ fn info_says_who_set_the_variables_of_libfabric() {
     }
 }
 
-/// One operation between two ranks, over every fabric that is there.
+/// One operation between two ranks, or a round of one, over every fabric that is there.
 #[test]
 fn bench_measures_single_operations() {
     let mut fabrics = vec![vec!["--fabric", "shm"]];
@@ -388,6 +388,7 @@ fn bench_measures_single_operations() {
         ("write_lat", ["min_us", "p50_us", "p99_us", "stdev_us"]),
         ("write_bw", ["peak_mb_s", "mean_mb_s", "messages_m_s", "iterations"]),
         ("fetch_add_lat", ["min_us", "p50_us", "p99_us", "max_us"]),
+        ("solo_lat", ["min_us", "p50_us", "p99_us", "iterations"]),
     ] {
         for fabric in &fabrics {
             let args =

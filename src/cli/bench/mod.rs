@@ -1,5 +1,6 @@
 //! `earlybird bench`: latency of collectives, balanced or with stragglers, always checked.
 
+mod alone;
 mod arm;
 mod buckets;
 mod conditions;
@@ -62,6 +63,9 @@ pub(super) enum Op {
     /// An atomic and its answer; two ranks
     #[value(name = "fetch_add_lat")]
     FetchAddLat,
+    /// A solo round, on the rank that makes it while all others are away
+    #[value(name = "solo_lat")]
+    SoloLat,
     /// Queueing the operations of a round in a provider that runs them by itself
     Arm,
 }
@@ -102,6 +106,7 @@ impl std::fmt::Display for Op {
             Op::WriteLat => "write_lat",
             Op::WriteBw => "write_bw",
             Op::FetchAddLat => "fetch_add_lat",
+            Op::SoloLat => "solo_lat",
             Op::Arm => "arm",
         })
     }
@@ -213,6 +218,13 @@ impl Args {
                 self.op
             ));
         }
+        if self.op == Op::SoloLat && !(self.skew.is_none() && self.fire.is_empty() && plain) {
+            return Err(
+                "--op solo_lat: one rank makes rounds of the rule solo alone; omit --fire, --skew, --dtype, --buffers \
+                        and --absent"
+                    .to_owned(),
+            );
+        }
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
@@ -274,6 +286,9 @@ pub(super) fn main(args: Args) -> super::Outcome {
     }
     if args.op.is_synchronous() {
         return verdict(synchronous::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?);
+    }
+    if args.op == Op::SoloLat {
+        return verdict(alone::run(&world, &args, &sizes, conditions)?);
     }
     if !args.op.is_collective() {
         p2p::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?;

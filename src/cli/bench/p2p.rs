@@ -12,11 +12,26 @@ use super::conditions::Conditions;
 use super::{Op, PATIENCE};
 
 /// What was measured of one size.
-struct Measured {
-    bytes: usize,
+pub(super) struct Measured {
+    pub(super) bytes: usize,
     /// One for each iteration; for bandwidth, one for each window.
-    seconds: Vec<f64>,
-    iterations: u64,
+    pub(super) seconds: Vec<f64>,
+    pub(super) iterations: u64,
+}
+
+/// A table of latencies.
+pub(super) fn latencies() -> Table {
+    Table::new(&[
+        "bytes",
+        "iterations",
+        "t_min_us",
+        "t_max_us",
+        "t_typical_us",
+        "t_avg_us",
+        "t_stdev_us",
+        "99%_us",
+        "99.9%_us",
+    ])
 }
 
 fn measure(pair: &mut Pair<'_>, op: Op, bytes: usize, (warmup, iterations): (u64, u64)) -> Result<Measured> {
@@ -45,20 +60,10 @@ pub(super) fn run(
     let most = sizes.last().copied().unwrap_or(8);
     let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
     let bandwidth = op == Op::WriteBw;
-    let mut table = Table::new(match bandwidth {
-        true => &["bytes", "iterations", "BW_peak_MB/s", "BW_average_MB/s", "MsgRate_Mpps"],
-        false => &[
-            "bytes",
-            "iterations",
-            "t_min_us",
-            "t_max_us",
-            "t_typical_us",
-            "t_avg_us",
-            "t_stdev_us",
-            "99%_us",
-            "99.9%_us",
-        ],
-    });
+    let mut table = match bandwidth {
+        true => Table::new(&["bytes", "iterations", "BW_peak_MB/s", "BW_average_MB/s", "MsgRate_Mpps"]),
+        false => latencies(),
+    };
     let atomic = [8];
     for &bytes in if op == Op::FetchAddLat { &atomic } else { sizes } {
         let bytes = bytes as usize;
@@ -76,7 +81,7 @@ pub(super) fn run(
     world.barrier(Duration::from_secs(10))
 }
 
-fn times(measured: Measured, conditions: Option<&Conditions>, table: &mut Table) {
+pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: &mut Table) {
     let times = Distribution::of(measured.seconds);
     let [min, max, typical, p99, p999] = [0.0, 1.0, 0.5, 0.99, 0.999].map(|at| times.quantile(at));
     let values = [min, max, typical, times.mean(), times.deviation(), p99, p999].map(|seconds| seconds * 1e6);
