@@ -290,7 +290,7 @@ impl Driver {
                 let (deposit, weights) = provider.deposit_of(round, rank)?;
                 scratch.add_gate(rank, deposit, |row| weights[row as usize]);
             }
-            control.store_all(record + 1, scratch.encode());
+            control.store_down(plan.recorded(record), scratch.encode());
             if wanted {
                 let source = |entry: Entry| {
                     let at = provider.place_of(round, entry.rank, entry.buffer);
@@ -480,21 +480,23 @@ impl Driver {
         Ok(())
     }
 
-    /// Writes the record: on the own host with its round last, and from there to another host.
+    /// Writes the record: on the own host with its round last, and from there to another host, with the outcome if that lies
+    /// in it.
     fn publish(&mut self, host: u32, round: u64, token: Token, now: Time) -> Result<()> {
         let (plan, cut) = (self.machine.plan(), self.machine.cut(round));
         let record = plan.record(round);
         if host == plan.host() {
-            self.control.store_all(record + 1, cut.encode());
+            self.control.store_down(plan.recorded(record), cut.encode());
             // Release: a rank that sees the round sees the cut, the cleared words of the next
             // round, and for small data the outcome.
             self.control.announce(record, round);
             self.machine.complete(token, 0, now);
             return Ok(());
         }
-        let cells = 1 + cut.entries().len() - usize::from(plan.fault(Fault::ShortRecord));
-        let bytes = cells * size_of::<u64>();
-        let (from, to) = (self.cell_at(plan.host(), record + 1), self.cell_at(host, record + 1));
+        // With what lies between the cut and its round.
+        let lowest = plan.recorded(record) - cut.entries().len() + usize::from(plan.fault(Fault::ShortRecord));
+        let bytes = (record - lowest) * size_of::<u64>();
+        let (from, to) = (self.cell_at(plan.host(), lowest), self.cell_at(host, lowest));
         let mut signal = Some(self.signal(host, record, Change::Set(round), token));
         if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
             self.endpoint.signal(early, UNHEEDED)?;

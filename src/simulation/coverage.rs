@@ -139,14 +139,13 @@ impl Coverage {
 }
 
 /// Operations that only some schedules make, by name.
-const OPERATIONS: [&str; 13] = [
+const OPERATIONS: [&str; 12] = [
     "pushes",
     "asks for a ticket",
     "looks at a word",
     "closes a word",
     "places what is late",
     "clears words elsewhere",
-    "lands small data",
     "claims a segment",
     "reads",
     "counts segments",
@@ -159,7 +158,7 @@ const OPERATIONS: [&str; 13] = [
 #[inline]
 pub(super) fn operation(op: &Op) -> u32 {
     let index = match op {
-        Op::CombineRead { .. } => Some(12),
+        Op::CombineRead { .. } => Some(11),
         Op::Signal { token, .. }
         | Op::Clear { token, .. }
         | Op::Put { token, .. }
@@ -167,17 +166,16 @@ pub(super) fn operation(op: &Op) -> u32 {
         | Op::Read { token, .. }
         | Op::Publish { token, .. } => match token {
             Token::Counted { what: Counted::Push, .. } => Some(0),
-            Token::Counted { what: Counted::Read, .. } => Some(8),
+            Token::Counted { what: Counted::Read, .. } => Some(7),
             Token::Ticket => Some(1),
             Token::Probe | Token::Look => Some(2),
             Token::Close => Some(3),
             Token::Place => Some(4),
             Token::Clear => Some(5),
-            Token::Land => Some(6),
-            Token::Claim => Some(7),
-            Token::Done => Some(9),
-            Token::Deposit => Some(10),
-            Token::Swap => Some(11),
+            Token::Claim => Some(6),
+            Token::Done => Some(8),
+            Token::Deposit => Some(9),
+            Token::Swap => Some(10),
             Token::Counted { .. } | Token::Arrive => None,
         },
         _ => None,

@@ -120,6 +120,9 @@ impl Cut {
         self.of(rank).any(|entry| entry.part == part)
     }
 
+    /// Cells that the record of a cut takes at least: round, head and one entry.
+    pub(crate) const LEAST_CELLS: usize = 3;
+
     /// Cells that the record of a cut takes at most: round, head and two entries a rank.
     pub(crate) fn cells(ranks: u32) -> usize {
         2 + 2 * ranks as usize
@@ -132,7 +135,7 @@ impl Cut {
         std::iter::once(head).chain(self.entries.cells())
     }
 
-    /// Reads what [`Cut::encode`] wrote; `cell` returns the cells behind the round's.
+    /// Reads what [`Cut::encode`] wrote: `cell` returns what it wrote in this order.
     pub(crate) fn decode(&mut self, round: u64, cell: impl Fn(usize) -> u64) {
         self.begin(round, None);
         self.add(cell);

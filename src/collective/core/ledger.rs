@@ -30,7 +30,9 @@ pub(super) struct Ledger {
     releases: Releases,
     /// Cuts of the rounds after `taken`, by slot.
     cuts: Vec<Cut>,
-    /// The round whose record was looked for last, and where that is.
+    /// Where ranks are on several hosts: the homes of the rounds that have not landed and of the next one, by slot.
+    homes: Vec<u32>,
+    /// The round whose record was looked for last, and the cell of its round.
     record: (u64, usize),
     /// Ranks that take part in round `fired + 1`.
     active: RankSet,
@@ -57,6 +59,9 @@ impl Hash for Ledger {
         // What is known of the releases of others says no more than their cells.
         let Ledger { taken, fired, landed, released, release_later, active, leavers, dead, left, .. } = self;
         (taken, fired, landed, released, release_later, active, leavers, dead, left).hash(state);
+        if !self.homes.is_empty() {
+            (landed + 1..=fired + 1).for_each(|round| self.homes[self.slot(round)].hash(state));
+        }
     }
 }
 
@@ -67,6 +72,9 @@ impl Ledger {
     }
 
     pub(super) fn new(plan: &Plan) -> Self {
+        let (slots, several) = (plan.slots() as usize, plan.topology.hosts() > 1);
+        let active = RankSet::full(plan.ranks);
+        let first_home = plan.home(1, &active, None);
         Ledger {
             taken: 0,
             fired: 0,
@@ -75,8 +83,9 @@ impl Ledger {
             release_later: 0,
             releases: Releases::default(),
             cuts: (0..plan.slots()).map(|_| Cut::with_room_for(plan.ranks)).collect(),
+            homes: vec![first_home; if several { slots } else { 0 }],
             record: (0, 0),
-            active: RankSet::full(plan.ranks),
+            active,
             leavers: RankSet::empty(plan.ranks),
             others: RankSet::empty(plan.ranks),
             dead: RankSet::empty(plan.ranks),
@@ -159,6 +168,29 @@ impl Ledger {
         &mut self.cuts[slot]
     }
 
+    /// The host whose memory holds the words and claims of a round, which is the next one or has not landed.
+    #[inline]
+    pub(super) fn home_host(&self, round: u64, plan: &Plan) -> u32 {
+        self.homes.get(self.slot(round)).map_or_else(|| plan.host(), |&home| plan.host_of(home))
+    }
+
+    /// The rank there that looks after them.
+    pub(super) fn home(&self, round: u64, plan: &Plan) -> u32 {
+        match self.homes.get(self.slot(round)) {
+            Some(&home) => home,
+            None => plan.home(round, &self.active, None),
+        }
+    }
+
+    /// The same host for the round after the one whose cut is known and is about to fire.
+    pub(super) fn home_host_after(&mut self, round: u64, plan: &Plan) -> u32 {
+        if self.homes.is_empty() {
+            return plan.host();
+        }
+        let initiator = self.cut(round).initiator;
+        plan.host_of(plan.home(round + 1, self.active_after(round), initiator))
+    }
+
     /// The same, beside the ranks that take part in the round.
     #[inline]
     pub(super) fn cut_of_active(&mut self, round: u64) -> (&mut Cut, &RankSet) {
@@ -175,7 +207,8 @@ impl Ledger {
         let record = self.record.1;
         let known = cells.load(record) == round;
         if known {
-            self.cut_mut(round).decode(round, |index| cells.load(record + 1 + index));
+            let first = plan.recorded(record);
+            self.cut_mut(round).decode(round, |index| cells.load(first - index));
         }
         known
     }
@@ -209,6 +242,10 @@ impl Ledger {
                 self.active.remove(rank);
             }
             self.leavers.insert(rank);
+        }
+        if !self.homes.is_empty() {
+            let next = self.slot(round + 1);
+            self.homes[next] = plan.home(round + 1, &self.active, self.cuts[slot].initiator);
         }
         if let Some(log) = &mut self.log {
             log.push(self.cuts[slot].clone());

@@ -45,7 +45,13 @@ impl Plan {
             add("ticket".to_owned(), self.ticket(slot));
             (0..self.shares()).for_each(|share| add(format!("claim {share}"), self.claim(slot, share)));
             add("done".to_owned(), self.done(slot));
-            (0..Cut::cells(self.ranks)).for_each(|cell| add(format!("record[{cell}]"), self.record(slot) + cell));
+            // Those beside an outcome take turns as outcomes do.
+            if slot <= self.depth || !self.announces_outcomes() {
+                let record = self.record(slot);
+                add("round of the record".to_owned(), record);
+                let parts = 0..Cut::cells(self.ranks) - 1;
+                parts.for_each(|part| add(format!("record[{part}]"), self.recorded(record) - part));
+            }
         }
         cells
     }

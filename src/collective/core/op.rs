@@ -87,8 +87,6 @@ pub(crate) enum Token {
     Place,
     /// The next round's words.
     Clear,
-    /// The outcome of small data, on the own host.
-    Land,
     /// A segment to move.
     Claim,
     /// Segments that landed on the own host.
@@ -100,7 +98,7 @@ pub(crate) enum Token {
 }
 
 /// The code of the first kind of those that are counted.
-const FIRST_COUNTED: u64 = 13;
+const FIRST_COUNTED: u64 = 12;
 const HOST_SHIFT: u32 = 8;
 
 impl Token {
@@ -117,10 +115,9 @@ impl Token {
             Token::Clear => 6,
             Token::Claim => 7,
             Token::Done => 8,
-            Token::Land => 9,
-            Token::Deposit => 10,
-            Token::Swap => 11,
-            Token::Look => 12,
+            Token::Deposit => 9,
+            Token::Swap => 10,
+            Token::Look => 11,
         }
     }
 
@@ -136,10 +133,9 @@ impl Token {
             6 => Token::Clear,
             7 => Token::Claim,
             8 => Token::Done,
-            9 => Token::Land,
-            10 => Token::Deposit,
-            11 => Token::Swap,
-            12 => Token::Look,
+            9 => Token::Deposit,
+            10 => Token::Swap,
+            11 => Token::Look,
             counted => {
                 let index = (counted & ((1 << HOST_SHIFT) - 1)) - FIRST_COUNTED;
                 Token::Counted { what: Counted::ALL[index as usize], host: (counted >> HOST_SHIFT) as u32 }

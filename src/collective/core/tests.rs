@@ -31,10 +31,16 @@ impl Memory {
 
     /// The same where operations complete on the own host, and on others that answer. Their cells lie in one memory.
     fn run_with(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool) {
+        self.run_and(machine, answers, |_| ());
+    }
+
+    /// The same; says which operations these are.
+    fn run_and(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool, mut note: impl FnMut(&Op)) {
         let me = machine.plan().me;
         let answers = |host| host == me || answers(host);
         while machine.poll(0, Effort::Work, self) {
             while let Some(op) = machine.next_op() {
+                note(&op);
                 match op {
                     Op::Store { cell, value } => self.0[cell] = value,
                     Op::Signal { host, token, .. } | Op::Clear { host, token, .. } if answers(host) => {
@@ -52,7 +58,8 @@ impl Memory {
                     Op::Publish { host, round, token } if answers(host) => {
                         let record = machine.plan().record(round);
                         let cells: Vec<u64> = machine.cut(round).encode().collect();
-                        self.0[record + 1..][..cells.len()].copy_from_slice(&cells);
+                        let first = machine.plan().recorded(record);
+                        cells.iter().enumerate().for_each(|(index, &cell)| self.0[first - index] = cell);
                         self.0[record] = round;
                         machine.complete(token, 0, 0);
                     }
@@ -76,7 +83,7 @@ fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {
 #[test]
 fn a_home_that_does_not_answer_is_missing() {
     let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
-    let home = of(0).home(1, &RankSet::full(3));
+    let home = of(0).home(1, &RankSet::full(3), None);
     let mut machine = Machine::new(of((home + 1) % 3));
     let mut memory = Memory::of(machine.plan());
     memory.show(machine.plan().tag(home, 0), 1);
@@ -112,7 +119,7 @@ fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
     let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
     let (all, me) = (RankSet::full(3), 0);
     // Neither the first rounds' words nor any other rank's: the silent one has nothing but what it is sent.
-    let silent = (1..3).find(|&rank| (1..=3).all(|round| of(me).home(round, &all) != rank));
+    let silent = (1..3).find(|&rank| (1..=3).all(|round| of(me).home(round, &all, None) != rank));
     for leaves in [false, true] {
         let silent = silent.expect("choose other rounds");
         let mut machine = Machine::new(of(me));
@@ -136,36 +143,68 @@ fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
     }
 }
 
-/// A partial round has fired with this rank as its initiator, and the words of the next round lie on a host that does
-/// not clear them; or a member's tag is not here.
+/// A partial round has fired with this rank as its initiator. A member's tag is not here; or this rank leaves, and the
+/// words of the next round lie on a host that does not clear them.
 #[test]
 fn a_rank_that_holds_up_an_initiator_is_missing() {
     let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
     let all = RankSet::full(4);
-    let me = of(0).home(1, &all);
-    let next_home = of(0).home(2, &all);
-    let mut machine = Machine::new(of(me));
+    let me = of(0).home(1, &all, None);
+    for leaves in [false, true] {
+        let mut machine = Machine::new(of(me));
+        let mut memory = Memory::of(machine.plan());
+        let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
+        memory.0[machine.plan().word(1, 0)] = others[..2].iter().map(|&rank| 1u64 << rank).sum();
+        if leaves {
+            machine.leave()
+        } else {
+            machine.arrive(0, 1)
+        }
+        memory.run(&mut machine);
+        assert_eq!(missing(&machine, &memory), others[..2]);
+        memory.show(machine.plan().tag(others[0], 0), 1);
+        memory.run(&mut machine);
+        assert_eq!(missing(&machine, &memory), others[1..2]);
+        memory.show(machine.plan().tag(others[1], 0), 1);
+        memory.run(&mut machine);
+        match leaves {
+            true => assert_eq!(missing(&machine, &memory), [of(0).home(2, &all, Some((me + 1) % 4))]),
+            false => assert!(machine.cut(1).round() == 1 && machine.has_arrival(), "{}", machine.summary()),
+        }
+    }
+}
+
+/// The first to come writes once to each other host. The next round's word lies in its own memory, so it asks no other rank
+/// a second time.
+#[test]
+fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
+    let depth = 3;
+    let mut machine =
+        Machine::new(Plan::new(Terms { depth, ..Terms::sample(0, (0..5).collect(), Fire::SOLO, Path::Eager) }));
     let mut memory = Memory::of(machine.plan());
-    let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
-    memory.0[machine.plan().word(1, 0)] = others[..2].iter().map(|&rank| 1u64 << rank).sum();
-    machine.arrive(0, 1);
-    memory.run(&mut machine);
-    assert_eq!(missing(&machine, &memory), others[..2]);
-    memory.show(machine.plan().tag(others[0], 0), 1);
-    memory.run(&mut machine);
-    assert_eq!(missing(&machine, &memory), others[1..2]);
-    memory.show(machine.plan().tag(others[1], 0), 1);
-    memory.run(&mut machine);
-    let expected = if next_home == me { Vec::new() } else { vec![next_home] };
-    assert_eq!(missing(&machine, &memory), expected);
-    assert_ne!(next_home, me, "choose other rounds");
+    for round in 1..=depth {
+        machine.arrive(0, 1);
+        let mut elsewhere = Vec::new();
+        let mut note = |op: &Op| match *op {
+            Op::Signal { host, .. } | Op::Clear { host, .. } | Op::Atomic { host, .. } | Op::Publish { host, .. }
+                if host != 0 =>
+            {
+                elsewhere.push(*op);
+            }
+            _ => {}
+        };
+        memory.run_and(&mut machine, |_| true, &mut note);
+        let fetches = usize::from(round == 1 && machine.plan().home(1, &RankSet::full(5), None) != 0);
+        assert_eq!(elsewhere.len(), 4 + fetches, "round {round}: {elsewhere:?}");
+        assert_eq!(machine.take(true), round..=round);
+    }
 }
 
 /// The round has not fired. The words are here, and say which ranks have arrived.
 #[test]
 fn a_rank_whose_bit_is_there_is_not_missing() {
     let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
-    let me = of(0).home(1, &RankSet::full(4));
+    let me = of(0).home(1, &RankSet::full(4), None);
     let mut machine = Machine::new(of(me));
     let mut memory = Memory::of(machine.plan());
     let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();

@@ -104,8 +104,9 @@ impl World {
         let known = self.cuts.entry(round).or_insert_with(|| cut.clone());
         assert_eq!(*known, cut, "rank {me} has another cut");
         let record = machine.plan().record(round);
+        let downwards = (0..=machine.plan().recorded(record)).rev();
         let cells = &mut self.ranks[me as usize].cells;
-        cut.encode().zip(record + 1..).for_each(|(value, cell)| cells[cell] = value);
+        cut.encode().zip(downwards).for_each(|(value, cell)| cells[cell] = value);
         cells[record] = round;
     }
 

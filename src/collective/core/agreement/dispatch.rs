@@ -105,6 +105,9 @@ impl Agreement {
                 slots.revoke_token(tried + 1, arrival, cx);
             }
             (&ArrivalStage::Late { tried }, form) => {
+                if arrival.hidden && arrival.is_carried(&cx.plan) {
+                    arrival.show_elsewhere(movement, cx);
+                }
                 if fired >= tried {
                     let owes_nothing = form.owes_nothing() && movement.owes_nothing();
                     arrival.find_a_place(owes_nothing, cx);

@@ -53,6 +53,8 @@ pub(crate) struct Arrival {
     /// When its round closes, with or without those that are missing.
     close_by: Time,
     waited_for_room: bool,
+    /// Shown to the ranks of this host only: no other rank needs to see it unless it comes late.
+    hidden: bool,
     /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
     asked: Option<u32>,
     /// A late contribution that could not be placed yet.
@@ -94,8 +96,6 @@ enum ArrivalStage {
     Gathering,
     /// Initiator: readies the words of the next round.
     Clearing,
-    /// Initiator: the outcome of small data is on its way.
-    Landing,
     /// In a round that others close, or whose record is on its way.
     Published,
     /// The target fired without it; not placed in any round up to `tried`.
@@ -116,12 +116,12 @@ struct Deferred {
 impl Hash for Arrival {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // What it has waited for is only counted, or told to people. Of an arrival that is over only the buffer is read.
-        let Arrival { stage, target, made_for, part, buffer, weight, close_by, .. } = self;
+        let Arrival { stage, target, made_for, part, buffer, weight, close_by, hidden, .. } = self;
         stage.hash(state);
         match stage {
             ArrivalStage::Away => {}
             ArrivalStage::Over { .. } => buffer.hash(state),
-            _ => (target, made_for, part, buffer, weight, close_by).hash(state),
+            _ => (target, made_for, part, buffer, weight, close_by, hidden).hash(state),
         }
         (self.deferred, self.superseded).hash(state);
     }
@@ -138,6 +138,7 @@ impl Arrival {
             weight: 1,
             close_by: Time::MAX,
             waited_for_room: false,
+            hidden: false,
             asked: None,
             deferred: None,
             superseded: None,
@@ -152,7 +153,7 @@ impl Arrival {
         let target = cx.ledger.taken() + 1;
         (self.target, self.made_for) = (target, target);
         (self.part, self.buffer, self.weight) = (part, buffer, weight);
-        (self.close_by, self.waited_for_room, self.asked) = (Time::MAX, false, None);
+        (self.close_by, self.waited_for_room, self.hidden, self.asked) = (Time::MAX, false, false, None);
         if part == Part::Fresh {
             // The caller comes back from its own work.
             self.pace.arrived(cx.now);
@@ -241,9 +242,23 @@ impl Arrival {
     }
 
     /// Shows what its buffer holds.
-    fn show(&self, movement: &mut Movement, cx: &mut Context) {
+    fn show(&mut self, movement: &mut Movement, cx: &mut Context) {
+        self.show_here(cx);
+        self.show_elsewhere(movement, cx);
+    }
+
+    /// Shows it to the ranks of this host.
+    fn show_here(&mut self, cx: &mut Context) {
+        let (cell, value) = self.tag(&cx.plan);
+        cx.outbox.push(Op::Store { cell, value });
+        self.hidden = true;
+    }
+
+    /// Shows it to all others.
+    fn show_elsewhere(&mut self, movement: &mut Movement, cx: &mut Context) {
         let has_data = self.part != Part::Leaving && cx.plan.bytes > 0;
-        movement.show(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
+        movement.show_elsewhere(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
+        self.hidden = false;
     }
 
     /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own

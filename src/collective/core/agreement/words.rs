@@ -25,7 +25,7 @@ pub(crate) struct Words {
 
 /// The host of the words of the next round.
 pub(super) fn home_host(Context { plan, ledger, .. }: &Context) -> u32 {
-    plan.host_of(plan.home(ledger.open(), ledger.active()))
+    ledger.home_host(ledger.open(), plan)
 }
 
 fn is_one_word(plan: &Plan) -> bool {
@@ -72,6 +72,17 @@ impl Words {
         Closing { active: cx.ledger.active().group(0, RANKS_PER_WORD), condition: condition(cx), at_once }
     }
 
+    /// Whether the arrival closes its round unless another one has: then the rank that looks for its tag is this one.
+    fn closes_alone(arrival: &Arrival, cx: &Context) -> bool {
+        let at_once = arrival.pace.grace().is_none() && is_one_word(&cx.plan);
+        at_once
+            && match condition(cx) {
+                Condition::Count(least) => least <= 1,
+                Condition::Rank(rank) => rank == cx.plan.me,
+                Condition::Full => false,
+            }
+    }
+
     /// The bits that the arrival adds to its round's word.
     fn own_bits(arrival: &Arrival, Context { plan, ledger, .. }: &Context) -> u64 {
         let (_, bit) = place_of(plan.me);
@@ -82,11 +93,16 @@ impl Words {
 
     /// Shows the arrival's tag and adds its bit.
     pub(super) fn arrive(&mut self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
+        let is_late = arrival.target <= cx.ledger.fired();
         // What comes late to a full round has shown its tag before.
         if arrival.part != Part::Carried {
-            arrival.show(movement, cx);
+            if is_late || !Self::closes_alone(arrival, cx) {
+                arrival.show(movement, cx);
+            } else {
+                arrival.show_here(cx);
+            }
         }
-        if arrival.target <= cx.ledger.fired() {
+        if is_late {
             return arrival.is_late(cx);
         }
         let cell = cx.plan.word(arrival.target, place_of(cx.plan.me).0);
@@ -139,7 +155,6 @@ impl Words {
             (Token::Probe, &ArrivalStage::Probing { pause }) => self.probed(value, pause, arrival, cx),
             (Token::Close, &ArrivalStage::Closing { index }) => self.close_answered(index, value, arrival, cx),
             (Token::Clear, ArrivalStage::Clearing) => self.cleared(arrival, cx),
-            (Token::Land, ArrivalStage::Landing) => self.publish(arrival, cx),
             (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
         }
     }

@@ -13,7 +13,7 @@ use super::input::{Cells, Effort};
 use super::op::{Counted, Op, Token};
 use super::plan::{MovementBy, Plan};
 use crate::fabric::Change;
-pub(super) use reducers::{Reducers, reduce_first};
+pub(super) use reducers::Reducers;
 pub(crate) use registers::Registers;
 pub(super) use segments::{Segments, fill, lack};
 
@@ -22,7 +22,7 @@ pub(super) use segments::{Segments, fill, lack};
 pub(super) enum Movement {
     /// Every rank reduces for itself.
     Everyone,
-    /// See [`reduce_first`].
+    /// The rank that closed the round reduces it before it publishes the record.
     Initiator,
     Reducers(Reducers),
     Segments(Segments),
@@ -128,11 +128,16 @@ impl Movement {
         }
     }
 
-    /// Shows what a buffer holds to every rank that has to see it: the data, if it is pushed, lands before its tag, a cell
-    /// and its value.
-    pub(super) fn show(&mut self, round: u64, tag: (usize, u64), (buffer, has_data): (u32, bool), cx: &mut Context) {
+    /// Shows what a buffer holds to every rank elsewhere that has to see it: the data, if it is pushed, lands before its
+    /// tag, a cell and its value.
+    pub(super) fn show_elsewhere(
+        &mut self,
+        round: u64,
+        tag: (usize, u64),
+        (buffer, has_data): (u32, bool),
+        cx: &mut Context,
+    ) {
         let (cell, value) = tag;
-        cx.outbox.push(Op::Store { cell, value });
         if let Movement::Reducers(reducers) = self {
             return reducers.show(round, tag, (buffer, has_data), cx);
         }
@@ -167,9 +172,9 @@ impl Movement {
             // What this rank reduces for itself was done by the operation before this poll.
             Movement::Everyone => cx.outbox.is_empty(),
             Movement::Reducers(reducers) => cx.outbox.is_empty() && reducers.has_landed(round, &cx.plan, cells),
-            Movement::Initiator => cx.plan.is_done(round, cells),
             Movement::Segments(segments) => segments.has_landed(round, cx, cells),
-            Movement::Program => true,
+            // The record says so.
+            Movement::Initiator | Movement::Program => true,
         }
     }
 

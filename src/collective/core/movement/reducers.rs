@@ -9,11 +9,11 @@ use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort, Time};
-use super::super::op::{Counted, Interest, Op, Token};
-use super::super::plan::{MovementBy, Plan, RECEIVING_ROWS, Share};
+use super::super::op::{Counted, Interest, Op};
+use super::super::plan::{Plan, RECEIVING_ROWS, Share};
 use super::super::tag::Tag;
 use super::fallback::Fallback;
-use crate::fabric::{Atomic, Change};
+use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 
@@ -327,23 +327,4 @@ impl Reducers {
             silent.filter(|&reducer| reducer != plan.me).for_each(|rank| missing.insert(rank));
         }
     }
-}
-
-/// The initiator has closed a round. Where it reduces, it does so now, so that small data is in place before the record
-/// that wakes those that wait for it. Whether it does.
-pub(crate) fn reduce_first(round: u64, cx: &mut Context) -> bool {
-    let (plan, early) = (&cx.plan, cx.plan.fault(Fault::LandBeforeData));
-    if plan.movement() != MovementBy::Initiator {
-        return false;
-    }
-    let combine = Op::Combine { round, from: 0, len: plan.bytes };
-    if !early {
-        cx.outbox.push(combine);
-    }
-    cx.outbox.atomic(plan.host(), plan.done(round), Atomic::FetchAdd(1), Token::Land);
-    cx.outbox.land_elsewhere(plan, round, 0, cx.ledger.active());
-    if early {
-        cx.outbox.push(combine);
-    }
-    true
 }

@@ -247,12 +247,8 @@ impl Segments {
         }
     }
 
-    /// The ranks that were active in the round decide where its claims lie, and its cut names them.
-    fn claim_host(&self, cx: &mut Context) -> u32 {
-        if cx.plan.topology.hosts() == 1 {
-            return cx.plan.host();
-        }
-        cx.plan.host_of(cx.plan.home(self.claims.round, cx.ledger.active_in(self.claims.round)))
+    fn claim_host(&self, cx: &Context) -> u32 {
+        cx.ledger.home_host(self.claims.round, &cx.plan)
     }
 
     pub(super) fn complete(&mut self, token: Token, value: u64, cx: &mut Context) {
@@ -393,7 +389,7 @@ impl Segments {
 /// Synchronous: clears the claims of a round, if they lie in this rank's memory. All took round `round - 1`, so no rank
 /// looks at what this slot held before; and none claims before it sees the tag that follows.
 pub(super) fn clear_claims(round: u64, cx: &mut Context) {
-    if cx.plan.home(round, cx.ledger.active()) == cx.plan.me {
+    if cx.ledger.home(round, &cx.plan) == cx.plan.me {
         let host = cx.plan.host();
         let token = cx.outbox.count(Counted::Push, host);
         cx.outbox.push(Op::Clear { host, round, token });

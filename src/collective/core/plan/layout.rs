@@ -8,6 +8,7 @@ use super::super::cut::Cut;
 use super::{
     BUFFERS, FIRST_HELD, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS,
 };
+use crate::fabric::CACHE_LINE;
 use crate::fault::Fault;
 use crate::rule::Absent;
 use crate::trigger::{Buffer, InputCells};
@@ -53,7 +54,7 @@ impl Extents {
         let slot_cells = match (&plan.program, plan.path) {
             (Some(program), _) => program.cells(),
             (None, Path::Relayed) => (plan.inputs().count() + plan.ranks as usize).next_multiple_of(LINE),
-            _ => home_cells + LINE + Cut::cells(plan.ranks).next_multiple_of(LINE),
+            _ => home_cells + LINE + plan.record_cells(),
         };
         // Activations go out before the gate closes, which shows that what lies in areas may be written.
         let least = if plan.path == Path::Relayed { RELAYED_ROUNDS + 1 } else { 1 };
@@ -112,6 +113,34 @@ impl TagCells {
     }
 }
 
+/// How an outcome and the record of its cut lie together, where one rank reduces a round and tells other hosts of it: a
+/// network writes both at once. A row has the cut from the outcome downwards, and the round right behind the outcome.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Announced {
+    /// Bytes of a row, and from its begin to the outcome and to the round.
+    row: usize,
+    outcome: usize,
+    round: usize,
+}
+
+impl Announced {
+    /// Nothing where they lie apart, or cannot be addressed, which is refused later.
+    pub(super) fn of(plan: &Plan) -> Option<Self> {
+        if plan.topology.hosts() == 1 || plan.movement() != MovementBy::Initiator {
+            return None;
+        }
+        const CELL: usize = size_of::<u64>();
+        let parts = (Cut::cells(plan.ranks) - 1) * CELL;
+        let bytes = plan.bytes.checked_next_multiple_of(CELL)?;
+        // With at least one part in one cache line, the round ends that line. Else the outcome begins one.
+        let shares_line = bytes + (Cut::LEAST_CELLS * CELL) <= CACHE_LINE;
+        let begin = if shares_line { parts } else { lines(parts)? };
+        let row = lines(begin.checked_add(bytes)?.checked_add(CELL)?)?;
+        let round = if shares_line { row - CELL } else { begin + bytes };
+        Some(Announced { row, outcome: round - bytes, round })
+    }
+}
+
 /// Control cells, the same on every host. Numbers above them are cells of the data region.
 impl Plan {
     /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
@@ -125,7 +154,7 @@ impl Plan {
     /// Control cells, and those of the data region that are used as cells.
     #[cfg(test)]
     pub(crate) fn cells(&self) -> usize {
-        let has_cells = self.packs_tags() || self.path == Path::Relayed;
+        let has_cells = self.packs_tags() || self.path == Path::Relayed || self.announced.is_some();
         self.control_cells() + if has_cells { self.data_bytes() / size_of::<u64>() } else { 0 }
     }
 
@@ -212,8 +241,28 @@ impl Plan {
         self.done(round)
     }
 
+    /// The round of a record: written last, it makes the record valid.
     pub(crate) fn record(&self, round: u64) -> usize {
-        self.done(round) + LINE
+        match self.announced {
+            Some(announced) => self.control_cells() + (self.announced_row(round) + announced.round) / size_of::<u64>(),
+            None => self.done(round) + LINE + self.record_cells() - 1,
+        }
+    }
+
+    /// Whether the record of a round lies beside its outcome.
+    pub(crate) fn announces_outcomes(&self) -> bool {
+        self.announced.is_some()
+    }
+
+    /// The first cell of the cut in a record, given its round's cell; the others lie below it, each below the one before.
+    pub(crate) fn recorded(&self, record: usize) -> usize {
+        let between = self.announced.map_or(0, |announced| (announced.round - announced.outcome) / size_of::<u64>());
+        record - between - 1
+    }
+
+    /// Cells for a record in a slot.
+    fn record_cells(&self) -> usize {
+        Cut::cells(self.ranks).next_multiple_of(LINE)
     }
 
     /// Cells of a control region.
@@ -296,9 +345,21 @@ impl Plan {
             // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
             MovementBy::Lowest(_) => 0,
             MovementBy::Program if self.path == Path::Relayed => return self.area(Buffer::Outcome, round),
-            _ => (round - 1) % self.depth,
+            _ => {
+                if let Some(announced) = self.announced {
+                    return self.announced_row(round) + announced.outcome;
+                }
+                (round - 1) % self.depth
+            }
         };
         ((self.contribution_rows() * BUFFERS) as usize + slot as usize) * self.stride()
+    }
+
+    /// Where the row of a round begins in which its outcome and its record lie. When a row is written, all ranks have
+    /// released the round that it was used for before.
+    fn announced_row(&self, round: u64) -> usize {
+        let row = self.announced.map_or(0, |announced| announced.row);
+        (self.contribution_rows() * BUFFERS) as usize * self.stride() + slot_of(round, self.depth) * row
     }
 
     /// Registers that a host keeps apart. Where all ranks average, theirs are always equal.
@@ -380,6 +441,11 @@ impl Plan {
         let contributions = u64::from(self.contribution_rows() * BUFFERS);
         if self.path == Path::Relayed {
             let total = self.checked_contributions_end()?.checked_add(self.relayed_bytes()?)?;
+            return Some(total).filter(|&total| total <= isize::MAX as usize);
+        }
+        if self.movement() == MovementBy::Initiator && self.topology.hosts() > 1 {
+            let rows = self.announced?.row.checked_mul(usize::try_from(self.depth).ok()?)?;
+            let total = self.checked_contributions_end()?.checked_add(rows)?;
             return Some(total).filter(|&total| total <= isize::MAX as usize);
         }
         let rows = contributions + self.outcome_slots();

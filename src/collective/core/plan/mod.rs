@@ -20,7 +20,7 @@ use crate::rule::{Absent, Condition, Fire, Grace, Path, Schedule, drawn};
 use crate::trigger::{Layout, Request, Start};
 use areas::Areas;
 pub(crate) use layout::slot_of;
-use layout::{Extents, TagCells};
+use layout::{Announced, Extents, TagCells};
 pub(crate) use topology::Topology;
 
 /// Buffers of a rank: one being moved, one carried, one being written.
@@ -132,6 +132,7 @@ pub(crate) struct Plan {
     extents: Extents,
     tags: TagCells,
     areas: Option<Areas>,
+    announced: Option<Announced>,
 }
 
 impl Deref for Plan {
@@ -189,10 +190,12 @@ impl Terms {
 
 impl Plan {
     pub(crate) fn new(terms: Terms) -> Self {
-        let mut plan = Plan { terms, extents: Extents::default(), tags: TagCells::default(), areas: None };
+        let (extents, tags) = (Extents::default(), TagCells::default());
+        let mut plan = Plan { terms, extents, tags, areas: None, announced: None };
         plan.extents = Extents::of(&plan);
         plan.tags = TagCells::of(&plan);
         plan.areas = Areas::of(&plan);
+        plan.announced = Announced::of(&plan);
         plan
     }
 
@@ -323,11 +326,13 @@ impl Plan {
         self.topology.hosts_but(self.host()).filter(has_one)
     }
 
-    /// The rank whose memory holds the words and claims of a round: fixed by the round and by the
-    /// active ranks, so all agree without asking. Its processor takes no part.
-    pub(crate) fn home(&self, round: u64, active: &RankSet) -> u32 {
-        let start = (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
-        active.next(start as u32).or_else(|| active.next(0)).unwrap_or(self.me)
+    /// The rank whose memory holds the words and claims of a round, given its active ranks and the rank that closed the
+    /// round before, if one did: all agree without asking. Its processor takes no part. The rank that closed a round
+    /// clears the words of the next one, and is likely to be the first again.
+    pub(crate) fn home(&self, round: u64, active: &RankSet, closed_before: Option<u32>) -> u32 {
+        let any = || (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
+        let start = closed_before.unwrap_or_else(|| any() as u32);
+        active.next(start).or_else(|| active.next(0)).unwrap_or(self.me)
     }
 
     /// Ranks worth waking when a round has fired.
@@ -336,9 +341,12 @@ impl Plan {
         if self.movement() == MovementBy::Segments { self.helpers } else { u32::MAX }
     }
 
-    /// Whether all segments of a round have landed on this host.
+    /// Whether all segments of a round have landed on this host, or its record where that is written behind the outcome.
     pub(super) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
-        cells.load(self.done(round)) >= self.segments_up_to(round)
+        match self.movement() {
+            MovementBy::Initiator => cells.load(self.record(round)) == round,
+            _ => cells.load(self.done(round)) >= self.segments_up_to(round),
+        }
     }
 
     /// The segments of all rounds that used the slot of a round, up to this one.
@@ -356,9 +364,8 @@ impl Plan {
         let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
         20 + match self.movement() {
             MovementBy::Everyone => hosts,
-            // An initiator tells every other host the outcome, and then the cut.
-            MovementBy::Initiator => 2 * hosts,
-            // A reducer does so too, and another rank may read all contributions.
+            MovementBy::Initiator => hosts,
+            // A reducer tells every other host the cut and the outcome, and another rank may read all contributions.
             MovementBy::Lowest(_) => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
             MovementBy::Segments => 0,

@@ -6,8 +6,8 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
-use crate::collective::core::Path;
 use crate::collective::core::label::Form;
+use crate::collective::core::{Cut, Path};
 use crate::fabric::CACHE_LINE;
 use crate::group::Group;
 use crate::rule::{Fire, Grace, Schedule};
@@ -122,6 +122,13 @@ impl Plan {
             let slots = if plan.elects_reducers() { 1 } else { plan.depth };
             (1..=slots).for_each(|round| add(format!("outcome of {round}"), plan.outcome(round), plan.bytes));
         }
+        for round in (1..=plan.depth).filter(|_| plan.announces_outcomes()) {
+            let (record, cell) = (plan.record(round), size_of::<u64>());
+            let cut = 1 + plan.recorded(record) - (Cut::cells(plan.ranks) - 1);
+            let at = |cell| (cell - plan.control_cells()) * size_of::<u64>();
+            add(format!("cut of {round}"), at(cut), (Cut::cells(plan.ranks) - 1) * cell);
+            add(format!("round of the record of {round}"), at(record), cell);
+        }
         if plan.pushes() {
             for rank in self.every_rank().filter(|&rank| self.host_of(rank) != host) {
                 let places = if plan.by_tags() { 2 } else { BUFFERS };
@@ -214,6 +221,21 @@ proptest! {
         let shares: Vec<_> = (0..plan.shares()).map(|index| plan.share(index, plan.segments())).collect();
         prop_assert!(shares.windows(2).all(|pair| pair[0].1 == pair[1].0));
         prop_assert_eq!((shares[0].0, shares[shares.len() - 1].1), (0, plan.segments()));
+    }
+}
+
+/// Small data, its cut and the round that announces both fill one cache line, or end at its end.
+#[test]
+fn a_small_outcome_and_its_record_share_a_cache_line() {
+    for (ranks, bytes, entries) in [(4, 8, 5), (4, 40, 1), (31, 8, 5), (4, 0, 6)] {
+        let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Eager);
+        let plan = Plan::new(Terms { bytes, depth: 3, ..sample });
+        for round in 1..=4 {
+            let (record, line) = (plan.record(round), CACHE_LINE / size_of::<u64>());
+            assert_eq!((record - plan.control_cells()) % line, line - 1);
+            assert_eq!((plan.recorded(record) - entries) / line, record / line, "{ranks} ranks, {bytes} bytes");
+            assert_eq!(plan.outcome(round) + bytes, (record - plan.control_cells()) * size_of::<u64>());
+        }
     }
 }
 

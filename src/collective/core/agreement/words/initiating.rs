@@ -3,9 +3,8 @@
 use super::super::super::context::Context;
 use super::super::super::entry::{Entry, Part};
 use super::super::super::input::Cells;
-use super::super::super::movement::reduce_first;
 use super::super::super::op::{Counted, Interest, Op, Token};
-use super::super::super::plan::{BUFFERS, Plan};
+use super::super::super::plan::{BUFFERS, MovementBy, Plan};
 use super::super::super::tag::Tag;
 use super::super::{Arrival, ArrivalStage, bits};
 use super::{Words, place_of};
@@ -23,8 +22,7 @@ impl Words {
         }
         // Before any rank can learn that this round is over, the next one's words are zero. All
         // have released the round that used them last: this rank checked when it arrived.
-        let (next, home) = (round + 1, cx.plan.home(round + 1, cx.ledger.active_after(round)));
-        let host = cx.plan.host_of(home);
+        let (next, host) = (round + 1, cx.ledger.home_host_after(round, &cx.plan));
         arrival.enter(ArrivalStage::Clearing, &mut cx.outbox);
         if cx.plan.fault(Fault::SkipRearm) || cx.plan.fault(Fault::LateRearm) {
             self.cleared(arrival, cx);
@@ -84,22 +82,22 @@ impl Words {
         })
     }
 
-    /// The next round is ready. What the initiator reduces by itself is in place before the record.
+    /// The next round is ready: hands out the record. What the initiator reduces by itself is in place before it.
     pub(super) fn cleared(&self, arrival: &mut Arrival, cx: &mut Context) {
-        if reduce_first(cx.ledger.open(), cx) {
-            arrival.enter(ArrivalStage::Landing, &mut cx.outbox);
-        } else {
-            self.publish(arrival, cx);
-        }
-    }
-
-    /// Hands out the record.
-    pub(super) fn publish(&self, arrival: &mut Arrival, cx: &mut Context) {
         let (plan, round) = (&cx.plan, cx.ledger.open());
+        let reduction = Op::Combine { round, from: 0, len: plan.bytes };
+        let reduces = plan.movement() == MovementBy::Initiator;
+        let early = plan.fault(Fault::LandBeforeData);
+        if reduces && !early {
+            cx.outbox.push(reduction);
+        }
         cx.outbox.publish(Counted::Push, plan.host(), round);
         for host in plan.hosts_elsewhere(cx.ledger.active()) {
             cx.stats.activations += 1;
             cx.outbox.publish(Counted::Push, host, round);
+        }
+        if reduces && early {
+            cx.outbox.push(reduction);
         }
         if !plan.fault(Fault::ForgetWake) {
             cx.outbox.wake(plan.callees(), Interest::Outcome);
