@@ -105,7 +105,8 @@ impl Agreement {
                 slots.revoke_token(tried + 1, arrival, cx);
             }
             (&ArrivalStage::Late { tried }, form) => {
-                if arrival.hidden && arrival.is_carried(&cx.plan) {
+                // Also what is not carried: its tag tells the others that this rank has arrived.
+                if arrival.hidden {
                     arrival.show_elsewhere(movement, cx);
                 }
                 if fired >= tried {

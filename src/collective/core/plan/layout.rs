@@ -133,7 +133,7 @@ impl Announced {
         let parts = (Cut::cells(plan.ranks) - 1) * CELL;
         let bytes = plan.bytes.checked_next_multiple_of(CELL)?;
         // With at least one part in one cache line, the round ends that line. Else the outcome begins one.
-        let shares_line = bytes + (Cut::LEAST_CELLS * CELL) <= CACHE_LINE;
+        let shares_line = bytes.checked_add(Cut::LEAST_CELLS * CELL)? <= CACHE_LINE;
         let begin = if shares_line { parts } else { lines(parts)? };
         let row = lines(begin.checked_add(bytes)?.checked_add(CELL)?)?;
         let round = if shares_line { row - CELL } else { begin + bytes };
