@@ -196,6 +196,12 @@ impl Worker {
         some
     }
 
+    /// A round is complete, so what is queued for it was done by others. It must go: it lies below whatever comes
+    /// later, and the queue has memory for one round.
+    pub(crate) fn complete(&mut self, round: u64) {
+        self.todo.retain(|task| task.round > round);
+    }
+
     /// An input of a counter was raised: queues what that triggers.
     pub(crate) fn moved(&mut self, layout: &Layout, counter: u32, round: u64, cells: &impl SlotCells) {
         let lacks_one = || layout.value(counter, round, cells) + 1 == layout.counters[counter as usize].threshold;

@@ -99,6 +99,7 @@ impl Gates {
         let record = plan.program_cell(round, self.layout.record());
         cx.ledger.cut_mut(round).decode(round, |index| cells.load(record + index));
         arrival.fire(round, cx);
+        self.worker.complete(round);
         self.passed_on = false;
         true
     }
