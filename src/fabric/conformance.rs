@@ -24,6 +24,7 @@ pub fn all(make: MakeWorld<'_>) {
         memory_is_zeroed_and_shared(make, ranks);
         put_lands_before_its_signal(make, ranks);
         signals_add_up(make, ranks);
+        cells_advance(make, ranks);
         reads_see_what_was_there(make, ranks);
         atomics_are_one_order(make, ranks);
         threads::exchanges_bring_what_each_gave(make, ranks);
@@ -209,6 +210,33 @@ fn signals_add_up(make: MakeWorld<'_>, ranks: u32) {
         }
     }
     assert_eq!(world.load(0, 64), 10 * (1..=u64::from(ranks)).sum::<u64>());
+}
+
+/// Several advances in flight: the cell never shows less than before, and in the end what the last one reached.
+fn cells_advance(make: MakeWorld<'_>, ranks: u32) {
+    let mut world = world(make, ranks);
+    let (from, to, far) = (0, ranks as usize - 1, u64::MAX);
+    let values: Vec<u64> = (1..=40).map(|step| step * step).chain([1 << 40, far]).collect();
+    let (mut before, mut seen, mut in_flight) = (0, 0, 0);
+    for (number, &value) in values.iter().enumerate() {
+        let signal = Signal {
+            at: at(world.regions[from][to], 192),
+            change: Change::advance(before, value),
+            awaited: number % 2 == 0,
+        };
+        before = value;
+        in_flight += usize::from(world.ends[from].signal(signal, 1).expect("signal") == Posted::Pending);
+        in_flight -= usize::from(world.ends[from].poll().expect("poll").is_some());
+        let now = world.load(to, 192);
+        assert!(seen <= now, "a cell went back from {seen} to {now}");
+        seen = now;
+    }
+    let start = Instant::now();
+    while in_flight > 0 {
+        in_flight -= usize::from(world.ends[from].poll().expect("poll").is_some());
+        assert!(start.elapsed() < patience(), "an advance never completed");
+    }
+    assert_eq!(world.load(to, 192), far);
 }
 
 fn reads_see_what_was_there(make: MakeWorld<'_>, ranks: u32) {

@@ -196,7 +196,18 @@ pub enum Change {
     Set(u64),
     /// The cell grows by this value, wrapping; atomic against other fabric atomics.
     Add(u64),
+    /// The cell grows by one value to another; only this rank changes it, and never sets it. Several
+    /// may be in flight. See [`Change::advance`].
+    Advance {
+        /// What it grows by.
+        by: u32,
+        /// The value that it reaches.
+        to: u64,
+    },
 }
+
+// Operations carry one, in memory that is copied.
+const _: () = assert!(size_of::<Change>() <= 16);
 
 impl Change {
     /// Changes a cell that this process can reach. A thread that sees the change sees what this
@@ -205,7 +216,25 @@ impl Change {
     pub(crate) fn apply(self, cell: &AtomicU64) {
         match self {
             Change::Set(value) => sync::announce(cell, value),
-            Change::Add(value) => _ = sync::add(cell, value),
+            Change::Add(_) | Change::Advance { .. } => _ = sync::add(cell, self.value()),
+        }
+    }
+
+    /// The change of a cell that only this rank changes, and always in this way, from its value to a greater
+    /// one. Several may be in flight: the cell grows with each, and reaches the last value when all have
+    /// landed. A network that keeps the order of operations sets the cell, which costs less than adding.
+    #[must_use]
+    pub fn advance(from: u64, to: u64) -> Self {
+        let by = to.wrapping_sub(from);
+        u32::try_from(by).map_or(Change::Add(by), |by| Change::Advance { by, to })
+    }
+
+    /// The value that the cell becomes, or what is added to it where operations may overtake each other.
+    #[inline]
+    pub(crate) fn value(self) -> u64 {
+        match self {
+            Change::Set(value) | Change::Add(value) => value,
+            Change::Advance { by, .. } => by.into(),
         }
     }
 }

@@ -339,8 +339,7 @@ impl Ledger {
         let before = std::mem::replace(&mut self.released, round);
         outbox.push(Op::Store { cell, value: round });
         for host in plan.hosts_elsewhere(&self.active) {
-            // Added, not set: two of these may overtake each other.
-            outbox.signal(Counted::Notice, host, None, (cell, Change::Add(round - before)));
+            outbox.signal(Counted::Notice, host, None, (cell, Change::advance(before, round)));
         }
         if !plan.fault(Fault::ForgetWakeForRoom) {
             outbox.wake(u32::MAX, Interest::Room);

@@ -73,6 +73,7 @@ impl Plan {
                 let change = match change {
                     Change::Set(value) => format!("sets {} to {value:#x}", self.cell_name(cell)),
                     Change::Add(value) => format!("adds {value:#x} to {}", self.cell_name(cell)),
+                    Change::Advance { to, .. } => format!("advances {} to {to:#x}", self.cell_name(cell)),
                 };
                 format!("{data}{change} on host {host}")
             }

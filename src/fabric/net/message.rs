@@ -168,10 +168,8 @@ impl Message {
             // A cell is named by its number; one beyond 2^32 would lie beyond 32 GiB.
             debug_assert!(at.offset.is_multiple_of(CELL) && at.offset / CELL <= u64::from(u32::MAX));
             (fields.second, fields.id) = (at.region, (at.offset / CELL) as u32);
-            (fields.change, fields.value) = match change {
-                Change::Set(value) => (SET, value),
-                Change::Add(value) => (ADD, value),
-            };
+            fields.change = if matches!(change, Change::Set(_)) { SET } else { ADD };
+            fields.value = change.value();
         };
         match self.content {
             Content::Put { to, signal: change, ack_now } => {

@@ -335,7 +335,7 @@ impl Relay {
         if cx.plan.fault(Fault::ForgetRoom) {
             return;
         }
-        let change = Change::Add(round - std::mem::replace(&mut self.said, round));
+        let change = Change::advance(std::mem::replace(&mut self.said, round), round);
         let cell = cx.plan.released(cx.plan.me);
         for &rank in self.members.iter().filter(|&&rank| rank != cx.plan.me) {
             cx.outbox.signal(Counted::Notice, cx.plan.host_of(rank), None, (cell, change));

@@ -9,10 +9,12 @@ use crate::fabric::net::wire::Atomicity;
 use crate::fabric::{At, Atomic, Change, Posted, Signal, cell_behind};
 
 impl Change {
-    fn by_device(self) -> CellChange {
+    /// What a device does for it.
+    fn by_device(self, in_order: bool) -> CellChange {
         match self {
+            Change::Advance { to: value, .. } if in_order => CellChange::Set(value),
             Change::Set(value) => CellChange::Set(value),
-            Change::Add(value) => CellChange::Atomic(Atomic::FetchAdd(value)),
+            Change::Add(_) | Change::Advance { .. } => CellChange::Atomic(Atomic::FetchAdd(self.value())),
         }
     }
 }
@@ -63,7 +65,7 @@ impl<W: Wire> Engine<W> {
     fn change_with_wake(&mut self, channel: u16, peer: u32, at: At, change: Change) -> Act {
         // A rank wakes itself when the operation has completed.
         let wake = if peer == self.rank { None } else { self.wake_behind(channel, peer, at) };
-        Act::Change { at, change: change.by_device(), wake }
+        Act::Change { at, change: change.by_device(W::IN_ORDER), wake }
     }
 
     /// All parts of a put have landed: gives its signal.

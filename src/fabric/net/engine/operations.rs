@@ -99,7 +99,7 @@ impl<W: Wire> Engine<W> {
 
     /// Gives a signal to this rank. The location was checked.
     fn change_own(&mut self, (channel, token): (u16, u64), (signal, cell): (Signal, Location)) -> Posted {
-        if matches!(signal.change, Change::Add(_)) && !self.may_change_own(channel, signal.at) {
+        if !matches!(signal.change, Change::Set(_)) && !self.may_change_own(channel, signal.at) {
             return self.signal_by_device((channel, token, self.rank), signal);
         }
         let own = &mut self.channels[usize::from(channel)];

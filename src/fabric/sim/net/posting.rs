@@ -140,10 +140,7 @@ impl Net {
             if let Some(signal) = signal {
                 // Whatever it fences has landed; what is repeated may come after it.
                 landed = self.arrival(way, landed);
-                let (set, value) = match signal.change {
-                    Change::Set(value) => (true, value),
-                    Change::Add(value) => (false, value),
-                };
+                let (set, value) = (matches!(signal.change, Change::Set(_)), signal.change.value());
                 let (endpoint, cell) = (endpoint as u32, Place::behind(signal.at, 0));
                 self.schedule(landed, Effect::Change { endpoint, cell, set, value });
             }
