@@ -8,6 +8,7 @@ mod judged;
 mod saved;
 mod writing;
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use rand::RngExt;
@@ -29,6 +30,7 @@ pub(super) use saved::{DeathOf, Saved};
 /// When a rank wants its next turn.
 #[derive(Debug)]
 pub(super) enum Next {
+    /// After no time: in the same turn.
     After(Time),
     /// When woken, or at a time.
     Parked(Option<Time>),
@@ -238,6 +240,17 @@ impl Actor {
         self.engine.machine().peek_op().is_some()
     }
 
+    /// How long it takes from a wake to its turn.
+    pub(super) fn wakes_within(&self) -> Range<Time> {
+        if self.habits.unbroken { 1_000..5_000 } else { 10..400 }
+    }
+
+    /// Whether its next turn may post operations.
+    #[inline]
+    pub(super) fn may_post(&self) -> bool {
+        self.has_op() || self.habits.unbroken
+    }
+
     /// What its next turn does, if that is an operation.
     pub(super) fn next_op(&self) -> Option<String> {
         let machine = self.engine.machine();
@@ -281,7 +294,10 @@ impl Actor {
         if !by_helper && !self.caller_is_due(now) {
             return Ok(self.next_of_both(now));
         }
-        let next = self.turn_of(by_helper, now, rng, oracle)?;
+        let mut next = self.turn_of(by_helper, now, rng, oracle)?;
+        while let Next::After(0) = next {
+            next = self.turn_of(by_helper, now, rng, oracle)?;
+        }
         Ok(if self.habits.thread { self.next(by_helper, now, next) } else { next })
     }
 
@@ -388,6 +404,9 @@ impl Actor {
 
     #[inline]
     fn pause(&self, rng: &mut Xoshiro256PlusPlus) -> Next {
+        if self.habits.unbroken {
+            return Next::After(0);
+        }
         let descheduled = rng.random_range(0..4096) < self.habits.preempted;
         Next::After(if descheduled { rng.random_range(1_000..100_000) } else { rng.random_range(1..60) })
     }

@@ -76,7 +76,8 @@ impl Calm {
             tests: 0,
             deadline: 0,
             thread: false,
-            hasty: false,
+            hasty: true,
+            unbroken: true,
         };
         Scenario {
             hosts: (0..self.ranks).map(|rank| rank / self.per_host).collect(),

@@ -256,6 +256,7 @@ fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], f
         deadline: if impatient && rng.random_bool(0.5) { compute * [1, 4][rng.random_range(0..2)] } else { 0 },
         thread: threads && rng.random_bool(0.6),
         hasty: false,
+        unbroken: false,
     };
     steps.into_iter().enumerate().map(habits).collect()
 }

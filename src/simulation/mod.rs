@@ -146,7 +146,7 @@ fn simulate(
                 let woken_at = network.now();
                 for index in woken.drain(..) {
                     if actors[index].is_parked() {
-                        agenda.set(index, woken_at + rng.random_range(10..400));
+                        agenda.set(index, woken_at + rng.random_range(actors[index].wakes_within()));
                     }
                 }
                 continue;
@@ -169,8 +169,8 @@ fn simulate(
         let Some(index) = agenda.take(turn) else { continue };
         (events, now) = (events + 1, turn);
         let actor = &mut actors[index];
-        if actor.has_op() {
-            // It is posted at this time.
+        if actor.may_post() {
+            // They are posted at this time.
             net.lock().pass_time(turn);
             quiet = 0;
         }

@@ -183,6 +183,10 @@ pub(super) struct Habits {
     /// nothing to do: an explorer has fewer orders then.
     #[serde(skip)]
     pub(super) hasty: bool,
+    /// Whether nothing happens between two of its steps: a turn lasts until it sleeps or goes away, and takes no time. To
+    /// wake up takes it some microseconds, as it takes a thread.
+    #[serde(skip)]
+    pub(super) unbroken: bool,
 }
 
 impl Scenario {
@@ -297,6 +301,7 @@ impl Scenario {
             deadline: 0,
             thread: world.thread == Some(rank),
             hasty: true,
+            unbroken: false,
         };
         Scenario {
             hosts: vec![0; ranks as usize],

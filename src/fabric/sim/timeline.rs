@@ -3,15 +3,21 @@
 //! A radix heap. Times are never earlier than the last one taken. An entry is in the bucket of the highest digit in which
 //! its time differs from that one, and moves to lower digits only: a few times, whatever the number of entries. A bucket
 //! is a list of slots. Entries keep their slots, by which they can be removed. Most looks at a slot miss the caches, so
-//! all that belongs to it lies together.
+//! all that belongs to it lies together, and most entries are in the lowest digit at once.
 
 use crate::time::Time;
 
-/// Bits of a digit: most times differ from the last one in the lowest two digits only.
+/// Bits of the lowest digit: most times differ from the last one by less.
+const LOWEST: u32 = 12;
+
+/// Buckets of the lowest digit. All entries of one have the same time.
+const LOW_BUCKETS: usize = 1 << LOWEST;
+
+/// Bits of each other digit.
 const DIGIT: u32 = 8;
 const RADIX: usize = 1 << DIGIT;
-const DIGITS: usize = Time::BITS.div_ceil(DIGIT) as usize;
-const BUCKETS: usize = DIGITS * RADIX;
+const DIGITS: usize = (Time::BITS - LOWEST).div_ceil(DIGIT) as usize;
+const BUCKETS: usize = LOW_BUCKETS + DIGITS * RADIX;
 
 #[derive(Debug)]
 pub(crate) struct Timeline<T> {
@@ -25,7 +31,7 @@ pub(crate) struct Timeline<T> {
     /// Which buckets are not empty, a bit each. The first of them has the earliest entries.
     filled: [u64; BUCKETS / 64],
     /// Which words of `filled` are not zero.
-    words: u32,
+    words: u128,
 }
 
 /// The end of a list.
@@ -80,8 +86,10 @@ impl<T> Timeline<T> {
     /// The bucket of a time.
     #[inline]
     fn place(&self, time: Time) -> usize {
-        let digit = ((time ^ self.last) | 1).ilog2() / DIGIT;
-        digit as usize * RADIX + (time >> (digit * DIGIT)) as usize % RADIX
+        let highest = ((time ^ self.last) | 1).ilog2();
+        let Some(above) = highest.checked_sub(LOWEST) else { return time as usize % LOW_BUCKETS };
+        let digit = above / DIGIT;
+        LOW_BUCKETS + digit as usize * RADIX + (time >> (LOWEST + digit * DIGIT)) as usize % RADIX
     }
 
     /// Puts a slot behind all others of the bucket of its time.
@@ -153,8 +161,7 @@ impl<T> Timeline<T> {
                 return None;
             }
             self.last = earliest;
-            if place < RADIX {
-                // In the lowest digit all entries of a bucket have the same time.
+            if place < LOW_BUCKETS {
                 let next = self.slots[slot as usize].next;
                 self.buckets[place].first = next;
                 if next == NONE {
@@ -174,7 +181,7 @@ impl<T> Timeline<T> {
     /// Empties a bucket; says which slot was the first in it.
     fn empty(&mut self, place: usize) -> u32 {
         self.filled[place / 64] &= !(1 << (place % 64));
-        self.words &= !(u32::from(self.filled[place / 64] == 0) << (place / 64));
+        self.words &= !(u128::from(self.filled[place / 64] == 0) << (place / 64));
         std::mem::replace(&mut self.buckets[place].first, NONE)
     }
 
