@@ -23,6 +23,9 @@ pub(crate) use layout::slot_of;
 use layout::{Announced, Extents, TagCells};
 pub(crate) use topology::Topology;
 
+/// Of so many rounds one has a home that does not depend on the round before.
+const ANY_HOME: u64 = 8;
+
 /// Buffers of a rank: one being moved, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
 
@@ -328,10 +331,11 @@ impl Plan {
 
     /// The rank whose memory holds the words and claims of a round, given its active ranks and the rank that closed the
     /// round before, if one did: all agree without asking. Its processor takes no part. The rank that closed a round
-    /// clears the words of the next one, and is likely to be the first again.
+    /// clears the words of the next one, and is likely to be the first again. Now and then it is any rank: the others
+    /// come later than the home, which asks no network, and one that makes rounds without a pause would keep them out.
     pub(crate) fn home(&self, round: u64, active: &RankSet, closed_before: Option<u32>) -> u32 {
         let any = || (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
-        let start = closed_before.unwrap_or_else(|| any() as u32);
+        let start = closed_before.filter(|_| !round.is_multiple_of(ANY_HOME)).unwrap_or_else(|| any() as u32);
         active.next(start).or_else(|| active.next(0)).unwrap_or(self.me)
     }
 
@@ -363,8 +367,7 @@ impl Plan {
     pub(super) fn usual_ops(&self) -> usize {
         let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
         20 + match self.movement() {
-            MovementBy::Everyone => hosts,
-            MovementBy::Initiator => hosts,
+            MovementBy::Everyone | MovementBy::Initiator => hosts,
             // A reducer tells every other host the cut and the outcome, and another rank may read all contributions.
             MovementBy::Lowest(_) => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
