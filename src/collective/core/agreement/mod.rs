@@ -254,9 +254,10 @@ impl Arrival {
         self.hidden = true;
     }
 
-    /// Shows it to all others.
+    /// Shows it to all others: without data if it is late and dropped, so that they want none.
     fn show_elsewhere(&mut self, movement: &mut Movement, cx: &mut Context) {
-        let has_data = self.part != Part::Leaving && cx.plan.bytes > 0;
+        let is_dropped = self.target <= cx.ledger.fired() && self.part == Part::Fresh && !self.is_carried(&cx.plan);
+        let has_data = !is_dropped && self.part != Part::Leaving && cx.plan.bytes > 0;
         movement.show_elsewhere(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
         self.hidden = false;
     }
