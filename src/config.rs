@@ -23,7 +23,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 21] = [
+pub const VARIABLES: [Variable; 22] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -85,6 +85,11 @@ pub const VARIABLES: [Variable; 21] = [
         name: "EARLYBIRD_DEVICE_ATOMICS",
         default: "auto",
         meaning: "whether network devices change memory for signals and atomics by themselves: auto (where they can), on, off (by messages to the home's processor)",
+    },
+    Variable {
+        name: "EARLYBIRD_ORDERED_WRITES",
+        default: "auto",
+        meaning: "whether RDMA devices make a write to one cache line visible in ascending order, so that small data and its signal are one write: auto (cards do, Soft-RoCE does not), on, off",
     },
     Variable {
         name: "EARLYBIRD_DEADLINE",
@@ -204,6 +209,9 @@ pub struct VerbsSettings {
     /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
     /// ranks. `None`: yes, where the device has atomics.
     pub device_atomics: Option<bool>,
+    /// Whether the device makes the bytes of a write to one cache line visible together, or in ascending order. Then small
+    /// data and the cell that announces it are one write. The same on all ranks. `None`: a card does, Soft-RoCE does not.
+    pub ordered_writes: Option<bool>,
     /// How long the rank waits for others.
     pub patience: Patience,
 }
@@ -420,6 +428,9 @@ impl Config {
                     let choice = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
                     (config.ofi.device_atomics, config.verbs.device_atomics) = (choice, choice);
                 }
+                "EARLYBIRD_ORDERED_WRITES" => {
+                    config.verbs.ordered_writes = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
+                }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
                 _ => {
@@ -467,6 +478,7 @@ mod tests {
             ("EARLYBIRD_LINK_TIMEOUT", "0"),
             ("EARLYBIRD_LINK_TIMEOUT", "9000s"),
             ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
+            ("EARLYBIRD_ORDERED_WRITES", "yes"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
             ("EARLYBIRD_RECORD", ""),

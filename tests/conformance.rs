@@ -88,18 +88,23 @@ fn ofi_verbs() {
 
 #[test]
 fn verbs() {
-    over_verbs(None);
+    over_verbs(VerbsSettings::default());
 }
 
 /// As over a device without atomics.
 #[test]
 fn verbs_by_messages() {
-    over_verbs(Some(false));
+    over_verbs(VerbsSettings { device_atomics: Some(false), ..VerbsSettings::default() });
 }
 
-fn over_verbs(device_atomics: Option<bool>) {
+/// As over a card, whatever the device is.
+#[test]
+fn verbs_in_order() {
+    over_verbs(VerbsSettings { ordered_writes: Some(true), ..VerbsSettings::default() });
+}
+
+fn over_verbs(settings: VerbsSettings) {
     let Some(library) = common::rdma() else { return };
-    let settings = VerbsSettings { device_atomics, ..VerbsSettings::default() };
     conformance::all(&|ranks| verbs_world(&library, &settings, ranks));
 }
 

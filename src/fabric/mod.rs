@@ -196,8 +196,8 @@ pub enum Change {
     Set(u64),
     /// The cell grows by this value, wrapping; atomic against other fabric atomics.
     Add(u64),
-    /// The cell grows by one value to another; only this rank changes it, and never sets it. Several
-    /// may be in flight. See [`Change::advance`].
+    /// The cell grows by one value to another, and only this rank changes it. Several may be in flight.
+    /// See [`Change::advance`].
     Advance {
         /// What it grows by.
         by: u32,
@@ -220,9 +220,10 @@ impl Change {
         }
     }
 
-    /// The change of a cell that only this rank changes, and always in this way, from its value to a greater
-    /// one. Several may be in flight: the cell grows with each, and reaches the last value when all have
-    /// landed. A network that keeps the order of operations sets the cell, which costs less than adding.
+    /// The change of a cell that only this rank changes, from its value to a greater one. Several may be in
+    /// flight: the cell grows with each, and reaches the last value when all have landed. Nothing else may
+    /// change it meanwhile. A network that keeps the order of operations sets the cell, which costs less
+    /// than adding; a step of more than 32 bits is added there, too, and may only be the last one.
     #[must_use]
     pub fn advance(from: u64, to: u64) -> Self {
         let by = to.wrapping_sub(from);

@@ -110,7 +110,6 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     type Registrar: Clone;
 
     /// Writes and changes of cells at a peer become visible in the order in which they were posted.
-    /// The bytes of a write that lie in one cache line do so together, or in ascending order.
     const IN_ORDER: bool;
 
     /// The registrar of this wire.
@@ -178,14 +177,19 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         Atomicity::Processor
     }
 
+    /// Whether the bytes of a write that lie in one cache line become visible together, or in ascending order, at every
+    /// rank. Only where the wire is [in order](Wire::IN_ORDER).
+    fn writes_in_order(&self) -> bool {
+        false
+    }
+
     /// Not all ranks can have their cells changed by devices: from now on processors change them.
     fn forgo_atomics(&mut self) {}
 
     /// Writes to a peer, if there is data, and changes a cell of it then; its device needs no
     /// processor for that. `word` is 8 bytes of own memory: the old value of the cell is there when
     /// the operation has completed, unless it only sets the cell; then all of `word` is written, and
-    /// may hold data in front of the value, where the wire is [in order](Wire::IN_ORDER). Where it is
-    /// not, the 16 bytes behind `word` are for its own use meanwhile. `immediate` is delivered after
+    /// may hold data in front of the value, where [writes are in order](Wire::writes_in_order). Where the wire is not, the 16 bytes behind `word` are for its own use meanwhile. `immediate` is delivered after
     /// both. The peer may be this rank.
     ///
     /// Completion means that all of it is visible in the peer's memory.

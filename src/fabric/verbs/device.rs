@@ -17,6 +17,11 @@ use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::fabric::net::Atomicity;
 
+/// The vendor of Soft-RoCE (the kernel's `rxe_param.h`). A card writes a cache line by one transaction of the bus, which no
+/// specification promises, but all are known to do. Soft-RoCE copies by the kernel's `memcpy`, which may begin at the end
+/// (`memcpy_orig` on x86-64), and which orders nothing on other processors.
+const SOFT_ROCE: u32 = 0xFF_FFFF;
+
 /// What a port is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
@@ -94,6 +99,8 @@ pub(super) struct Port {
     pub(super) outstanding_reads: u8,
     /// The agent that changes cells.
     pub(super) atomicity: Atomicity,
+    /// Whether the bytes of a write to a cache line become visible together, or in ascending order.
+    pub(super) writes_in_order: bool,
     /// How it treats connections.
     pub(super) settings: VerbsSettings,
 }
@@ -121,12 +128,13 @@ impl Port {
                 IBV_ATOMIC_GLOB => Atomicity::Both,
                 _ => Atomicity::Device,
             },
+            writes_in_order: settings.ordered_writes.unwrap_or(limits.vendor_id != SOFT_ROCE),
             settings: settings.clone(),
         })
     }
 
-    /// What ranks must have in common to understand each other: the network, and the agent that
-    /// changes cells.
+    /// What ranks must have in common to understand each other: the network, the agent that changes
+    /// cells, and whether data may come in one write with the cell that announces it.
     pub(super) fn network(&self) -> String {
         let network = match (self.link, self.gid.map(|gid| gid.kind)) {
             (LinkLayer::InfiniBand, _) => "InfiniBand",
@@ -134,7 +142,8 @@ impl Port {
             (LinkLayer::Ethernet, _) => "RoCE v2",
         };
         let by = if self.atomicity == Atomicity::Processor { ", atomics by messages" } else { "" };
-        format!("{network}{by}")
+        let order = if self.writes_in_order { "" } else { ", unordered writes" };
+        format!("{network}{by}{order}")
     }
 
     /// Whether packets to a port with this GID have to carry it: on Ethernet, and from one

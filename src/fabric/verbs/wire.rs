@@ -46,6 +46,7 @@ pub(in crate::fabric) struct VerbsWire {
     /// Bytes of a message that the device takes inline.
     most_inline: u32,
     atomicity: Atomicity,
+    writes_in_order: bool,
 }
 
 impl fmt::Debug for VerbsWire {
@@ -82,6 +83,7 @@ impl VerbsWire {
         };
         let (capacity, most_inline) = trial(INLINE).or_else(|_| trial(0)).map_err(code)?;
         let atomicity = if ranks == 1 { Atomicity::Both } else { port.atomicity };
+        let writes_in_order = port.writes_in_order;
         let registrar = Registrar::new(rank, domain);
         let events = Events::new(rank, &port);
         let connections = Connections::open(rank, port, &registrar, (queue.clone(), receive_queue.clone()), capacity)?;
@@ -99,6 +101,7 @@ impl VerbsWire {
             registrar,
             most_inline,
             atomicity,
+            writes_in_order,
         })
     }
 
@@ -191,8 +194,7 @@ impl Wire for VerbsWire {
     type Memory = Registered;
     type Registrar = Registrar;
 
-    /// A reliable connection carries requests out in order. No specification says the rest; devices
-    /// write a cache line by one transaction of the bus.
+    /// A reliable connection carries requests out in order (InfiniBand specification 1.4, section 10.8.3.3).
     const IN_ORDER: bool = true;
 
     fn registrar(&self) -> &Registrar {
@@ -262,6 +264,10 @@ impl Wire for VerbsWire {
 
     fn atomicity(&self) -> Atomicity {
         self.atomicity
+    }
+
+    fn writes_in_order(&self) -> bool {
+        self.writes_in_order
     }
 
     fn forgo_atomics(&mut self) {

@@ -27,10 +27,10 @@ impl<W: Wire> Engine<W> {
     }
 
     /// Bytes in front of a signal that goes to one cache line with its data, right behind it: then one write brings
-    /// both, and no processor sees the signal without the data.
+    /// both, where [writes are in order](Wire::writes_in_order), and no processor sees the signal without the data.
     pub(super) fn in_one_write((to, len): (At, usize), cell: At, change: CellChange) -> Option<usize> {
         let follows = |&before: &usize| cell == At { offset: to.offset + before, ..to };
-        let sets = W::IN_ORDER && matches!(change, CellChange::Set(_));
+        let sets = matches!(change, CellChange::Set(_));
         cell_behind(to.offset, len).filter(|before| len > 0 && sets && follows(before))
     }
 

@@ -202,7 +202,7 @@ impl<W: Wire> Engine<W> {
             let posted = match (act, data) {
                 (Act::Change { at, change, wake }, data) => {
                     let Some(cell) = remote_of(entries, at) else { return true };
-                    let joins = Self::in_one_write((remote, len), at, change);
+                    let joins = Self::in_one_write((remote, len), at, change).filter(|_| link.wire.writes_in_order());
                     link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
                 }
                 (Act::Move(_), None) => return true,
