@@ -285,13 +285,13 @@ impl Counts {
         counts
     }
 
-    /// The costs of the cut mover for small data, with each rank on its own host. Every arrival
-    /// pushes its contribution to all others and adds its bit to the word. The one initiator sends
-    /// the outcome to all others, and then the record, which announces it.
+    /// The costs of the cut mover for small data, with each rank on its own host. Every arrival adds its bit to the
+    /// word, and pushes its contribution to all others unless it fires the round `alone`. The one initiator sends
+    /// the outcome with the record of the cut to all others.
     #[must_use]
-    pub fn of_cut(ranks: u32, bytes: u64) -> Self {
+    pub fn of_cut(ranks: u32, bytes: u64, alone: bool) -> Self {
         let (all, others) = (u64::from(ranks), u64::from(ranks) - 1);
-        let puts = (all + 1) * others;
+        let puts = (all + 1 - u64::from(alone)) * others;
         Counts { activations: others, tokens: all, puts, bytes: puts.saturating_mul(bytes), ..Counts::default() }
     }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
+use earlybird::{Absent, Dtype, Executor, Fire, Group, Mover, Preset, When, World, bf16, f16};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -224,6 +224,10 @@ impl Args {
                         and --absent"
                     .to_owned(),
             );
+        }
+        let asks_callers = self.common.mover == Mover::Tree && self.common.executor == Executor::Caller;
+        if self.op == Op::SoloLat && asks_callers {
+            return Err("--op solo_lat: callers that are away relay nothing; add --executor thread".to_owned());
         }
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
