@@ -1,8 +1,12 @@
 //! What a *solo* round takes the rank that makes it while all others are away.
 
+use std::fs;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use earlybird::{Fire, Grace, Result, World};
+use earlybird::{Error, Fire, Grace, Result, World};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::p2p::{self, Measured};
 use super::{Args, PATIENCE, conditions::Conditions};
@@ -11,24 +15,79 @@ use super::{Args, PATIENCE, conditions::Conditions};
 pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<&Conditions>) -> Result<u64> {
     let mut table = p2p::latencies();
     let mut wrong = 0;
+    let fabric = world.raw_fabric();
+    if args.stopped && fabric.neighbours() != fabric.ranks() {
+        let problem = "--stopped: not all ranks are on this machine";
+        return Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
+    }
+    let own = getpid().as_raw_pid().to_le_bytes();
+    let processes = match args.stopped {
+        true => fabric.exchange("solo_lat", &own, Instant::now() + PATIENCE)?,
+        false => Vec::new(),
+    };
     for &bytes in sizes {
-        let (measured, errors) = measure(world, args, bytes as usize)?;
+        let (measured, errors) = measure(world, args, bytes as usize, &processes)?;
         wrong += errors;
         if world.rank() == 0 {
             p2p::times(measured, conditions, &mut table);
         }
     }
     if world.rank() == 0 && conditions.is_none() {
-        say!("{}, {} ranks, {}: the others are away", args.op, world.size(), super::report::transport(world));
+        let away = if processes.is_empty() { "wait at a barrier" } else { "are stopped" };
+        say!("{}, {} ranks, {}: the others {away}", args.op, world.size(), super::report::transport(world));
         say!("{table}");
     }
     world.barrier(Duration::from_secs(10))?;
     Ok(wrong)
 }
 
-/// Rank 0 makes as many rounds as it may be ahead, then all begin anew: so nothing is carried. The others wait at a
-/// barrier.
-fn measure(world: &World, args: &Args, bytes: usize) -> Result<(Measured, u64)> {
+/// Ranks that are stopped. They go on when this is dropped.
+struct Stopped(Vec<Pid>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for &process in &self.0 {
+            // One that has ended needs none.
+            let _ = kill_process(process, Signal::CONT);
+        }
+    }
+}
+
+/// Stops all ranks but 0, each of which calls it, if their processes are known; rank 0 returns when all are stopped.
+fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
+    let failed = |operation: &'static str, cause: std::io::Error| Error::Os {
+        rank: world.rank(),
+        operation,
+        cause: Arc::new(cause),
+    };
+    if world.rank() != 0 {
+        if !processes.is_empty() {
+            kill_process(getpid(), Signal::STOP).map_err(|cause| failed("stop", cause.into()))?;
+        }
+        return Ok(Stopped(Vec::new()));
+    }
+    let pid = |bytes: &Vec<u8>| Pid::from_raw(i32::from_le_bytes(bytes[..].try_into().ok()?));
+    let others = Stopped(processes.iter().skip(1).filter_map(pid).collect());
+    let since = Instant::now();
+    for process in &others.0 {
+        let is_stopped = || -> std::io::Result<bool> {
+            let status = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid()))?;
+            // The state follows the name, in which anything may stand.
+            Ok(status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        };
+        while !is_stopped().map_err(|cause| failed("look for a rank that stops", cause))? {
+            if since.elapsed() > PATIENCE {
+                return Err(failed("wait for a rank to stop", std::io::ErrorKind::TimedOut.into()));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(others)
+}
+
+/// Rank 0 makes as many rounds as it may be ahead, then all begin anew: so nothing is carried. The others are stopped if
+/// their processes are known, and else wait at a barrier.
+fn measure(world: &World, args: &Args, bytes: usize, processes: &[Vec<u8>]) -> Result<(Measured, u64)> {
     let (depth, length) = (args.common.depth, bytes / size_of::<f32>());
     let (warmup, iterations) = (args.warmup as usize, args.iters.unwrap_or(1_000) as usize);
     let (mut seconds, mut wrong, mut made) = (Vec::with_capacity(iterations), 0, 0);
@@ -37,6 +96,7 @@ fn measure(world: &World, args: &Args, bytes: usize) -> Result<(Measured, u64)> 
         let sum = world.allreduce::<f32>(&[length]).fire(Fire::SOLO).grace(Grace::NONE).depth(depth);
         let mut sum = sum.mover(args.common.mover).executor(args.common.executor).build()?;
         world.barrier(PATIENCE)?;
+        let others = stop_others(world, processes)?;
         for round in (made..made + rounds).take_while(|_| world.rank() == 0) {
             let value = (round % 100) as f32;
             sum.contribution()?.fill(value);
@@ -50,6 +110,7 @@ fn measure(world: &World, args: &Args, bytes: usize) -> Result<(Measured, u64)> 
             let alone = newest.cut().contributions().count() == 1;
             wrong += u64::from(!alone || newest.data().iter().any(|&x| x != value));
         }
+        drop(others);
         world.barrier(PATIENCE)?;
         sum.finish(PATIENCE)?;
         made += rounds;

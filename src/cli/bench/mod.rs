@@ -149,6 +149,10 @@ pub(super) struct Args {
     /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
+    /// For --op solo_lat: stop the processes of the other ranks meanwhile. Needs a transport that needs no processor of
+    /// theirs: shm, or a device with atomics; all ranks on this machine
+    #[arg(long)]
+    stopped: bool,
     /// Where the data lies
     #[arg(long, value_enum, default_value = "registered")]
     buffers: Buffers,
@@ -228,6 +232,9 @@ impl Args {
         let asks_callers = self.common.mover == Mover::Tree && self.common.executor == Executor::Caller;
         if self.op == Op::SoloLat && asks_callers {
             return Err("--op solo_lat: callers that are away relay nothing; add --executor thread".to_owned());
+        }
+        if self.stopped && self.op != Op::SoloLat {
+            return Err(format!("--op {} needs all ranks; --stopped is for --op solo_lat", self.op));
         }
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
