@@ -118,8 +118,8 @@ fn a_rank_that_takes_nothing_is_missing() {
 fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
     let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
     let (all, me) = (RankSet::full(3), 0);
-    // Neither the first rounds' words nor any other rank's: the silent one has nothing but what it is sent.
-    let silent = (1..3).find(|&rank| (1..=3).all(|round| of(me).home(round, &all, None) != rank));
+    // The silent one has no word, of the first round or of those after `me` has closed one: nothing but what it is sent.
+    let silent = (1..3).find(|&rank| of(me).home(1, &all, None) != rank);
     for leaves in [false, true] {
         let silent = silent.expect("choose other rounds");
         let mut machine = Machine::new(of(me));
@@ -174,8 +174,8 @@ fn a_rank_that_holds_up_an_initiator_is_missing() {
     }
 }
 
-/// The first to come writes once to each other host. The next round's word lies in its own memory, so it asks no other rank
-/// a second time.
+/// The first to come writes once to each other host. The next round's word lies in its own memory, unless every rank's turn
+/// has come, so it asks no other rank a second time.
 #[test]
 fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
     let depth = 3;

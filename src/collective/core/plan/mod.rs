@@ -334,8 +334,14 @@ impl Plan {
     /// clears the words of the next one, and is likely to be the first again. Now and then it is any rank: the others
     /// come later than the home, which asks no network, and one that makes rounds without a pause would keep them out.
     pub(crate) fn home(&self, round: u64, active: &RankSet, closed_before: Option<u32>) -> u32 {
-        let any = || (round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % u64::from(self.ranks);
-        let start = closed_before.filter(|_| !round.is_multiple_of(ANY_HOME)).unwrap_or_else(|| any() as u32);
+        // Multiples of the golden ratio of 2^64 fill the range evenly; so do the ranks that their upper halves choose.
+        let upper = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let any = |number| (upper(number) * u64::from(self.ranks)) >> 32;
+        let start = match closed_before {
+            Some(initiator) if !round.is_multiple_of(ANY_HOME) => initiator,
+            Some(_) => any(round / ANY_HOME) as u32,
+            None => any(round) as u32,
+        };
         active.next(start).or_else(|| active.next(0)).unwrap_or(self.me)
     }
 

@@ -1,15 +1,16 @@
 //! Whatever ranks agree on, no two things lie in the same place, and all lie within their region.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
+use super::{ANY_HOME, BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::label::Form;
 use crate::collective::core::{Cut, Path};
 use crate::fabric::CACHE_LINE;
 use crate::group::Group;
+use crate::rank_set::RankSet;
 use crate::rule::{Fire, Grace, Schedule};
 use crate::trigger::{Action, Buffer, Chunk, Request, Start, Table};
 
@@ -314,5 +315,19 @@ proptest! {
                 prop_assert!(behind <= cell && (behind == cell || !fits), "{} behind {}, {}", cell, behind, buffer);
             }
         }
+    }
+}
+
+/// A rank that closes all rounds is the home of most of them, and each other rank of some, soon.
+#[test]
+fn every_rank_is_a_home_now_and_then() {
+    for ranks in [2, 3, 4, 8, 31, 64] {
+        let plan = Plan::new(Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Eager));
+        let rounds = 4 * ANY_HOME * u64::from(ranks);
+        let home = |round| plan.home(round, &RankSet::full(ranks), Some(1));
+        let others: BTreeSet<u32> = (1..=rounds).map(home).collect();
+        assert_eq!(others.len(), ranks as usize, "{ranks} ranks");
+        let own = (1..=rounds).filter(|&round| home(round) == 1).count() as u64;
+        assert!(own >= rounds - rounds / ANY_HOME);
     }
 }
