@@ -209,8 +209,8 @@ pub struct VerbsSettings {
     /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
     /// ranks. `None`: yes, where the device has atomics.
     pub device_atomics: Option<bool>,
-    /// Whether the device makes the bytes of a write to one cache line visible together, or in ascending order. Then small
-    /// data and the cell that announces it are one write. The same on all ranks. `None`: a card does, Soft-RoCE does not.
+    /// Whether the device makes the bytes of a write to one cache line visible together, or in ascending order. If all
+    /// ranks' devices do, small data and the cell that announces it are one write. `None`: cards do, Soft-RoCE does not.
     pub ordered_writes: Option<bool>,
     /// How long the rank waits for others.
     pub patience: Patience,

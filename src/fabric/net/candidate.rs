@@ -59,6 +59,7 @@ impl<F: OverWire> NetCandidate<F> {
             header_slots: link.header_slots(),
             cq_data: link.immediate() as u32,
             by_device: link.is_by_device(),
+            in_order: link.wire.writes_in_order(),
             secret: JobSecret::draw(rank)?,
             address,
         };
@@ -105,7 +106,8 @@ impl<F: OverWire> NetCandidate<F> {
             header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
         }
         let cq_data = infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0);
-        link.agree(cq_data as usize, infos.iter().all(|theirs| theirs.by_device));
+        let all = |can: fn(&PeerInfo) -> bool| infos.iter().all(can);
+        link.agree(cq_data as usize, all(|theirs| theirs.by_device), all(|theirs| theirs.in_order));
         let near =
             |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;

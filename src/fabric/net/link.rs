@@ -151,8 +151,8 @@ impl<W: Wire> Link<W> {
     /// Every rank takes at least so many bytes of immediate data, and one of them no more. Devices
     /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
     /// writes had a tag and others not, peers would look like strangers. `by_device`: all ranks'
-    /// devices change cells.
-    pub(super) fn agree(&mut self, immediate: usize, by_device: bool) {
+    /// devices change cells. `in_order`: they also order the bytes of a write.
+    pub(super) fn agree(&mut self, immediate: usize, by_device: bool, in_order: bool) {
         self.uses_immediate &= immediate >= ImmediateData::BYTES;
         self.tags_immediate = immediate >= ImmediateData::TAGGED_BYTES;
         if !by_device && self.is_by_device() {
@@ -160,6 +160,9 @@ impl<W: Wire> Link<W> {
         }
         if !by_device {
             self.wire.forgo_atomics();
+        }
+        if !in_order {
+            self.wire.forgo_order();
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct PeerInfo {
     pub(crate) cq_data: u32,
     /// Its device changes cells by itself. That is done only if those of all ranks do.
     pub(crate) by_device: bool,
+    /// Its device orders the bytes of a write to a cache line. Others count on that only if those of all ranks do.
+    pub(crate) in_order: bool,
     /// Drawn at random. The secret of rank 0 is the job's.
     pub(crate) secret: JobSecret,
     /// Its address, as the provider encodes it.
@@ -33,7 +35,8 @@ const MAGIC: u32 = 0x4542_4C48;
 impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for number in [MAGIC, self.pid, self.secret.tag, self.cq_data, u32::from(self.by_device)] {
+        let device = u32::from(self.by_device) | u32::from(self.in_order) << 1;
+        for number in [MAGIC, self.pid, self.secret.tag, self.cq_data, device] {
             bytes.extend(number.to_le_bytes());
         }
         let HeaderSlots { key, base } = self.header_slots.unwrap_or(NONE);
@@ -56,7 +59,8 @@ impl PeerInfo {
             Some(u32::from_le_bytes(*number))
         };
         let mut next = || number(&mut rest);
-        let (magic, pid, tag, cq_data, by_device) = (next()?, next()?, next()?, next()?, next()? != 0);
+        let (magic, pid, tag, cq_data, device) = (next()?, next()?, next()?, next()?, next()?);
+        let (by_device, in_order) = (device & 1 != 0, device & 2 != 0);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
         let secret = JobSecret { word: long()?, tag };
         let header_slots =
@@ -69,8 +73,9 @@ impl PeerInfo {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        let known = magic == MAGIC && rest.is_empty();
-        known.then_some(PeerInfo { provider, host, pid, header_slots, cq_data, by_device, secret, address })
+        let known = magic == MAGIC && device < 4 && rest.is_empty();
+        let info = PeerInfo { provider, host, pid, header_slots, cq_data, by_device, in_order, secret, address };
+        known.then_some(info)
     }
 }
 
@@ -98,6 +103,7 @@ mod tests {
             header_slots: Some(HeaderSlots { key: 1 << 40, base: u64::MAX }),
             cq_data: 8,
             by_device: true,
+            in_order: false,
             secret: JobSecret { word: u64::MAX - 1, tag: 5 },
             address: vec![0, 255, 3],
         };

@@ -183,14 +183,18 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         false
     }
 
+    /// Not all ranks' devices order the bytes of a write: from now on it does not count on that.
+    fn forgo_order(&mut self) {}
+
     /// Not all ranks can have their cells changed by devices: from now on processors change them.
     fn forgo_atomics(&mut self) {}
 
     /// Writes to a peer, if there is data, and changes a cell of it then; its device needs no
     /// processor for that. `word` is 8 bytes of own memory: the old value of the cell is there when
     /// the operation has completed, unless it only sets the cell; then all of `word` is written, and
-    /// may hold data in front of the value, where [writes are in order](Wire::writes_in_order). Where the wire is not, the 16 bytes behind `word` are for its own use meanwhile. `immediate` is delivered after
-    /// both. The peer may be this rank.
+    /// may hold data in front of the value, where [writes are in order](Wire::writes_in_order). Of a
+    /// wire that is not [in order](Wire::IN_ORDER) the 16 bytes behind `word` are for its own use
+    /// meanwhile. `immediate` is delivered after both. The peer may be this rank.
     ///
     /// Completion means that all of it is visible in the peer's memory.
     ///

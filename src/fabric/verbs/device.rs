@@ -17,10 +17,10 @@ use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::fabric::net::Atomicity;
 
-/// The vendor of Soft-RoCE (the kernel's `rxe_param.h`). A card writes a cache line by one transaction of the bus, which no
-/// specification promises, but all are known to do. Soft-RoCE copies by the kernel's `memcpy`, which may begin at the end
-/// (`memcpy_orig` on x86-64), and which orders nothing on other processors.
-const SOFT_ROCE: u32 = 0xFF_FFFF;
+/// The vendor that Soft-RoCE names (the kernel's `rxe_param.h`; 0 before Linux 5.9). A card writes a cache line by one
+/// transaction of the bus: no specification promises it, but all are known to. Soft-RoCE copies by the kernel's `memcpy`,
+/// which orders nothing, and may begin at the end (`memcpy_orig` on x86-64).
+const SOFT_ROCE: [u32; 2] = [0, 0xFF_FFFF];
 
 /// What a port is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,13 +128,13 @@ impl Port {
                 IBV_ATOMIC_GLOB => Atomicity::Both,
                 _ => Atomicity::Device,
             },
-            writes_in_order: settings.ordered_writes.unwrap_or(limits.vendor_id != SOFT_ROCE),
+            writes_in_order: settings.ordered_writes.unwrap_or(!SOFT_ROCE.contains(&limits.vendor_id)),
             settings: settings.clone(),
         })
     }
 
-    /// What ranks must have in common to understand each other: the network, the agent that changes
-    /// cells, and whether data may come in one write with the cell that announces it.
+    /// What ranks must have in common to understand each other: the network, and the agent that
+    /// changes cells.
     pub(super) fn network(&self) -> String {
         let network = match (self.link, self.gid.map(|gid| gid.kind)) {
             (LinkLayer::InfiniBand, _) => "InfiniBand",
@@ -142,8 +142,7 @@ impl Port {
             (LinkLayer::Ethernet, _) => "RoCE v2",
         };
         let by = if self.atomicity == Atomicity::Processor { ", atomics by messages" } else { "" };
-        let order = if self.writes_in_order { "" } else { ", unordered writes" };
-        format!("{network}{by}{order}")
+        format!("{network}{by}")
     }
 
     /// Whether packets to a port with this GID have to carry it: on Ethernet, and from one

@@ -270,6 +270,10 @@ impl Wire for VerbsWire {
         self.writes_in_order
     }
 
+    fn forgo_order(&mut self) {
+        self.writes_in_order = false;
+    }
+
     fn forgo_atomics(&mut self) {
         self.atomicity = Atomicity::Processor;
     }
