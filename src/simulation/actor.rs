@@ -30,7 +30,7 @@ pub(super) use saved::{DeathOf, Saved};
 /// When a rank wants its next turn.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// After no time: in the same turn.
+    /// After so much time; 0: in the same turn.
     After(Time),
     /// When woken, or at a time.
     Parked(Option<Time>),
@@ -38,6 +38,9 @@ pub(super) enum Next {
     /// An operation of it completed with an error: it gives up, and says so.
     Broke,
 }
+
+/// More steps than any turn needs that makes progress.
+const MOST_STEPS: u32 = 1_000_000;
 
 /// Why a turn did not come to its end.
 #[derive(Debug)]
@@ -294,10 +297,16 @@ impl Actor {
         if !by_helper && !self.caller_is_due(now) {
             return Ok(self.next_of_both(now));
         }
-        let mut next = self.turn_of(by_helper, now, rng, oracle)?;
-        while let Next::After(0) = next {
-            next = self.turn_of(by_helper, now, rng, oracle)?;
-        }
+        let mut steps = 0..MOST_STEPS;
+        let next = loop {
+            match self.turn_of(by_helper, now, rng, oracle)? {
+                Next::After(0) if steps.next().is_none() => {
+                    return Err(format!("liveness: no end of a turn after {MOST_STEPS} steps: {}", self.summary()));
+                }
+                Next::After(0) => {}
+                next => break next,
+            }
+        };
         Ok(if self.habits.thread { self.next(by_helper, now, next) } else { next })
     }
 

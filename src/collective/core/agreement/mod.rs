@@ -256,7 +256,8 @@ impl Arrival {
 
     /// Shows it to all others: without data if it is late and dropped, so that they want none.
     fn show_elsewhere(&mut self, movement: &mut Movement, cx: &mut Context) {
-        let is_dropped = self.target <= cx.ledger.fired() && self.part == Part::Fresh && !self.is_carried(&cx.plan);
+        let is_late = matches!(self.stage, ArrivalStage::Late { .. }) || self.target <= cx.ledger.fired();
+        let is_dropped = is_late && self.part == Part::Fresh && !self.is_carried(&cx.plan);
         let has_data = !is_dropped && self.part != Part::Leaving && cx.plan.bytes > 0;
         movement.show_elsewhere(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
         self.hidden = false;
