@@ -407,6 +407,16 @@ fn bench_measures_single_operations() {
             }
         }
     }
+
+    // Ranks that are stopped hold up none that needs only their memory. Over a network that asks their processors that is
+    // refused before any is stopped.
+    let args = ["bench", "--op", "solo_lat", "-n", "3", "--stopped", "--depth", "3", "--iters", "10"];
+    let output = earlybird(&[&args[..], &["--fabric", "shm"]].concat()).output().unwrap();
+    assert!(output.status.success() && text(&output).contains("the others are stopped"), "{}", text(&output));
+    if fabrics.len() > 1 {
+        let output = earlybird(&[&args[..], &fabrics[1][..]].concat()).output().unwrap();
+        assert!(!output.status.success() && text(&output).contains("--stopped"), "{}", text(&output));
+    }
 }
 
 #[test]

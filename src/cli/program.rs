@@ -145,7 +145,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
 
 /// The cut mover runs no table: its initiator is unique, so it signals the others itself.
 fn print_cut(args: &Args) -> super::Outcome {
-    let counts = Counts::of_cut(args.ranks, args.bytes, args.fire == Fire::SOLO);
+    let counts = Counts::of_cut(args.ranks, args.bytes);
     if args.dot {
         return Err("the cut mover has no table to draw; use --mover tree".into());
     }

@@ -286,12 +286,13 @@ impl Counts {
     }
 
     /// The costs of the cut mover for small data, with each rank on its own host. Every arrival adds its bit to the
-    /// word, and pushes its contribution to all others unless it fires the round `alone`. The one initiator sends
-    /// the outcome with the record of the cut to all others.
+    /// word and pushes its contribution to all others; one that fires a round of up to 31 ranks alone pushes
+    /// nothing, which is not counted here. The one initiator sends the outcome with the record of the cut to all
+    /// others.
     #[must_use]
-    pub fn of_cut(ranks: u32, bytes: u64, alone: bool) -> Self {
+    pub fn of_cut(ranks: u32, bytes: u64) -> Self {
         let (all, others) = (u64::from(ranks), u64::from(ranks) - 1);
-        let puts = (all + 1 - u64::from(alone)) * others;
+        let puts = (all + 1) * others;
         Counts { activations: others, tokens: all, puts, bytes: puts.saturating_mul(bytes), ..Counts::default() }
     }
 

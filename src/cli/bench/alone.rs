@@ -1,11 +1,12 @@
 //! What a *solo* round takes the rank that makes it while all others are away.
 
 use std::fs;
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use earlybird::{Error, Fire, Grace, Result, World};
+use earlybird::{Allreduce, Error, Executor, Fire, Grace, Result, World};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::p2p::{self, Measured};
@@ -16,10 +17,6 @@ pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<
     let mut table = p2p::latencies();
     let mut wrong = 0;
     let fabric = world.raw_fabric();
-    if args.stopped && fabric.neighbours() != fabric.ranks() {
-        let problem = "--stopped: not all ranks are on this machine";
-        return Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
-    }
     let own = getpid().as_raw_pid().to_le_bytes();
     let processes = match args.stopped {
         true => fabric.exchange("solo_lat", &own, Instant::now() + PATIENCE)?,
@@ -53,36 +50,50 @@ impl Drop for Stopped {
     }
 }
 
-/// Stops all ranks but 0, each of which calls it, if their processes are known; rank 0 returns when all are stopped.
+/// Stops the processes of all ranks but 0, which calls it, and returns when they are stopped.
 fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
-    let failed = |operation: &'static str, cause: std::io::Error| Error::Os {
-        rank: world.rank(),
-        operation,
-        cause: Arc::new(cause),
-    };
-    if world.rank() != 0 {
-        if !processes.is_empty() {
-            kill_process(getpid(), Signal::STOP).map_err(|cause| failed("stop", cause.into()))?;
-        }
-        return Ok(Stopped(Vec::new()));
-    }
     let pid = |bytes: &Vec<u8>| Pid::from_raw(i32::from_le_bytes(bytes[..].try_into().ok()?));
     let others = Stopped(processes.iter().skip(1).filter_map(pid).collect());
+    let failed = |cause: io::Error| Error::Os { rank: world.rank(), operation: "stop a rank", cause: Arc::new(cause) };
     let since = Instant::now();
-    for process in &others.0 {
-        let is_stopped = || -> std::io::Result<bool> {
-            let status = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid()))?;
+    for &process in &others.0 {
+        kill_process(process, Signal::STOP).map_err(|cause| failed(cause.into()))?;
+        loop {
+            let status = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid())).map_err(failed)?;
             // The state follows the name, in which anything may stand.
-            Ok(status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
-        };
-        while !is_stopped().map_err(|cause| failed("look for a rank that stops", cause))? {
-            if since.elapsed() > PATIENCE {
-                return Err(failed("wait for a rank to stop", std::io::ErrorKind::TimedOut.into()));
+            match status.rsplit(") ").next().and_then(|rest| rest.chars().next()) {
+                Some('T') => break,
+                Some('Z' | 'X') => return Err(failed(io::Error::other("its process has ended"))),
+                _ if since.elapsed() > PATIENCE => return Err(failed(io::ErrorKind::TimedOut.into())),
+                _ => thread::sleep(Duration::from_millis(1)),
             }
-            thread::sleep(Duration::from_millis(1));
         }
     }
     Ok(others)
+}
+
+/// Refuses what needs ranks that are away, as rounds then never end.
+fn check(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
+    let fabric = world.raw_fabric();
+    let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
+    let by_processors = fabric.provider().is_some_and(|provider| provider.ends_with("by messages"));
+    match fabric.name() {
+        _ if stopped && fabric.neighbours() != fabric.ranks() => {
+            refused("--stopped: not all ranks are on this machine")
+        }
+        "shm" => Ok(()),
+        _ if stopped && sum.path() == "relayed" => {
+            refused("--stopped: ranks that are stopped relay nothing; use --mover cut")
+        }
+        _ if sum.path() == "relayed" && sum.executor() != Executor::Thread => {
+            refused("ranks that are away relay nothing without a thread; use --executor thread, or --mover cut")
+        }
+        "verbs" if !by_processors => Ok(()),
+        _ if stopped => {
+            refused("--stopped: this network asks the processors of other ranks; use shm, or verbs with atomics")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Rank 0 makes as many rounds as it may be ahead, then all begin anew: so nothing is carried. The others are stopped if
@@ -96,7 +107,8 @@ fn measure(world: &World, args: &Args, bytes: usize, processes: &[Vec<u8>]) -> R
         let sum = world.allreduce::<f32>(&[length]).fire(Fire::SOLO).grace(Grace::NONE).depth(depth);
         let mut sum = sum.mover(args.common.mover).executor(args.common.executor).build()?;
         world.barrier(PATIENCE)?;
-        let others = stop_others(world, processes)?;
+        check(world, args.stopped, &sum)?;
+        let others = if world.rank() == 0 { stop_others(world, processes)? } else { Stopped(Vec::new()) };
         for round in (made..made + rounds).take_while(|_| world.rank() == 0) {
             let value = (round % 100) as f32;
             sum.contribution()?.fill(value);

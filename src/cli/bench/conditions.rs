@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use earlybird::{Config, Reduce, World};
 use serde_json::{Value, json};
 
-use super::Args;
+use super::{Args, Op};
 
 /// The commit of this binary, and whether the sources differed from that commit: from `build.rs`,
 /// if it knows.
@@ -29,16 +29,20 @@ impl Conditions {
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
             "bind": word(&common.start.bind),
         });
+        let choices = json!({
+            "mover": common.mover.to_string(), "executor": common.executor.to_string(), "depth": common.depth,
+        });
+        if args.op == Op::SoloLat {
+            asked = joined(asked, choices.clone());
+            all = joined(all, json!({ "stopped": args.stopped }));
+        }
         if args.op.is_collective() {
             let collective = json!({
                 "dtype": args.dtype.to_string(), "reduction": Reduce::Sum.to_string(),
                 "group": args.group(world.size()).map(|group| group.to_string()),
                 "absent": common.absent.to_string(), "seed": common.seed, "buffers": word(&args.buffers),
             });
-            let choices = json!({
-                "mover": common.mover.to_string(), "executor": common.executor.to_string(), "depth": common.depth,
-                "grace": common.grace.to_string(),
-            });
+            let choices = joined(choices, json!({ "grace": common.grace.to_string() }));
             (all, asked) = (joined(all, collective), joined(asked, choices));
         }
         Conditions(joined(all, json!({ "asked": asked })))

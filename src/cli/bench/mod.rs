@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use earlybird::{Absent, Dtype, Executor, Fire, Group, Mover, Preset, When, World, bf16, f16};
+use earlybird::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
 
 use super::common::{Common, Place};
 use super::launch::again;
@@ -149,8 +149,7 @@ pub(super) struct Args {
     /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
-    /// For --op solo_lat: stop the processes of the other ranks meanwhile. Needs a transport that needs no processor of
-    /// theirs: shm, or a device with atomics; all ranks on this machine
+    /// For --op solo_lat: stop the processes of the other ranks meanwhile. All are on this machine, over shm or verbs
     #[arg(long)]
     stopped: bool,
     /// Where the data lies
@@ -228,10 +227,6 @@ impl Args {
                         and --absent"
                     .to_owned(),
             );
-        }
-        let asks_callers = self.common.mover == Mover::Tree && self.common.executor == Executor::Caller;
-        if self.op == Op::SoloLat && asks_callers {
-            return Err("--op solo_lat: callers that are away relay nothing; add --executor thread".to_owned());
         }
         if self.stopped && self.op != Op::SoloLat {
             return Err(format!("--op {} needs all ranks; --stopped is for --op solo_lat", self.op));
