@@ -213,8 +213,8 @@ fn bench_prints_rows_and_json() {
             assert_eq!(row[key], value, "{row}");
         }
         let asked = serde_json::json!({
-            "fabric": "auto", "provider": null, "device": null, "bind": "none", "mover": "auto", "executor": "auto",
-            "depth": 8, "grace": "auto",
+            "fabric": "auto", "provider": null, "device": null, "bind": "none", "ordered_writes": null, "mover": "auto",
+            "executor": "auto", "depth": 8, "grace": "auto",
         });
         assert_eq!(row["asked"], asked);
         assert_eq!(row["depth"], if row["fire"] == "all" { 1 } else { 8 }, "{row}");
@@ -413,6 +413,10 @@ fn bench_measures_single_operations() {
     let args = ["bench", "--op", "solo_lat", "-n", "3", "--stopped", "--depth", "3", "--iters", "10"];
     let output = earlybird(&[&args[..], &["--fabric", "shm"]].concat()).output().unwrap();
     assert!(output.status.success() && text(&output).contains("the others are stopped"), "{}", text(&output));
+    for wrong in ["--executor=provider", "--grace=1s", "-n=1", "--fire=solo"] {
+        let output = earlybird(&["bench", "--op", "solo_lat", wrong]).output().unwrap();
+        assert!(!output.status.success() && text(&output).contains("--op solo_lat: "), "{}", text(&output));
+    }
     if fabrics.len() > 1 {
         let output = earlybird(&[&args[..], &fabrics[1][..]].concat()).output().unwrap();
         assert!(!output.status.success() && text(&output).contains("--stopped"), "{}", text(&output));

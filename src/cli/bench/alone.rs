@@ -12,6 +12,20 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 use super::p2p::{self, Measured};
 use super::{Args, PATIENCE, conditions::Conditions};
 
+/// Refuses options that have no meaning here. `plain`: sums of f32 in registered memory.
+pub(super) fn check(args: &Args, ranks: u32, plain: bool) -> std::result::Result<(), String> {
+    let plain = plain && args.skew.is_none() && args.fire.is_empty() && args.common.grace == Grace::Auto;
+    let problem = match args.common.executor {
+        _ if !plain => {
+            "one rank makes rounds of the rule solo alone; omit --fire, --grace, --skew, --dtype, --buffers and --absent"
+        }
+        Executor::Provider => "a provider needs all ranks for each round; choose another --executor",
+        _ if ranks < 2 => "there are no others that could be away; use -n 2 or more",
+        _ => return Ok(()),
+    };
+    Err(format!("--op {}: {problem}", args.op))
+}
+
 /// Rounds that one rank makes for each size. Returns wrong results.
 pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<&Conditions>) -> Result<u64> {
     let mut table = p2p::latencies();
@@ -72,8 +86,8 @@ fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
     Ok(others)
 }
 
-/// Refuses what needs ranks that are away, as rounds then never end.
-fn check(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
+/// Refuses a world in which rounds need ranks that are away: they would never end.
+fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
     let fabric = world.raw_fabric();
     let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
     let by_processors = fabric.provider().is_some_and(|provider| provider.ends_with("by messages"));
@@ -82,15 +96,14 @@ fn check(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
             refused("--stopped: not all ranks are on this machine")
         }
         "shm" => Ok(()),
+        name if stopped && (name != "verbs" || by_processors) => {
+            refused("--stopped: this network asks the processors of other ranks; use shm, or verbs with atomics")
+        }
         _ if stopped && sum.path() == "relayed" => {
             refused("--stopped: ranks that are stopped relay nothing; use --mover cut")
         }
         _ if sum.path() == "relayed" && sum.executor() != Executor::Thread => {
             refused("ranks that are away relay nothing without a thread; use --executor thread, or --mover cut")
-        }
-        "verbs" if !by_processors => Ok(()),
-        _ if stopped => {
-            refused("--stopped: this network asks the processors of other ranks; use shm, or verbs with atomics")
         }
         _ => Ok(()),
     }
@@ -107,7 +120,7 @@ fn measure(world: &World, args: &Args, bytes: usize, processes: &[Vec<u8>]) -> R
         let sum = world.allreduce::<f32>(&[length]).fire(Fire::SOLO).grace(Grace::NONE).depth(depth);
         let mut sum = sum.mover(args.common.mover).executor(args.common.executor).build()?;
         world.barrier(PATIENCE)?;
-        check(world, args.stopped, &sum)?;
+        check_world(world, args.stopped, &sum)?;
         let others = if world.rank() == 0 { stop_others(world, processes)? } else { Stopped(Vec::new()) };
         for round in (made..made + rounds).take_while(|_| world.rank() == 0) {
             let value = (round % 100) as f32;

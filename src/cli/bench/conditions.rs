@@ -27,7 +27,7 @@ impl Conditions {
         });
         let mut asked = json!({
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
-            "bind": word(&common.start.bind),
+            "bind": word(&common.start.bind), "ordered_writes": config.verbs.ordered_writes,
         });
         let choices = json!({
             "mover": common.mover.to_string(), "executor": common.executor.to_string(), "depth": common.depth,

@@ -143,13 +143,14 @@ pub(super) struct Args {
     /// Rounds before measuring
     #[arg(short = 'w', long, default_value_t = 10)]
     warmup: u32,
-    /// Rounds measured [default: by size]
+    /// Rounds measured [default: by size; 1000 for --op solo_lat]
     #[arg(long)]
     iters: Option<u32>,
     /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
-    /// For --op solo_lat: stop the processes of the other ranks meanwhile. All are on this machine, over shm or verbs
+    /// For --op solo_lat: stop the processes of the other ranks meanwhile. All are on this machine, over shm, or over verbs
+    /// with a device that has atomics. If rank 0 is killed then, they go on when they get SIGCONT
     #[arg(long)]
     stopped: bool,
     /// Where the data lies
@@ -221,15 +222,11 @@ impl Args {
                 self.op
             ));
         }
-        if self.op == Op::SoloLat && !(self.skew.is_none() && self.fire.is_empty() && plain) {
-            return Err(
-                "--op solo_lat: one rank makes rounds of the rule solo alone; omit --fire, --skew, --dtype, --buffers \
-                        and --absent"
-                    .to_owned(),
-            );
+        if self.op == Op::SoloLat {
+            alone::check(self, ranks, plain)?;
         }
         if self.stopped && self.op != Op::SoloLat {
-            return Err(format!("--op {} needs all ranks; --stopped is for --op solo_lat", self.op));
+            return Err(format!("--stopped is for --op solo_lat, and not for {}", self.op));
         }
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
