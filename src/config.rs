@@ -49,7 +49,7 @@ pub const VARIABLES: [Variable; 22] = [
     Variable {
         name: "EARLYBIRD_DEVICE",
         default: "the provider's first, the closest RDMA device",
-        meaning: "the provider's device, such as eth0; for verbs also with a port, such as mlx5_0:1",
+        meaning: "the provider's device, such as eth0; for verbs also with a port, such as mlx5_0:1, and with a second one behind a comma, such as mlx5_0,mlx5_1, over which half of large data goes",
     },
     Variable {
         name: "EARLYBIRD_GID_INDEX",
@@ -184,6 +184,9 @@ pub struct VerbsSettings {
     pub device: Option<String>,
     /// The port, from 1; `None` for the first active one.
     pub port: Option<u8>,
+    /// A second device and its port, over which every other part of large transfers goes: a second rail. All ranks have
+    /// one or none does, and each reaches the others' second ones by it.
+    pub second: Option<(String, Option<u8>)>,
     /// The index of the GID; `None` for the best one of the port.
     pub gid: Option<u8>,
     /// The traffic class of this rank's RoCE packets: four times the DSCP by which switches choose a
@@ -278,9 +281,10 @@ fn switch(value: &str) -> Option<Option<bool>> {
 }
 
 /// The device and the port in `mlx5_0:1`; names of devices may have a colon themselves.
-fn device_and_port(value: &str) -> (&str, Option<u8>) {
+fn device_and_port(value: &str) -> (String, Option<u8>) {
     let split = value.rsplit_once(':').and_then(|(device, port)| Some((device, port.parse().ok()?)));
-    split.map_or((value, None), |(device, port)| (device, Some(port)))
+    let (device, port) = split.map_or((value, None), |(device, port)| (device, Some(port)));
+    (device.to_owned(), port)
 }
 
 /// A shorter secret can be guessed, or comes from a command that failed.
@@ -393,8 +397,15 @@ impl Config {
                 }
                 "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
                 "EARLYBIRD_DEVICE" => {
-                    let (device, port) = device_and_port(&value);
-                    (config.verbs.device, config.verbs.port) = (Some(device.to_owned()), port);
+                    let names: Vec<&str> = value.split(',').collect();
+                    let (first, second) = match names[..] {
+                        [first] if !first.is_empty() => (first, None),
+                        [first, second] if !first.is_empty() && !second.is_empty() => (first, Some(second)),
+                        _ => return Err(bad("name a device, or two with a comma between them".to_owned())),
+                    };
+                    let (device, port) = device_and_port(first);
+                    (config.verbs.device, config.verbs.port) = (Some(device), port);
+                    config.verbs.second = second.map(device_and_port);
                     config.ofi.device = Some(value);
                 }
                 "EARLYBIRD_GID_INDEX" => {
@@ -496,6 +507,12 @@ mod tests {
             assert!(error.contains(named), "{error}");
         }
         config("EARLYBIRD_SECRET", "eight...").unwrap();
+        let rails = config("EARLYBIRD_DEVICE", "mlx5_0,mlx5_1:2").unwrap().verbs;
+        assert_eq!((rails.device.as_deref(), rails.port), (Some("mlx5_0"), None));
+        assert_eq!(rails.second, Some(("mlx5_1".to_owned(), Some(2))));
+        for value in ["", ",mlx5_0", "mlx5_0,", "a,b,c"] {
+            assert!(config("EARLYBIRD_DEVICE", value).unwrap_err().to_string().contains("a comma between"), "{value}");
+        }
         for (value, device, port) in [("mlx5_0:1", "mlx5_0", Some(1)), ("rxe0", "rxe0", None), ("a:b", "a:b", None)] {
             let config = config("EARLYBIRD_DEVICE", value).unwrap();
             assert_eq!((config.verbs.device.as_deref(), config.verbs.port), (Some(device), port));

@@ -7,6 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::tier::by_tier;
+use common::{Need, skipped};
 use earlybird::fabric::ofi::{Library, OfiFabric};
 use earlybird::fabric::shm::ShmFabric;
 use earlybird::fabric::sim::SimFabric;
@@ -63,9 +64,12 @@ fn ofi_tcp() {
     ofi("tcp;ofi_rxm");
 }
 
+/// By messages, as other providers; its threads take as much processor time as all of those.
 #[test]
 fn ofi_sockets() {
-    ofi("sockets");
+    if by_tier(false, true) {
+        ofi("sockets");
+    }
 }
 
 /// As over a device that changes cells by itself: a thread of the provider does.
@@ -101,6 +105,23 @@ fn verbs_by_messages() {
 #[test]
 fn verbs_in_order() {
     over_verbs(VerbsSettings { ordered_writes: Some(true), ..VerbsSettings::default() });
+}
+
+/// Parts of large transfers go by a second device.
+#[test]
+fn verbs_over_two_devices() {
+    let Some(library) = common::rdma() else { return };
+    let ports = verbs::devices(&library).expect("devices");
+    let mut active = ports.iter().filter(|port| port.active);
+    let (Some(first), Some(second)) = (active.next(), active.next()) else {
+        return skipped(Need::Verbs, "only one RDMA device has an active port here");
+    };
+    let name = |port: &verbs::DevicePort| (port.device.clone(), Some(port.port));
+    let ((device, port), second) = (name(first), name(second));
+    let settings = VerbsSettings { device: Some(device), port, second: Some(second), ..VerbsSettings::default() };
+    for device_atomics in [None, Some(false)] {
+        over_verbs(VerbsSettings { device_atomics, ..settings.clone() });
+    }
 }
 
 fn over_verbs(settings: VerbsSettings) {

@@ -19,6 +19,8 @@ pub struct Guests {
     marks: Marks,
     /// The port at which the next job meets.
     port: u16,
+    /// The devices of ranks, if it is not for them to choose.
+    devices: Option<&'static str>,
 }
 
 /// The ranks of a host.
@@ -38,7 +40,8 @@ impl Guests {
             skipped(Need::Verbs, "this is none of two guests; tests/soft-roce/suite starts them");
             return None;
         }
-        let mut guests = Guests { host: host.parse().unwrap(), addresses, marks: Marks::at(&folder), folder, port };
+        let mut guests =
+            Guests { host: host.parse().unwrap(), addresses, marks: Marks::at(&folder), folder, port, devices: None };
         guests.meet(&format!("begin-{port}"));
         guests.port += 1;
         Some(guests)
@@ -54,7 +57,12 @@ impl Guests {
         self.port
     }
 
-    /// Unplugs the cable (`off`), or plugs it in (`on`).
+    /// From now on ranks use these devices.
+    pub fn use_devices(&mut self, devices: &'static str) {
+        self.devices = Some(devices);
+    }
+
+    /// Unplugs the cable (`off`), or plugs it in (`on`); or the second one (`off1`, `on1`).
     pub fn cable(&self, state: &str) {
         if self.host == 0 {
             std::fs::write("/dev/cable", format!("{state}\n")).unwrap();
@@ -75,6 +83,7 @@ impl Guests {
         let begin = |rank| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.envs(Way::Verbs.variables()).env("EARLYBIRD_STORE", &store);
+            command.envs(self.devices.map(|devices| ("EARLYBIRD_DEVICE", devices)));
             command.env("EARLYBIRD_SECRET", "of these guests").env("EARLYBIRD_SILENCE", "5s");
             start(&mut command, (rank, self.ranks()), "rank", role)
         };

@@ -113,6 +113,12 @@ pub fn rdma() -> Option<earlybird::fabric::verbs::Library> {
     found.inspect_err(missing).ok()
 }
 
+/// The packets that a device has sent, if it counts them.
+pub fn sent_packets(device: &str) -> Option<u64> {
+    let counter = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts");
+    std::fs::read_to_string(counter).ok()?.trim().parse().ok()
+}
+
 /// What the kernel lists of the objects of all devices: queue pairs, completion queues, regions and so on.
 pub fn rdma_objects() -> Option<String> {
     let output = Command::new("rdma").args(["resource", "show"]).output();

@@ -17,14 +17,14 @@ PROCESSORS = 2
 # The clock is the processors' counter.
 COUNTERS = "tsc=reliable clocksource=tsc"
 
-# QEMU's name of the link between the guests.
-LINK = "link"
+# QEMU's names of the links between the guests: the cable of eth0, and that of eth1.
+LINKS = ("link", "link1")
 
 
 class Guest:
-    """A guest, from its boot on. `link` is its end of the link to the other guest, if there are two."""
+    """A guest, from its boot on. `links` are its ends of the links to the other guest, if there are two."""
 
-    def __init__(self, number, kernel, files, link, folder):
+    def __init__(self, number, kernel, files, links, folder):
         self.number = number
         self.status = None
         self.output, output = os.pipe()
@@ -46,11 +46,11 @@ class Guest:
             *("-mon", "chardev=monitor", "-chardev", f"socket,id=monitor,fd={monitor.fileno()}"),
             *shared("tree", "/", ",readonly=on"),
             *(shared("work", folder, "") if folder else []),
-            *network(number, link),
+            *(option for card, name in enumerate(LINKS) for option in network(number, card, name, links)),
         ]
         # setpriv: the kernel ends QEMU with the rig, even if the rig is killed.
         command = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", *options]
-        ends = [control, cable, monitor] + ([link] if link else [])
+        ends = [control, cable, monitor, *links]
         inherited = [output, self.console, initial] + [end.fileno() for end in ends]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self.console, pass_fds=inherited)
         os.close(output)
@@ -95,9 +95,9 @@ def shared(tag, folder, more):
     return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
 
 
-def network(number, link):
-    """The guest's network card; that of a guest on its own is at a hub without other ports."""
-    other_end = f"socket,fd={link.fileno()}" if link else "hubport,hubid=0"
+def network(number, card, name, links):
+    """A network card of the guest; that of a guest on its own is at a hub without other ports."""
+    other_end = f"socket,fd={links[card].fileno()}" if links else f"hubport,hubid={card}"
     # Without a file of boot code, which may not be installed.
-    card = f"virtio-net-pci,netdev={LINK},mac=52:54:00:00:00:{number + 1:02x},romfile="
-    return ["-netdev", f"{other_end},id={LINK}", "-device", card]
+    device = f"virtio-net-pci,netdev={name},mac=52:54:00:00:{card:02x}:{number + 1:02x},romfile="
+    return ["-netdev", f"{other_end},id={name}", "-device", device]

@@ -50,9 +50,12 @@ impl Found {
     /// The rows for programs.
     pub(super) fn objects(&self) -> Vec<Value> {
         let chosen = self.survey.as_ref().ok().and_then(|survey| survey.chosen.as_ref().ok());
+        let name = |(device, port): &(String, u8)| format!("{device}:{port}");
+        // As EARLYBIRD_DEVICE names them.
+        let chosen = chosen.map(|rails| rails.iter().map(name).collect::<Vec<_>>().join(","));
         let fabric = json!({
             "fabric": "verbs", "available": self.is_available(), "library": "libibverbs", "found": self.has_library,
-            "problem": self.problem(), "chosen": chosen.map(|(device, port)| format!("{device}:{port}")),
+            "problem": self.problem(), "chosen": chosen,
             "locked_memory_limit": self.memory.limit, "locked_memory_exempt": self.memory.is_exempt,
             "progress": "by callers and a thread; devices carry out signals and atomics by themselves",
             "atomics": "device, or messages to the home's processor",
@@ -82,7 +85,10 @@ impl Found {
 
 fn tell_devices(survey: &Survey) {
     match &survey.chosen {
-        Ok((device, port)) => say!("RDMA devices ({CHOICE}). A rank here uses {device}, port {port}:"),
+        Ok(chosen) => {
+            let rails: Vec<String> = chosen.iter().map(|(device, port)| format!("{device}, port {port}")).collect();
+            say!("RDMA devices ({CHOICE}). A rank here uses {}:", rails.join(", and "));
+        }
         Err(_) => say!("RDMA devices ({CHOICE}). A rank here can use none of them:"),
     }
     if !survey.ports.is_empty() {

@@ -9,6 +9,13 @@ use super::shares::peers;
 /// life among them, wait behind it.
 const MOST_PART: usize = 1 << 20;
 
+/// Shortest transfer whose parts go over several rails. Its signal waits for their completion: half of it should take longer
+/// to write than a way to the peer and back, which is some microseconds.
+pub(in crate::fabric) const LEAST_SPREAD: usize = 256 << 10;
+
+/// Parts of a transfer over several rails are multiples of a page.
+pub(super) const SPREAD_UNIT: usize = 4096;
+
 /// One-sided operations in flight, unless the world has more peers.
 const MOVING: usize = 64;
 

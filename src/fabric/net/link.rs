@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::header_slots::{self, HeaderSlots, ImmediateData, SLOT_BYTES};
-use super::limits::{Limits, RESERVED};
+use super::limits::{LEAST_SPREAD, Limits, RESERVED};
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
@@ -225,15 +225,20 @@ impl<W: Wire> Link<W> {
         sent
     }
 
-    /// Moves a part of a transfer between own memory and a peer's. The completion of a part without
+    /// The rails over which the parts of a transfer of so many bytes go in turn. A signal waits for the completion of
+    /// what goes over several.
+    pub(super) fn rails(&self, len: usize) -> usize {
+        if len < LEAST_SPREAD { 1 } else { self.wire.rails() }
+    }
+
+    /// Moves a part of a transfer between own memory and a peer's, by a rail. The completion of a part without
     /// immediate data means that it lies in the peer's memory; with immediate data, only that the
     /// source was read.
     pub(super) fn transfer(
         &mut self,
         transfer: u32,
-        peer: u32,
-        own: Local<'_, W::Memory>,
-        remote: Remote,
+        (peer, rail): (u32, usize),
+        ends: Ends<'_, W::Memory>,
         way: Way,
     ) -> Posted<W::Error> {
         // SAFETY: registered memory of a wire that is kept until its channel is closed on all
@@ -241,9 +246,9 @@ impl<W: Wire> Link<W> {
         // access touches the target, until completion.
         let posted = self.start(transfer, peer, |wire, _, number| unsafe {
             match way {
-                Way::Out => wire.write(peer, own, remote, None, number),
-                Way::OutWithImmediate(immediate) => wire.write(peer, own, remote, Some(immediate), number),
-                Way::In => wire.read(peer, own, remote, number),
+                Way::Out => wire.write((peer, rail), ends, None, number),
+                Way::OutWithImmediate(immediate) => wire.write((peer, rail), ends, Some(immediate), number),
+                Way::In => wire.read((peer, rail), ends, number),
             }
         });
         posted.map(|number| number.is_some())

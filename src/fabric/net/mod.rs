@@ -105,4 +105,4 @@ pub(super) use registration::{Failed, Purpose, Registered, allocate};
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]
 pub(super) use shares::share;
-pub(super) use wire::{Atomicity, CellChange, Entry, Local, Posted, Remote, Trouble, Watched, Wire};
+pub(super) use wire::{Atomicity, CellChange, Ends, Entry, Local, Posted, Remote, Trouble, Watched, Wire};

@@ -22,7 +22,7 @@ pub(in crate::fabric) struct Local<'a, M> {
 pub(in crate::fabric) struct Remote {
     /// The address or offset, whichever the provider counts by.
     pub(in crate::fabric) address: u64,
-    /// The key of the registration.
+    /// The key of the registration; those of all rails, as the wire packs them.
     pub(in crate::fabric) key: u64,
 }
 
@@ -144,16 +144,22 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// Sends a message that may change as soon as this returns. There is no entry.
     fn inject(&mut self, peer: u32, message: &[u8]) -> Posted<Self::Error>;
 
-    /// Writes to a peer. Without immediate data, completion means that the bytes lie in the peer's
-    /// memory; with immediate data, only that the source was read.
+    /// The rails of this rank: devices, over which parts of a transfer go at the same time. All ranks have as many; the
+    /// rails with the same number reach each other. The first one carries all but the parts of large transfers.
+    fn rails(&self) -> usize {
+        1
+    }
+
+    /// Writes to a peer, by a rail. Without immediate data, completion means that the bytes lie in the peer's
+    /// memory, before all that this rank writes afterwards; with immediate data, which only the first rail
+    /// carries, that the source was read.
     ///
     /// # Safety
     /// As [above](Wire#safety-of-operations).
     unsafe fn write(
         &mut self,
-        peer: u32,
-        from: Local<'_, Self::Memory>,
-        to: Remote,
+        to: (u32, usize),
+        ends: Ends<'_, Self::Memory>,
         immediate: Option<u64>,
         number: usize,
     ) -> Posted<Self::Error>;
@@ -213,17 +219,11 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         Ok(false)
     }
 
-    /// Reads from a peer.
+    /// Reads from a peer, by a rail.
     ///
     /// # Safety
     /// As [above](Wire#safety-of-operations).
-    unsafe fn read(
-        &mut self,
-        peer: u32,
-        to: Local<'_, Self::Memory>,
-        from: Remote,
-        number: usize,
-    ) -> Posted<Self::Error>;
+    unsafe fn read(&mut self, from: (u32, usize), ends: Ends<'_, Self::Memory>, number: usize) -> Posted<Self::Error>;
 
     /// Makes progress and reads the completion queue. [`Wire::next`] returns the entries; all are
     /// taken before the next call.

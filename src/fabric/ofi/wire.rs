@@ -15,7 +15,7 @@ use earlybird_ffi::ofi::{self, Atomics, Code, Endpoint, NO_COMPLETION, sys};
 use super::change::{Changing, Words, operands};
 use super::registration::{Failed, Registered, Registrar};
 use crate::fabric::net::{
-    Atomicity, CellChange, Entry, Local, Posted, Purpose, Registered as _, Remote, Watched, Wire,
+    Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Registered as _, Remote, Watched, Wire,
 };
 
 /// Memory that libfabric may use for an operation until it completes (`FI_CONTEXT2`).
@@ -196,9 +196,8 @@ impl Wire for OfiWire {
 
     unsafe fn write(
         &mut self,
-        peer: u32,
-        from: Local<'_, Registered>,
-        to: Remote,
+        (peer, _): (u32, usize),
+        (from, to): Ends<'_, Registered>,
         immediate: Option<u64>,
         number: usize,
     ) -> Posted<Code> {
@@ -263,7 +262,12 @@ impl Wire for OfiWire {
         posted
     }
 
-    unsafe fn read(&mut self, peer: u32, to: Local<'_, Registered>, from: Remote, number: usize) -> Posted<Code> {
+    unsafe fn read(
+        &mut self,
+        (peer, _): (u32, usize),
+        (to, from): Ends<'_, Registered>,
+        number: usize,
+    ) -> Posted<Code> {
         let (from, context) = (self.remote(peer, from), self.context(number));
         // SAFETY: as the caller says.
         posted(unsafe { self.endpoint.read(local(&to), from, context) })

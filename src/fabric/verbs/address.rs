@@ -35,6 +35,11 @@ impl Address {
         bytes
     }
 
+    /// Those of all rails of a rank.
+    pub(super) fn decode_all(bytes: &[u8]) -> Option<Vec<Self>> {
+        bytes.chunks(Self::BYTES).map(Self::decode).collect()
+    }
+
     /// `None` for bytes that are no address, or of another version.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
@@ -66,6 +71,10 @@ mod tests {
             Address { lid: 7, gid: [9; 16], mtu: 3, datagrams: 0xFF_FFFF, queue_key: 1 << 30, secret: 1 << 63 };
         let bytes = address.encode();
         assert_eq!(Address::decode(&bytes), Some(address));
+        let other = Address { lid: 8, ..address };
+        let both = [bytes.clone(), other.encode()].concat();
+        assert_eq!(Address::decode_all(&both), Some(vec![address, other]));
+        assert_eq!(Address::decode_all(&both[..both.len() - 1]), None);
         (0..bytes.len()).for_each(|len| assert_eq!(Address::decode(&bytes[..len]), None));
         for (index, value) in [(0, VERSION + 1), (1, 0), (1, 6)] {
             let mut other = bytes.clone();

@@ -74,8 +74,9 @@ pub struct Survey {
     pub ports: Vec<DevicePort>,
     /// Devices that it cannot open, and why.
     pub closed: Vec<(String, String)>,
-    /// The device and the port that a rank on this processor uses, or why there is none.
-    pub chosen: std::result::Result<(String, u8), String>,
+    /// The device and the port that a rank on this processor uses, and the second ones if there are some; or why there
+    /// are none.
+    pub chosen: std::result::Result<Vec<(String, u8)>, String>,
 }
 
 /// The port that a rank uses.
@@ -220,8 +221,8 @@ pub fn survey(library: &Library, settings: &VerbsSettings) -> io::Result<Survey>
             Err(cause) => closed.push((device.name(), cause.to_string())),
         }
     }
-    let chosen = match choose(library, settings, 0) {
-        Ok(port) => Ok((port.device, port.number)),
+    let chosen = match choose_all(library, settings, 0) {
+        Ok((first, second)) => Ok([first].into_iter().chain(second).map(|port| (port.device, port.number)).collect()),
         Err(Error::Join { cause, .. }) => Err(cause),
         Err(error) => Err(error.to_string()),
     };
@@ -286,6 +287,20 @@ pub(super) fn choose(library: &Library, settings: &VerbsSettings, rank: u32) -> 
         }
     }
     Err(Error::join(rank, format!("no RDMA device can be used: {}", refusals.join("; "))))
+}
+
+/// The port that a rank uses, and the second one if the settings name it.
+pub(super) fn choose_all(library: &Library, settings: &VerbsSettings, rank: u32) -> Result<(Port, Option<Port>)> {
+    let first = choose(library, settings, rank)?;
+    let Some((device, port)) = &settings.second else { return Ok((first, None)) };
+    // It changes no cells.
+    let only = VerbsSettings { device: Some(device.clone()), port: *port, device_atomics: None, ..settings.clone() };
+    let second = choose(library, &only, rank)?;
+    if (&second.device, second.number) == (&first.device, first.number) {
+        let twice = format!("port {} of {} is named twice (EARLYBIRD_DEVICE)", first.number, first.device);
+        return Err(Error::join(rank, twice));
+    }
+    Ok((first, Some(second)))
 }
 
 /// The first active port of a device, or the one that the settings name; or why there is none.

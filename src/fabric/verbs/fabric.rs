@@ -102,9 +102,15 @@ fn open(
     depths: Option<Depths>,
 ) -> Result<Opened<VerbsWire>> {
     settings.check().map_err(|problem| Error::Config(format!("verbs: {problem}")))?;
-    let port = device::choose(library, settings, rank)?;
-    tracing::debug!(rank, device = port.device, port = port.number, gid = ?port.gid, "opens");
-    let (device, provider) = (port.device.clone(), port.network());
+    let (port, second) = device::choose_all(library, settings, rank)?;
+    let ports = || [&port].into_iter().chain(&second);
+    for port in ports() {
+        tracing::debug!(rank, device = port.device, port = port.number, gid = ?port.gid, "opens");
+    }
+    let joined = |texts: Vec<String>| texts.join(" and ");
+    let device = joined(ports().map(|port| port.device.clone()).collect());
+    let provider = joined(ports().map(device::Port::network).collect());
+    let longest = ports().map(|port| port.longest).min().unwrap_or(0);
     let failed = |what: &'static str| {
         let device = device.clone();
         move |failed: Failed| match failed {
@@ -112,11 +118,11 @@ fn open(
             Failed::Code(code) => Error::join(rank, format!("{device}: {what}: {code}")),
         }
     };
-    let limits = limits(port.longest, port.most_receives, settings.receive_depth, ranks);
+    let limits = limits(longest, port.most_receives, settings.receive_depth, ranks);
     let depths = depths.unwrap_or_else(|| Depths::in_world(limits.receives, settings.send_depth, ranks));
     let limits = Limits { receives: depths.receives, ..limits };
-    let wire = VerbsWire::open((rank, ranks), port, depths).map_err(failed("its queues cannot be opened"))?;
-    let address = wire.address().encode();
+    let wire = VerbsWire::open((rank, ranks), (port, second), depths).map_err(failed("its queues cannot be opened"))?;
+    let address = wire.address();
     let link = Link::new(wire, limits, (rank, ranks)).map_err(failed("memory cannot be registered"))?;
     Ok(Opened { link, provider, address })
 }

@@ -15,6 +15,10 @@
 //! to try again (RNR), for as long as it takes. The completion queue has an entry for each request
 //! that can be in flight, so it never overruns.
 //!
+//! # Rails
+//! A rank may have a second device, over which every other part of large transfers goes (`wire.rs`). All memory that
+//! peers reach is registered with both; all else goes by the first.
+//!
 //! # Events
 //! A device also reports by itself that a queue, a connection or a port has failed (`events.rs`).
 
@@ -31,6 +35,7 @@ mod locked_memory;
 mod numa;
 #[cfg(test)]
 mod queue_tests;
+mod rail;
 mod registration;
 mod settings;
 #[cfg(test)]

@@ -101,11 +101,11 @@ fn the_completion_queue_holds_all_that_can_complete() {
         // SAFETY: the memory lives longer than the queue pairs are able to send, and nothing else uses it.
         while unsafe { wire.send(peer, message(), depths.receives) }.unwrap() {}
     }
-    wire.connections.break_all();
+    wire.first.connections.break_all();
     std::thread::sleep(Duration::from_millis(500));
     let (mut receives, mut sends) = (0, [0; RANKS as usize]);
     let mut entries = [NO_COMPLETION];
-    while wire.queue.poll(&mut entries).unwrap() > 0 {
+    while wire.first.queue.poll(&mut entries).unwrap() > 0 {
         match Work::decode(entries[0].wr_id).unwrap() {
             Work::Receive { .. } => receives += 1,
             Work::Operation { peer, .. } | Work::Unsignaled { peer, .. } => sends[peer as usize] += 1,
@@ -161,9 +161,9 @@ fn an_event_of_a_connection_names_its_peer() {
     let mut engine = world.ranks[0].shared().lock();
     let wire = &mut engine.link.wire;
     let (kind, text) = (IBV_EVENT_QP_ACCESS_ERR, "access error".to_owned());
-    let queue_pair = wire.connections.end_for(2).map(|end| end.pair);
-    let broken = wire.events.take(&Event { kind, text: text.clone(), queue_pair, port: None }).unwrap();
-    let trouble = wire.explain((broken, text));
+    let queue_pair = wire.first.connections.end_for(2).map(|end| end.pair);
+    let broken = wire.first.events.take(&Event { kind, text: text.clone(), queue_pair, port: None }).unwrap();
+    let trouble = wire.first.explain((broken, text));
     assert_eq!(trouble.peer, Some(2));
     engine.take_trouble(trouble);
     drop(engine);

@@ -43,12 +43,15 @@ impl Purpose {
 pub(in crate::fabric) struct Registrar {
     rank: u32,
     domain: Arc<Domain>,
+    /// That of the second rail.
+    second: Option<Arc<Domain>>,
 }
 
-/// Memory of this process that the device may use. The registration ends before the memory.
+/// Memory of this process that the device may use, and that of the second rail. The registrations end before the memory.
 #[derive(Debug)]
 pub(in crate::fabric) struct Registered {
     memory: Memory,
+    second: Option<Memory>,
     window: Window,
     access: Access,
 }
@@ -57,8 +60,8 @@ pub(in crate::fabric) struct Registered {
 pub(super) type Failed = net::Failed<Code>;
 
 impl Registrar {
-    pub(super) fn new(rank: u32, domain: Arc<Domain>) -> Self {
-        Registrar { rank, domain }
+    pub(super) fn new(rank: u32, domain: Arc<Domain>, second: Option<Arc<Domain>>) -> Self {
+        Registrar { rank, domain, second }
     }
 
     pub(super) fn domain(&self) -> &Arc<Domain> {
@@ -67,15 +70,22 @@ impl Registrar {
 
     /// Allocates zeroed memory of whole pages, for a purpose.
     pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
-        // Before the memory is taken: the kernel would refuse to lock it.
-        LockedMemory::now().check(self.rank, REGISTER, bytes as u64).map_err(Failed::System)?;
+        // Messages go by the first rail only.
+        let second = self.second.as_ref().filter(|_| purpose != Purpose::Messages);
+        // Before the memory is taken: the kernel would refuse to lock it. It counts each registration.
+        let need = bytes as u64 * (1 + u64::from(second.is_some()));
+        LockedMemory::now().check(self.rank, REGISTER, need).map_err(Failed::System)?;
         let window = allocate(self.rank, bytes).map_err(Failed::System)?;
         let base = window.bytes(0, window.len());
-        // SAFETY: the `Registered` keeps the window, and so the memory, for longer than the
-        // registration. All access goes through windows.
-        let memory = unsafe { Memory::register(self.domain.clone(), (base, window.len()), purpose.access_flags()) };
-        let memory = memory.map_err(|cause| self.refused(&cause, window.len()))?;
-        Ok(Registered { memory, window, access: purpose.access() })
+        let register = |domain: &Arc<Domain>| {
+            // SAFETY: the `Registered` keeps the window, and so the memory, for longer than the
+            // registration. All access goes through windows.
+            let memory = unsafe { Memory::register(domain.clone(), (base, window.len()), purpose.access_flags()) };
+            memory.map_err(|cause| self.refused(&cause, window.len()))
+        };
+        let memory = register(&self.domain)?;
+        let second = second.map(register).transpose()?;
+        Ok(Registered { memory, second, window, access: purpose.access() })
     }
 
     /// Why the kernel has refused a registration: the limit of locked memory, if that explains it.
@@ -90,9 +100,18 @@ impl Registrar {
 
 impl Registered {
     pub(super) fn local(&self, offset: usize, len: usize) -> Local {
+        self.local_by(self.memory.local_key(), offset, len)
+    }
+
+    /// As the second rail names it.
+    pub(super) fn local_of_second(&self, offset: usize, len: usize) -> Local {
+        self.local_by(self.second.as_ref().map_or(0, Memory::local_key), offset, len)
+    }
+
+    fn local_by(&self, key: u32, offset: usize, len: usize) -> Local {
         // A part of a transfer or a message: `Limits::part` is far below the limit of a request.
         let len32 = u32::try_from(len).unwrap_or(u32::MAX);
-        Local { base: self.window.bytes(offset, len).as_ptr(), len: len32, key: self.memory.local_key() }
+        Local { base: self.window.bytes(offset, len).as_ptr(), len: len32, key }
     }
 }
 
@@ -107,8 +126,14 @@ impl net::Registered for Registered {
 
     fn key(&self) -> Option<(u64, u64)> {
         let base = self.window.bytes(0, self.window.len()).as_ptr() as u64;
-        self.access.is_shared().then(|| (u64::from(self.memory.remote_key()), base))
+        let second = self.second.as_ref().map_or(0, Memory::remote_key);
+        self.access.is_shared().then(|| (u64::from(second) << 32 | u64::from(self.memory.remote_key()), base))
     }
+}
+
+/// The keys of both rails that a key holds for peers.
+pub(super) fn keys(key: u64) -> (u32, u32) {
+    (key as u32, (key >> 32) as u32)
 }
 
 #[cfg(test)]

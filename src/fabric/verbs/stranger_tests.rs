@@ -97,7 +97,7 @@ impl Stranger {
         let domain = Domain::open(port.context.clone()).unwrap();
         let queue = Queue::open(port.context.clone(), 1024, None).unwrap();
         let receive_queue = ReceiveQueue::open(domain.clone(), 16).unwrap();
-        let registrar = Registrar::new(9, domain.clone());
+        let registrar = Registrar::new(9, domain.clone(), None);
         let memory = registrar.allocate(LEN, Purpose::Messages).unwrap();
         Stranger { port, domain, queue, receive_queue, registrar, memory }
     }
@@ -148,7 +148,7 @@ fn a_queue_pair_of_a_stranger_gets_no_answer() {
     let Some(library) = library() else { return };
     let mut world = world(&library, 2, &VerbsSettings::default());
     let (region, Key([_, _, key, base])) = share(&mut world, Access::ReadWrite, 0x42);
-    let number = world.ranks[0].shared().lock().link.wire.connections.end_for(1).unwrap().pair;
+    let number = world.ranks[0].shared().lock().link.wire.first.connections.end_for(1).unwrap().pair;
     let stranger = Stranger::new(&library);
     let at = verbs::Remote { address: base, key: key as u32 };
     for verb in [Verb::Read(at), Verb::Write(at), Verb::WriteWithImmediate(at, 1), Verb::FetchAdd { at, add: 1 }] {

@@ -1,188 +1,176 @@
-//! Queue pairs as a wire: one reliable connection to each peer, made when it is first needed, one
+//! Queue pairs as a wire: on each rail one reliable connection to each peer, made when it is first needed, one
 //! completion queue, and one shared receive queue.
 #![allow(unsafe_code)]
 
-use std::fmt;
-use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::verbs::sys::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_wc};
-use earlybird_ffi::verbs::{self, Capacity, Channel, NO_COMPLETION, Queue, QueuePair, ReceiveQueue, Verb};
-use rustix::event::PollFlags;
+use earlybird_ffi::verbs::{self, Verb};
 
 use super::address::Address;
 use super::code::Code;
 use super::connection::Part;
-use super::connections::Connections;
 use super::device::Port;
-use super::events::{Broken, Events};
-use super::registration::{Failed, Registered, Registrar};
-use super::settings::{Depths, INLINE};
+use super::rail::Rail;
+use super::registration::{self, Failed, Registered, Registrar};
+use super::settings::Depths;
 use super::work::Work;
-use crate::error::Error;
 use crate::fabric::Atomic;
-use crate::fabric::net::{Atomicity, CellChange, Entry, Local, Posted, Purpose, Remote, Trouble, Watched, Wire};
+use crate::fabric::net::{Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Remote, Trouble, Watched, Wire};
 
 /// How long a rank that ends waits for its last messages to arrive.
 const LAST_MESSAGES: Duration = Duration::from_millis(100);
 
 /// The queues at work. A field is dropped before those that it depends on.
+#[derive(Debug)]
 pub(in crate::fabric) struct VerbsWire {
-    pub(super) connections: Connections,
-    pub(super) events: Events,
+    /// The first one carries all but the parts of large transfers, of which the second one, if there is one, has every
+    /// other.
+    pub(super) first: Rail,
+    second: Option<SecondRail>,
     /// The memory of each receive.
-    receives: Vec<Option<verbs::Local>>,
-    receive_queue: Arc<ReceiveQueue>,
-    pub(super) queue: Arc<Queue>,
-    channel: Arc<Channel>,
-    entries: [ibv_wc; 16],
-    read: Range<usize>,
+    receives: Vec<Option<Receive>>,
     /// The device has not taken a receive back.
     refused: Option<Code>,
     watched: Arc<[Watched]>,
     registrar: Registrar,
-    /// Bytes of a message that the device takes inline.
-    most_inline: u32,
     atomicity: Atomicity,
     writes_in_order: bool,
 }
 
-impl fmt::Debug for VerbsWire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsWire").field("connections", &self.connections).finish_non_exhaustive()
-    }
+/// Where a message goes.
+#[derive(Clone, Copy, Debug)]
+struct Receive(verbs::Local);
+
+// SAFETY: the address is handed to the device again and never followed.
+unsafe impl Send for Receive {}
+
+/// A device for parts of large transfers.
+#[derive(Debug)]
+struct SecondRail {
+    rail: Rail,
+    /// Where the reads behind writes put what nothing looks at.
+    echo: Registered,
 }
 
-// SAFETY: the addresses in `receives` are handed to the device again and never followed; those in
-// `entries` are not used.
-unsafe impl Send for VerbsWire {}
-
 impl VerbsWire {
-    /// Opens the queues of a rank on a port.
-    pub(super) fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
-        let code = |cause: io::Error| Failed::Code(Code::of(&cause));
-        let Depths { receives, sends, completions: entries } = depths;
-        let entries = u32::try_from(entries).ok().filter(|&entries| entries <= port.most_entries).ok_or_else(|| {
-            let most = port.most_entries;
-            let cause = format!("a world of {ranks} ranks takes a completion queue of {entries} entries, and {most} are the most of the device");
-            Failed::System(Error::join(rank, cause))
-        })?;
-        let domain = verbs::Domain::open(port.context.clone()).map_err(code)?;
-        let channel = Channel::open(port.context.clone()).map_err(code)?;
-        let queue = Queue::open(port.context.clone(), entries, Some(channel.clone())).map_err(code)?;
-        let receive_queue = ReceiveQueue::open(domain.clone(), receives as u32).map_err(code)?;
-        let descriptor = channel.descriptor().try_clone_to_owned().map_err(code)?;
-        let capacity = Capacity { sends, inline: INLINE };
-        // The first one tells what the device grants, and that it has reliable connections at all.
-        let trial = |inline| {
-            let capacity = Capacity { inline, ..capacity };
-            let trial = QueuePair::open_reliable(domain.clone(), queue.clone(), &receive_queue, capacity)?;
-            Ok((capacity, trial.most_inline()))
-        };
-        let (capacity, most_inline) = trial(INLINE).or_else(|_| trial(0)).map_err(code)?;
-        let atomicity = if ranks == 1 { Atomicity::Both } else { port.atomicity };
-        let writes_in_order = port.writes_in_order;
-        let registrar = Registrar::new(rank, domain);
-        let events = Events::new(rank, &port);
-        let connections = Connections::open(rank, port, &registrar, (queue.clone(), receive_queue.clone()), capacity)?;
+    /// Opens the queues of a rank on a port, and on a second one if it has that.
+    pub(super) fn open(
+        (rank, ranks): (u32, u32),
+        (port, second): (Port, Option<Port>),
+        depths: Depths,
+    ) -> Result<Self, Failed> {
+        let (atomicity, writes_in_order) = (port.atomicity, port.writes_in_order);
+        let first = Rail::open((rank, ranks), port, depths)?;
+        let second = second.map(|port| SecondRail::open((rank, ranks), port, depths)).transpose()?;
+        let rails = || [&first].into_iter().chain(second.as_ref().map(|second| &second.rail));
         Ok(VerbsWire {
-            connections,
-            events,
-            receives: vec![None; receives],
-            receive_queue,
-            queue,
-            channel,
-            entries: [NO_COMPLETION; 16],
-            read: 0..0,
+            watched: rails().map(Rail::watched).collect::<Result<_, _>>()?,
+            receives: vec![None; depths.receives],
             refused: None,
-            watched: Arc::new([Watched { descriptor, events: PollFlags::IN.bits().cast_signed() }]),
-            registrar,
-            most_inline,
-            atomicity,
+            registrar: Registrar::new(
+                rank,
+                first.domain().clone(),
+                second.as_ref().map(|second| second.rail.domain().clone()),
+            ),
+            atomicity: if ranks == 1 { Atomicity::Both } else { atomicity },
             writes_in_order,
+            first,
+            second,
         })
     }
 
-    /// What the other ranks must know of this one.
-    pub(super) fn address(&self) -> &Address {
-        self.connections.address()
+    fn rails(&self) -> impl Iterator<Item = &Rail> {
+        [&self.first].into_iter().chain(self.second.as_ref().map(|second| &second.rail))
+    }
+
+    fn rails_mut(&mut self) -> impl Iterator<Item = &mut Rail> {
+        [&mut self.first].into_iter().chain(self.second.as_mut().map(|second| &mut second.rail))
+    }
+
+    /// What the other ranks must know of this one: the address of each rail.
+    pub(super) fn address(&self) -> Vec<u8> {
+        self.rails().flat_map(|rail| rail.address().encode()).collect()
     }
 
     /// # Safety
-    /// As [`Connection::post`].
+    /// As [`Connection::post`](super::connection::Connection::post).
     unsafe fn operate(&mut self, peer: u32, number: usize, parts: &[Part]) -> Posted<Code> {
         // SAFETY: as the caller says.
-        self.connections.at(peer, |connection| unsafe { connection.post(number, parts) })
+        self.first.at(peer, |connection| unsafe { connection.post(number, parts) })
     }
 
     /// Posts a receive, again or for the first time.
     fn post_receive(&mut self, number: usize) -> Result<(), Code> {
-        let Some(Some(to)) = self.receives.get(number) else { return Ok(()) };
+        let Some(Some(Receive(to))) = self.receives.get(number) else { return Ok(()) };
         // SAFETY: as the caller of `receive` says: until the entry was read or the wire has ended, the
         // memory lives and nothing uses it.
-        unsafe { self.receive_queue.post(*to, Work::Receive { number }.encode()) }.map_err(|cause| Code::of(&cause))
+        unsafe { self.first.post_receive(*to, number) }
     }
 
-    /// Reads the completion queue.
-    fn fill(&mut self) -> Result<(), Code> {
-        if self.read.is_empty() {
-            self.read = 0..self.queue.poll(&mut self.entries).map_err(|cause| Code::of(&cause))?;
-        }
-        Ok(())
-    }
-
-    /// What a completion means for those above; `None` if nothing.
+    /// What a completion of the first rail means for those above; `None` if nothing.
     fn process(&mut self, completion: &ibv_wc) -> Option<Entry> {
         let failed = completion.status != IBV_WC_SUCCESS;
-        let reason = || self.queue.status_text(completion.status);
         match Work::decode(completion.wr_id)? {
-            Work::Receive { number } if failed => Some(Entry::Failed { number, reason: reason() }),
+            Work::Receive { number } if failed => {
+                Some(Entry::Failed { number, reason: self.first.queue.status_text(completion.status) })
+            }
             Work::Receive { number } if completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM => {
                 self.refused = self.post_receive(number).err().or(self.refused);
                 Some(verbs::immediate(completion).map_or(Entry::Nothing, |data| Entry::Landed(u64::from(data))))
             }
             Work::Receive { number } => Some(Entry::Done { number, len: completion.byte_len as usize }),
-            Work::Operation { number, peer, posted } => {
-                Some(match self.connections.complete(peer, posted, failed.then_some(reason)) {
-                    None => Entry::Done { number, len: 0 },
-                    Some(reason) => Entry::Failed { number, reason: reason.to_owned() },
-                })
-            }
-            Work::Unsignaled { peer, posted } => {
-                let reason = self.connections.complete(peer, posted, failed.then_some(reason))?;
-                Some(Entry::Unreachable { peer, reason: reason.to_owned() })
-            }
-            Work::HelloSent { buffer } => {
-                self.connections.hello_is_sent(buffer);
-                None
-            }
-            Work::Hello { buffer } => {
-                let len = if failed { 0 } else { completion.byte_len as usize };
-                self.refused = self.connections.hear(buffer, len).err().or(self.refused);
-                None
+            work => {
+                let (entry, refused) = self.first.process(work, completion);
+                self.refused = refused.or(self.refused);
+                entry
             }
         }
-    }
-
-    /// What an event means for those above.
-    pub(super) fn explain(&mut self, (broken, reason): (Broken, String)) -> Trouble {
-        let peer = match broken {
-            Broken::Device => None,
-            Broken::Connection(pair) => self.connections.fail(pair, &reason),
-        };
-        Trouble { peer, reason }
     }
 
     /// Waits until the last messages have arrived.
     fn drain(&mut self) {
-        self.connections.flush();
+        self.rails_mut().for_each(|rail| rail.connections.flush());
         let until = Instant::now() + LAST_MESSAGES;
-        while !self.connections.are_idle() && Instant::now() < until && self.fill().is_ok() {
+        let are_idle = |wire: &Self| wire.rails().all(|rail| rail.connections.are_idle());
+        while !are_idle(self) && Instant::now() < until && self.rails_mut().all(|rail| rail.fill().is_ok()) {
             while self.next().is_some() {}
             std::thread::yield_now();
         }
+    }
+}
+
+impl SecondRail {
+    /// Opens the queues of a rank on a port, by which no messages come.
+    fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
+        let rail = Rail::open((rank, ranks), port, Depths::of(1, depths.sends, ranks))?;
+        let echo = Registrar::new(rank, rail.domain().clone(), None).allocate(1, Purpose::Messages)?;
+        Ok(SecondRail { rail, echo })
+    }
+
+    /// Writes to a peer.
+    ///
+    /// # Safety
+    /// As [`Wire::write`].
+    unsafe fn write(&mut self, peer: u32, (from, to): Ends<'_, Registered>, number: usize) -> Posted<Code> {
+        // A device acknowledges a write that may still be on its way to memory, and what announces it goes by the other
+        // device. A read of the last byte passes no write before it (PCI Express Base Specification, section 2.4.1).
+        let last = Remote { address: to.address + (from.len as u64).saturating_sub(1), ..to };
+        let write = Part::new(Verb::Write(remote_of_second(to)), from.memory.local_of_second(from.offset, from.len));
+        let read = Part::new(Verb::Read(remote_of_second(last)), self.echo.local(0, 1));
+        // SAFETY: as the caller says; the echo lives as long as the rail, and nothing uses it.
+        self.rail.at(peer, |connection| unsafe { connection.post(number, &[write, read]) })
+    }
+
+    /// Reads from a peer.
+    ///
+    /// # Safety
+    /// As [`Wire::read`].
+    unsafe fn read(&mut self, peer: u32, (to, from): Ends<'_, Registered>, number: usize) -> Posted<Code> {
+        let part = Part::new(Verb::Read(remote_of_second(from)), to.memory.local_of_second(to.offset, to.len));
+        // SAFETY: as the caller says.
+        self.rail.at(peer, |connection| unsafe { connection.post(number, &[part]) })
     }
 }
 
@@ -207,12 +195,15 @@ impl Wire for VerbsWire {
 
     fn insert(&mut self, address: &[u8]) -> Result<(), Code> {
         let unknown = Code::System(rustix::io::Errno::PROTO.raw_os_error());
-        self.connections.insert(Address::decode(address).ok_or(unknown)?);
-        Ok(())
+        let mut addresses = Address::decode_all(address).ok_or(unknown)?.into_iter();
+        for rail in self.rails_mut() {
+            rail.connections.insert(addresses.next().ok_or(unknown)?);
+        }
+        addresses.next().map_or(Ok(()), |_| Err(unknown))
     }
 
     unsafe fn receive(&mut self, to: Local<'_, Registered>, number: usize) -> Result<(), Code> {
-        self.receives[number] = Some(to.memory.local(to.offset, to.len));
+        self.receives[number] = Some(Receive(to.memory.local(to.offset, to.len)));
         self.post_receive(number)
     }
 
@@ -223,24 +214,31 @@ impl Wire for VerbsWire {
     }
 
     fn most_injected(&self) -> usize {
-        self.most_inline as usize
+        self.first.most_inline() as usize
     }
 
     fn inject(&mut self, peer: u32, message: &[u8]) -> Posted<Code> {
         let base = std::ptr::NonNull::from(message).cast();
         // The device looks at no key of what is inline.
         let message = verbs::Local { base: base.as_ptr(), len: message.len() as u32, key: 0 };
-        self.connections.at(peer, |connection| connection.inject(message))
+        self.first.at(peer, |connection| connection.inject(message))
+    }
+
+    fn rails(&self) -> usize {
+        1 + usize::from(self.second.is_some())
     }
 
     unsafe fn write(
         &mut self,
-        peer: u32,
-        from: Local<'_, Registered>,
-        to: Remote,
+        (peer, rail): (u32, usize),
+        (from, to): Ends<'_, Registered>,
         immediate: Option<u64>,
         number: usize,
     ) -> Posted<Code> {
+        if let (Some(second), 1, None) = (&mut self.second, rail, immediate) {
+            // SAFETY: as the caller says.
+            return unsafe { second.write(peer, (from, to), number) };
+        }
         let to = remote(to);
         let verb = immediate.map_or(Verb::Write(to), |data| Verb::WriteWithImmediate(to, data as u32));
         // SAFETY: as the caller says.
@@ -314,7 +312,16 @@ impl Wire for VerbsWire {
         unsafe { self.operate(peer, number, &parts[..count]) }
     }
 
-    unsafe fn read(&mut self, peer: u32, to: Local<'_, Registered>, from: Remote, number: usize) -> Posted<Code> {
+    unsafe fn read(
+        &mut self,
+        (peer, rail): (u32, usize),
+        (to, from): Ends<'_, Registered>,
+        number: usize,
+    ) -> Posted<Code> {
+        if let (Some(second), 1) = (&mut self.second, rail) {
+            // SAFETY: as the caller says.
+            return unsafe { second.read(peer, (to, from), number) };
+        }
         let to = to.memory.local(to.offset, to.len);
         // SAFETY: as the caller says.
         unsafe { self.operate(peer, number, &[Part::new(Verb::Read(remote(from)), to)]) }
@@ -324,34 +331,41 @@ impl Wire for VerbsWire {
         if let Some(code) = self.refused.take() {
             return Err(code);
         }
-        self.connections.say_hellos();
-        self.fill()
+        self.rails_mut().try_for_each(Rail::poll)
     }
 
     fn next(&mut self) -> Option<Entry> {
-        loop {
-            let completion = self.entries[self.read.next()?];
+        while let Some(completion) = self.first.next() {
             if let Some(entry) = self.process(&completion) {
                 return Some(entry);
             }
         }
+        let rail = &mut self.second.as_mut()?.rail;
+        while let Some(completion) = rail.next() {
+            let Some(work) = Work::decode(completion.wr_id) else { continue };
+            let (entry, refused) = rail.process(work, &completion);
+            self.refused = refused.or(self.refused);
+            if entry.is_some() {
+                return entry;
+            }
+        }
+        None
     }
 
     fn trouble(&mut self) -> Option<Trouble> {
-        let event = self.events.next()?;
-        Some(self.explain(event))
+        self.rails_mut().find_map(|rail| {
+            let event = rail.events.next()?;
+            Some(rail.explain(event))
+        })
     }
 
     fn ailment(&self) -> Option<String> {
-        self.events.port_down()
+        self.rails().find_map(|rail| rail.events.port_down())
     }
 
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {
-        self.channel.drain().ok()?;
-        self.queue.arm(false).ok()?;
-        // What was there before is announced by no event.
-        self.fill().ok()?;
-        self.read.is_empty().then(|| self.watched.clone())
+        let may = self.rails_mut().all(Rail::may_sleep);
+        may.then(|| self.watched.clone())
     }
 
     fn end(&mut self, _in_flight: bool) -> bool {
@@ -367,6 +381,9 @@ impl Wire for VerbsWire {
 }
 
 fn remote(Remote { address, key }: Remote) -> verbs::Remote {
-    // Keys of this fabric have 32 bits.
-    verbs::Remote { address, key: key as u32 }
+    verbs::Remote { address, key: registration::keys(key).0 }
+}
+
+fn remote_of_second(Remote { address, key }: Remote) -> verbs::Remote {
+    verbs::Remote { address, key: registration::keys(key).1 }
 }

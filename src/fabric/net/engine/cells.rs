@@ -52,14 +52,22 @@ impl<W: Wire> Engine<W> {
         let (act, then) = match signal {
             None if len == 0 => return Posted::Done(0),
             None => (Act::Move(Way::Out), OnComplete::Complete),
-            // The last part would overtake others.
-            Some(Signal { at, change, .. }) if !W::IN_ORDER && len > self.link.limits.part => {
+            Some(Signal { at, change, .. }) if self.overtakes(len, change) => {
                 (Act::Move(Way::Out), OnComplete::Change(at, change))
             }
             Some(Signal { at, change, .. }) => (self.change_with_wake(channel, peer, at, change), OnComplete::Complete),
         };
         self.transfer(Transfer::new((channel, token, peer), "put", then), (from, to, len), act);
         Posted::Pending
+    }
+
+    /// Whether a signal would overtake some of its data, if it went right behind the last part. One that advances a cell
+    /// stays in order with others that do, and with its data, which then goes by one rail.
+    fn overtakes(&self, len: usize, change: Change) -> bool {
+        match W::IN_ORDER {
+            true => self.link.rails(len) > 1 && !matches!(change, Change::Advance { .. }),
+            false => len > self.link.limits.part,
+        }
     }
 
     fn change_with_wake(&mut self, channel: u16, peer: u32, at: At, change: Change) -> Act {

@@ -168,6 +168,7 @@ struct TransferPart {
     own: At,
     remote: At,
     len: usize,
+    rail: usize,
     act: Act,
 }
 

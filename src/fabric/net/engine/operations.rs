@@ -110,7 +110,7 @@ impl<W: Wire> Engine<W> {
     }
 
     /// Writes data and signals: by writes with immediate data and a message that announces them, if
-    /// the provider can do that; else by a message after the writes.
+    /// the provider can do that and all data goes by the first rail; else by a message after the writes.
     fn put_by_writing(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -119,7 +119,7 @@ impl<W: Wire> Engine<W> {
     ) {
         let (mut way, mut then) = (Way::Out, OnComplete::Complete);
         if let Some((cell, change, ack_now)) = signal {
-            if self.link.uses_immediate {
+            if self.link.uses_immediate && self.link.rails(len) == 1 {
                 self.last_write_id = (self.last_write_id + 1) % IN_SLOT;
                 let parts = len.div_ceil(self.link.limits.part) as u32;
                 let content = Content::Landing { write_id: self.last_write_id, parts, signal: (cell, change), ack_now };

@@ -4,6 +4,7 @@ use super::{
     Act, Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Transfer, TransferPart, Way, Window, Wire,
 };
+use crate::fabric::net::limits::SPREAD_UNIT;
 use crate::fabric::net::wire::{Local, Remote};
 use crate::fabric::{At, Change};
 
@@ -175,9 +176,14 @@ impl<W: Wire> Engine<W> {
     }
 
     pub(super) fn transfer(&mut self, transfer: Transfer, (own, remote, len): (At, At, usize), act: Act) {
-        let (most, peer) = (self.link.limits.part, transfer.peer);
+        let peer = transfer.peer;
         // The last part changes the cell, also if there is no data.
         let changes = matches!(act, Act::Change { .. });
+        let rails = if matches!(act, Act::Move(Way::Out | Way::In)) { self.link.rails(len) } else { 1 };
+        let most = match rails {
+            1 => self.link.limits.part,
+            _ => len.div_ceil(rails).next_multiple_of(SPREAD_UNIT).min(self.link.limits.part),
+        };
         let parts = len.div_ceil(most).max(usize::from(changes));
         let index = self.add_transfer(Transfer { parts: parts as u32, ..transfer });
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
@@ -185,7 +191,7 @@ impl<W: Wire> Engine<W> {
             let (skip, is_last) = (part * most, part + 1 == parts);
             let (own, remote, len) = (at(own, skip), at(remote, skip), most.min(len - skip));
             let act = if changes && !is_last { Act::Move(Way::Out) } else { act };
-            self.parts.push(peer, TransferPart { transfer: index, own, remote, len, act });
+            self.parts.push(peer, TransferPart { transfer: index, own, remote, len, rail: part % rails, act });
         }
         self.move_parts();
     }
@@ -195,7 +201,7 @@ impl<W: Wire> Engine<W> {
     pub(super) fn move_parts(&mut self) {
         let Engine { parts, transfers, channels, link, .. } = self;
         let mut failed = Vec::new();
-        parts.post(|&TransferPart { transfer, own, remote, len, act }| {
+        parts.post(|&TransferPart { transfer, own, remote, len, rail, act }| {
             let Transfer { channel, peer, .. } = transfers[transfer as usize];
             let entries = &channels[usize::from(channel)].entries;
             let data = between(entries, own, remote, len);
@@ -206,7 +212,7 @@ impl<W: Wire> Engine<W> {
                     link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
                 }
                 (Act::Move(_), None) => return true,
-                (Act::Move(way), Some((near, far))) => link.transfer(transfer, peer, near, far, way),
+                (Act::Move(way), Some(ends)) => link.transfer(transfer, (peer, rail), ends, way),
             };
             posted.unwrap_or_else(|code| {
                 failed.push((transfer, code));
