@@ -72,6 +72,10 @@ impl Device {
         Ok(devices.map(|device| Device { device, list: list.clone() }).collect())
     }
 
+    pub(super) fn as_ptr(&self) -> *mut ibv_device {
+        self.device.as_ptr()
+    }
+
     /// Its name, such as `mlx5_0`.
     #[must_use]
     pub fn name(&self) -> String {

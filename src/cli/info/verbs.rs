@@ -1,7 +1,7 @@
 //! What `info` says of RDMA verbs: the library, devices and ports, and the limit of locked memory.
 
 use earlybird::Config;
-use earlybird::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey};
+use earlybird::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey, Waits};
 use earlybird::units::Bytes;
 use serde_json::{Value, json};
 
@@ -99,13 +99,20 @@ fn tell_devices(survey: &Survey) {
             say!("Not usable: {}, port {}: {problem}.", port.device, port.port);
         }
     }
+    // Both ports of a device give the same answer.
+    for port in survey.ports.iter().filter(|port| port.port == 1) {
+        if let Err(problem) = &port.waits {
+            say!("{} does not tell what its work queues can wait for: {problem}.", port.device);
+        }
+    }
     for (device, problem) in &survey.closed {
         say!("Not usable: {device}: {problem}. May this process open /dev/infiniband/uverbs* ?");
     }
 }
 
 fn listed(ports: &[DevicePort]) -> Table {
-    let mut table = Table::new(&["device", "port", "link", "state", "address", "mtu", "atomics", "NUMA node"]);
+    let mut table =
+        Table::new(&["device", "port", "link", "state", "address", "mtu", "atomics", "waits for", "NUMA node"]);
     for port in ports {
         table.row(&[
             port.device.clone(),
@@ -115,10 +122,22 @@ fn listed(ports: &[DevicePort]) -> Table {
             address(port),
             port.mtu.to_string(),
             if port.atomics { "device" } else { "-" }.to_owned(),
+            waits(port).to_owned(),
             port.numa_node.map_or("-".to_owned(), |node| node.to_string()),
         ]);
     }
     table
+}
+
+/// What the device's work queues can wait for, in a word or two.
+fn waits(port: &DevicePort) -> &'static str {
+    match port.waits {
+        Err(_) => "?",
+        Ok(None | Some(Waits { completions: false, memory: false })) => "-",
+        Ok(Some(Waits { completions: true, memory: false })) => "completions",
+        Ok(Some(Waits { completions: false, memory: true })) => "memory",
+        Ok(Some(Waits { completions: true, memory: true })) => "completions, memory",
+    }
 }
 
 /// The LID on InfiniBand; and the GID, with its index and kind, where there is one.
@@ -129,9 +148,11 @@ fn address(port: &DevicePort) -> String {
 }
 
 fn object(port: &DevicePort) -> Value {
+    let waits = port.waits.as_ref().ok().and_then(Option::as_ref);
     json!({
         "rdma_device": port.device, "port": port.port, "link": port.link.to_string(), "state": port.state,
         "active": port.active, "lid": port.lid, "gid": port.gid, "mtu": port.mtu, "atomics": port.atomics,
+        "waits_for_completions": waits.map(|waits| waits.completions), "waits_for_memory": waits.map(|waits| waits.memory),
         "numa_node": port.numa_node, "problem": port.problem,
     })
 }
@@ -167,6 +188,7 @@ mod tests {
             gid: gid.map(str::to_owned),
             mtu: 4096,
             atomics: true,
+            waits: Ok(None),
             numa_node: Some(0),
             problem: None,
         };

@@ -9,8 +9,8 @@
 //!
 //! **None of this has run on a NIC.** There is an encoder of elements ([`Element`]), a queue of
 //! them ([`SendRing`]), a compiler of programs into queues ([`Lanes`]), and a mock NIC that runs
-//! queues from their bytes ([`Mock`]). No executor uses them, and nothing asks a device whether it
-//! can.
+//! queues from their bytes ([`Mock`]). No executor uses them. `earlybird info` asks devices whether
+//! their queues can wait for completions and for memory ([`crate::fabric::verbs::Waits`]).
 //!
 //! The layouts are public. Each fact names its source; the code is this project's own.
 //!

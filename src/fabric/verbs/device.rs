@@ -9,7 +9,7 @@ use earlybird_ffi::verbs::sys::{
     IBV_ATOMIC_GLOB, IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_ARMED, IBV_PORT_DOWN,
     IBV_PORT_INIT, ibv_device_attr, ibv_port_attr,
 };
-use earlybird_ffi::verbs::{Context, Device, Gid, GidKind, Library, Transport};
+use earlybird_ffi::verbs::{Context, Device, Gid, GidKind, Library, Transport, Waits};
 
 use super::numa;
 use super::settings::longest_packet;
@@ -61,6 +61,8 @@ pub struct DevicePort {
     pub mtu: u32,
     /// Whether the device has atomics.
     pub atomics: bool,
+    /// What its work queues can wait for without a processor, which only ConnectX devices tell; or why this one does not.
+    pub waits: std::result::Result<Option<Waits>, String>,
     /// The machine's NUMA node that it is close to.
     pub numa_node: Option<u32>,
     /// Why a rank cannot use it.
@@ -232,6 +234,7 @@ pub fn survey(library: &Library, settings: &VerbsSettings) -> io::Result<Survey>
 fn ports_of(device: &Device, settings: &VerbsSettings) -> io::Result<Vec<DevicePort>> {
     let context = device.open()?;
     let limits = context.attributes()?;
+    let waits = context.waits().map_err(|cause| cause.to_string());
     let mut found = Vec::new();
     for number in ports(&limits) {
         let attributes = context.port(number)?;
@@ -247,6 +250,7 @@ fn ports_of(device: &Device, settings: &VerbsSettings) -> io::Result<Vec<DeviceP
             gid: port.gid.map(|gid| text(&gid)),
             mtu: 128 << port.mtu,
             atomics: limits.atomic_cap != IBV_ATOMIC_NONE,
+            waits: waits.clone(),
             numa_node: device.numa_node(),
             problem: open(device, &only).err(),
         });

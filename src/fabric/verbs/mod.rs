@@ -44,7 +44,7 @@ mod wire;
 mod work;
 
 pub use device::{DevicePort, LinkLayer, Survey, devices, survey};
-pub use earlybird_ffi::verbs::{Library, LoadError};
+pub use earlybird_ffi::verbs::{Library, LoadError, Waits};
 pub use fabric::VerbsFabric;
 #[cfg(all(test, not(loom)))]
 pub(super) use fabric::limits;
