@@ -22,9 +22,9 @@ pub struct Args {
     /// Install below this folder, as if it were the root: for packages
     #[arg(long)]
     pub destdir: Option<PathBuf>,
-    /// Build without optimisation, which is faster: for tests
-    #[arg(long)]
-    pub debug: bool,
+    /// Install this static library, and build none: for tests
+    #[arg(long, value_name = "FILE")]
+    pub archive: Option<PathBuf>,
 }
 
 /// Builds and installs.
@@ -39,13 +39,10 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         Some(destdir) => destdir.join(args.prefix.strip_prefix("/").unwrap_or(&args.prefix)),
         None => args.prefix.clone(),
     };
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let (profile, folder) = if args.debug { ("dev", "debug") } else { ("release", "release") };
-    let build = ["build", "--profile", profile, "--package", "earlybird-c", "--lib"];
-    command(Command::new(cargo).current_dir(root).args(build))?;
-    let built = target.join(folder);
-    let archive = built.join("libearlybird_c.a");
+    let archive = match &args.archive {
+        Some(archive) => archive.clone(),
+        None => build(root)?,
+    };
 
     let [libraries, headers, pkgconfig, cmake] =
         ["lib", "include", "lib/pkgconfig", "lib/cmake/earlybird"].map(|folder| prefix.join(folder));
@@ -57,7 +54,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     copy(&header, &headers.join("earlybird.h"))?;
 
     let names = fs::read_to_string(&header).map_err(at(&header))?;
-    let map = built.join("earlybird.map");
+    let map = archive.with_file_name("earlybird.map");
     let symbols: String = functions(&names).iter().map(|name| format!("    {name};\n")).collect();
     fs::write(&map, format!("{SYMBOLS} {{\n  global:\n{symbols}  local: *;\n}};\n")).map_err(at(&map))?;
     let (soname, file) = (format!("libearlybird.so.{INTERFACE}"), format!("libearlybird.so.{VERSION}"));
@@ -92,6 +89,15 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     }
     println!("installed libearlybird {VERSION} below {}", prefix.display());
     Ok(())
+}
+
+/// Builds the static library, and says where it is.
+fn build(root: &Path) -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let build = ["build", "--release", "--package", "earlybird-c", "--lib"];
+    command(Command::new(cargo).current_dir(root).args(build))?;
+    Ok(target.join("release/libearlybird_c.a"))
 }
 
 /// What the static library needs of the system.

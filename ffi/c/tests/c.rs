@@ -19,10 +19,21 @@ fn prefix() -> &'static Path {
     PREFIX.get_or_init(|| {
         let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("prefix");
         let _ = fs::remove_dir_all(&prefix);
-        let args = xtask::install::Args { prefix: prefix.clone(), destdir: None, debug: true };
+        let args = xtask::install::Args { prefix: prefix.clone(), destdir: None, archive: Some(archive()) };
         xtask::install::run(&xtask::root(), &args).unwrap();
         prefix
     })
+}
+
+/// The static library that cargo has built with these tests and put beside them. Builds with other features lie there, too;
+/// the newest one has the sources of these tests.
+fn archive() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let is_archive = |name: &str| name.starts_with("libearlybird_c-") && name.ends_with(".a");
+    let files = fs::read_dir(tests.parent().unwrap()).unwrap().map(|entry| entry.unwrap());
+    let archives = files.filter(|file| file.file_name().to_str().is_some_and(is_archive));
+    let newest = archives.max_by_key(|file| file.metadata().unwrap().modified().unwrap());
+    newest.expect("cargo builds the library before its tests").path()
 }
 
 /// Whether a command is there; says so if not.
