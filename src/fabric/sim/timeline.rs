@@ -1,9 +1,8 @@
 //! What happens when: a queue by time, in which equal times keep their order.
 //!
 //! A radix heap. Times are never earlier than the last one taken. An entry is in the bucket of the highest digit in which
-//! its time differs from that one, and moves to lower digits only: a few times, whatever the number of entries. A bucket
-//! is a list of slots. Entries keep their slots, by which they can be removed. Most looks at a slot miss the caches, so
-//! all that belongs to it lies together, and most entries are in the lowest digit at once.
+//! its time differs from that one, and moves to lower digits only: a few times, whatever the number of entries. The entries
+//! of a bucket lie together in chunks, because most looks at one elsewhere would miss the caches.
 
 use crate::time::Time;
 
@@ -19,13 +18,16 @@ const RADIX: usize = 1 << DIGIT;
 const DIGITS: usize = (Time::BITS - LOWEST).div_ceil(DIGIT) as usize;
 const BUCKETS: usize = LOW_BUCKETS + DIGITS * RADIX;
 
+/// Entries of a chunk: few enough for buckets that have one.
+const CHUNK: usize = 6;
+
 #[derive(Debug)]
 pub(crate) struct Timeline<T> {
     /// The time that was taken last.
     last: Time,
-    slots: Vec<Slot<T>>,
-    /// The first slot without an entry.
-    free: u32,
+    /// How many entries there are.
+    len: usize,
+    chunks: Chunks<T>,
     /// By digit, and by what that digit is.
     buckets: Vec<Bucket>,
     /// Which buckets are not empty, a bit each. The first of them has the earliest entries.
@@ -34,53 +36,112 @@ pub(crate) struct Timeline<T> {
     words: u128,
 }
 
-/// The end of a list.
+/// No chunk.
 const NONE: u32 = u32::MAX;
 
-/// A place for an entry, and where that is in its list.
+/// Entries in their order, and the chunk with those that follow. An entry that was taken or is not wanted leaves `None`.
 #[derive(Debug)]
-struct Slot<T> {
-    time: Time,
+struct Chunk<T> {
+    entries: [Option<(Time, T)>; CHUNK],
     next: u32,
-    /// Of the first one in a list this is anything.
-    before: u32,
-    entry: Option<T>,
 }
 
+/// The chunks of all buckets.
+#[derive(Debug)]
+struct Chunks<T> {
+    all: Vec<Chunk<T>>,
+    /// The first one that no bucket has; the others follow.
+    free: u32,
+}
+
+impl<T> Chunks<T> {
+    /// A chunk that no bucket has.
+    #[inline]
+    fn take(&mut self) -> u32 {
+        let taken = self.free;
+        if taken == NONE {
+            self.all.push(Chunk { entries: [const { None }; CHUNK], next: NONE });
+            return (self.all.len() - 1) as u32;
+        }
+        self.free = std::mem::replace(&mut self.all[taken as usize].next, NONE);
+        taken
+    }
+
+    /// Takes a chunk back, and says which one followed it.
+    #[inline]
+    fn give_back(&mut self, chunk: u32) -> u32 {
+        let next = std::mem::replace(&mut self.all[chunk as usize].next, self.free);
+        self.free = chunk;
+        next
+    }
+}
+
+/// Entries in chunks: from `head` in the first one to `tail` in the last one.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// No entry is earlier. The one of this time may have been removed.
+    /// No entry is earlier.
     earliest: Time,
     first: u32,
     last: u32,
+    head: u32,
+    tail: u32,
+}
+
+impl Bucket {
+    const EMPTY: Bucket = Bucket { earliest: Time::MAX, first: NONE, last: NONE, head: 0, tail: 0 };
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+
+    /// Adds an entry behind the others.
+    #[inline]
+    fn append<T>(&mut self, chunks: &mut Chunks<T>, time: Time, entry: T) {
+        if self.is_empty() {
+            let chunk = chunks.take();
+            (self.first, self.last) = (chunk, chunk);
+        } else if self.tail as usize == CHUNK {
+            let chunk = chunks.take();
+            chunks.all[self.last as usize].next = chunk;
+            (self.last, self.tail) = (chunk, 0);
+        }
+        chunks.all[self.last as usize].entries[self.tail as usize] = Some((time, entry));
+        self.tail += 1;
+        self.earliest = self.earliest.min(time);
+    }
+
+    /// Takes the next entry, if it is wanted, and gives a chunk back that has no other. The bucket must not be empty.
+    #[inline]
+    fn take<T>(&mut self, chunks: &mut Chunks<T>) -> Option<(Time, T)> {
+        let taken = chunks.all[self.first as usize].entries[self.head as usize].take();
+        self.head += 1;
+        if self.first == self.last && self.head == self.tail {
+            chunks.give_back(self.first);
+            *self = Bucket::EMPTY;
+        } else if self.head as usize == CHUNK {
+            (self.first, self.head) = (chunks.give_back(self.first), 0);
+        }
+        taken
+    }
 }
 
 impl<T> Timeline<T> {
     pub(crate) fn new() -> Self {
-        let buckets = vec![Bucket { earliest: Time::MAX, first: NONE, last: NONE }; BUCKETS];
-        Timeline { last: 0, slots: Vec::new(), free: NONE, buckets, filled: [0; _], words: 0 }
+        let chunks = Chunks { all: Vec::new(), free: NONE };
+        Timeline { last: 0, len: 0, chunks, buckets: vec![Bucket::EMPTY; BUCKETS], filled: [0; _], words: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.first().is_none()
+        self.len == 0
     }
 
-    /// Adds an entry, behind those of the same time, and says in which slot. No time may be earlier than the last one
-    /// taken.
+    /// Adds an entry, behind those of the same time. No time may be earlier than the last one taken.
     #[inline]
-    pub(crate) fn push(&mut self, time: Time, entry: T) -> u32 {
+    pub(crate) fn push(&mut self, time: Time, entry: T) {
         debug_assert!(time >= self.last, "{time} after {}", self.last);
-        let mut slot = self.free;
-        if slot == NONE {
-            slot = self.slots.len() as u32;
-            self.slots.push(Slot { time, next: NONE, before: NONE, entry: Some(entry) });
-        } else {
-            let place = &mut self.slots[slot as usize];
-            self.free = place.next;
-            (place.time, place.entry) = (time, Some(entry));
-        }
-        self.append(slot, time);
-        slot
+        self.len += 1;
+        self.append(time, entry);
     }
 
     /// The bucket of a time.
@@ -92,50 +153,13 @@ impl<T> Timeline<T> {
         LOW_BUCKETS + digit as usize * RADIX + (time >> (LOWEST + digit * DIGIT)) as usize % RADIX
     }
 
-    /// Puts a slot behind all others of the bucket of its time.
+    /// Puts an entry behind all others of the bucket of its time.
     #[inline]
-    fn append(&mut self, slot: u32, time: Time) {
+    fn append(&mut self, time: Time, entry: T) {
         let place = self.place(time);
-        let bucket = &mut self.buckets[place];
-        let link = &mut self.slots[slot as usize];
-        (link.next, link.before) = (NONE, bucket.last);
-        if bucket.first == NONE {
-            *bucket = Bucket { earliest: time, first: slot, last: slot };
-            self.filled[place / 64] |= 1 << (place % 64);
-            self.words |= 1 << (place / 64);
-        } else {
-            self.slots[bucket.last as usize].next = slot;
-            (bucket.earliest, bucket.last) = (bucket.earliest.min(time), slot);
-        }
-    }
-
-    /// Removes the entry in a slot.
-    pub(crate) fn remove(&mut self, slot: u32) {
-        let Slot { time, next, before, .. } = self.slots[slot as usize];
-        let place = self.place(time);
-        let bucket = &mut self.buckets[place];
-        if bucket.last == slot {
-            bucket.last = before;
-        } else {
-            self.slots[next as usize].before = before;
-        }
-        if bucket.first != slot {
-            self.slots[before as usize].next = next;
-        } else {
-            bucket.first = next;
-            if next == NONE {
-                self.empty(place);
-            }
-        }
-        self.vacate(slot);
-    }
-
-    /// Takes the entry out of a slot that is in no list.
-    #[inline]
-    fn vacate(&mut self, slot: u32) -> Option<T> {
-        let place = &mut self.slots[slot as usize];
-        place.next = std::mem::replace(&mut self.free, slot);
-        place.entry.take()
+        self.filled[place / 64] |= 1 << (place % 64);
+        self.words |= 1 << (place / 64);
+        self.buckets[place].append(&mut self.chunks, time, entry);
     }
 
     /// The bucket with the earliest entries.
@@ -145,10 +169,10 @@ impl<T> Timeline<T> {
         self.filled.get(word).map(|filled| word * 64 + filled.trailing_zeros() as usize)
     }
 
-    /// A time that no entry is earlier than; the time of the next entry, unless one was removed.
+    /// A time that no entry is earlier than; the time of the next entry, unless that is no longer wanted.
     #[inline]
     pub(crate) fn next_time(&self) -> Option<Time> {
-        self.first().map(|place| self.buckets[place].earliest)
+        self.first().filter(|_| self.len > 0).map(|place| self.buckets[place].earliest)
     }
 
     /// Takes the next entry, unless its time is later than this.
@@ -156,48 +180,53 @@ impl<T> Timeline<T> {
     pub(crate) fn pop_within(&mut self, time: Time) -> Option<(Time, T)> {
         loop {
             let place = self.first()?;
-            let Bucket { earliest, first: slot, .. } = self.buckets[place];
+            let earliest = self.buckets[place].earliest;
             if earliest > time {
                 return None;
             }
             self.last = earliest;
-            if place < LOW_BUCKETS {
-                let next = self.slots[slot as usize].next;
-                self.buckets[place].first = next;
-                if next == NONE {
-                    self.empty(place);
-                }
-                return self.vacate(slot).map(|entry| (earliest, entry));
+            if place >= LOW_BUCKETS {
+                self.spread(place);
+                continue;
             }
-            let mut slot = self.empty(place);
-            while slot != NONE {
-                let Slot { time, next, .. } = self.slots[slot as usize];
-                self.append(slot, time);
-                slot = next;
+            let taken = self.buckets[place].take(&mut self.chunks);
+            if self.buckets[place].is_empty() {
+                self.mark_empty(place);
+            }
+            if taken.is_some() {
+                self.len -= 1;
+                return taken;
             }
         }
     }
 
-    /// Empties a bucket; says which slot was the first in it.
-    fn empty(&mut self, place: usize) -> u32 {
+    /// Moves the entries of a bucket to those of lower digits.
+    fn spread(&mut self, place: usize) {
+        self.mark_empty(place);
+        let mut bucket = std::mem::replace(&mut self.buckets[place], Bucket::EMPTY);
+        while !bucket.is_empty() {
+            if let Some((time, entry)) = bucket.take(&mut self.chunks) {
+                self.append(time, entry);
+            }
+        }
+    }
+
+    fn mark_empty(&mut self, place: usize) {
         self.filled[place / 64] &= !(1 << (place % 64));
         self.words &= !(u128::from(self.filled[place / 64] == 0) << (place / 64));
-        std::mem::replace(&mut self.buckets[place].first, NONE)
     }
 
     /// Keeps only what is wanted.
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(&T) -> bool) {
-        for slot in 0..self.slots.len() {
-            if self.slots[slot].entry.as_ref().is_some_and(|entry| !is_wanted(entry)) {
-                self.remove(slot as u32);
-            }
+        for place in self.chunks.all.iter_mut().flat_map(|chunk| &mut chunk.entries) {
+            self.len -= usize::from(place.take_if(|(_, entry)| !is_wanted(entry)).is_some());
         }
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::BTreeSet;
 
     use rand::{RngExt, SeedableRng};
     use rand_xoshiro::Xoshiro256PlusPlus;
@@ -207,31 +236,27 @@ mod tests {
     #[test]
     fn equal_times_keep_their_order_and_all_others_are_sorted() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
-        let (mut timeline, mut expected, mut now) = (Timeline::new(), BTreeMap::new(), 0);
+        let (mut timeline, mut expected, mut now) = (Timeline::new(), BTreeSet::new(), 0);
         for number in 0..50_000u64 {
             let far = [1, 3, 50, 5_000, 1 << 40][rng.random_range(0..5)];
             let time = now + rng.random_range(0..far);
             if rng.random_bool(0.6) {
-                expected.insert((time, number), timeline.push(time, number));
-            } else if rng.random_bool(0.2) {
-                if let Some((&key, &slot)) = expected.range((time, 0)..).next() {
-                    timeline.remove(slot);
-                    expected.remove(&key);
-                }
+                timeline.push(time, number);
+                expected.insert((time, number));
             } else {
-                assert!(timeline.next_time() <= expected.keys().next().map(|&(time, _)| time));
-                let next = expected.pop_first().map(|(key, _)| key);
+                assert!(timeline.next_time() <= expected.first().map(|&(time, _)| time));
+                let next = expected.pop_first();
                 assert_eq!(next.and_then(|(time, _)| timeline.pop_within(time.checked_sub(1)?)), None);
                 assert_eq!(timeline.pop_within(Time::MAX), next);
                 now = next.map_or(now, |(time, _)| time);
             }
             if number % 9_000 == 0 {
                 timeline.retain(|number| number % 3 != 0);
-                expected.retain(|(_, number), _| number % 3 != 0);
+                expected.retain(|(_, number)| number % 3 != 0);
             }
         }
         while let Some(next) = timeline.pop_within(Time::MAX) {
-            assert_eq!(Some(next), expected.pop_first().map(|(key, _)| key));
+            assert_eq!(Some(next), expected.pop_first());
         }
         assert!(expected.is_empty() && timeline.is_empty());
         timeline.push(Time::MAX, 1);
