@@ -46,14 +46,18 @@ pub(super) fn is_present(word: u64, index: u32, condition: Condition) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
     /// Ranks that take part in this round, one bit a rank: known from the previous cut.
-    pub(super) active: u64,
+    active: u64,
     /// What fires the round.
-    pub(super) condition: Condition,
+    condition: Condition,
     /// No grace: the arrival that fires also closes.
-    pub(super) at_once: bool,
+    at_once: bool,
 }
 
 impl Closing {
+    pub(super) fn new(active: u64, condition: Condition, at_once: bool) -> Self {
+        Closing { active, condition, at_once }
+    }
+
     /// Whether an operation that returned `word` came after the cut was closed.
     pub(super) fn closed(self, word: u64) -> bool {
         word & CLOSED != 0 || self.closed_by_arrivals(word)

@@ -69,7 +69,7 @@ impl Words {
     /// What closes the next round, where its cut is one word.
     fn closing(arrival: &Arrival, cx: &Context) -> Closing {
         let at_once = arrival.pace.grace().is_none();
-        Closing { active: cx.ledger.active().group(0, RANKS_PER_WORD), condition: condition(cx), at_once }
+        Closing::new(cx.ledger.active().group(0, RANKS_PER_WORD), condition(cx), at_once)
     }
 
     /// Whether the arrival closes its round unless another one has: then the rank that looks for its tag is this one.
@@ -190,7 +190,7 @@ impl Words {
             if closing.closed_by_arrivals(word) {
                 self.closed(arrival, cx);
             } else {
-                arrival.stay_open(closing.fires(word), !closing.at_once, FIRST_PROBE, cx);
+                arrival.stay_open(closing.fires(word), arrival.pace.grace().is_some(), FIRST_PROBE, cx);
             }
         }
     }
@@ -213,7 +213,7 @@ impl Words {
 
     fn probed(&mut self, value: u64, pause: u64, arrival: &mut Arrival, cx: &mut Context) {
         let closing = Self::closing(arrival, cx);
-        let fires = match closing.condition {
+        let fires = match condition(cx) {
             _ if is_one_word(&cx.plan) => !closing.closed(value) && closing.fires(value),
             Condition::Rank(rank) => bits::arrived(value) >> place_of(rank).1 & 1 == 1,
             Condition::Count(least) => value >= u64::from(least),
