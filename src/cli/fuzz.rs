@@ -13,7 +13,7 @@ use super::table::Table;
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Args {
     /// Schedules to run
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// The first seed
     #[arg(long, default_value_t = 0)]

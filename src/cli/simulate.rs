@@ -33,7 +33,7 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 1)]
     elements: usize,
     /// Schedules to run, one after the other
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// The first seed
     #[arg(long, default_value_t = 0)]

@@ -231,6 +231,10 @@ impl Args {
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
+        let element = self.dtype.size() as u64;
+        if self.op.is_collective() && (1..element).contains(&self.begin) {
+            return Err(format!("-b {}: an element of {} has {element} bytes", self.begin, self.dtype));
+        }
         let end = self.end.unwrap_or(self.begin);
         if end < self.begin {
             return Err(format!("the largest size ({end}) is less than the smallest ({})", self.begin));
