@@ -397,7 +397,7 @@ impl Config {
                 }
                 "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
                 "EARLYBIRD_DEVICE" => {
-                    let names: Vec<&str> = value.split(',').collect();
+                    let names: Vec<&str> = value.split(',').map(str::trim).collect();
                     let (first, second) = match names[..] {
                         [first] if !first.is_empty() => (first, None),
                         [first, second] if !first.is_empty() && !second.is_empty() => (first, Some(second)),
@@ -405,8 +405,10 @@ impl Config {
                     };
                     let (device, port) = device_and_port(first);
                     (config.verbs.device, config.verbs.port) = (Some(device), port);
+                    // libfabric has one.
+                    config.ofi.device =
+                        config.verbs.device.clone().filter(|_| second.is_some()).or(Some(first.to_owned()));
                     config.verbs.second = second.map(device_and_port);
-                    config.ofi.device = Some(value);
                 }
                 "EARLYBIRD_GID_INDEX" => {
                     config.verbs.gid = Some(value.parse().map_err(|_| bad("use a number, from 0".to_owned()))?);

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use common::faults::has_reported;
@@ -12,19 +12,28 @@ use common::guests::{Guests, ranks_of};
 use common::marks::Marks;
 use common::stress::{check, have_same_bits};
 use common::{Job, rdma_objects, role, said, sent_packets, until, wait_at_most};
-use earlybird::{Executor, Mover};
+use earlybird::{Config, Executor, Mover, World};
 
 #[test]
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     match role() {
         Some(role) if role.starts_with(HOLDS) => common::faults::hold_an_outcome(&role[HOLDS.len()..]),
+        Some(role) if role == JOINS => {
+            match World::from_env(&Config { deadline: NOTICED, ..Config::from_env().unwrap() }) {
+                Ok(_) => println!("\nENDED well"),
+                Err(error) => println!("\nTEXT {error}"),
+            }
+        }
         _ => common::stress::play(),
     }
 }
 
 /// How the role of a rank begins that makes rounds until something fails.
 const HOLDS: &str = "holds ";
+
+/// The role of a rank that only joins.
+const JOINS: &str = "joins";
 
 /// Two ranks on each host. Sums are exact, and floats have the same bits on all ranks of both.
 #[test]
@@ -73,8 +82,8 @@ const FIRST_CABLE: (&str, &str) = ("", "rxe0");
 const SECOND_CABLE: (&str, &str) = ("1", "rxe1");
 
 /// Ranks make rounds until a cable is cut. Then each names a rank. If it is the first cable, that is one of the other host,
-/// and the rank says that its own port is down. Nothing is left of them. The cable is plugged in again before they end: Soft-RoCE sometimes waits for packets that
-/// are on their way before it ends a queue pair (Linux 6.1).
+/// and the rank says that its own port is down. Nothing is left of them. The cable is plugged in again before they end:
+/// Soft-RoCE sometimes waits for packets that are on their way before it ends a queue pair (Linux 6.1).
 fn cut(guests: &mut Guests, case: (&str, usize), (which, device): (&str, &str)) {
     let before = rdma_objects();
     let (job, marks) = begin(guests, case);
@@ -133,6 +142,33 @@ fn large_data_goes_over_both_cables() {
         guests.meet(&format!("both-{fire}-{length}"));
     }
     cut(&mut guests, ("all", 300_000), SECOND_CABLE);
+}
+
+/// All that would leave by the second cable is lost, but its ports are up: no rank joins, and each says why.
+#[test]
+fn a_second_cable_that_carries_nothing_is_found_when_ranks_join() {
+    let Some(mut guests) = Guests::find(29800) else { return };
+    guests.use_devices("rxe0,rxe1");
+    // Each host knows the addresses of the other one after that.
+    check(guests.start("all cut caller 300000 2"), "both cables");
+    let before = rdma_objects();
+    let lose = |how: &[&str]| {
+        let done = Command::new("tc").args(["qdisc", how[0], "dev", "eth1", "root"]).args(&how[1..]).status();
+        assert!(done.unwrap().success(), "tc {how:?}");
+    };
+    lose(&["add", "netem", "loss", "100%"]);
+    guests.meet("loses");
+    let ends = guests.start(JOINS).finish(PATIENCE);
+    guests.meet("lost");
+    lose(&["del"]);
+    for (_, text) in &ends {
+        let cause = said(text, "TEXT").concat();
+        println!("{cause}");
+        assert!(cause.contains("cannot be reached over RoCE v2 on two rails, RoCE v2"), "{ends:?}");
+    }
+    until("a world that was not joined leaves nothing", || rdma_objects() == before);
+    guests.meet("carries");
+    check(guests.start("all cut caller 300000 2"), "after the second cable carried packets again");
 }
 
 /// A cable that is cut for less time than devices try delays the rounds, and fails none.

@@ -25,8 +25,8 @@ fn prefix() -> &'static Path {
     })
 }
 
-/// The static library that cargo has built with these tests and put beside them. Builds with other features lie there, too;
-/// the newest one has the sources of these tests.
+/// The static library that cargo has built with these tests and put beside them. Builds with other features lie there, too:
+/// the newest one is that of these tests, or was built since, unless two checkouts share a target folder.
 fn archive() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let is_archive = |name: &str| name.starts_with("libearlybird_c-") && name.ends_with(".a");

@@ -95,8 +95,9 @@ impl Context {
             let (command, answer) = (COMMAND.as_ptr().cast(), answer.as_mut_ptr().cast());
             (provider.general_command)(self.as_ptr(), command, COMMAND.len(), answer, size_of::<Answer>())
         };
-        check(code)?;
-        Waits::read(&answer).map(Some)
+        // What the device refuses is an error of the call, too, and the answer says more of it.
+        let waits = Waits::read(&answer)?;
+        check(code).map(|()| Some(waits))
     }
 }
 

@@ -153,6 +153,7 @@ fn object(port: &DevicePort) -> Value {
         "rdma_device": port.device, "port": port.port, "link": port.link.to_string(), "state": port.state,
         "active": port.active, "lid": port.lid, "gid": port.gid, "mtu": port.mtu, "atomics": port.atomics,
         "waits_for_completions": waits.map(|waits| waits.completions), "waits_for_memory": waits.map(|waits| waits.memory),
+        "waits_problem": port.waits.as_ref().err(),
         "numa_node": port.numa_node, "problem": port.problem,
     })
 }

@@ -9,8 +9,8 @@ use super::shares::peers;
 /// life among them, wait behind it.
 const MOST_PART: usize = 1 << 20;
 
-/// Shortest transfer whose parts go over several rails. Its signal waits for their completion: half of it should take longer
-/// to write than a way to the peer and back, which is some microseconds.
+/// Shortest transfer whose parts go over several rails. Its signal waits for their completion, one more way to the peer and
+/// back: some microseconds, which writing half of it takes at 25 to 50 GB/s, and more at less.
 pub(in crate::fabric) const LEAST_SPREAD: usize = 256 << 10;
 
 /// Parts of a transfer over several rails are multiples of a page.

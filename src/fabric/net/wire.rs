@@ -151,8 +151,9 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     }
 
     /// Writes to a peer, by a rail. Without immediate data, completion means that the bytes lie in the peer's
-    /// memory, before all that this rank writes afterwards; with immediate data, which only the first rail
-    /// carries, that the source was read.
+    /// memory, before all that this rank writes afterwards and before reads by the same rail: what was written over
+    /// several rails is read in the same parts. With immediate data, which only the first rail carries, it means that
+    /// the source was read.
     ///
     /// # Safety
     /// As [above](Wire#safety-of-operations).

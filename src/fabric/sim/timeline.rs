@@ -178,13 +178,13 @@ impl<T> Timeline<T> {
     /// Takes the next entry, unless its time is later than this.
     #[inline]
     pub(crate) fn pop_within(&mut self, time: Time) -> Option<(Time, T)> {
-        loop {
+        // Those that are not wanted may be later than the next time that something is pushed for.
+        while self.len > 0 {
             let place = self.first()?;
             let earliest = self.buckets[place].earliest;
             if earliest > time {
                 return None;
             }
-            self.last = earliest;
             if place >= LOW_BUCKETS {
                 self.spread(place);
                 continue;
@@ -194,14 +194,16 @@ impl<T> Timeline<T> {
                 self.mark_empty(place);
             }
             if taken.is_some() {
-                self.len -= 1;
+                (self.last, self.len) = (earliest, self.len - 1);
                 return taken;
             }
         }
+        None
     }
 
     /// Moves the entries of a bucket to those of lower digits.
     fn spread(&mut self, place: usize) {
+        self.last = self.buckets[place].earliest;
         self.mark_empty(place);
         let mut bucket = std::mem::replace(&mut self.buckets[place], Bucket::EMPTY);
         while !bucket.is_empty() {
@@ -256,9 +258,16 @@ mod tests {
             }
         }
         while let Some(next) = timeline.pop_within(Time::MAX) {
+            now = next.0;
             assert_eq!(Some(next), expected.pop_first());
         }
         assert!(expected.is_empty() && timeline.is_empty());
+        timeline.push(now + 100_000, 1);
+        timeline.retain(|_| false);
+        assert_eq!((timeline.next_time(), timeline.pop_within(Time::MAX)), (None, None));
+        timeline.push(now + 1, 2);
+        assert_eq!(timeline.pop_within(Time::MAX), Some((now + 1, 2)));
+        let mut timeline = Timeline::new();
         timeline.push(Time::MAX, 1);
         assert_eq!((timeline.next_time(), timeline.pop_within(Time::MAX)), (Some(Time::MAX), Some((Time::MAX, 1))));
     }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 /// Tells this format from later ones.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Where a rank's device is on its network, and how to begin a handshake with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub(super) struct Address {
     pub(super) gid: [u8; 16],
     /// The largest packet that the port takes, as libibverbs encodes it.
     pub(super) mtu: u8,
+    /// Reads and atomics that the device answers and has in flight for a connection.
+    pub(super) outstanding_reads: u8,
     /// The number of the rank's datagram queue pair.
     pub(super) datagrams: u32,
     /// Its key: the device drops datagrams with another one.
@@ -22,11 +24,11 @@ pub(super) struct Address {
 }
 
 impl Address {
-    const BYTES: usize = 36;
+    const BYTES: usize = 37;
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Address { lid, gid, mtu, datagrams, queue_key, secret } = self;
-        let mut bytes = vec![VERSION, *mtu];
+        let Address { lid, gid, mtu, outstanding_reads, datagrams, queue_key, secret } = self;
+        let mut bytes = vec![VERSION, *mtu, *outstanding_reads];
         bytes.extend(lid.to_le_bytes());
         bytes.extend(gid);
         bytes.extend(datagrams.to_le_bytes());
@@ -43,7 +45,7 @@ impl Address {
     /// `None` for bytes that are no address, or of another version.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
-        let (&[version, mtu], rest) = bytes.split_first_chunk()?;
+        let (&[version, mtu, outstanding_reads], rest) = bytes.split_first_chunk()?;
         let (lid, rest) = rest.split_first_chunk()?;
         let (gid, rest) = rest.split_first_chunk()?;
         let (datagrams, rest) = rest.split_first_chunk()?;
@@ -52,12 +54,13 @@ impl Address {
             lid: u16::from_le_bytes(*lid),
             gid: *gid,
             mtu,
+            outstanding_reads,
             datagrams: u32::from_le_bytes(*datagrams),
             queue_key: u32::from_le_bytes(*queue_key),
             secret: u64::from_le_bytes(rest.try_into().ok()?),
         };
         // The encodings of 256 to 4096 bytes.
-        (version == VERSION && (1..=5).contains(&mtu)).then_some(address)
+        (version == VERSION && (1..=5).contains(&mtu) && outstanding_reads > 0).then_some(address)
     }
 }
 
@@ -67,8 +70,8 @@ mod tests {
 
     #[test]
     fn an_address_survives_encoding() {
-        let address =
-            Address { lid: 7, gid: [9; 16], mtu: 3, datagrams: 0xFF_FFFF, queue_key: 1 << 30, secret: 1 << 63 };
+        let (datagrams, queue_key, secret) = (0xFF_FFFF, 1 << 30, 1 << 63);
+        let address = Address { lid: 7, gid: [9; 16], mtu: 3, outstanding_reads: 16, datagrams, queue_key, secret };
         let bytes = address.encode();
         assert_eq!(Address::decode(&bytes), Some(address));
         let other = Address { lid: 8, ..address };
@@ -76,7 +79,7 @@ mod tests {
         assert_eq!(Address::decode_all(&both), Some(vec![address, other]));
         assert_eq!(Address::decode_all(&both[..both.len() - 1]), None);
         (0..bytes.len()).for_each(|len| assert_eq!(Address::decode(&bytes[..len]), None));
-        for (index, value) in [(0, VERSION + 1), (1, 0), (1, 6)] {
+        for (index, value) in [(0, VERSION + 1), (1, 0), (1, 6), (2, 0)] {
             let mut other = bytes.clone();
             other[index] = value;
             assert_eq!(Address::decode(&other), None);

@@ -13,7 +13,7 @@ use super::connection::{Connection, Refusal};
 use super::device::Port;
 use super::handshake::{End, Hello, Reaction};
 use super::hellos::Hellos;
-use super::registration::{Failed, REMOTE_ACCESS, Registrar};
+use super::registration::{Failed, Registrar};
 use super::settings;
 use crate::fabric::net::Posted;
 use crate::random::draw;
@@ -45,6 +45,8 @@ pub(super) struct Connections {
     receive_queue: Arc<ReceiveQueue>,
     /// What the send queue of each peer holds.
     capacity: Capacity,
+    /// What peers may do, as far as each registration allows it.
+    access: u32,
     /// What the time of handshakes counts from.
     origin: Instant,
 }
@@ -56,7 +58,7 @@ impl Connections {
         port: Port,
         registrar: &Registrar,
         (queue, receive_queue): (Arc<Queue>, Arc<ReceiveQueue>),
-        capacity: Capacity,
+        (capacity, access): (Capacity, u32),
     ) -> Result<Self, Failed> {
         let secret = u64::from_le_bytes(draw(rank).map_err(Failed::System)?);
         // The highest bit of a queue key is for privileged programs.
@@ -66,6 +68,7 @@ impl Connections {
             lid: port.lid,
             gid: port.gid.map_or([0; 16], |gid| gid.bytes),
             mtu: port.mtu,
+            outstanding_reads: port.outstanding_reads,
             datagrams: hellos.number(),
             queue_key,
             secret,
@@ -81,6 +84,7 @@ impl Connections {
             queue,
             receive_queue,
             capacity,
+            access,
             origin: Instant::now(),
         })
     }
@@ -106,6 +110,21 @@ impl Connections {
     /// Adds the next rank.
     pub(super) fn insert(&mut self, address: Address) {
         self.peers.push(Peer { address, connection: None, refused: None, handle: None });
+    }
+
+    /// Whether a peer is connected; begins the handshake if there is none yet.
+    ///
+    /// # Errors
+    /// There can be no connection.
+    #[inline]
+    pub(super) fn reach(&mut self, peer: u32) -> Posted<Code> {
+        let Peer { connection, refused, .. } = &self.peers[peer as usize];
+        match (connection, *refused) {
+            (Some(connection), _) if !connection.is_connecting() => Ok(true),
+            (_, Some(code)) => Err(code),
+            (Some(_), None) => Ok(false),
+            (None, None) => self.begin(peer).map(|()| false),
+        }
     }
 
     /// Posts something by the connection to a peer, if there is one, or begins a handshake.
@@ -148,7 +167,7 @@ impl Connections {
         }
         let queues = (self.domain.clone(), self.queue.clone());
         let pair = QueuePair::open_reliable(queues.0, queues.1, &self.receive_queue, self.capacity).map_err(code)?;
-        pair.initialize(self.port.number, REMOTE_ACCESS).map_err(code)?;
+        pair.initialize(self.port.number, self.access).map_err(code)?;
         // Packets are numbered by 24 bits.
         let sequence = draw(self.rank).map(|bytes| u32::from_le_bytes(bytes) >> 8).map_err(|_| Code::System(0))?;
         *connection = Some(Connection::new(peer, pair, sequence, self.capacity.sends));
@@ -247,7 +266,8 @@ impl Connections {
         let Some(connection) = connection else { return Ok(()) };
         let settings = {
             let Port { mtu, outstanding_reads, settings, .. } = &self.port;
-            settings::of_connection(address.mtu.min(*mtu), *outstanding_reads, settings)
+            let outstanding_reads = address.outstanding_reads.min(*outstanding_reads);
+            settings::of_connection(address.mtu.min(*mtu), outstanding_reads, settings)
         };
         let other = verbs::Peer { number: end.pair, packet_sequence: end.sequence };
         let pair = connection.pair();

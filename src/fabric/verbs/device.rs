@@ -139,13 +139,17 @@ impl Port {
     /// What ranks must have in common to understand each other: the network, and the agent that
     /// changes cells.
     pub(super) fn network(&self) -> String {
-        let network = match (self.link, self.gid.map(|gid| gid.kind)) {
+        let by = if self.atomicity == Atomicity::Processor { ", atomics by messages" } else { "" };
+        format!("{}{by}", self.layers())
+    }
+
+    /// The layers of its packets, by a name.
+    pub(super) fn layers(&self) -> &'static str {
+        match (self.link, self.gid.map(|gid| gid.kind)) {
             (LinkLayer::InfiniBand, _) => "InfiniBand",
             (LinkLayer::Ethernet, Some(GidKind::RoceV1)) => "RoCE v1",
             (LinkLayer::Ethernet, _) => "RoCE v2",
-        };
-        let by = if self.atomicity == Atomicity::Processor { ", atomics by messages" } else { "" };
-        format!("{network}{by}")
+        }
     }
 
     /// Whether packets to a port with this GID have to carry it: on Ethernet, and from one

@@ -107,9 +107,11 @@ fn open(
     for port in ports() {
         tracing::debug!(rank, device = port.device, port = port.number, gid = ?port.gid, "opens");
     }
-    let joined = |texts: Vec<String>| texts.join(" and ");
-    let device = joined(ports().map(|port| port.device.clone()).collect());
-    let provider = joined(ports().map(device::Port::network).collect());
+    let device = ports().map(|port| port.device.as_str()).collect::<Vec<_>>().join(" and ");
+    let provider = match &second {
+        Some(second) => format!("{} on two rails, {}", port.network(), second.layers()),
+        None => port.network(),
+    };
     let longest = ports().map(|port| port.longest).min().unwrap_or(0);
     let failed = |what: &'static str| {
         let device = device.clone();

@@ -16,8 +16,8 @@
 //! that can be in flight, so it never overruns.
 //!
 //! # Rails
-//! A rank may have a second device, over which every other part of large transfers goes (`wire.rs`). All memory that
-//! peers reach is registered with both; all else goes by the first.
+//! A rank may have a second device, over which every other part of large transfers goes (`wire.rs`); all else goes by the
+//! first. Memory of collectives is registered with both. Nothing goes to a peer before both are connected.
 //!
 //! # Events
 //! A device also reports by itself that a queue, a connection or a port has failed (`events.rs`).

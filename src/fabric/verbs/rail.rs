@@ -46,8 +46,8 @@ impl fmt::Debug for Rail {
 unsafe impl Send for Rail {}
 
 impl Rail {
-    /// Opens the queues of a rank on a port.
-    pub(super) fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
+    /// Opens the queues of a rank on a port; peers may do so much over its connections.
+    pub(super) fn open((rank, ranks): (u32, u32), port: Port, depths: Depths, access: u32) -> Result<Self, Failed> {
         let code = |cause: io::Error| Failed::Code(Code::of(&cause));
         let Depths { receives, sends, completions: entries } = depths;
         let entries = u32::try_from(entries).ok().filter(|&entries| entries <= port.most_entries).ok_or_else(|| {
@@ -69,7 +69,8 @@ impl Rail {
         let (capacity, most_inline) = trial(INLINE).or_else(|_| trial(0)).map_err(code)?;
         let events = Events::new(rank, &port);
         let registrar = Registrar::new(rank, domain.clone(), None);
-        let connections = Connections::open(rank, port, &registrar, (queue.clone(), receive_queue.clone()), capacity)?;
+        let queues = (queue.clone(), receive_queue.clone());
+        let connections = Connections::open(rank, port, &registrar, queues, (capacity, access))?;
         Ok(Rail {
             connections,
             events,

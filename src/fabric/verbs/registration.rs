@@ -1,7 +1,7 @@
 //! Memory that the device uses: the access that a registration allows, and its keys.
 //!
 //! A device uses no memory that is not registered. Peers reach only what they need, with only the
-//! access that they need; other memory is registered for this rank alone. Nobody else than the ranks
+//! access that they need; other memory is registered for this rank alone. No process but the ranks
 //! of the world is connected to this one, and a device checks a key against the connection that
 //! names it.
 #![allow(unsafe_code)]
@@ -25,7 +25,10 @@ use super::locked_memory::LockedMemory;
 const REGISTER: &str = "register";
 
 /// What peers may do over a connection, as far as each registration allows it.
-pub(super) const REMOTE_ACCESS: u32 = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+pub(super) const REMOTE_ACCESS: u32 = REMOTE_ACCESS_TO_SECOND | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// The same over a connection of the second rail, whose device need have no atomics.
+pub(super) const REMOTE_ACCESS_TO_SECOND: u32 = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 impl Purpose {
     /// The access flags of libibverbs.
@@ -77,14 +80,15 @@ impl Registrar {
         LockedMemory::now().check(self.rank, REGISTER, need).map_err(Failed::System)?;
         let window = allocate(self.rank, bytes).map_err(Failed::System)?;
         let base = window.bytes(0, window.len());
-        let register = |domain: &Arc<Domain>| {
+        let register = |domain: &Arc<Domain>, flags: u32| {
             // SAFETY: the `Registered` keeps the window, and so the memory, for longer than the
             // registration. All access goes through windows.
-            let memory = unsafe { Memory::register(domain.clone(), (base, window.len()), purpose.access_flags()) };
+            let memory = unsafe { Memory::register(domain.clone(), (base, window.len()), flags) };
             memory.map_err(|cause| self.refused(&cause, window.len()))
         };
-        let memory = register(&self.domain)?;
-        let second = second.map(register).transpose()?;
+        let flags = purpose.access_flags();
+        let memory = register(&self.domain, flags)?;
+        let second = second.map(|domain| register(domain, flags & !IBV_ACCESS_REMOTE_ATOMIC)).transpose()?;
         Ok(Registered { memory, second, window, access: purpose.access() })
     }
 

@@ -236,7 +236,8 @@ impl Introduced {
         let (port, queue_key) = (&stranger.port, 7);
         let hellos = Hellos::open(&stranger.registrar, &stranger.queue, (port.number, queue_key)).unwrap();
         let gid = port.gid.map_or([0; 16], |gid| gid.bytes);
-        let own = Address { lid: port.lid, gid, mtu: port.mtu, datagrams: hellos.number(), queue_key, secret: 3 };
+        let (datagrams, secret) = (hellos.number(), 3);
+        let own = Address { lid: port.lid, gid, mtu: port.mtu, outstanding_reads: 1, datagrams, queue_key, secret };
         let handle = AddressHandle::open(stranger.domain.clone(), &stranger.route()).unwrap();
         Introduced { stranger, hellos, own, handle }
     }

@@ -10,10 +10,10 @@ use earlybird_ffi::verbs::{self, Verb};
 
 use super::address::Address;
 use super::code::Code;
-use super::connection::Part;
+use super::connection::{Connection, Part, Refusal};
 use super::device::Port;
 use super::rail::Rail;
-use super::registration::{self, Failed, Registered, Registrar};
+use super::registration::{self, Failed, REMOTE_ACCESS, REMOTE_ACCESS_TO_SECOND, Registered, Registrar};
 use super::settings::Depths;
 use super::work::Work;
 use crate::fabric::Atomic;
@@ -52,6 +52,7 @@ struct SecondRail {
     rail: Rail,
     /// Where the reads behind writes put what nothing looks at.
     echo: Registered,
+    rank: u32,
 }
 
 impl VerbsWire {
@@ -62,7 +63,7 @@ impl VerbsWire {
         depths: Depths,
     ) -> Result<Self, Failed> {
         let (atomicity, writes_in_order) = (port.atomicity, port.writes_in_order);
-        let first = Rail::open((rank, ranks), port, depths)?;
+        let first = Rail::open((rank, ranks), port, depths, REMOTE_ACCESS)?;
         let second = second.map(|port| SecondRail::open((rank, ranks), port, depths)).transpose()?;
         let rails = || [&first].into_iter().chain(second.as_ref().map(|second| &second.rail));
         Ok(VerbsWire {
@@ -94,11 +95,23 @@ impl VerbsWire {
         self.rails().flat_map(|rail| rail.address().encode()).collect()
     }
 
+    /// Posts something by the first rail. It takes nothing to a peer that the second rail does not reach yet: a rank that
+    /// one rail does not reach is known when the world is joined, as one that no rail reaches.
+    #[inline]
+    fn at(&mut self, peer: u32, post: impl FnOnce(&mut Connection) -> Result<(), Refusal>) -> Posted<Code> {
+        if let Some(second) = &mut self.second
+            && !second.reach(peer)?
+        {
+            return Ok(false);
+        }
+        self.first.at(peer, post)
+    }
+
     /// # Safety
-    /// As [`Connection::post`](super::connection::Connection::post).
+    /// As [`Connection::post`].
     unsafe fn operate(&mut self, peer: u32, number: usize, parts: &[Part]) -> Posted<Code> {
         // SAFETY: as the caller says.
-        self.first.at(peer, |connection| unsafe { connection.post(number, parts) })
+        self.at(peer, |connection| unsafe { connection.post(number, parts) })
     }
 
     /// Posts a receive, again or for the first time.
@@ -144,9 +157,15 @@ impl VerbsWire {
 impl SecondRail {
     /// Opens the queues of a rank on a port, by which no messages come.
     fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
-        let rail = Rail::open((rank, ranks), port, Depths::of(1, depths.sends, ranks))?;
+        let rail = Rail::open((rank, ranks), port, Depths::of(1, depths.sends, ranks), REMOTE_ACCESS_TO_SECOND)?;
         let echo = Registrar::new(rank, rail.domain().clone(), None).allocate(1, Purpose::Messages)?;
-        Ok(SecondRail { rail, echo })
+        Ok(SecondRail { rail, echo, rank })
+    }
+
+    /// Whether it is connected to a peer, or need not be: a rank has nothing for itself.
+    #[inline]
+    fn reach(&mut self, peer: u32) -> Posted<Code> {
+        if peer == self.rank { Ok(true) } else { self.rail.connections.reach(peer) }
     }
 
     /// Writes to a peer.
@@ -221,7 +240,7 @@ impl Wire for VerbsWire {
         let base = std::ptr::NonNull::from(message).cast();
         // The device looks at no key of what is inline.
         let message = verbs::Local { base: base.as_ptr(), len: message.len() as u32, key: 0 };
-        self.first.at(peer, |connection| connection.inject(message))
+        self.at(peer, |connection| connection.inject(message))
     }
 
     fn rails(&self) -> usize {
@@ -360,7 +379,8 @@ impl Wire for VerbsWire {
     }
 
     fn ailment(&self) -> Option<String> {
-        self.rails().find_map(|rail| rail.events.port_down())
+        let down: Vec<String> = self.rails().filter_map(|rail| rail.events.port_down()).collect();
+        (!down.is_empty()).then(|| down.join("; "))
     }
 
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {

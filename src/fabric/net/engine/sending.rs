@@ -133,7 +133,8 @@ impl<W: Wire> Engine<W> {
         let to = &self.peers[peer as usize];
         // Waiting messages and parts go first.
         let first = to.outbox.is_empty() && self.parts.is_empty(peer);
-        let may = first && to.has_credit(self.fault) && len <= self.link.limits.with_header;
+        let fits = len <= self.link.limits.with_header && self.link.rails(len) == 1;
+        let may = first && fits && to.has_credit(self.fault);
         let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
         let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
         let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
@@ -180,9 +181,14 @@ impl<W: Wire> Engine<W> {
         // The last part changes the cell, also if there is no data.
         let changes = matches!(act, Act::Change { .. });
         let rails = if matches!(act, Act::Move(Way::Out | Way::In)) { self.link.rails(len) } else { 1 };
+        let longest = self.link.limits.part;
+        // As many parts for each rail.
         let most = match rails {
-            1 => self.link.limits.part,
-            _ => len.div_ceil(rails).next_multiple_of(SPREAD_UNIT).min(self.link.limits.part),
+            1 => longest,
+            _ => {
+                let parts = len.div_ceil(longest).next_multiple_of(rails);
+                len.div_ceil(parts).next_multiple_of(SPREAD_UNIT).min(longest)
+            }
         };
         let parts = len.div_ceil(most).max(usize::from(changes));
         let index = self.add_transfer(Transfer { parts: parts as u32, ..transfer });
