@@ -406,8 +406,8 @@ impl Config {
                     let (device, port) = device_and_port(first);
                     (config.verbs.device, config.verbs.port) = (Some(device), port);
                     // libfabric has one.
-                    config.ofi.device =
-                        config.verbs.device.clone().filter(|_| second.is_some()).or(Some(first.to_owned()));
+                    let alone = if second.is_some() { config.verbs.device.clone() } else { None };
+                    config.ofi.device = alone.or(Some(first.to_owned()));
                     config.verbs.second = second.map(device_and_port);
                 }
                 "EARLYBIRD_GID_INDEX" => {

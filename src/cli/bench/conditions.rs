@@ -27,6 +27,7 @@ impl Conditions {
         });
         let mut asked = json!({
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
+            "port": config.verbs.port, "second_device": config.verbs.second,
             "bind": word(&common.start.bind), "ordered_writes": config.verbs.ordered_writes,
         });
         let choices = json!({

@@ -150,6 +150,9 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         1
     }
 
+    /// The world has failed: from now on what goes by the first rail waits for no other.
+    fn forgo_rails(&mut self) {}
+
     /// Writes to a peer, by a rail. Without immediate data, completion means that the bytes lie in the peer's
     /// memory, before all that this rank writes afterwards and before reads by the same rail: what was written over
     /// several rails is read in the same parts. With immediate data, which only the first rail carries, it means that

@@ -116,13 +116,12 @@ impl Connections {
     ///
     /// # Errors
     /// There can be no connection.
-    #[inline]
     pub(super) fn reach(&mut self, peer: u32) -> Posted<Code> {
         let Peer { connection, refused, .. } = &self.peers[peer as usize];
         match (connection, *refused) {
-            (Some(connection), _) if !connection.is_connecting() => Ok(true),
+            // A handshake may be over when this end of it cannot connect.
             (_, Some(code)) => Err(code),
-            (Some(_), None) => Ok(false),
+            (Some(connection), None) => Ok(!connection.is_connecting()),
             (None, None) => self.begin(peer).map(|()| false),
         }
     }

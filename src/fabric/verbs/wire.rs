@@ -16,6 +16,7 @@ use super::rail::Rail;
 use super::registration::{self, Failed, REMOTE_ACCESS, REMOTE_ACCESS_TO_SECOND, Registered, Registrar};
 use super::settings::Depths;
 use super::work::Work;
+use crate::error::Ranks;
 use crate::fabric::Atomic;
 use crate::fabric::net::{Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Remote, Trouble, Watched, Wire};
 
@@ -52,7 +53,10 @@ struct SecondRail {
     rail: Rail,
     /// Where the reads behind writes put what nothing looks at.
     echo: Registered,
-    rank: u32,
+    /// Its device, as errors name it.
+    device: String,
+    /// The ranks to which it is connected.
+    reached: Vec<bool>,
 }
 
 impl VerbsWire {
@@ -100,9 +104,13 @@ impl VerbsWire {
     #[inline]
     fn at(&mut self, peer: u32, post: impl FnOnce(&mut Connection) -> Result<(), Refusal>) -> Posted<Code> {
         if let Some(second) = &mut self.second
-            && !second.reach(peer)?
+            && !second.reached[peer as usize]
         {
-            return Ok(false);
+            // Both handshakes at a time.
+            let first = self.first.connections.reach(peer)?;
+            if !second.reach(peer)? || !first {
+                return Ok(false);
+            }
         }
         self.first.at(peer, post)
     }
@@ -157,15 +165,26 @@ impl VerbsWire {
 impl SecondRail {
     /// Opens the queues of a rank on a port, by which no messages come.
     fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
+        let device = port.device.clone();
         let rail = Rail::open((rank, ranks), port, Depths::of(1, depths.sends, ranks), REMOTE_ACCESS_TO_SECOND)?;
         let echo = Registrar::new(rank, rail.domain().clone(), None).allocate(1, Purpose::Messages)?;
-        Ok(SecondRail { rail, echo, rank })
+        // A rank has nothing for itself.
+        let reached = (0..ranks).map(|peer| peer == rank).collect();
+        Ok(SecondRail { rail, echo, device, reached })
     }
 
-    /// Whether it is connected to a peer, or need not be: a rank has nothing for itself.
-    #[inline]
+    /// Whether it is connected to a peer; begins the handshake if there is none yet.
     fn reach(&mut self, peer: u32) -> Posted<Code> {
-        if peer == self.rank { Ok(true) } else { self.rail.connections.reach(peer) }
+        let reached = self.rail.connections.reach(peer)?;
+        self.reached[peer as usize] = reached;
+        Ok(reached)
+    }
+
+    /// The ranks that it does not reach, if the first rail waits for some.
+    fn lack(&self) -> Option<String> {
+        let unreached = (0..).zip(&self.reached).filter(|(_, reached)| !**reached);
+        let unreached = Ranks(unreached.map(|(peer, _)| peer).collect());
+        (!unreached.0.is_empty()).then(|| format!("{} has no connection to {unreached}", self.device))
     }
 
     /// Writes to a peer.
@@ -291,6 +310,10 @@ impl Wire for VerbsWire {
         self.writes_in_order = false;
     }
 
+    fn forgo_rails(&mut self) {
+        self.second.iter_mut().for_each(|second| second.reached.fill(true));
+    }
+
     fn forgo_atomics(&mut self) {
         self.atomicity = Atomicity::Processor;
     }
@@ -379,8 +402,9 @@ impl Wire for VerbsWire {
     }
 
     fn ailment(&self) -> Option<String> {
-        let down: Vec<String> = self.rails().filter_map(|rail| rail.events.port_down()).collect();
-        (!down.is_empty()).then(|| down.join("; "))
+        let lack = self.second.as_ref().and_then(SecondRail::lack);
+        let all: Vec<String> = self.rails().filter_map(|rail| rail.events.port_down()).chain(lack).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>> {

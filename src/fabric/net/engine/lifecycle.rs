@@ -149,6 +149,7 @@ impl<W: Wire> Engine<W> {
         if self.failure.is_none() {
             tracing::debug!(rank = self.rank, ?failure, "failed");
             self.failure = Some(failure);
+            self.link.wire.forgo_rails();
             self.failed.store(true, Ordering::Release);
             self.channels.iter_mut().for_each(Channel::wake);
         }
