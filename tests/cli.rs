@@ -389,7 +389,7 @@ fn bench_measures_single_operations() {
     }
     for (op, keys) in [
         ("write_lat", ["min_us", "p50_us", "p99_us", "stdev_us"]),
-        ("write_bw", ["peak_mb_s", "mean_mb_s", "messages_m_s", "iterations"]),
+        ("write_bw", ["peak_mib_s", "mean_mib_s", "messages_m_s", "iterations"]),
         ("fetch_add_lat", ["min_us", "p50_us", "p99_us", "max_us"]),
         ("solo_lat", ["min_us", "p50_us", "p99_us", "iterations"]),
     ] {

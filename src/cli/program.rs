@@ -32,7 +32,7 @@ enum Runner {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Firing rule: all, solo or quorum=Q; without grace (with one, solo counts as quorum=1)
+    /// Firing rule: all, solo, majority or quorum=Q; without grace (with one, solo counts as quorum=1)
     #[arg(long, default_value = "solo")]
     fire: Fire,
     /// Ranks in the world

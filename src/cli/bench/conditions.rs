@@ -12,6 +12,14 @@ use super::{Args, Op};
 const COMMIT: Option<&str> = option_env!("BUILT_FROM_COMMIT");
 const CHANGED: Option<&str> = option_env!("BUILT_FROM_CHANGED");
 
+/// The devices that were asked for, as `EARLYBIRD_DEVICE` names them.
+fn devices(config: &Config) -> Option<String> {
+    let Some((second, its_port)) = &config.verbs.second else { return config.ofi.device.clone() };
+    let name = |device: &str, port: Option<u8>| port.map_or(device.to_owned(), |port| format!("{device}:{port}"));
+    let first = config.verbs.device.as_deref().unwrap_or_default();
+    Some(format!("{},{}", name(first, config.verbs.port), name(second, *its_port)))
+}
+
 /// The same for all rows of a run.
 #[derive(Debug)]
 pub(super) struct Conditions(Value);
@@ -26,8 +34,7 @@ impl Conditions {
             "hw_config": config.hw_config.as_ref().map(|file| file.display().to_string()),
         });
         let mut asked = json!({
-            "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": config.ofi.device,
-            "port": config.verbs.port, "second_device": config.verbs.second,
+            "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": devices(config),
             "bind": word(&common.start.bind), "ordered_writes": config.verbs.ordered_writes,
         });
         let choices = json!({

@@ -45,8 +45,10 @@ fn measure(pair: &mut Pair<'_>, op: Op, bytes: usize, (warmup, iterations): (u64
     })
 }
 
-fn iterations(given: Option<u32>, bytes: usize) -> u64 {
-    given.map_or(if bytes <= 65_536 { 5_000 } else { (1 << 30) / bytes as u64 + 20 }, u64::from)
+/// Writes that are measured in windows are as many as fill these.
+fn iterations(op: Op, given: Option<u32>, bytes: usize) -> u64 {
+    let wanted = given.map_or(if bytes <= 65_536 { 5_000 } else { (1 << 30) / bytes as u64 + 20 }, u64::from);
+    if op == Op::WriteBw { wanted.next_multiple_of(WINDOW) } else { wanted }
 }
 
 /// Measures each size, and prints the results of rank 0.
@@ -61,13 +63,13 @@ pub(super) fn run(
     let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
     let bandwidth = op == Op::WriteBw;
     let mut table = match bandwidth {
-        true => Table::new(&["bytes", "iterations", "BW_peak_MB/s", "BW_average_MB/s", "MsgRate_Mpps"]),
+        true => Table::new(&["bytes", "iterations", "BW_peak_MiB/s", "BW_average_MiB/s", "MsgRate_Mpps"]),
         false => latencies(),
     };
     let atomic = [8];
     for &bytes in if op == Op::FetchAddLat { &atomic } else { sizes } {
         let bytes = bytes as usize;
-        let measured = measure(&mut pair, op, bytes, (u64::from(warmup), iterations(iters, bytes)))?;
+        let measured = measure(&mut pair, op, bytes, (u64::from(warmup), iterations(op, iters, bytes)))?;
         world.barrier(PATIENCE)?;
         if world.rank() == 0 {
             if bandwidth { rate(&measured, conditions, &mut table) } else { times(measured, conditions, &mut table) }
@@ -99,21 +101,21 @@ pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: 
     );
 }
 
-/// In millions of bytes a second, as `ib_write_bw` has it.
+/// In MiB a second, which `ib_write_bw` prints, too, and calls MB (perftest, `report_fmt`: 0x100000 bytes).
 fn rate(measured: &Measured, conditions: Option<&Conditions>, table: &mut Table) {
-    let per_window = WINDOW as f64 * measured.bytes as f64 / 1e6;
+    let per_window = WINDOW as f64 * measured.bytes as f64 / f64::from(1 << 20);
     let least = measured.seconds.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
     let total: f64 = measured.seconds.iter().sum();
     let (peak, average) = (per_window / least, per_window * measured.seconds.len() as f64 / total);
     let messages = measured.iterations as f64 / total / 1e6;
     if let Some(conditions) = conditions {
         let row = json!({
-            "bytes": measured.bytes, "iterations": measured.iterations, "peak_mb_s": peak, "mean_mb_s": average,
+            "bytes": measured.bytes, "iterations": measured.iterations, "peak_mib_s": peak, "mean_mib_s": average,
             "messages_m_s": messages,
         });
         return say!("{}", conditions.row(row));
     }
     let numbers = [peak, average].map(|value| format!("{value:.2}"));
     let [peak, average] = numbers;
-    table.row(&[measured.bytes.to_string(), measured.iterations.to_string(), peak, average, format!("{messages:.4}")]);
+    table.row(&[measured.bytes.to_string(), measured.iterations.to_string(), peak, average, format!("{messages:.6}")]);
 }

@@ -89,7 +89,7 @@ fn tell_devices(survey: &Survey) {
             let rails: Vec<String> = chosen.iter().map(|(device, port)| format!("{device}, port {port}")).collect();
             say!("RDMA devices ({CHOICE}). A rank here uses {}:", rails.join(", and "));
         }
-        Err(_) => say!("RDMA devices ({CHOICE}). A rank here can use none of them:"),
+        Err(problem) => say!("RDMA devices ({CHOICE}). A rank here can use none of them: {problem}."),
     }
     if !survey.ports.is_empty() {
         say!("{}", listed(&survey.ports));
