@@ -338,9 +338,10 @@ impl Work for Pursuit<'_> {
     fn looks(&self, yields: bool) -> Looks {
         let plan = self.engine.machine().plan();
         let pauses = plan.topology.hosts() == 1;
-        // A look at a network costs as much as a switch to a process that needs the core.
-        let times = match yields && !pauses {
-            true if plan.bytes > ONE_LOOK => 2,
+        // A look at a network costs as much as a switch to a process that needs the core. One at memory costs less, but
+        // the rank that is waited for may need this very core.
+        let times = match yields {
+            true if pauses || plan.bytes > ONE_LOOK => 2,
             true => 1,
             false => SPINS_PER_CLOCK,
         };

@@ -182,8 +182,12 @@ impl Work for Pursuit<'_> {
 
     fn looks(&self, yields: bool) -> Looks {
         let pauses = !self.engine.driver.is_spread();
-        // A look at a network costs as much as a switch to a process that needs the core.
-        let times = if yields && !pauses { 1 } else { SPINS_PER_CLOCK };
+        // The member that is waited for may need this very core.
+        let times = match yields {
+            true if pauses => 2,
+            true => 1,
+            false => SPINS_PER_CLOCK,
+        };
         Looks { times, pauses }
     }
 
