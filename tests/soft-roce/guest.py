@@ -12,7 +12,6 @@ import subprocess
 import image
 
 MEMORY_MIB = 4096
-PROCESSORS = 2
 
 # The clock is the processors' counter.
 COUNTERS = "tsc=reliable clocksource=tsc"
@@ -24,7 +23,7 @@ LINKS = ("link", "link1")
 class Guest:
     """A guest, from its boot on. `links` are its ends of the links to the other guest, if there are two."""
 
-    def __init__(self, number, kernel, files, links, folder):
+    def __init__(self, number, processors, kernel, files, links, folder):
         self.number = number
         self.status = None
         self.output, output = os.pipe()
@@ -38,7 +37,7 @@ class Guest:
         with open(initial, "wb", closefd=False) as file:
             file.write(image.archive(files))
         options = [
-            *hardware(number, kernel, initial),
+            *hardware(number, processors, kernel, initial),
             *("-serial", "chardev:console", "-chardev", f"file,id=console,path=/dev/fd/{self.console},append=on"),
             *port(1, "output", f"file,id=output,path=/dev/fd/{output}"),
             *port(2, "control", f"socket,id=control,fd={control.fileno()}"),
@@ -70,11 +69,11 @@ class Guest:
             return console.read().strip()
 
 
-def hardware(number, kernel, initial):
+def hardware(number, processors, kernel, initial):
     """A computer that is emulated in software, also where there is KVM: so it is the same one everywhere."""
     return [
         *("-name", f"soft-roce-{number}", "-nodefaults", "-no-user-config", "-display", "none"),
-        *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(PROCESSORS), "-m", str(MEMORY_MIB)),
+        *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(processors), "-m", str(MEMORY_MIB)),
         *("-kernel", str(kernel.image), "-initrd", f"/dev/fd/{initial}"),
         # A kernel that panics starts the computer again at once, which ends QEMU.
         # The kernel would distrust emulated counters, and read a slow timer on the bus instead.
