@@ -209,28 +209,39 @@ impl QueuePair {
     /// atomic; an atomic without 8 bytes of local memory; or it is in another state. Otherwise the
     /// provider's error. Requests before the one that was refused are posted.
     #[inline]
-    pub unsafe fn post(&self, requests: &[Request]) -> Result<(), PostError> {
-        if requests.len() > MOST_REQUESTS {
+    pub unsafe fn post(
+        &self,
+        requests: impl IntoIterator<Item = Request, IntoIter: ExactSizeIterator>,
+    ) -> Result<(), PostError> {
+        let requests = requests.into_iter();
+        let many = requests.len();
+        if many > MOST_REQUESTS {
             return Err(PostError::invalid());
         }
-        if requests.is_empty() {
+        if many == 0 {
             return Ok(());
         }
         let mut parts = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST_REQUESTS];
         let mut list = [const { MaybeUninit::<ibv_send_wr>::uninit() }; MOST_REQUESTS];
         let (part, first) = (parts.as_mut_ptr().cast::<ibv_sge>(), list.as_mut_ptr().cast::<ibv_send_wr>());
-        for (index, request) in requests.iter().enumerate() {
+        let mut encoded = 0;
+        // A trait that is safe to implement may lie about the number.
+        for (index, request) in requests.take(many).enumerate() {
+            encoded = index + 1;
             // SAFETY: there are at most as many requests as the arrays have elements.
             unsafe {
-                let next = if index + 1 < requests.len() { first.add(index + 1) } else { ptr::null_mut() };
+                let next = if encoded < many { first.add(index + 1) } else { ptr::null_mut() };
                 if !request.encode(self.pair.most_inline(), first.add(index), part.add(index), next) {
                     return Err(PostError::invalid());
                 }
             }
         }
+        if encoded < many {
+            return Err(PostError::invalid());
+        }
         // SAFETY: a chain of so many in one array, as was just written; the rest is as the caller
         // says.
-        unsafe { self.pair.post(first, requests.len()) }
+        unsafe { self.pair.post(first, many) }
     }
 }
 

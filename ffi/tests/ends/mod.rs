@@ -151,7 +151,7 @@ impl End {
 
     pub fn post(&self, requests: &[Request]) -> Result<(), PostError> {
         // SAFETY: they name leaked cells, which are registered and left alone meanwhile.
-        unsafe { self.pair.post(requests) }
+        unsafe { self.pair.post(requests.iter().copied()) }
     }
 
     /// Posts one request and waits for its success.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use earlybird_ffi::verbs::sys::{IBV_SEND_INLINE, IBV_SEND_SIGNALED};
-use earlybird_ffi::verbs::{Local, MOST_REQUESTS, PostError, QueuePair, Remote, Request, Verb};
+use earlybird_ffi::verbs::{Local, PostError, QueuePair, Remote, Request, Verb};
 
 use super::handshake::{End, Handshake, Hello, Reaction};
 use super::work::Work;
@@ -95,16 +95,16 @@ impl Connection {
         let id = Work::Operation { number, peer: self.peer, posted }.encode();
         // Each request of a connection that has failed has an entry, and an operation must have one.
         let part_of_it = Work::Unsignaled { peer: self.peer, posted: self.posted }.encode();
-        let mut requests = [Request { id, verb: Verb::Send, local: None, flags: 0 }; MOST_REQUESTS];
-        for (index, (request, part)) in requests.iter_mut().zip(parts).enumerate() {
+        let (last, most_inline) = (parts.len().saturating_sub(1), self.pair.most_inline());
+        let requests = parts.iter().enumerate().map(|(index, part)| {
             let is_copied = matches!(part.verb, Verb::Send | Verb::Write(_) | Verb::WriteWithImmediate(..))
-                && part.local.is_some_and(|local| local.len <= self.pair.most_inline());
+                && part.local.is_some_and(|local| local.len <= most_inline);
             let inline = if is_copied { IBV_SEND_INLINE } else { 0 };
-            let (id, signaled) = if index + 1 == parts.len() { (id, IBV_SEND_SIGNALED) } else { (part_of_it, 0) };
-            *request = Request { id, verb: part.verb, local: part.local, flags: inline | signaled };
-        }
+            let (id, signaled) = if index == last { (id, IBV_SEND_SIGNALED) } else { (part_of_it, 0) };
+            Request { id, verb: part.verb, local: part.local, flags: inline | signaled }
+        });
         // SAFETY: as the caller says.
-        unsafe { self.queue(requests.get(..parts.len()).unwrap_or_default()) }?;
+        unsafe { self.queue(requests) }?;
         self.unsignaled = 0;
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Connection {
         let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
         let request = Request { id, verb: Verb::Send, local: Some(message), flags };
         // SAFETY: the device copies what is inline before the call returns.
-        unsafe { self.queue(&[request]) }?;
+        unsafe { self.queue([request]) }?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(())
     }
@@ -134,25 +134,31 @@ impl Connection {
         let verb = Verb::Write(Remote { address: 0, key: 0 });
         let request = Request { id, verb, local: None, flags: IBV_SEND_SIGNALED };
         // SAFETY: it names no memory. Without a free entry there is nothing to wait for.
-        if unsafe { self.queue(&[request]) }.is_ok() {
+        if unsafe { self.queue([request]) }.is_ok() {
             self.unsignaled = 0;
         }
     }
 
     /// # Safety
     /// As [`Connection::post`].
-    unsafe fn queue(&mut self, requests: &[Request]) -> Result<(), Refusal> {
+    #[inline]
+    unsafe fn queue(
+        &mut self,
+        requests: impl IntoIterator<Item = Request, IntoIter: ExactSizeIterator>,
+    ) -> Result<(), Refusal> {
+        let requests = requests.into_iter();
+        let many = requests.len();
         let free = self.room - self.posted.wrapping_sub(self.completed);
         if self.failure.is_some() {
             return Err(Refusal::Failed);
         }
-        if !self.handshake.is_ready() || usize::from(free) < requests.len() {
+        if !self.handshake.is_ready() || usize::from(free) < many {
             return Err(Refusal::NotNow);
         }
         // SAFETY: as the caller says.
         match unsafe { self.pair.post(requests) } {
             Ok(()) => {
-                self.posted = self.posted.wrapping_add(requests.len() as u16);
+                self.posted = self.posted.wrapping_add(many as u16);
                 Ok(())
             }
             // The device counts otherwise.
