@@ -1,11 +1,11 @@
 //! The outgoing side: messages, as far as credit and buffers allow, and transfers in parts.
 
 use super::{
-    Act, Content, Data, Engine, Fault, ImmediateData, Location, Message, OnComplete, Outgoing, Peer, RegionEntry,
-    Registered, Transfer, TransferPart, Way, Window, Wire,
+    Act, Channel, Content, Data, Engine, Fault, ImmediateData, Link, Location, Message, OnComplete, Outgoing, Peer,
+    RegionEntry, Registered, Transfer, TransferPart, Way, Window, Wire,
 };
 use crate::fabric::net::limits::SPREAD_UNIT;
-use crate::fabric::net::wire::{Local, Remote};
+use crate::fabric::net::wire::{Local, Posted, Remote};
 use crate::fabric::{At, Change};
 
 /// The two ends of a transfer. Regions outlive the transfers that were checked against them.
@@ -23,6 +23,28 @@ fn remote_of<M: Registered>(entries: &[RegionEntry<M>], at: At) -> Option<Remote
         RegionEntry::Peer(far) => (far.key, far.base),
     };
     Some(Remote { address: base.wrapping_add(at.offset as u64), key })
+}
+
+/// Posts a part of a transfer; whether that was done, or never has to be.
+#[inline]
+fn post_part<W: Wire>(
+    transfers: &[Transfer],
+    channels: &[Channel<W::Memory>],
+    link: &mut Link<W>,
+    part: &TransferPart,
+) -> Posted<W::Error> {
+    let &TransferPart { transfer, own, remote, len, rail, act } = part;
+    let Transfer { channel, peer, .. } = transfers[transfer as usize];
+    let entries = &channels[usize::from(channel)].entries;
+    match (act, between(entries, own, remote, len)) {
+        (Act::Change { at, change, wake }, data) => {
+            let Some(cell) = remote_of(entries, at) else { return Ok(true) };
+            let joins = Engine::<W>::in_one_write((remote, len), at, change).filter(|_| link.wire.writes_in_order());
+            link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
+        }
+        (Act::Move(_), None) => Ok(true),
+        (Act::Move(way), Some(ends)) => link.transfer(transfer, (peer, rail), ends, way),
+    }
 }
 
 impl Peer {
@@ -192,6 +214,16 @@ impl<W: Wire> Engine<W> {
         };
         let parts = len.div_ceil(most).max(usize::from(changes));
         let index = self.add_transfer(Transfer { parts: parts as u32, ..transfer });
+        if parts == 1 && self.parts.are_empty() {
+            let part = TransferPart { transfer: index, own, remote, len, rail: 0, act };
+            let Engine { transfers, channels, link, .. } = self;
+            match post_part(transfers, channels, link, &part) {
+                Ok(true) => {}
+                Ok(false) => self.parts.push(peer, part),
+                Err(code) => self.fail_part(index, code),
+            }
+            return;
+        }
         let at = |at: At, skip: usize| At { offset: at.offset + skip, ..at };
         for part in 0..parts {
             let (skip, is_last) = (part * most, part + 1 == parts);
@@ -205,23 +237,11 @@ impl<W: Wire> Engine<W> {
     /// Posts parts of transfers, as far as contexts are free. A part that a peer refuses waits and
     /// holds up only that peer.
     pub(super) fn move_parts(&mut self) {
-        let Engine { parts, transfers, channels, link, .. } = self;
         let mut failed = Vec::new();
-        parts.post(|&TransferPart { transfer, own, remote, len, rail, act }| {
-            let Transfer { channel, peer, .. } = transfers[transfer as usize];
-            let entries = &channels[usize::from(channel)].entries;
-            let data = between(entries, own, remote, len);
-            let posted = match (act, data) {
-                (Act::Change { at, change, wake }, data) => {
-                    let Some(cell) = remote_of(entries, at) else { return true };
-                    let joins = Self::in_one_write((remote, len), at, change).filter(|_| link.wire.writes_in_order());
-                    link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
-                }
-                (Act::Move(_), None) => return true,
-                (Act::Move(way), Some(ends)) => link.transfer(transfer, (peer, rail), ends, way),
-            };
-            posted.unwrap_or_else(|code| {
-                failed.push((transfer, code));
+        let Engine { parts, transfers, channels, link, .. } = self;
+        parts.post(|part| {
+            post_part(transfers, channels, link, part).unwrap_or_else(|code| {
+                failed.push((part.transfer, code));
                 true
             })
         });
