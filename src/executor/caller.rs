@@ -112,7 +112,7 @@ impl Waiter {
         let started = self.clock.now();
         self.spin.begin(started);
         work.begin();
-        let mut gone = None;
+        let (mut gone, mut checked) = (None, started);
         loop {
             let done = poll(work, now, looks, stay)?;
             if work.wants_time(now) {
@@ -149,8 +149,13 @@ impl Waiter {
             if let Err(error) = self.look(operation, now) {
                 return self.outlive(work, error, deadline);
             }
+            // A sleep may be much shorter than a heartbeat.
+            if now - checked < HEARTBEAT.as_nanos() as Time {
+                continue;
+            }
+            checked = now;
             interrupt::check(self.fabric.rank(), operation)?;
-            if now - asleep >= HEARTBEAT.as_nanos() as Time && work.needs_missing() {
+            if work.needs_missing() {
                 let before = gone;
                 gone = work.missing().0.into_iter().find(|&peer| self.fabric.has_left(peer));
                 // What it did before it left was there when the work was polled in between.
