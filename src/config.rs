@@ -23,7 +23,7 @@ pub struct Variable {
 }
 
 /// Every variable, in the order in which they matter.
-pub const VARIABLES: [Variable; 22] = [
+pub const VARIABLES: [Variable; 23] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -90,6 +90,11 @@ pub const VARIABLES: [Variable; 22] = [
         name: "EARLYBIRD_ORDERED_WRITES",
         default: "auto",
         meaning: "whether RDMA devices make a write to one cache line visible in ascending order, so that small data and its signal are one write: auto (cards do, Soft-RoCE does not), on, off",
+    },
+    Variable {
+        name: "EARLYBIRD_MEMORY_POLLING",
+        default: "off",
+        meaning: "whether a rank that waits over verbs looks at its memory again and again, so that peers need not wake it: on (it keeps most of a core), off",
     },
     Variable {
         name: "EARLYBIRD_DEADLINE",
@@ -215,6 +220,10 @@ pub struct VerbsSettings {
     /// Whether the device makes the bytes of a write to one cache line visible together, or in ascending order. If all
     /// ranks' devices do, small data and the cell that announces it are one write. `None`: cards do, Soft-RoCE does not.
     pub ordered_writes: Option<bool>,
+    /// Whether this rank finds what devices change in its memory by looking there at short intervals while it waits: peers
+    /// then send no immediate data to wake it, which takes a receive and a completion here. A wait keeps most of a core,
+    /// also that of the helper thread while the rank computes. No effect where messages change cells.
+    pub memory_polling: bool,
     /// How long the rank waits for others.
     pub patience: Patience,
 }
@@ -444,6 +453,10 @@ impl Config {
                 "EARLYBIRD_ORDERED_WRITES" => {
                     config.verbs.ordered_writes = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
                 }
+                "EARLYBIRD_MEMORY_POLLING" => {
+                    let choice = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
+                    config.verbs.memory_polling = choice.unwrap_or(false);
+                }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
                 _ => {
@@ -492,6 +505,7 @@ mod tests {
             ("EARLYBIRD_LINK_TIMEOUT", "9000s"),
             ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
             ("EARLYBIRD_ORDERED_WRITES", "yes"),
+            ("EARLYBIRD_MEMORY_POLLING", "1"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
             ("EARLYBIRD_RECORD", ""),

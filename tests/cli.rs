@@ -216,7 +216,8 @@ fn bench_prints_rows_and_json() {
             assert_eq!(row[key], value, "{row}");
         }
         let asked = serde_json::json!({
-            "fabric": "auto", "provider": null, "device": null, "bind": "none", "ordered_writes": null, "mover": "auto",
+            "fabric": "auto", "provider": null, "device": null, "bind": "none", "ordered_writes": null,
+            "memory_polling": false, "mover": "auto",
             "executor": "auto", "depth": 8, "grace": "auto",
         });
         assert_eq!(row["asked"], asked);

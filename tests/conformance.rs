@@ -107,6 +107,12 @@ fn verbs_in_order() {
     over_verbs(VerbsSettings { ordered_writes: Some(true), ..VerbsSettings::default() });
 }
 
+/// Nothing wakes a rank that waits: it looks at its memory.
+#[test]
+fn verbs_by_memory_polling() {
+    over_verbs(VerbsSettings { memory_polling: true, ..VerbsSettings::default() });
+}
+
 /// Parts of large transfers go by a second device.
 #[test]
 fn verbs_over_two_devices() {

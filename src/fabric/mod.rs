@@ -30,7 +30,8 @@
 //! # Waiting
 //! A put with a signal, and [`wake`](Endpoint::wake), end a wait of the target that
 //! [`prepare_wait`](Endpoint::prepare_wait) announced with the same interest before the target
-//! looked at its memory for the last time. Waits may end without a cause.
+//! looked at its memory for the last time. Waits may end without a cause, and where no peer wakes
+//! this rank all end soon after they began.
 //!
 //! One thread of a rank can wait for several endpoints at once: it
 //! [delegates](Endpoint::delegate_wait) each announced wait to the rank's [`Sleeper`].

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use earlybird::config::FabricChoice;
-use earlybird::{Config, OfiSettings, World};
+use earlybird::{Config, OfiSettings, VerbsSettings, World};
 
 use super::tier::by_tier;
 use super::{Way, providers, rdma};
@@ -33,8 +33,15 @@ pub fn world<R: Send>(way: Way, ranks: u32, deadline: Duration, body: &(impl Fn(
         Way::Ofi(provider) => (FabricChoice::Ofi, Some(provider.to_owned())),
         Way::Verbs => (FabricChoice::Verbs, None),
     };
-    let config =
-        Config { fabric, ofi: OfiSettings { provider, ..OfiSettings::default() }, deadline, ..Config::default() };
+    // A run of a test chooses for all its worlds.
+    let memory_polling = Config::from_env().expect("variables").verbs.memory_polling;
+    let config = Config {
+        fabric,
+        ofi: OfiSettings { provider, ..OfiSettings::default() },
+        verbs: VerbsSettings { memory_polling, ..VerbsSettings::default() },
+        deadline,
+        ..Config::default()
+    };
     let started = Instant::now();
     let worlds = World::in_this_process(ranks, &config).unwrap_or_else(|error| panic!("{way:?}: {error}"));
     let said = std::thread::scope(|scope| {

@@ -36,6 +36,7 @@ impl Conditions {
         let mut asked = json!({
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": devices(config),
             "bind": word(&common.start.bind), "ordered_writes": config.verbs.ordered_writes,
+            "memory_polling": config.verbs.memory_polling,
         });
         let choices = json!({
             "mover": common.mover.to_string(), "executor": common.executor.to_string(), "depth": common.depth,

@@ -60,6 +60,7 @@ impl<F: OverWire> NetCandidate<F> {
             cq_data: link.immediate() as u32,
             by_device: link.is_by_device(),
             in_order: link.wire.writes_in_order(),
+            polls_memory: link.polls_memory(),
             secret: JobSecret::draw(rank)?,
             address,
         };
@@ -92,7 +93,7 @@ impl<F: OverWire> NetCandidate<F> {
         if infos.len() != ranks as usize {
             return Err(Error::join(rank, format!("{} ranks introduced themselves, not {ranks}", infos.len())));
         }
-        let mut header_slots = Vec::new();
+        let mut peers = Vec::new();
         for (peer, theirs) in infos.iter().enumerate() {
             let (what, peer) = ("the provider", peer as u32);
             if theirs.provider != own_info.provider {
@@ -103,7 +104,8 @@ impl<F: OverWire> NetCandidate<F> {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
             })?;
             // Both sides must be able to: the writer has a limit of its own.
-            header_slots.push(theirs.header_slots.filter(|_| own_info.header_slots.is_some()));
+            let header_slots = theirs.header_slots.filter(|_| own_info.header_slots.is_some());
+            peers.push((header_slots, theirs.polls_memory));
         }
         let cq_data = infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0);
         let all = |can: fn(&PeerInfo) -> bool| infos.iter().all(can);
@@ -114,7 +116,7 @@ impl<F: OverWire> NetCandidate<F> {
         let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
         let rails = link.wire.rails();
         let failed = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(rank, infos[0].secret, link, header_slots, failed.clone());
+        let engine = Engine::new(rank, infos[0].secret, link, peers, failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, patience };

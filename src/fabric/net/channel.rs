@@ -155,14 +155,25 @@ impl<M: Registered> Channel<M> {
         self.wait.woken || !self.wait.announced
     }
 
+    /// Ends the announced wait of a caller that is awake.
+    pub(super) fn end_wait(&mut self) {
+        self.wait.woken |= self.wait.announced;
+        self.wait.asleep = None;
+    }
+
     pub(super) fn sleeps_on(&mut self, bell: Option<Arc<OwnedFd>>) {
         self.wait.asleep = bell;
     }
 
+    pub(super) fn is_asleep_on(&self, bell: &Arc<OwnedFd>) -> bool {
+        self.wait.asleep.as_ref().is_some_and(|asleep| Arc::ptr_eq(asleep, bell))
+    }
+
     /// Ends the announced wait, if there is one.
     pub(super) fn wake(&mut self) {
-        self.wait.woken |= self.wait.announced;
-        if let Some(bell) = self.wait.asleep.take() {
+        let asleep = self.wait.asleep.take();
+        self.end_wait();
+        if let Some(bell) = asleep {
             ring(&*bell);
         }
     }

@@ -3,11 +3,11 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::channel::ring;
 use super::registration::{Purpose, Registered};
-use super::shared::Shared;
+use super::shared::{DOZE, Shared};
 use super::wire::Wire;
 use crate::error::Result;
 use crate::fabric::memory::check_memory;
@@ -115,18 +115,35 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
 
 /// Sleeps for several channels of a rank.
 #[derive(Debug)]
-pub(super) struct NetSleeper<W: Wire>(pub(super) Arc<Shared<W>>);
+pub(super) struct NetSleeper<W: Wire> {
+    shared: Arc<Shared<W>>,
+    /// When the delegated waits last ended for a look at memory.
+    looked: Instant,
+}
+
+impl<W: Wire> NetSleeper<W> {
+    pub(super) fn new(shared: Arc<Shared<W>>) -> Self {
+        NetSleeper { shared, looked: Instant::now() }
+    }
+}
 
 impl<W: Wire> Sleeper for NetSleeper<W> {
-    /// What rings the bell before the sleep is still there when it begins.
-    fn prepare(&mut self) {}
+    /// What rings the bell before the sleep is still there when it begins. A thread that does not get to sleep looks at
+    /// memory all the same, if no peer wakes it.
+    fn prepare(&mut self) {
+        if self.shared.polls_memory() && self.looked.elapsed() >= DOZE {
+            self.shared.end_delegated_waits();
+            self.looked = Instant::now();
+        }
+    }
 
     fn sleep(&mut self, at_most: Duration) {
-        self.0.wait_for_bell(at_most);
+        self.shared.wait_for_bell(at_most);
+        self.looked = Instant::now();
     }
 
     fn waker(&self) -> Waker {
-        let bell = self.0.sleeper_bell().clone();
+        let bell = self.shared.sleeper_bell().clone();
         Waker::new(move || ring(&*bell))
     }
 }

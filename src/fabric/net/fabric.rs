@@ -195,7 +195,7 @@ impl<T: OverWire> Fabric for T {
     }
 
     fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
-        Some(Box::new(NetSleeper(self.world().shared.clone())))
+        Some(Box::new(NetSleeper::new(self.world().shared.clone())))
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {

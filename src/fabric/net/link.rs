@@ -148,6 +148,11 @@ impl<W: Wire> Link<W> {
         self.uses_immediate && self.wire.atomicity() != Atomicity::Processor
     }
 
+    /// Whether what devices change here needs no wake, as this rank looks by itself.
+    pub(super) fn polls_memory(&self) -> bool {
+        self.is_by_device() && self.wire.polls_memory()
+    }
+
     /// Every rank takes at least so many bytes of immediate data, and one of them no more. Devices
     /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
     /// writes had a tag and others not, peers would look like strangers. `by_device`: all ranks'
@@ -268,7 +273,9 @@ impl<W: Wire> Link<W> {
             let offset = header_at(first_transfer, number - first_transfer);
             let (data, to, before) = match (data, joins) {
                 (Some((near, far)), Some(before)) => {
-                    buffers.window().write(offset + before - size_of::<u64>(), &[0; size_of::<u64>()]);
+                    if near.len < before {
+                        buffers.window().write(offset + before - size_of::<u64>(), &[0; size_of::<u64>()]);
+                    }
                     Window::copy((near.memory.window(), near.offset), (buffers.window(), offset), near.len);
                     (None, far, before)
                 }

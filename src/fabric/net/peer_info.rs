@@ -24,6 +24,8 @@ pub(crate) struct PeerInfo {
     pub(crate) by_device: bool,
     /// Its device orders the bytes of a write to a cache line. Others count on that only if those of all ranks do.
     pub(crate) in_order: bool,
+    /// What peers' devices change in its memory needs no wake.
+    pub(crate) polls_memory: bool,
     /// Drawn at random. The secret of rank 0 is the job's.
     pub(crate) secret: JobSecret,
     /// Its address, as the provider encodes it.
@@ -35,7 +37,8 @@ const MAGIC: u32 = 0x4542_4C48;
 impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let device = u32::from(self.by_device) | u32::from(self.in_order) << 1;
+        let device = [self.by_device, self.in_order, self.polls_memory];
+        let device = (0..).zip(device).map(|(bit, is)| u32::from(is) << bit).sum();
         for number in [MAGIC, self.pid, self.secret.tag, self.cq_data, device] {
             bytes.extend(number.to_le_bytes());
         }
@@ -60,7 +63,7 @@ impl PeerInfo {
         };
         let mut next = || number(&mut rest);
         let (magic, pid, tag, cq_data, device) = (next()?, next()?, next()?, next()?, next()?);
-        let (by_device, in_order) = (device & 1 != 0, device & 2 != 0);
+        let [by_device, in_order, polls_memory] = [0, 1, 2].map(|bit| device >> bit & 1 != 0);
         let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
         let secret = JobSecret { word: long()?, tag };
         let header_slots =
@@ -73,9 +76,19 @@ impl PeerInfo {
         };
         let text = |bytes| String::from_utf8(bytes).ok();
         let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
-        let known = magic == MAGIC && device < 4 && rest.is_empty();
-        let info = PeerInfo { provider, host, pid, header_slots, cq_data, by_device, in_order, secret, address };
-        known.then_some(info)
+        let known = magic == MAGIC && device < 8 && rest.is_empty();
+        known.then_some(PeerInfo {
+            provider,
+            host,
+            pid,
+            header_slots,
+            cq_data,
+            by_device,
+            in_order,
+            polls_memory,
+            secret,
+            address,
+        })
     }
 }
 
@@ -104,6 +117,7 @@ mod tests {
             cq_data: 8,
             by_device: true,
             in_order: false,
+            polls_memory: true,
             secret: JobSecret { word: u64::MAX - 1, tag: 5 },
             address: vec![0, 255, 3],
         };

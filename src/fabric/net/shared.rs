@@ -26,8 +26,9 @@ use crate::fabric::watch::{HEARTBEAT, Watch};
 const NAP: Duration = Duration::from_micros(500);
 const LONGEST_NAP: Duration = Duration::from_millis(4);
 
-/// Length of a sleep where the provider has no descriptor to sleep on.
-const DOZE: Duration = Duration::from_micros(50);
+/// The longest sleep where nothing announces what a rank waits for: the provider has no descriptor to sleep on, or
+/// this rank looks at its memory by itself. The kernel adds its timer slack.
+pub(super) const DOZE: Duration = Duration::from_micros(50);
 
 /// How long a sleeping caller delays its acks.
 const ACK_DELAY: Duration = Duration::from_micros(200);
@@ -40,6 +41,8 @@ pub(in crate::fabric) struct Shared<W: Wire> {
     engine: Mutex<Engine<W>>,
     rank: u32,
     failed: Arc<AtomicBool>,
+    /// What devices change in this rank's memory ends no sleep.
+    polls_memory: bool,
     /// Number of times that a caller made progress.
     visits: AtomicU64,
     /// Callers that sleep in the library and wake by themselves.
@@ -68,6 +71,7 @@ impl<W: Wire> Shared<W> {
             rank: engine.rank,
             bell: bell(engine.rank)?,
             sleeper_bell: Arc::new(bell(engine.rank)?),
+            polls_memory: engine.link.polls_memory(),
             engine: Mutex::new(engine),
             failed,
             visits: AtomicU64::new(0),
@@ -159,11 +163,30 @@ impl<W: Wire> Shared<W> {
             engine.channel(channel).sleeps_on(Some(bell.clone()));
             drop(engine);
             if let Some(network) = may_sleep {
-                self.sleep(bell.as_fd(), Some(&network), sleep);
+                self.sleep(bell.as_fd(), Some(&network), self.before_a_look(sleep));
             }
-            self.lock().channel(channel).sleeps_on(None);
+            let mut engine = self.lock();
+            engine.channel(channel).sleeps_on(None);
+            if self.polls_memory {
+                engine.channel(channel).end_wait();
+            }
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether no peer wakes this rank for what changes in its memory.
+    pub(super) fn polls_memory(&self) -> bool {
+        self.polls_memory
+    }
+
+    /// Ends the waits that were delegated to the sleeper, so that it looks at memory.
+    pub(super) fn end_delegated_waits(&self) {
+        self.lock().end_delegated_waits(&self.sleeper_bell);
+    }
+
+    /// How long to sleep before this rank has to look at its memory.
+    fn before_a_look(&self, sleep: Duration) -> Duration {
+        if self.polls_memory { sleep.min(DOZE) } else { sleep }
     }
 
     /// Makes progress until the sleeper's bell rings.
@@ -178,8 +201,12 @@ impl<W: Wire> Shared<W> {
             }
             let may_sleep = engine.link.wire.may_sleep();
             drop(engine);
-            let at_most = if may_sleep.is_some() { sleep } else { Duration::ZERO };
+            let at_most = if may_sleep.is_some() { self.before_a_look(sleep) } else { Duration::ZERO };
             rang = self.sleep(self.sleeper_bell.as_fd(), may_sleep.as_deref(), at_most);
+            if self.polls_memory {
+                self.end_delegated_waits();
+                rang = true;
+            }
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }

@@ -193,6 +193,12 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
         false
     }
 
+    /// Whether this rank looks at its memory at short intervals while it waits, so that peers need not wake it for what
+    /// devices change there.
+    fn polls_memory(&self) -> bool {
+        false
+    }
+
     /// Not all ranks' devices order the bytes of a write: from now on it does not count on that.
     fn forgo_order(&mut self) {}
 

@@ -133,6 +133,12 @@ impl Rail {
         Ok(())
     }
 
+    /// Whether all that was read has been taken.
+    #[inline]
+    pub(super) fn was_read(&self) -> bool {
+        self.read.is_empty()
+    }
+
     /// The next completion that was read.
     #[inline]
     pub(super) fn next(&mut self) -> Option<ibv_wc> {

@@ -38,6 +38,7 @@ pub(in crate::fabric) struct VerbsWire {
     registrar: Registrar,
     atomicity: Atomicity,
     writes_in_order: bool,
+    polls_memory: bool,
 }
 
 /// Where a message goes.
@@ -67,6 +68,7 @@ impl VerbsWire {
         depths: Depths,
     ) -> Result<Self, Failed> {
         let (atomicity, writes_in_order) = (port.atomicity, port.writes_in_order);
+        let polls_memory = port.settings.memory_polling;
         let first = Rail::open((rank, ranks), port, depths, REMOTE_ACCESS)?;
         let second = second.map(|port| SecondRail::open((rank, ranks), port, depths)).transpose()?;
         let rails = || [&first].into_iter().chain(second.as_ref().map(|second| &second.rail));
@@ -81,6 +83,7 @@ impl VerbsWire {
             ),
             atomicity: if ranks == 1 { Atomicity::Both } else { atomicity },
             writes_in_order,
+            polls_memory,
             first,
             second,
         })
@@ -148,6 +151,25 @@ impl VerbsWire {
                 entry
             }
         }
+    }
+
+    /// The next entry of what was read that means something to those above.
+    fn take_next(&mut self) -> Option<Entry> {
+        while let Some(completion) = self.first.next() {
+            if let Some(entry) = self.process(&completion) {
+                return Some(entry);
+            }
+        }
+        let rail = &mut self.second.as_mut()?.rail;
+        while let Some(completion) = rail.next() {
+            let Some(work) = Work::decode(completion.wr_id) else { continue };
+            let (entry, refused) = rail.process(work, &completion);
+            self.refused = refused.or(self.refused);
+            if entry.is_some() {
+                return entry;
+            }
+        }
+        None
     }
 
     /// Waits until the last messages have arrived.
@@ -306,6 +328,10 @@ impl Wire for VerbsWire {
         self.writes_in_order
     }
 
+    fn polls_memory(&self) -> bool {
+        self.polls_memory
+    }
+
     fn forgo_order(&mut self) {
         self.writes_in_order = false;
     }
@@ -344,14 +370,15 @@ impl Wire for VerbsWire {
         // that is woken too early looks again after a heartbeat. A fenced request that Soft-RoCE has
         // to send again waits for ever, if an atomic behind it was sent, too (Linux 6.1).
         let wake = wake.map(|verb| Part { verb, local: None });
-        let mut parts = [change; 3];
-        let mut count = 0;
-        for part in [data, Some(change), wake].into_iter().flatten() {
-            parts[count] = part;
-            count += 1;
-        }
         // SAFETY: as the caller says.
-        unsafe { self.operate(peer, number, &parts[..count]) }
+        unsafe {
+            match (data, wake) {
+                (None, None) => self.operate(peer, number, &[change]),
+                (Some(data), None) => self.operate(peer, number, &[data, change]),
+                (None, Some(wake)) => self.operate(peer, number, &[change, wake]),
+                (Some(data), Some(wake)) => self.operate(peer, number, &[data, change, wake]),
+            }
+        }
     }
 
     unsafe fn read(
@@ -376,22 +403,12 @@ impl Wire for VerbsWire {
         self.rails_mut().try_for_each(Rail::poll)
     }
 
+    #[inline]
     fn next(&mut self) -> Option<Entry> {
-        while let Some(completion) = self.first.next() {
-            if let Some(entry) = self.process(&completion) {
-                return Some(entry);
-            }
+        if self.rails().all(Rail::was_read) {
+            return None;
         }
-        let rail = &mut self.second.as_mut()?.rail;
-        while let Some(completion) = rail.next() {
-            let Some(work) = Work::decode(completion.wr_id) else { continue };
-            let (entry, refused) = rail.process(work, &completion);
-            self.refused = refused.or(self.refused);
-            if entry.is_some() {
-                return entry;
-            }
-        }
-        None
+        self.take_next()
     }
 
     fn trouble(&mut self) -> Option<Trouble> {

@@ -12,6 +12,7 @@ mod sending;
 mod wakes;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -54,6 +55,8 @@ const ACCESS: u32 = 48;
 struct Peer {
     /// Where this rank writes headers to it.
     header_slots: Option<HeaderSlots>,
+    /// It needs no wakes.
+    polls_memory: bool,
     sent: Sent<Option<(u16, u64)>>,
     received: Received,
     wakes: Wakes,
@@ -220,15 +223,16 @@ pub(in crate::fabric) struct Engine<W: Wire> {
 }
 
 impl<W: Wire> Engine<W> {
+    /// `peers`: where this rank writes headers to each rank, and whether that rank needs no wakes.
     pub(super) fn new(
         rank: u32,
         secret: JobSecret,
         link: Link<W>,
-        header_slots: Vec<Option<HeaderSlots>>,
+        peers: Vec<(Option<HeaderSlots>, bool)>,
         failed: Arc<AtomicBool>,
     ) -> Self {
-        let peer = |header_slots| Peer { header_slots, ..Peer::default() };
-        let peers: Vec<Peer> = header_slots.into_iter().map(peer).collect();
+        let peer = |(header_slots, polls_memory)| Peer { header_slots, polls_memory, ..Peer::default() };
+        let peers: Vec<Peer> = peers.into_iter().map(peer).collect();
         let most_wakes = wakes::most(link.limits.receives, peers.len() as u32);
         Engine {
             rank,
@@ -284,6 +288,12 @@ impl<W: Wire> Engine<W> {
     /// Whether operations of a channel can still complete.
     #[inline]
     fn check(&self, operation: &'static str, channel: u16) -> Result<()> {
+        let is_broken = self.failure.is_some() || self.channels[usize::from(channel)].broken.is_some();
+        if is_broken { self.explain_broken(operation, channel) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn explain_broken(&self, operation: &'static str, channel: u16) -> Result<()> {
         self.health(operation)?;
         match self.channels[usize::from(channel)].broken {
             None => Ok(()),
@@ -302,6 +312,11 @@ impl<W: Wire> Engine<W> {
             self.channels.resize_with(index + 1, Channel::default);
         }
         &mut self.channels[index]
+    }
+
+    /// Ends the waits that were delegated to a sleeper, which is awake.
+    pub(super) fn end_delegated_waits(&mut self, bell: &Arc<OwnedFd>) {
+        self.channels.iter_mut().filter(|channel| channel.is_asleep_on(bell)).for_each(Channel::end_wait);
     }
 
     /// Adds a registration, or returns its error. The caller registers without the engine's lock,

@@ -5,8 +5,10 @@
 //! rounds holds up nothing that goes to it. A change whose wake is not sent comes without one. If the
 //! peer sleeps, the wakes before will end that sleep, and the last one is made up for when the peer
 //! has taken some.
+//!
+//! A peer may choose to be sent none: while it waits it looks at its memory at short intervals.
 
-use super::{Act, CellChange, Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Transfer, Wire};
+use super::{Act, CellChange, Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Peer, Transfer, Wire};
 use crate::fabric::net::shares::peers;
 use crate::fabric::{At, Atomic};
 
@@ -64,7 +66,10 @@ pub(super) fn most(receives: usize, ranks: u32) -> u32 {
 impl<W: Wire> Engine<W> {
     /// The wake to send behind a change of a peer's cell, if one may be sent.
     pub(super) fn wake_behind(&mut self, channel: u16, peer: u32, at: At) -> Option<u64> {
-        let wakes = &mut self.peers[peer as usize].wakes;
+        let Peer { wakes, polls_memory, .. } = &mut self.peers[peer as usize];
+        if *polls_memory {
+            return None;
+        }
         if !wakes.take(self.most_wakes) {
             wakes.owe(channel, at);
             return None;
