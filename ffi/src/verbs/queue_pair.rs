@@ -205,9 +205,10 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`PostError::is_full`] if completions must be polled first. `EINVAL` and none of them posted:
-    /// too many requests, or fewer than their iterator has promised; inline data longer than [`QueuePair::most_inline`], or of a read or an
-    /// atomic; an atomic without 8 bytes of local memory; or it is in another state. Otherwise the
-    /// provider's error. Requests before the one that was refused are posted.
+    /// too many requests, or fewer than their iterator has promised; inline data longer than
+    /// [`QueuePair::most_inline`], or of a read or an atomic; an atomic without 8 bytes of local
+    /// memory; or it is in another state. Otherwise the provider's error. Requests before the one
+    /// that was refused are posted.
     #[inline]
     pub unsafe fn post(
         &self,
