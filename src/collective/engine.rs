@@ -20,9 +20,6 @@ use crate::time::Time;
 /// header and then the rest. Elsewhere a second look costs little compared with so much data.
 const ONE_LOOK: usize = 8 << 10;
 
-/// Polls between two readings of the clock.
-const SPINS_PER_CLOCK: u32 = 16;
-
 /// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -337,15 +334,7 @@ impl Work for Pursuit<'_> {
 
     fn looks(&self, yields: bool) -> Looks {
         let plan = self.engine.machine().plan();
-        let pauses = plan.topology.hosts() == 1;
-        // A look at a network costs as much as a switch to a process that needs the core. One at memory costs less, but
-        // the rank that is waited for may need this very core.
-        let times = match yields {
-            true if pauses || plan.bytes > ONE_LOOK => 2,
-            true => 1,
-            false => SPINS_PER_CLOCK,
-        };
-        Looks { times, pauses }
+        Looks::new(yields, plan.topology.hosts() == 1, plan.bytes > ONE_LOOK)
     }
 
     #[inline]

@@ -51,6 +51,22 @@ pub(crate) struct Looks {
     pub(crate) pauses: bool,
 }
 
+/// Looks of a rank that has its core to itself.
+const LOOKS: u32 = 16;
+
+impl Looks {
+    /// A rank that `yields` shares its core with others, and the one that is waited for may need it: a look at a network
+    /// costs as much as a switch, one at memory alone, which `pauses`, less. `twice`: the second look often finds more.
+    pub(crate) fn new(yields: bool, pauses: bool, twice: bool) -> Self {
+        let times = match yields {
+            true if pauses || twice => 2,
+            true => 1,
+            false => LOOKS,
+        };
+        Looks { times, pauses }
+    }
+}
+
 /// Work towards a goal. It reads no clock, and does not sleep but in [`Work::sleep`]: its executor does, or a simulator
 /// in the executor's place.
 pub(crate) trait Work {

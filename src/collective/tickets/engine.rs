@@ -13,9 +13,6 @@ use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Grace, Mover};
 
-/// Polls between two readings of the clock.
-const SPINS_PER_CLOCK: u32 = 16;
-
 /// Tickets that a collective can give out. A group that closes early takes as many as a full one.
 const TICKETS: u64 = 1 << 40;
 
@@ -181,14 +178,7 @@ impl Work for Pursuit<'_> {
     }
 
     fn looks(&self, yields: bool) -> Looks {
-        let pauses = !self.engine.driver.is_spread();
-        // The member that is waited for may need this very core.
-        let times = match yields {
-            true if pauses => 2,
-            true => 1,
-            false => SPINS_PER_CLOCK,
-        };
-        Looks { times, pauses }
+        Looks::new(yields, !self.engine.driver.is_spread(), false)
     }
 
     fn poll(&mut self, now: Time) -> Result<Polled> {
