@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 fn rank() {
     match role().as_deref() {
         Some(role) if role.starts_with("bits ") => bits(role),
+        Some(role) if role.starts_with("chooses ") => choose(role),
         Some("busy") => stay_away(),
         Some("orders") => wait_in_different_orders(),
         Some(role) if role.split(' ').count() == 4 => common::faults::rank(),
@@ -86,6 +87,40 @@ fn sums_have_the_bits_of_shared_memory_and_take_few_messages() {
                 }
             }
         }
+    }
+}
+
+/// `chooses ATOMICS EXECUTOR`: whether devices change cells, `on` or `off`, and the executor that carries out small rounds.
+fn choose(role: &str) {
+    let words: Vec<&str> = role.split(' ').collect();
+    let [_, atomics, expected] = words[..] else { panic!("{role}") };
+    // Over this provider no round is relayed otherwise.
+    let file = std::env::temp_dir().join(format!("earlybird-relays-{}.toml", std::process::id()));
+    std::fs::write(&file, "[ofi.sockets]\nrelay = \"64K\"\n").unwrap();
+    let mut config = Config { deadline: DEADLINE, hw_config: Some(file.clone()), ..Config::from_env().unwrap() };
+    let by_device = Some(atomics == "on");
+    (config.ofi.device_atomics, config.verbs.device_atomics) = (by_device, by_device);
+    let world = World::from_env(&config).unwrap();
+    std::fs::remove_file(file).unwrap();
+    let mut sum = world.allreduce::<u64>(&[1]).fire(Fire::SOLO).build().unwrap();
+    // The helper thread relays.
+    assert_eq!(sum.executor(), expected.parse().unwrap());
+    sum.finish(DEADLINE).unwrap();
+}
+
+/// A round is relayed where a processor would change its word, and not where a device does.
+#[test]
+fn small_rounds_are_relayed_where_processors_change_words() {
+    let mut cases: Vec<(Way, &str, &str)> = networks().into_iter().map(|way| (way, "off", "thread")).collect();
+    let by_device = networks().into_iter().filter_map(|way| match way {
+        Way::Ofi("tcp;ofi_rxm") => Some(Way::Ofi("sockets")),
+        Way::Ofi(_) | Way::Shm => None,
+        Way::Verbs => Some(Way::Verbs),
+    });
+    cases.extend(by_device.map(|way| (way, "on", "caller")));
+    for (way, atomics, executor) in cases {
+        let ends = Job::start(way, 2, "rank", &format!("chooses {atomics} {executor}")).finish(DEADLINE);
+        assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}, {atomics}: {ends:?}");
     }
 }
 

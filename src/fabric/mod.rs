@@ -325,6 +325,12 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// Ranks on this machine, this one included, as far as is known: they share its cores.
     fn neighbours(&self) -> u32;
 
+    /// Whether a rank's processor changes the rank's cells for others that cannot map them: then a rank that computes holds
+    /// these up until one of its threads answers.
+    fn changes_by_processor(&self) -> bool {
+        true
+    }
+
     /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th
     /// ones belong together. The endpoint's use can break memory: `access` has promised that it
     /// does not.

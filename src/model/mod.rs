@@ -146,9 +146,10 @@ impl Parameters {
         self.mover
     }
 
-    /// Whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen.
-    pub(crate) fn relays(&self, fire: Fire, bytes: u64) -> bool {
-        self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= self.relay)
+    /// Whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen. Where devices change
+    /// the word of a round and not the home's processor, a stopped rank holds up no round that is not relayed.
+    pub(crate) fn relays(&self, fire: Fire, bytes: u64, by_processor: bool) -> bool {
+        self.mover == Mover::Tree || (!fire.is_synchronous() && by_processor && bytes <= self.relay)
     }
 
     /// How the program of a tree reduces.

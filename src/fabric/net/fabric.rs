@@ -185,6 +185,10 @@ impl<T: OverWire> Fabric for T {
         self.world().neighbours
     }
 
+    fn changes_by_processor(&self) -> bool {
+        !self.world().shared.lock().link.is_by_device()
+    }
+
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let channel = self.world().opened.fetch_add(1, Ordering::Relaxed) + 1;
         let Ok(channel) = u16::try_from(channel) else {
