@@ -31,6 +31,9 @@ fn progress_at(bytes: usize) -> usize {
     cell_behind(DATA, bytes).map_or(0, |before| DATA + before)
 }
 
+/// Looks in vain for each look at the clock.
+const LOOKS_PER_CLOCK: u32 = 1024;
+
 /// Precedes a rank's key, so that a rank in another call is not taken for the partner.
 const PAIR: &[u8] = b"pair";
 
@@ -50,6 +53,15 @@ pub struct Pair<'f> {
     open: u64,
     /// Round trips so far: the cell never has the same value twice.
     rounds: u64,
+}
+
+/// A wait for the other rank.
+#[derive(Debug, Default)]
+struct Wait {
+    /// Looks in vain.
+    looks: u32,
+    /// The first look at the clock.
+    since: Option<Instant>,
 }
 
 impl<'f> Pair<'f> {
@@ -199,23 +211,29 @@ impl<'f> Pair<'f> {
         self.fabric.exchange(operation, &[], Instant::now() + self.patience).map(drop)
     }
 
-    fn late(&self, operation: &'static str, since: Instant) -> Result<()> {
-        self.fabric.health(operation)?;
-        if since.elapsed() < self.patience {
+    /// Called after each look in vain: looks at the clock and at the other rank's health now and then. To look at the
+    /// clock each time would cost as much as what is measured.
+    fn look_again(&self, operation: &'static str, wait: &mut Wait) -> Result<()> {
+        wait.looks = wait.looks.wrapping_add(1);
+        if !wait.looks.is_multiple_of(LOOKS_PER_CLOCK) {
             return Ok(());
         }
-        let (rank, waited) = (self.fabric.rank(), since.elapsed());
+        self.fabric.health(operation)?;
+        let waited = wait.since.get_or_insert_with(Instant::now).elapsed();
+        if waited < self.patience {
+            return Ok(());
+        }
         let missing = Ranks(self.partner.iter().map(|&(peer, _)| peer).collect());
-        Err(Error::Timeout { rank, operation, waited, missing, together: true })
+        Err(Error::Timeout { rank: self.fabric.rank(), operation, waited, missing, together: true })
     }
 
     /// Waits until at most so many operations are in flight; returns the value of the last completion.
     fn settle(&mut self, operation: &'static str, most: u64) -> Result<u64> {
-        let (since, mut value) = (Instant::now(), 0);
+        let (mut wait, mut value) = (Wait::default(), 0);
         while self.open > most {
             match self.poll(operation)? {
                 Some(completion) => (self.open, value) = (self.open - 1, completion.value),
-                None => self.late(operation, since)?,
+                None => self.look_again(operation, &mut wait)?,
             }
         }
         Ok(value)
@@ -223,20 +241,16 @@ impl<'f> Pair<'f> {
 
     /// Waits until the other rank has raised the cell of writes of so many bytes to `round`.
     fn hear(&mut self, operation: &'static str, bytes: usize, round: u64) -> Result<()> {
-        let since = Instant::now();
         let Some(window) = self.endpoint.window(self.own) else {
             return Err(Error::Usage { rank: self.fabric.rank(), operation, problem: "own memory is not mapped" });
         };
         let cell = window.cell(progress_at(bytes) / size_of::<u64>());
-        let mut looks = 0u32;
+        let mut wait = Wait::default();
         while cell.load(Ordering::Acquire) < round {
             if self.poll(operation)?.is_some() {
                 self.open -= 1;
             }
-            looks += 1;
-            if looks.is_multiple_of(1024) {
-                self.late(operation, since)?;
-            }
+            self.look_again(operation, &mut wait)?;
         }
         Ok(())
     }
