@@ -189,8 +189,8 @@ impl QueuePair {
         self.pair.fail()
     }
 
-    /// Posts requests, at most [`MOST_REQUESTS`], in this order and with one call. See
-    /// ibv_post_send(3).
+    /// Posts so many requests, at most [`MOST_REQUESTS`], in order and with one call: `request` gives
+    /// each by its index. See ibv_post_send(3).
     ///
     /// Success of a write or a send means that the peer's device has acknowledged it, of the others
     /// that the result is in the local memory. A request without `IBV_SEND_SIGNALED` has a
@@ -205,17 +205,11 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`PostError::is_full`] if completions must be polled first. `EINVAL` and none of them posted:
-    /// too many requests, or fewer than their iterator has promised; inline data longer than
-    /// [`QueuePair::most_inline`], or of a read or an atomic; an atomic without 8 bytes of local
-    /// memory; or it is in another state. Otherwise the provider's error. Requests before the one
-    /// that was refused are posted.
+    /// too many requests; inline data longer than [`QueuePair::most_inline`], or of a read or an
+    /// atomic; an atomic without 8 bytes of local memory; or it is in another state. Otherwise the
+    /// provider's error. Requests before the one that was refused are posted.
     #[inline]
-    pub unsafe fn post(
-        &self,
-        requests: impl IntoIterator<Item = Request, IntoIter: ExactSizeIterator>,
-    ) -> Result<(), PostError> {
-        let requests = requests.into_iter();
-        let many = requests.len();
+    pub unsafe fn post(&self, many: usize, request: impl Fn(usize) -> Request) -> Result<(), PostError> {
         if many > MOST_REQUESTS {
             return Err(PostError::invalid());
         }
@@ -225,20 +219,15 @@ impl QueuePair {
         let mut parts = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST_REQUESTS];
         let mut list = [const { MaybeUninit::<ibv_send_wr>::uninit() }; MOST_REQUESTS];
         let (part, first) = (parts.as_mut_ptr().cast::<ibv_sge>(), list.as_mut_ptr().cast::<ibv_send_wr>());
-        let mut encoded = 0;
-        // A trait that is safe to implement may lie about the number.
-        for (index, request) in requests.take(many).enumerate() {
-            encoded = index + 1;
+        for index in 0..many {
+            let request = request(index);
             // SAFETY: there are at most as many requests as the arrays have elements.
             unsafe {
-                let next = if encoded < many { first.add(index + 1) } else { ptr::null_mut() };
+                let next = if index + 1 < many { first.add(index + 1) } else { ptr::null_mut() };
                 if !request.encode(self.pair.most_inline(), first.add(index), part.add(index), next) {
                     return Err(PostError::invalid());
                 }
             }
-        }
-        if encoded < many {
-            return Err(PostError::invalid());
         }
         // SAFETY: a chain of so many in one array, as was just written; the rest is as the caller
         // says.

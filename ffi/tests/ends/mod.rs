@@ -151,7 +151,7 @@ impl End {
 
     pub fn post(&self, requests: &[Request]) -> Result<(), PostError> {
         // SAFETY: they name leaked cells, which are registered and left alone meanwhile.
-        unsafe { self.pair.post(requests.iter().copied()) }
+        unsafe { self.pair.post(requests.len(), |index| requests[index]) }
     }
 
     /// Posts one request and waits for its success.

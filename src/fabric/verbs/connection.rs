@@ -96,15 +96,16 @@ impl Connection {
         // Each request of a connection that has failed has an entry, and an operation must have one.
         let part_of_it = Work::Unsignaled { peer: self.peer, posted: self.posted }.encode();
         let (last, most_inline) = (parts.len().saturating_sub(1), self.pair.most_inline());
-        let requests = parts.iter().enumerate().map(|(index, part)| {
+        let request = |index: usize| {
+            let part = &parts[index];
             let is_copied = matches!(part.verb, Verb::Send | Verb::Write(_) | Verb::WriteWithImmediate(..))
                 && part.local.is_some_and(|local| local.len <= most_inline);
             let inline = if is_copied { IBV_SEND_INLINE } else { 0 };
             let (id, signaled) = if index == last { (id, IBV_SEND_SIGNALED) } else { (part_of_it, 0) };
             Request { id, verb: part.verb, local: part.local, flags: inline | signaled }
-        });
+        };
         // SAFETY: as the caller says.
-        unsafe { self.queue(requests) }?;
+        unsafe { self.queue(parts.len(), request) }?;
         self.unsignaled = 0;
         Ok(())
     }
@@ -118,7 +119,7 @@ impl Connection {
         let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
         let request = Request { id, verb: Verb::Send, local: Some(message), flags };
         // SAFETY: the device copies what is inline before the call returns.
-        unsafe { self.queue([request]) }?;
+        unsafe { self.queue(1, |_| request) }?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(())
     }
@@ -134,7 +135,7 @@ impl Connection {
         let verb = Verb::Write(Remote { address: 0, key: 0 });
         let request = Request { id, verb, local: None, flags: IBV_SEND_SIGNALED };
         // SAFETY: it names no memory. Without a free entry there is nothing to wait for.
-        if unsafe { self.queue([request]) }.is_ok() {
+        if unsafe { self.queue(1, |_| request) }.is_ok() {
             self.unsignaled = 0;
         }
     }
@@ -142,12 +143,7 @@ impl Connection {
     /// # Safety
     /// As [`Connection::post`].
     #[inline]
-    unsafe fn queue(
-        &mut self,
-        requests: impl IntoIterator<Item = Request, IntoIter: ExactSizeIterator>,
-    ) -> Result<(), Refusal> {
-        let requests = requests.into_iter();
-        let many = requests.len();
+    unsafe fn queue(&mut self, many: usize, request: impl Fn(usize) -> Request) -> Result<(), Refusal> {
         let free = self.room - self.posted.wrapping_sub(self.completed);
         if self.failure.is_some() {
             return Err(Refusal::Failed);
@@ -156,7 +152,7 @@ impl Connection {
             return Err(Refusal::NotNow);
         }
         // SAFETY: as the caller says.
-        match unsafe { self.pair.post(requests) } {
+        match unsafe { self.pair.post(many, request) } {
             Ok(()) => {
                 self.posted = self.posted.wrapping_add(many as u16);
                 Ok(())

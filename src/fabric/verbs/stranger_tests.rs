@@ -130,7 +130,7 @@ impl Stranger {
         let len = if matches!(verb, Verb::FetchAdd { .. }) { 8 } else { LEN };
         let request = Request { id: 1, verb, local: Some(self.memory.local(0, len)), flags: IBV_SEND_SIGNALED };
         // SAFETY: the memory lives longer than the queue pair, and nothing uses it until the completion.
-        unsafe { pair.post([request]) }.unwrap();
+        unsafe { pair.post(1, |_| request) }.unwrap();
         let until = Instant::now() + PATIENCE;
         let mut entries = [NO_COMPLETION];
         while self.queue.poll(&mut entries).unwrap() == 0 {
