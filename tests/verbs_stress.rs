@@ -16,52 +16,49 @@ fn rank() {
     common::stress::play();
 }
 
-/// Runs of so many ranks, elements and steps, under each rule.
-fn stress(executor: Executor, cases: &[(u32, usize, u64)]) {
+/// Runs of so many ranks, with so many elements and steps each, under each rule: by the same processes one after the
+/// other, because to join takes longer than most runs.
+fn stress(executor: Executor, ranks: u32, cases: &[(usize, u64)]) {
     if rdma().is_none() {
         return;
     }
-    for (fire, mover) in
-        ["all", "solo", "quorum=2", "majority"].into_iter().flat_map(|fire| MOVERS.map(|it| (fire, it)))
-    {
-        for &(ranks, length, steps) in cases {
-            let started = std::time::Instant::now();
-            let run = Run { fire, how: (mover, executor), length, steps };
-            common::stress::stress(Way::Verbs, ranks, run);
-            let took = started.elapsed();
-            println!("{run}, {ranks} ranks: {took:.1?}");
-        }
+    for fire in ["all", "solo", "quorum=2", "majority"] {
+        let of_mover =
+            |mover| cases.iter().map(move |&(length, steps)| Run { fire, how: (mover, executor), length, steps });
+        let runs: Vec<Run<'_>> = MOVERS.into_iter().flat_map(of_mover).collect();
+        let started = std::time::Instant::now();
+        common::stress::stress_in_turn(Way::Verbs, ranks, &runs);
+        println!("{fire}, {executor}, {ranks} ranks, {} runs: {:.1?}", runs.len(), started.elapsed());
     }
 }
 
 #[test]
 fn small_rounds() {
-    stress(Executor::Caller, &[(4, 1, 200), (4, 24, 200), (2, 24, 200)]);
+    stress(Executor::Caller, 4, &[(1, 200), (24, 200)]);
 }
 
 #[test]
-fn rounds_of_a_few_packets() {
-    stress(Executor::Caller, &[(4, 1024, 200), (2, 1500, 200)]);
-}
-
-/// 64 KiB.
-#[test]
-fn rounds_of_many_packets() {
-    stress(Executor::Caller, &[(4, 8192, 200)]);
+fn rounds_of_a_few_packets_to_64_kib() {
+    stress(Executor::Caller, 4, &[(1024, 200), (8192, 200)]);
 }
 
 /// 4 MiB.
 #[test]
 fn large_rounds() {
-    stress(Executor::Caller, &[(4, 512 << 10, 3)]);
+    stress(Executor::Caller, 4, &[(512 << 10, 3)]);
+}
+
+#[test]
+fn rounds_of_two_ranks() {
+    stress(Executor::Caller, 2, &[(24, 200), (1500, 200)]);
 }
 
 #[test]
 fn rounds_with_a_helper_thread() {
-    stress(Executor::Thread, &[(3, 24, 100), (3, 8192, 40)]);
+    stress(Executor::Thread, 3, &[(24, 100), (8192, 40)]);
 }
 
 #[test]
 fn eight_ranks() {
-    stress(Executor::Caller, &[(8, 24, 60)]);
+    stress(Executor::Caller, 8, &[(24, 60)]);
 }
