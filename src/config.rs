@@ -454,8 +454,8 @@ impl Config {
                     config.verbs.ordered_writes = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
                 }
                 "EARLYBIRD_MEMORY_POLLING" => {
-                    let choice = switch(&value).ok_or_else(|| bad(SWITCH.to_owned()))?;
-                    config.verbs.memory_polling = choice.unwrap_or(false);
+                    let choice = switch(&value).flatten();
+                    config.verbs.memory_polling = choice.ok_or_else(|| bad("use on or off".to_owned()))?;
                 }
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
