@@ -459,7 +459,7 @@ fn a_port_that_another_program_uses_is_named() {
         let way = squat(says, pause);
         let texts = start(&way, &[(0, 2), (1, 2)], "");
         all_say(&texts, &[&way.store]);
-        assert!(texts[0].contains("somebody listens there already"), "{texts:?}");
+        assert!(texts[0].contains("another process listens there already"), "{texts:?}");
         assert!(texts[1].contains("is the port used by another program?"), "{texts:?}");
     });
 }
@@ -480,5 +480,5 @@ fn errors_say_what_libfabric_cannot_do() {
     all_say(&alone(way.clone().with("EARLYBIRD_LIBFABRIC", "libc.so.6")), &["too old, or no libfabric", "install"]);
     all_say(&alone(way.clone().with("EARLYBIRD_FABRIC", "shm")), &["EARLYBIRD_FABRIC=shm is for ranks on one machine"]);
     let mixed = way.but_for(1, "EARLYBIRD_PROVIDER", "sockets");
-    all_say(&start(&mixed, &[(0, 2), (1, 2)], ""), &["the provider is ", "tcp;ofi_rxm", "sockets"]);
+    all_say(&start(&mixed, &[(0, 2), (1, 2)], ""), &["the network is ", "tcp;ofi_rxm", "sockets"]);
 }

@@ -221,7 +221,7 @@ impl Guest {
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let listener = listen(meeting.store).map_err(|cause| match cause.kind() {
         io::ErrorKind::AddrInUse => meeting.error(
-            "somebody listens there already: another job, another program, or a second process \
+            "another process listens there already: another job, another program, or a second process \
              that was told to be rank 0; choose another EARLYBIRD_STORE",
         ),
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),

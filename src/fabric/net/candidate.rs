@@ -95,7 +95,7 @@ impl<F: OverWire> NetCandidate<F> {
         }
         let mut peers = Vec::new();
         for (peer, theirs) in infos.iter().enumerate() {
-            let (what, peer) = ("the provider", peer as u32);
+            let (what, peer) = ("the network", peer as u32);
             if theirs.provider != own_info.provider {
                 let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
                 return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
