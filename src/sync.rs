@@ -38,15 +38,15 @@ pub(crate) fn announce(cell: &AtomicU64, value: u64) {
     cell.store(value, ordering!(Announce, cell, Release));
 }
 
-/// Raises a cell to a value, if it is less. Whoever sees it sees what this thread did before, and
-/// what was done before any earlier raise.
+/// Raises a cell to a value, if it is less. A thread that sees it sees what this thread did
+/// before, and what was done before any earlier raise.
 #[inline]
 pub(crate) fn raise(cell: &AtomicU64, value: u64) {
     cell.fetch_max(value, ordering!(Raise, cell, AcqRel));
 }
 
 /// Replaces `expect` by `new`; returns what was there. Acquire and release: an atomic carries what
-/// its origin saw to whoever it answers next.
+/// its origin saw to the thread that it answers next.
 #[inline]
 pub(crate) fn swap(cell: &AtomicU64, expect: u64, new: u64) -> u64 {
     let swapped = cell.compare_exchange(expect, new, ordering!(Swap, cell, AcqRel), ordering!(Swap, cell, Acquire));
@@ -60,8 +60,8 @@ pub(crate) fn add(cell: &AtomicU64, value: u64) -> u64 {
     cell.fetch_add(value, ordering!(Add, cell, AcqRel))
 }
 
-/// What was stored before is visible to whoever fences after this, before what this thread looks at
-/// next.
+/// What was stored before is visible to a thread that fences after this, before what this thread
+/// looks at next.
 #[inline]
 pub(crate) fn full_fence() {
     #[cfg(all(test, loom))]

@@ -60,7 +60,7 @@ impl Rank {
 
     fn set(&self, index: usize, value: u64) {
         assert!(index < CELLS);
-        // SAFETY: as above; the test sets only cells that nobody writes.
+        // SAFETY: as above; the test sets only cells that no operation writes.
         unsafe { self.cells.add(index).write_volatile(value) };
     }
 
@@ -88,7 +88,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// A chain over two ranks: a counter sets a write off, which the target counts, which sets a counter
-/// and a write back off. Nobody calls the library in between.
+/// and a write back off. No thread calls the library in between.
 #[test]
 fn a_chain_of_writes_and_counters_runs_by_itself() {
     let library = match Library::load(None) {

@@ -37,7 +37,8 @@ pub(super) struct Common {
     /// How long a round stays open after it fired: auto, 0 or a time
     #[arg(long, default_value = "auto", allow_hyphen_values = true)]
     pub(super) grace: Grace,
-    /// What happens to late contributions: carry, drop or decay=FACTOR (by round)
+    /// What happens to late contributions: carry, drop, decay=FACTOR (by round), or hold where ranks average models (bench
+    /// --op p_reduce)
     #[arg(long, default_value = "carry")]
     pub(super) absent: Absent,
     /// Rounds that a rank may have unreleased

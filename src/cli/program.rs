@@ -156,7 +156,7 @@ fn print_cut(args: &Args) -> super::Outcome {
                 "activations": counts.activations, "tokens": counts.tokens, "puts": counts.puts, "data_bytes": counts.bytes})
         );
     } else {
-        say!("The cut mover runs no table: a word decides who is in, and its one initiator tells the others.");
+        say!("The cut mover runs no table: a word decides which ranks are in, and its one initiator tells the others.");
         say!("{} ranks, each on its own host, {} bytes, each round:", args.ranks, args.bytes);
         let mut table = Table::new(&["activations", "tokens", "puts", "data bytes"]);
         table.row(&[counts.activations, counts.tokens, counts.puts, counts.bytes].map(|count| count.to_string()));

@@ -126,7 +126,7 @@ pub(super) struct Actor {
     /// At which of its turns it handed in its last arrival, and first heard of a death.
     left_off: Option<u64>,
     mourns: Option<u64>,
-    /// When it hears that somebody aborted.
+    /// When it hears that a rank aborted.
     aborted: Option<Time>,
     /// Operations that it made, as bits.
     performed: u32,
@@ -180,12 +180,12 @@ impl Actor {
         !self.heard.is_empty()
     }
 
-    /// Learns that somebody died.
+    /// Learns that a rank died.
     pub(super) fn hear_of(&mut self, dead: u32) {
         self.heard.push(dead);
     }
 
-    /// Hears at a time that somebody gave up.
+    /// Hears at a time that a rank gave up.
     pub(super) fn will_hear_of_abort(&mut self, time: Time) {
         self.aborted.get_or_insert(time);
     }
@@ -458,7 +458,7 @@ impl Actor {
         self.claim_work(now);
         self.take_seat(now);
         let Habits { tests, deadline, .. } = self.habits;
-        // A test fails at once when somebody has died.
+        // A test fails at once when a rank has died.
         let may_test = tests > 0 && !self.is_leaving() && !self.has_heard();
         if may_test && rng.random_range(0..256) < tests {
             self.pursue().search();

@@ -282,7 +282,7 @@ impl Explorer {
             }
             self.restore(&state);
             let steps = self.enabled();
-            // Whoever can only die, or look again and again, is stuck.
+            // A rank that can only die, or look again and again, is stuck.
             let mut stuck = true;
             for step in steps {
                 self.restore(&state);

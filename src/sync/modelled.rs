@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{AtomicU64, Ordering};
 
-/// Branches of one execution. Whoever waits for ever exceeds them.
+/// Branches of one execution. A thread that waits for ever exceeds them.
 const MOST_BRANCHES: usize = 10_000;
 
 /// How long a test may take. What it has not tried until then it leaves untried, and says so.

@@ -21,7 +21,7 @@ pub fn text(output: &Output) -> String {
 pub const PROVIDER_VARIABLES: [(&str, &str); 3] =
     [("FI_SOCKETS_MAX_BUF_SZ", "4194304"), ("FI_OFI_RXM_MSG_RX_SIZE", "32"), ("FI_OFI_RXM_USE_SRX", "1")];
 
-/// The command, where nobody has set a variable of libfabric's.
+/// The command, without variables of libfabric that are set outside.
 pub fn without_provider_variables(args: &[&str]) -> Command {
     let mut command = earlybird(args);
     for (name, _) in PROVIDER_VARIABLES {

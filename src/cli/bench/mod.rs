@@ -160,7 +160,8 @@ pub(super) struct Args {
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
     /// Which ranks average. For --op group_allreduce: world or butterfly=SIZE [default: groups of about the root of the
-    /// number of ranks]; for --op p_reduce: arrivals=SIZE [default: groups of four]
+    /// number of ranks]; for --op p_reduce: arrivals=SIZE [default: groups of four, or of half the
+    /// ranks where there are fewer]
     #[arg(long)]
     group: Option<Group>,
     #[command(flatten)]
@@ -380,9 +381,9 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
     let half = Fire::quorum(TOUR_RANKS / 2);
     let mut wrong = 0;
     for (title, skew, iters) in [
-        ("One rank of 8 is 20 ms late. An ordinary allreduce makes everybody wait for it:", "one:7:20ms", 100),
+        ("One rank of 8 is 20 ms late. An ordinary allreduce makes every rank wait for it:", "one:7:20ms", 100),
         ("Every rank a millisecond later than the one before (the PPoPP'20 protocol):", "linear:1ms", 100),
-        ("Nobody is late. The price of not having to wait:", "none", 2000),
+        ("No rank is late. The price of not having to wait:", "none", 2000),
     ] {
         if world.rank() == 0 {
             say!("{title}");

@@ -142,7 +142,7 @@ impl Net {
         }
     }
 
-    /// From now on somebody else calls [`Net::advance`], and no endpoint does.
+    /// From now on the owner of the network calls [`Net::advance`], and no endpoint does.
     pub(crate) fn take_over(&mut self) {
         self.drives_itself = false;
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Time;
 
-/// Troubles of a network, drawn by whoever makes it. None by default.
+/// Troubles of a network, drawn by the maker of the network. None by default.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Weather {

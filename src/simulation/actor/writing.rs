@@ -53,7 +53,7 @@ impl Actor {
     }
 
     /// Begins to write the next contribution, as if it came from a long computation: the second half is not yet what it
-    /// hands in, and nobody should ever read it.
+    /// hands in, and no rank should ever read it.
     pub(super) fn begin(&mut self, oracle: &Oracle) {
         self.write(0, oracle);
         let (at, bytes) = self.session.contribution();
