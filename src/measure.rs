@@ -354,3 +354,24 @@ fn wait_for(fabric: &dyn Fabric, patience: Duration, mut done: impl FnMut() -> R
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::shm::ShmFabric;
+
+    #[test]
+    fn a_rank_that_writes_nothing_is_named_in_time() {
+        let world = ShmFabric::in_this_process(2).unwrap();
+        let long = Duration::from_secs(20);
+        thread::scope(|scope| {
+            let silent = scope.spawn(|| Pair::new(&world[1], 8, long).map(drop));
+            let mut pair = Pair::new(&world[0], 8, long).unwrap();
+            silent.join().unwrap().unwrap();
+            pair.patience = Duration::from_millis(50);
+            let error = pair.write_latency(8, 0, 1).unwrap_err();
+            let Error::Timeout { waited, missing, .. } = &error else { panic!("{error}") };
+            assert!(*waited >= pair.patience && missing.0 == [1], "{error}");
+        });
+    }
+}
