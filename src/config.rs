@@ -506,6 +506,7 @@ mod tests {
             ("EARLYBIRD_DEVICE_ATOMICS", "yes"),
             ("EARLYBIRD_ORDERED_WRITES", "yes"),
             ("EARLYBIRD_MEMORY_POLLING", "1"),
+            ("EARLYBIRD_MEMORY_POLLING", "auto"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
             ("EARLYBIRD_RECORD", ""),
