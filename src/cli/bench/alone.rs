@@ -90,14 +90,14 @@ fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
 fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
     let fabric = world.raw_fabric();
     let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
-    let by_processors = fabric.provider().is_some_and(|provider| provider.ends_with("by messages"));
     match fabric.name() {
         _ if stopped && fabric.neighbours() != fabric.ranks() => {
             refused("--stopped: not all ranks are on this machine")
         }
         "shm" => Ok(()),
-        name if stopped && (name != "verbs" || by_processors) => {
-            refused("--stopped: this network asks the processors of other ranks; use shm, or verbs with atomics")
+        // A stopped process has stopped a provider's threads, too.
+        name if stopped && (name != "verbs" || fabric.changes_by_processor()) => {
+            refused("--stopped: this network needs the processors of other ranks; use shm, or verbs with atomics")
         }
         _ if stopped && sum.path() == "relayed" => {
             refused("--stopped: ranks that are stopped relay nothing; use --mover cut")

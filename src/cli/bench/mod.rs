@@ -160,8 +160,8 @@ pub(super) struct Args {
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
     /// Which ranks average. For --op group_allreduce: world or butterfly=SIZE [default: groups of about the root of the
-    /// number of ranks]; for --op p_reduce: arrivals=SIZE [default: groups of four, or of half the
-    /// ranks where there are fewer]
+    /// number of ranks]; for --op p_reduce: arrivals=SIZE [default: groups of half the ranks, of
+    /// two to four]
     #[arg(long)]
     group: Option<Group>,
     #[command(flatten)]
