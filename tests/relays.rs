@@ -91,6 +91,7 @@ fn sums_have_the_bits_of_shared_memory_and_take_few_messages() {
 }
 
 /// `chooses ATOMICS EXECUTOR`: whether devices change cells, `on` or `off`, and the executor that carries out small rounds.
+/// Their sums are exact.
 fn choose(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
     let [_, atomics, expected] = words[..] else { panic!("{role}") };
@@ -102,10 +103,21 @@ fn choose(role: &str) {
     (config.ofi.device_atomics, config.verbs.device_atomics) = (by_device, by_device);
     let world = World::from_env(&config).unwrap();
     std::fs::remove_file(file).unwrap();
-    let mut sum = world.allreduce::<u64>(&[1]).fire(Fire::SOLO).build().unwrap();
-    // The helper thread relays.
-    assert_eq!(sum.executor(), expected.parse().unwrap());
-    sum.finish(DEADLINE).unwrap();
+    for fire in ["solo", "quorum=2", "majority"] {
+        let mut sum = world.allreduce::<u64>(&[10]).fire(fire.parse().unwrap()).build().unwrap();
+        // The helper thread relays.
+        assert_eq!(sum.executor(), expected.parse().unwrap());
+        assert_eq!(sum.path() == "relayed", expected == "thread", "{}", sum.path());
+        for _ in 0..30 {
+            sum.contribution().unwrap().fill(1);
+            sum.arrive().unwrap();
+            for outcome in sum.wait(DEADLINE).unwrap() {
+                let contributions = outcome.cut().contributions().count() as u64;
+                assert!(outcome.data().iter().all(|&sum| sum == contributions), "{fire}, {:?}", outcome.cut());
+            }
+        }
+        sum.finish(DEADLINE).unwrap();
+    }
 }
 
 /// A round is relayed where a processor would change its word, and not where a device does.
@@ -119,7 +131,7 @@ fn small_rounds_are_relayed_where_processors_change_words() {
     });
     cases.extend(by_device.map(|way| (way, "on", "caller")));
     for (way, atomics, executor) in cases {
-        let ends = Job::start(way, 2, "rank", &format!("chooses {atomics} {executor}")).finish(DEADLINE);
+        let ends = Job::start(way, 3, "rank", &format!("chooses {atomics} {executor}")).finish(DEADLINE);
         assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}, {atomics}: {ends:?}");
     }
 }

@@ -42,6 +42,8 @@ pub struct Parameters {
     tree_scatter: u64,
     #[serde(deserialize_with = "size", default)]
     relay: u64,
+    #[serde(deserialize_with = "size", default)]
+    relay_by_device: u64,
     #[serde(deserialize_with = "choice")]
     mover: Mover,
     #[serde(deserialize_with = "choice")]
@@ -57,7 +59,7 @@ const LONGEST_SPIN: Duration = Duration::from_millis(10);
 /// A longer wait for reducers would be as good as no fallback read.
 const LONGEST_PULL: Duration = Duration::from_secs(60);
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "replicate_total",
     "gather_total",
     "scatter_total",
@@ -68,6 +70,7 @@ const KEYS: [&str; 14] = [
     "piece",
     "tree_scatter",
     "relay",
+    "relay_by_device",
     "mover",
     "executor",
     "spin",
@@ -146,10 +149,11 @@ impl Parameters {
         self.mover
     }
 
-    /// Whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen. Where devices change
-    /// the word of a round and not the home's processor, a stopped rank holds up no round that is not relayed.
+    /// Whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen. `by_processor`: the
+    /// home's processor and not its device changes the word of a round.
     pub(crate) fn relays(&self, fire: Fire, bytes: u64, by_processor: bool) -> bool {
-        self.mover == Mover::Tree || (!fire.is_synchronous() && by_processor && bytes <= self.relay)
+        let most = if by_processor { self.relay } else { self.relay_by_device };
+        self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= most)
     }
 
     /// How the program of a tree reduces.

@@ -7,7 +7,7 @@ use super::stranger_tests::{World, library};
 use crate::config::OfiSettings;
 use crate::fabric::net::stepping_tests::PATIENCE;
 use crate::fabric::net::{Atomicity, Wire};
-use crate::fabric::{Access, At, Atomic, Change, Endpoint, Posted, Signal};
+use crate::fabric::{Access, At, Atomic, Change, Endpoint, Fabric, Posted, Signal};
 
 const WORD: usize = size_of::<u64>();
 
@@ -40,6 +40,7 @@ fn a_change_needs_no_thread_of_the_home() {
     let Some(library) = library() else { return };
     let mut world = World::telling(&library, &settings(), |_| {});
     assert_eq!(agents(&world), [Atomicity::Device; 2]);
+    assert!(world.ranks.iter().all(|rank| !rank.changes_by_processor()));
     let own = world.ends[0].register(4096, Access::Write).unwrap();
     let key = world.ends[0].key(own);
     let far = world.ends[1].import(0, key).unwrap();
@@ -114,6 +115,7 @@ fn ranks_of_which_one_has_no_such_device_use_messages() {
     let Some(library) = library() else { return };
     let mut world = World::telling(&library, &settings(), |info| info.by_device = false);
     assert_eq!(agents(&world), [Atomicity::Processor; 2]);
+    assert!(world.ranks.iter().all(Fabric::changes_by_processor));
     world.works();
     world.end();
 }
