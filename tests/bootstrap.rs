@@ -472,7 +472,7 @@ fn errors_say_what_libfabric_cannot_do() {
         &alone(way.clone().with("EARLYBIRD_PROVIDER", "carrier-pigeon")),
         &["no device of carrier-pigeon", "earlybird info"],
     );
-    all_say(&alone(way.clone().with("EARLYBIRD_DEVICE", "eth77")), &["has no device eth77; it has "]);
+    all_say(&alone(way.clone().with("EARLYBIRD_DEVICE", "eth77")), &["tcp;ofi_rxm has no device eth77; it has "]);
     all_say(
         &alone(way.clone().with("EARLYBIRD_LIBFABRIC", "/no/such/file")),
         &["/no/such/file cannot be loaded", "install"],

@@ -1,6 +1,7 @@
 //! A world over libfabric: how its endpoint is chosen and opened.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::time::Instant;
 
@@ -102,10 +103,15 @@ fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) ->
     })?;
     let fits = |info: &ofi::Info<'_>| settings.device.as_deref().is_none_or(|device| device == info.domain_name());
     let info = found.iter().find(fits).ok_or_else(|| {
-        let mut devices: Vec<_> = found.iter().map(|info| info.domain_name().to_owned()).collect();
-        devices.dedup();
+        // Several providers have the same ones.
+        let devices: BTreeSet<_> = found.iter().map(|info| info.domain_name().to_owned()).collect();
+        let devices = devices.into_iter().collect::<Vec<_>>().join(", ");
         let device = settings.device.as_deref().unwrap_or_default();
-        Error::join(rank, format!("{named} has no device {device}; it has {}", devices.join(", ")))
+        let cause = match &settings.provider {
+            Some(provider) => format!("{provider} has no device {device}; it has {devices}"),
+            None => format!("no provider has a device {device}; there are {devices}"),
+        };
+        Error::join(rank, cause)
     })?;
     let (on_demand, may) = (settings.device_atomics == Some(true), settings.device_atomics != Some(false));
     let offers = may.then(|| atomics::offers(library, &wanted, info.provider(), on_demand)).flatten();
