@@ -214,7 +214,7 @@ fn abort_and_dropping_fail_all_ranks_at_once() {
 fn memory_is_given_back() {
     world(2, |world| {
         // Would need 8 GiB if no memory were freed; over verbs 5 GiB, and a guest has 4.
-        let collectives = if world.fabric_name() == "verbs" { 24 } else { 40 };
+        let collectives = if world.fabric_name() == "verbs" { 30 } else { 40 };
         for _ in 0..collectives {
             let mut sum = world.allreduce::<u64>(&[1 << 20]).fire(Fire::SOLO).build().unwrap();
             sum.arrive().unwrap();
