@@ -7,6 +7,7 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::folder::Folder;
 use common::stress::Run;
 use common::tier::{by_tier, is_deep};
 use common::worlds::ways;
@@ -33,17 +34,23 @@ fn networks() -> Vec<Way> {
     ways().into_iter().filter(|&way| way != Way::Shm).collect()
 }
 
+/// A world with this hw-config and the other choices that `choose` makes.
+fn join(hw_config: &str, choose: impl FnOnce(&mut Config)) -> World {
+    let folder = Folder::new();
+    let file = folder.path("hw-config");
+    std::fs::write(&file, hw_config).unwrap();
+    let mut config = Config { deadline: DEADLINE, hw_config: Some(file), ..Config::from_env().unwrap() };
+    choose(&mut config);
+    World::from_env(&config).unwrap()
+}
+
 /// `bits FIRE LENGTH ROUNDS`: sums of floats of any size, whose last bits depend on the order.
 fn bits(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
     let [_, fire, length, rounds] = words[..] else { panic!("{role}") };
     let (length, rounds): (usize, u64) = (length.parse().unwrap(), rounds.parse().unwrap());
     // In shared memory large data has the bits of another program otherwise.
-    let file = std::env::temp_dir().join(format!("earlybird-bits-{}.toml", std::process::id()));
-    std::fs::write(&file, "[shm]\ntree_scatter = \"1G\"\n").unwrap();
-    let config = Config { deadline: DEADLINE, hw_config: Some(file.clone()), ..Config::from_env().unwrap() };
-    let world = World::from_env(&config).unwrap();
-    std::fs::remove_file(file).unwrap();
+    let world = join("[shm]\ntree_scatter = \"1G\"\n", |_| {});
     let fire: Fire = fire.parse().unwrap();
     let sum = world.allreduce::<f32>(&[length]).fire(fire).mover(Mover::Tree).executor(Executor::Caller);
     let mut sum = sum.build().unwrap();
@@ -96,13 +103,10 @@ fn choose(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
     let [_, atomics, expected] = words[..] else { panic!("{role}") };
     // Over this provider no round is relayed otherwise.
-    let file = std::env::temp_dir().join(format!("earlybird-relays-{}.toml", std::process::id()));
-    std::fs::write(&file, "[ofi.sockets]\nrelay = \"64K\"\n").unwrap();
-    let mut config = Config { deadline: DEADLINE, hw_config: Some(file.clone()), ..Config::from_env().unwrap() };
-    let by_device = Some(atomics == "on");
-    (config.ofi.device_atomics, config.verbs.device_atomics) = (by_device, by_device);
-    let world = World::from_env(&config).unwrap();
-    std::fs::remove_file(file).unwrap();
+    let world = join("[ofi.sockets]\nrelay = \"64K\"\n", |config| {
+        let by_device = Some(atomics == "on");
+        (config.ofi.device_atomics, config.verbs.device_atomics) = (by_device, by_device);
+    });
     for fire in ["solo", "quorum=2", "majority"] {
         let mut sum = world.allreduce::<u64>(&[10]).fire(fire.parse().unwrap()).build().unwrap();
         // The helper thread relays.
