@@ -493,9 +493,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Whether `auto` stands for relays here, if the executor lets it.
     fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
         let alone = topology.hosts() > 1 && topology.hosts() == self.world.size() && self.model().is_none();
-        let by_processor = self.world.fabric().changes_by_processor();
-        let relays = |bytes| self.world.parameters().relays(self.fire, bytes, by_processor);
-        self.mover == Mover::Auto && alone && relays(bytes as u64)
+        let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
+        self.mover == Mover::Auto && alone && parameters.relays(self.fire, bytes as u64, by_processor)
     }
 
     /// Whether this rank relays while it computes. One that does not would hold up every round.
