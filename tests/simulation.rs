@@ -15,11 +15,11 @@ use earlybird::{Fire, Mover};
 use tier::{by_tier, is_deep};
 
 /// The schedules of the deep tier over P = 1..17, and over P = 33..70, where a cut takes two and three words.
-const SMALL: u64 = 90_000;
-const LARGE: u64 = 12_000;
+const SMALL: u64 = 36_000;
+const LARGE: u64 = 4_800;
 
 /// The quick tier runs one in so many of the schedules.
-const SHARE: u64 = 20;
+const SHARE: u64 = 8;
 
 /// Cases that so few schedules may miss.
 const RARE: [&str; 2] = ["closed_for_others", "heirs_died"];
@@ -56,10 +56,10 @@ fn small_worlds() {
 }
 
 /// Programs instead of cuts by word.
-const TREE: u64 = 100_000;
+const TREE: u64 = 40_000;
 
 /// A rank dies at any moment, or two.
-const DEADLY: u64 = 40_000;
+const DEADLY: u64 = 16_000;
 
 /// Cases that need a death.
 const IMMORTAL: [&str; 5] = ["deaths", "deaths_together", "deaths_while_leaving", "heirs_died", "inherited"];
@@ -92,7 +92,7 @@ fn deaths() {
 }
 
 /// What `earlybird fuzz` runs.
-const EVERYTHING: u64 = 50_000;
+const EVERYTHING: u64 = 20_000;
 
 #[test]
 fn everything() {
@@ -126,7 +126,7 @@ fn activations_are_counted() {
 }
 
 /// Orders of events in which the deep tier runs each recorded world. About one of a hundred failed.
-const ORDERS: u64 = 20_000;
+const ORDERS: u64 = 8_000;
 
 /// Worlds that failed once; recordings do not change with the generator.
 #[test]
@@ -193,7 +193,7 @@ mod faults {
 }
 
 /// Schedules that are recorded and replayed.
-const REPLAYED: u64 = 30_000;
+const REPLAYED: u64 = 12_000;
 
 /// Partial rules in small worlds, by the mover whose cuts can be replayed.
 fn replayable() -> Options {
