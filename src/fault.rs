@@ -47,6 +47,12 @@ macro_rules! faults {
 }
 
 faults! {
+    "collective/buckets" in Handles {
+        /// Leaves its buckets one after the other.
+        FinishOneByOne,
+        /// Waits in one bucket that it leaves, and does nothing for the others.
+        WaitInOneBucket,
+    }
     "collective/core" in Simulator {
         /// Publishes a carried contribution as a fresh one.
         CarriedAsFresh,
@@ -318,6 +324,8 @@ pub enum Suite {
     Boards,
     /// Random orders of operations: `collective/tickets/tests.rs`.
     Tickets,
+    /// Programs whose ranks take turns: `tests/handles.rs`.
+    Handles,
 }
 
 impl Suite {
@@ -493,6 +501,7 @@ mod tests {
         let expected = [
             "board",
             "bootstrap",
+            "collective/buckets",
             "collective/core",
             "collective/core/agreement/given",
             "collective/core/agreement/relay",

@@ -66,8 +66,8 @@ impl<T: Item> Allreduce<T> {
     /// [`Error::Usage`] after `finish`.
     pub fn contribution(&mut self) -> Result<&mut [T]> {
         self.calls.check_process("contribution")?;
-        self.calls.settle();
         self.calls.session().check_present("contribution")?;
+        self.calls.settle();
         let (at, bytes) = self.calls.session_mut().begin();
         Ok(self.calls.memory_mut().contribution(at, bytes))
     }
@@ -195,6 +195,9 @@ impl<T: Item> Allreduce<T> {
     /// Leaves in good order: with one more, empty arrival, which counts towards firing. After the
     /// round that it enters, no rank waits for this one. Blocks until that round is complete, so
     /// all contributions of this rank have entered. Outcomes that were not taken are dropped.
+    ///
+    /// A rank that leaves several collectives earlier than others leaves them by turns: it calls `finish` for each with a
+    /// deadline of a millisecond, until all calls succeed. Otherwise it may wait in one for ranks that wait for it in another.
     ///
     /// # Errors
     /// [`Error::Timeout`]: call again to go on; a dead peer, a failed transport or an aborted job.

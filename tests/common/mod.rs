@@ -9,6 +9,7 @@ pub mod absence;
 pub mod command;
 pub mod faults;
 pub mod folder;
+pub mod groups;
 pub mod guests;
 pub mod hosts;
 pub mod marks;

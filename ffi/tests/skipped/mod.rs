@@ -25,6 +25,8 @@ pub enum Need {
     Namespaces,
     /// Python 3.11 with venv, and a package index.
     Python,
+    /// Control groups that this user can make.
+    Groups,
     /// To be root, and to act as another user.
     Root,
     /// The command `valgrind`.
@@ -37,7 +39,7 @@ pub enum Need {
 const NO_SKIPS: &str = "TEST_NO_SKIPS";
 
 impl Need {
-    const EVERY: [Need; 12] = [
+    const EVERY: [Need; 13] = [
         Need::Cargo,
         Need::Clang,
         Need::Compiler,
@@ -47,6 +49,7 @@ impl Need {
         Need::Membarrier,
         Need::Namespaces,
         Need::Python,
+        Need::Groups,
         Need::Root,
         Need::Valgrind,
         Need::Verbs,
@@ -63,6 +66,7 @@ impl Need {
             Need::Membarrier => "membarrier",
             Need::Namespaces => "namespaces",
             Need::Python => "python",
+            Need::Groups => "groups",
             Need::Root => "root",
             Need::Valgrind => "valgrind",
             Need::Verbs => "verbs",

@@ -11,6 +11,7 @@ use crate::collective::build::{AllreduceBuilder, Shared};
 use crate::collective::following::{Following, Inbox};
 use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
+use crate::fault::Fault;
 use crate::merge::{Cost, Gradient, Planner};
 use crate::reduce::Element;
 use crate::rule::Executor;
@@ -67,6 +68,7 @@ pub struct BucketedAllreduce<T: Element> {
     finished: bool,
     /// The rule of the caller has no full rounds.
     meets_only_to_plan: bool,
+    fault: Option<Fault>,
 }
 
 impl<T: Element> BucketedAllreduce<T> {
@@ -115,6 +117,7 @@ impl<T: Element> BucketedAllreduce<T> {
             has_leavers: false,
             finished: false,
             meets_only_to_plan,
+            fault: Fault::chosen(),
         };
         match made.make(&choices, &ranges) {
             Ok(parts) => made.parts = parts,
@@ -142,10 +145,7 @@ impl<T: Element> BucketedAllreduce<T> {
                 None => choices.following(world, lengths, Following::leading(inboxes.clone())),
                 Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone())),
             };
-            let sum = sum.inspect_err(|_| {
-                let until = Deadline::from(Deadline::from(world.deadline()).instant());
-                parts.iter_mut().for_each(|part: &mut Bucket<T>| _ = part.sum.finish(until));
-            })?;
+            let sum = sum.inspect_err(|_| _ = finish_all(&mut parts, Deadline::from(world.deadline()), None))?;
             let inbox = inbox.filter(|_| is_partial);
             parts.push(Bucket { sum, tensors: tensors.clone(), stage: Stage::Taken, inbox });
         }
@@ -239,9 +239,7 @@ impl<T: Element> BucketedAllreduce<T> {
         }
         choices.base = self.newest;
         let made = self.make(&choices, &planned)?;
-        for part in &mut self.parts {
-            part.sum.finish(until)?;
-        }
+        finish_all(&mut self.parts, until, None)?;
         (self.parts, self.choices) = (made, choices);
         self.replans += u64::from(is_new);
         Ok(())
@@ -390,9 +388,7 @@ impl<T: Element> BucketedAllreduce<T> {
         self.finished = true;
         // Others may wait for this rank in any of them.
         self.timing.iter_mut().for_each(Timing::leave);
-        for part in &mut self.parts {
-            part.sum.finish(deadline)?;
-        }
+        finish_all(&mut self.parts, deadline, self.fault)?;
         self.timing.as_mut().map_or(Ok(()), |timing| timing.finish(deadline))
     }
 
@@ -404,5 +400,33 @@ impl<T: Element> BucketedAllreduce<T> {
 
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
         if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
+    }
+}
+
+/// How long a rank waits in one collective, while it leaves others, too.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Leaves the collectives of buckets in good order. In each of them, others may wait for this rank: for its last arrival, or
+/// until it releases a round. So it hands in all last arrivals first, and then takes care of all while it waits.
+fn finish_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<()> {
+    let until = deadline.instant();
+    if Fault::FinishOneByOne.is(fault) {
+        return parts.iter_mut().try_for_each(|part| part.sum.finish(until));
+    }
+    loop {
+        let mut waits = None;
+        for part in &mut *parts {
+            match part.sum.finish(Instant::now()) {
+                Err(Error::Timeout { .. }) => waits = waits.or(Some(part)),
+                ended => ended?,
+            }
+        }
+        let Some(part) = waits else { return Ok(()) };
+        let moment = if Fault::WaitInOneBucket.is(fault) { Duration::MAX } else { MOMENT };
+        let end = Instant::now().checked_add(moment).map_or(until, |end| end.min(until));
+        match part.sum.finish(end) {
+            Err(Error::Timeout { .. }) if Instant::now() < until => {}
+            ended => ended?,
+        }
     }
 }
