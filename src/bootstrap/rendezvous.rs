@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -86,9 +86,24 @@ fn host(
         if let Some(verdict) = attendance.verdict(guest.is_err()) {
             break verdict;
         }
-        let Ok((stream, _)) = guest else {
-            std::thread::sleep(PAUSE);
-            continue;
+        let stream = match guest {
+            Ok((stream, _)) => stream,
+            Err(cause)
+                if matches!(cause.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE)) =>
+            {
+                return Err(Error::join(
+                    0,
+                    format!(
+                        "a meeting of {ranks} ranks takes {} descriptors on rank 0, and there are not so many left ({cause}); \
+                     raise ulimit -n",
+                        2 * ranks
+                    ),
+                ));
+            }
+            Err(_) => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
         };
         let peer = match peer::of_this_user(&stream) {
             Ok(peer) => peer,
@@ -111,6 +126,9 @@ fn host(
         attendance.enter(rank, told);
         guests.push((rank, pid, stream));
     };
+    // A guest that has its answer may come to the next meeting of the job at once. It must find no door that is about to
+    // close.
+    drop(listener);
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
     guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, pid, _)| pids[*rank as usize] = *pid);

@@ -280,6 +280,9 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
         // An interrupted poll needs no handling.
         let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(PAUSE.subsec_nanos()) }));
     };
+    // A guest that has its answer may come to the next meeting at this place at once. It must find no door that is about to
+    // close.
+    drop(listener);
     let also = match strangers {
         0 => String::new(),
         some => format!(" ({some} came that did not know the job's secret, EARLYBIRD_SECRET, or were no ranks at all)"),
