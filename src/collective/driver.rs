@@ -16,7 +16,7 @@ use crate::executor::deferred_work::Provider;
 use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
-use crate::reduce::{Arena, Dtype, Goal, Place, Reduce, Source};
+use crate::reduce::{Arena, DefaultFloats, Dtype, Goal, Place, Reduce, Source};
 use crate::rule::{Absent, Scale};
 use crate::sync;
 use crate::trigger::{Chunk, LAST_ROUND};
@@ -88,7 +88,7 @@ impl Reduction {
     /// The factor of a contribution.
     pub(crate) fn factor(self, entry: Entry) -> f32 {
         let weight = if self.scale == Scale::Weights { f32::from(entry.weight) } else { 1.0 };
-        weight * self.absent.factor(entry.age)
+        DefaultFloats::compute(entry.age, |age| weight * self.absent.factor(age))
     }
 
     /// A contribution as a source; `None` if its factor is 0, whatever its memory holds.
@@ -104,7 +104,10 @@ impl Reduction {
             Scale::Sum | Scale::Ages(_) => return None,
             Scale::World => f64::from(ranks),
             Scale::Contributions => cut.contributions().count() as f64,
-            Scale::Weights => cut.contributions().map(|entry| f64::from(self.factor(entry))).sum(),
+            Scale::Weights => {
+                let factors = cut.contributions().map(|entry| f64::from(self.factor(entry)));
+                DefaultFloats::compute(factors, Iterator::sum)
+            }
         };
         // Without a contribution of any weight the mean is 0, like the sum.
         Some(divisor).filter(|&divisor| divisor != 1.0 && divisor > 0.0)

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod floats;
 mod gathered;
 
 use std::any::TypeId;
@@ -9,6 +10,7 @@ use std::any::TypeId;
 use half::{bf16, f16};
 
 pub(crate) use arena::{Arena, Goal, Place, Source};
+pub(crate) use floats::DefaultFloats;
 pub(crate) use gathered::{BoardSource, Gathered};
 
 use super::number::{Narrow, Wide};
@@ -79,7 +81,8 @@ struct Model<'a> {
 }
 
 /// Reduces `operands` element by element, `len` elements each, in the order given, and ends it as `ending` says. Without
-/// operands the result is zeros. A single operand that stays as it is, is copied.
+/// operands the result is zeros. A single operand that stays as it is, is copied. The caller has entered the default
+/// floating-point state before it computed factors.
 ///
 /// # Safety
 /// Every address must be valid for `len` elements of its width and aligned to them; the target must
@@ -91,6 +94,7 @@ unsafe fn combine(
     operands: &[Operand],
     len: usize,
     ending: Ending<'_>,
+    _: &DefaultFloats,
 ) {
     let vectors = Vectors::best();
     macro_rules! typed {
@@ -128,11 +132,14 @@ pub(crate) fn scaled_sum<'a, T: Element>(sources: impl Iterator<Item = (&'a [T],
         assert_eq!(source.len(), target.len());
         Operand { data: source.as_ptr().cast(), wide: false, factor }
     };
+    let floats = DefaultFloats::enter();
     let operands: Vec<Operand> = sources.map(operand).collect();
     let data = target.as_mut_ptr().cast();
     // SAFETY: the slices have one length and the alignment of their type; the exclusive borrow of
     // the target rules out that it overlaps a source or that another thread accesses it.
-    unsafe { combine((T::DTYPE, Reduce::Sum), Target { data, wide: false }, &operands, target.len(), Ending::Plain) };
+    unsafe {
+        combine((T::DTYPE, Reduce::Sum), Target { data, wide: false }, &operands, target.len(), Ending::Plain, &floats);
+    }
 }
 
 /// A set of vector instructions for which there is a kernel.

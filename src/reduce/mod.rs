@@ -7,7 +7,7 @@
 mod kernel;
 mod number;
 
-pub(crate) use kernel::{Arena, BoardSource, Gathered, Goal, Place, Source, scaled_sum, sum};
+pub(crate) use kernel::{Arena, BoardSource, DefaultFloats, Gathered, Goal, Place, Source, scaled_sum, sum};
 
 use std::fmt;
 

@@ -5,7 +5,7 @@
 //! segment has one writer (G1 to G4; the simulator checks them in every schedule).
 #![allow(unsafe_code)]
 
-use super::{Ending, Model, Operand, Target, combine};
+use super::{DefaultFloats, Ending, Model, Operand, Target, combine};
 use crate::fabric::{Lender, Window};
 use crate::reduce::{Dtype, Reduce};
 
@@ -69,13 +69,14 @@ impl Arena {
         len: usize,
         divisor: Option<f64>,
     ) {
+        let floats = DefaultFloats::enter();
         self.find(dtype, sources, len);
         let target = self.target(dtype, goal, len);
         let ending = divisor.map_or(Ending::Plain, Ending::Over);
         // SAFETY: all lie in mapped memory (`find` and `target` check) at multiples of the element size (the plan's
         // offsets are). The sources are members of a closed cut, the target is a claimed segment of a slot that every
         // receiver has released: no rank writes the sources or accesses the target.
-        unsafe { combine((dtype, reduce), target, &self.operands, len, ending) };
+        unsafe { combine((dtype, reduce), target, &self.operands, len, ending, &floats) };
     }
 
     /// Averages models, `len` elements of each, and adds updates to them. `sources` are the models, one at least, and then
@@ -88,6 +89,7 @@ impl Arena {
         len: usize,
         members: u32,
     ) {
+        let floats = DefaultFloats::enter();
         self.find(dtype, sources, len);
         let target = self.target(dtype, Goal { at, wide: false }, len);
         let (models, updates) = self.operands.split_at(models.min(self.operands.len()));
@@ -95,7 +97,7 @@ impl Arena {
         let ending = Ending::Model(Model { first, others, members: f64::from(members) });
         // SAFETY: as in `combine`. Models are read where members of the group have them from rounds that have landed, and
         // each is written next to another place.
-        unsafe { combine((dtype, Reduce::Sum), target, updates, len, ending) };
+        unsafe { combine((dtype, Reduce::Sum), target, updates, len, ending, &floats) };
     }
 
     /// Finds the addresses of sources.

@@ -1,7 +1,7 @@
 //! Reductions of memory that lies in several windows: a board of each rank.
 #![allow(unsafe_code)]
 
-use super::{Ending, Operand, Target, combine};
+use super::{DefaultFloats, Ending, Operand, Target, combine};
 use crate::fabric::Window;
 use crate::reduce::{Dtype, Reduce};
 
@@ -53,7 +53,14 @@ impl Gathered {
         // rules out other accesses to it. Ranks write what they have published again only when all readers said that
         // they have taken it (`board/pace.rs`; a test drives that in random orders).
         unsafe {
-            combine((dtype, reduce), Target { data, wide: false }, &self.operands, len, Ending::Plain);
+            combine(
+                (dtype, reduce),
+                Target { data, wide: false },
+                &self.operands,
+                len,
+                Ending::Plain,
+                &DefaultFloats::enter(),
+            );
         }
     }
 }

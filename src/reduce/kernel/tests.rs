@@ -296,7 +296,7 @@ fn reduce<T: Scalar>(reduce: Reduce, sources: &[Vec<T>], divisor: Option<f64>) -
     let operands: Vec<Operand> = sources.iter().map(operand).collect();
     let target = Target { data: out.as_mut_ptr().cast(), wide: false };
     // SAFETY: vectors of `len` elements, borrowed for the call.
-    unsafe { combine((T::DTYPE, reduce), target, &operands, len, ending(divisor)) };
+    unsafe { combine((T::DTYPE, reduce), target, &operands, len, ending(divisor), &DefaultFloats::enter()) };
     out
 }
 
@@ -315,4 +315,25 @@ fn edge_cases() {
         panic!()
     };
     assert_eq!(half.to_f32(), 2050.0);
+}
+
+/// Tiny numbers, which some threads flush to zero, and sums that must be rounded.
+#[test]
+fn bits_do_not_depend_on_the_state_of_the_thread() {
+    fn sources<T>(values: [f64; 4], narrow: impl Fn(f64) -> T) -> Vec<Vec<T>> {
+        (1..4).map(|rank| values.iter().map(|value| narrow(value / f64::from(rank))).collect()).collect()
+    }
+    fn bits<T: Scalar>(sources: &[Vec<T>]) -> Vec<u8> {
+        let reduced = Reduce::EVERY.map(|kind| reduce(kind, sources, (kind == Reduce::Sum).then_some(7.0)));
+        reduced.iter().flat_map(|values| bytemuck::cast_slice(values).to_vec()).collect()
+    }
+    let f32s = sources([1e-38, 1.4e-45, 1.0, -0.1], |x| x as f32);
+    let f64s = sources([1e-308, 5e-324, 1.0, -0.1], |x| x);
+    let f16s = sources([6e-8, 1e-5, 1.0, -0.1], f16::from_f64);
+    let bf16s = sources([1e-38, 1e-40, 1.0, -0.1], bf16::from_f64);
+    let all = || [bits(&f32s), bits(&f64s), bits(&f16s), bits(&bf16s)];
+    let expected = all();
+    for found in floats::states::in_each(all) {
+        assert_eq!(found, expected);
+    }
 }

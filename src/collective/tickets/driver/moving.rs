@@ -4,11 +4,13 @@
 //! rank that leaves has and reads no more. Then it copies the mean to its host, and writes it to other hosts. The segment
 //! is moved when all writes have completed.
 
+use std::hint::black_box;
+
 use super::{DATA, Driver, Mean};
 use crate::collective::tickets::ages;
 use crate::error::Result;
 use crate::fabric::{At, Posted, Region};
-use crate::reduce::{Goal, Place, Reduce, Source};
+use crate::reduce::{DefaultFloats, Goal, Place, Reduce, Source};
 
 /// How far a segment is.
 #[derive(Debug)]
@@ -95,8 +97,10 @@ impl Driver {
                 arena.combine((dtype, Reduce::Sum), sources, goal, elements, Some(divisor));
             }
             Mean::ModelsByAge(factor) => {
-                let sources =
-                    sources.zip(ages::weights(cut, factor)).map(|(source, factor)| Source { factor, ..source });
+                let _floats = DefaultFloats::enter();
+                let sources = sources
+                    .zip(ages::weights(cut, black_box(factor)))
+                    .map(|(source, factor)| Source { factor, ..source });
                 arena.combine((dtype, Reduce::Sum), sources, goal, elements, None);
             }
         }
