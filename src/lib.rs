@@ -110,6 +110,7 @@ mod units;
 
 mod board;
 mod interrupt;
+mod machine;
 mod named;
 mod random;
 mod rank_set;

@@ -24,8 +24,11 @@ use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
 use crate::fabric::Fabric;
 use crate::fabric::ofi::{self, OfiFabric};
+#[cfg(feature = "internals")]
+use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
+use crate::machine::{Cores, is_crowded};
 use crate::model::{HwConfig, Parameters};
 use crate::time::Deadline;
 use collectives::Boards;
@@ -49,6 +52,8 @@ struct Inner {
     parameters: Parameters,
     deadline: Duration,
     cores: u32,
+    /// Another rank may need the core that this one runs on.
+    is_crowded: bool,
     source: &'static str,
     /// Where partial collectives are recorded, and from where they are replayed.
     record: Option<PathBuf>,
@@ -81,7 +86,8 @@ impl World {
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        Ok(Self::new(fabric, parameters, config, identity.source))
+        let cores = neighbours_cores(&*fabric, config.deadline)?;
+        Ok(Self::new(fabric, parameters, config, (identity.source, &cores)))
     }
 
     /// Joins a world of `ranks` as `rank`, whatever the environment says: for launchers, and for frameworks whose groups
@@ -95,7 +101,8 @@ impl World {
         let identity = Identity::given(rank, ranks, store)?;
         let fabric = join(&identity, config, &measured)?;
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        Ok(Self::new(fabric, parameters, config, identity.source))
+        let cores = neighbours_cores(&*fabric, config.deadline)?;
+        Ok(Self::new(fabric, parameters, config, (identity.source, &cores)))
     }
 
     /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
@@ -122,14 +129,22 @@ impl World {
                 shared(VerbsFabric::in_this_process(&library, &config.verbs.or(measured.verbs()), ranks, until)?)
             }
         };
+        let cores = vec![Cores::own(); ranks as usize];
         let world = |fabric: Arc<dyn Fabric>| {
             let parameters = measured.of(fabric.name(), fabric.provider())?;
-            Ok(Self::new(fabric, parameters, config, "in this process"))
+            Ok(Self::new(fabric, parameters, config, ("in this process", &cores)))
         };
         fabrics.into_iter().map(world).collect()
     }
 
-    fn new(fabric: Arc<dyn Fabric>, parameters: Parameters, config: &Config, source: &'static str) -> World {
+    /// `cores` are those of the ranks on this machine.
+    fn new(
+        fabric: Arc<dyn Fabric>,
+        parameters: Parameters,
+        config: &Config,
+        (source, cores): (&'static str, &[Cores]),
+    ) -> World {
+        let is_crowded = is_crowded(&Cores::own(), cores);
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
@@ -142,6 +157,7 @@ impl World {
             parameters,
             deadline,
             cores,
+            is_crowded,
             source,
             record,
             replay,
@@ -257,8 +273,7 @@ impl World {
 
     /// How long to spin before sleeping.
     pub(crate) fn spin(&self) -> Spin {
-        let crowded = self.is_oversubscribed();
-        Spin::new(self.parameters().spin(crowded), crowded)
+        Spin::new(self.parameters().spin(self.is_crowded()), self.is_crowded())
     }
 
     /// The helper thread.
@@ -275,14 +290,25 @@ impl World {
         Ok(started)
     }
 
-    /// Whether there are more ranks than cores on this machine.
-    pub(crate) fn is_oversubscribed(&self) -> bool {
-        self.inner.fabric.neighbours() > machine_cores()
+    /// Whether another rank of this machine may need the core that this one runs on.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.inner.is_crowded
     }
 }
 
 #[cfg(feature = "internals")]
 impl World {
+    /// A world whose ranks take turns.
+    ///
+    /// # Errors
+    /// The hw-config cannot be read.
+    pub fn scheduled(fabric: Scheduled, config: &Config) -> Result<World> {
+        let fabric: Arc<dyn Fabric> = Arc::new(fabric);
+        let parameters = HwConfig::load(config.hw_config.as_deref())?.of(fabric.name(), fabric.provider())?;
+        // Its ranks take turns, so none needs the core of another.
+        Ok(Self::new(fabric, parameters, config, ("a schedule", &[])))
+    }
+
     /// The transport itself, for measurements and for code beside collectives.
     #[must_use]
     pub fn raw_fabric(&self) -> &Arc<dyn Fabric> {
@@ -314,15 +340,14 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
     }
 }
 
-/// Cores of the machine. A bound rank counts those that it may not use, too.
-fn machine_cores() -> u32 {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let range = |part: &str| -> Option<u32> {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        Some(to.parse::<u32>().ok()? - from.parse::<u32>().ok()? + 1)
+/// The cores of the ranks on this machine, as each says itself.
+fn neighbours_cores(fabric: &dyn Fabric, deadline: Duration) -> Result<Vec<Cores>> {
+    let all = fabric.exchange("join", &Cores::own().encode(), Deadline::from(deadline).instant())?;
+    let of = |peer: u32| {
+        let wrong = || Error::transport(fabric.rank(), peer, "join", "it did not say which cores it may use");
+        Cores::decode(&all[peer as usize]).ok_or_else(wrong)
     };
-    let total: u32 = list.trim().split(',').filter_map(range).sum();
-    if total > 0 { total } else { std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32) }
+    fabric.neighbours().into_iter().map(of).collect()
 }
 
 impl Drop for Inner {

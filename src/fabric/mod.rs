@@ -49,6 +49,8 @@ pub(crate) mod memory;
 pub(crate) mod modelled;
 pub(crate) mod net;
 pub mod ofi;
+#[cfg(feature = "internals")]
+pub mod scheduled;
 pub mod shm;
 #[cfg(feature = "internals")]
 pub mod sim;
@@ -322,8 +324,8 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// regions.
     fn hosts(&self) -> Vec<u32>;
 
-    /// Ranks on this machine, this one included, as far as is known: they share its cores.
-    fn neighbours(&self) -> u32;
+    /// The ranks on this machine, ascending, this one included, as far as is known: they share its cores.
+    fn neighbours(&self) -> Vec<u32>;
 
     /// Whether a rank's processor changes the rank's cells for others that cannot map them: then a rank that computes holds
     /// these up until one of its threads answers.

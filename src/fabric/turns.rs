@@ -30,6 +30,8 @@ impl Turns {
         exchange: impl FnOnce(u64) -> Result<T>,
     ) -> Result<T> {
         let mut turn = interrupt::lock(&self.0, fabric.rank(), operation, until)?;
+        // Why the world has failed says more than that the ranks are out of step since.
+        fabric.health(operation)?;
         let usage = |problem| Error::Usage { rank: fabric.rank(), operation, problem };
         if turn.broken {
             return Err(usage(
@@ -39,7 +41,6 @@ impl Turns {
         if mine.len() > most {
             return Err(usage("more than fits into an exchange"));
         }
-        fabric.health(operation)?;
         turn.number += 1;
         turn.broken = true;
         let exchanged = exchange(turn.number).inspect_err(|error| {

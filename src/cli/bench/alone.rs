@@ -91,7 +91,7 @@ fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()>
     let fabric = world.raw_fabric();
     let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
     match fabric.name() {
-        _ if stopped && fabric.neighbours() != fabric.ranks() => {
+        _ if stopped && fabric.neighbours().len() as u32 != fabric.ranks() => {
             refused("--stopped: not all ranks are on this machine")
         }
         "shm" => Ok(()),

@@ -113,7 +113,8 @@ impl<F: OverWire> NetCandidate<F> {
         let near =
             |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
         let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
-        let neighbours = infos.iter().filter(|theirs| theirs.host == own_info.host).count() as u32;
+        let here = (0..).zip(&infos).filter(|(_, theirs)| theirs.host == own_info.host);
+        let neighbours = here.map(|(rank, _)| rank).collect();
         let rails = link.wire.rails();
         let failed = Arc::new(AtomicBool::new(false));
         let engine = Engine::new(rank, infos[0].secret, link, peers, failed.clone());

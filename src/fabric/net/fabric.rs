@@ -35,7 +35,7 @@ pub(in crate::fabric) struct NetFabric<W: Wire> {
     rank: u32,
     ranks: u32,
     provider: String,
-    neighbours: u32,
+    neighbours: Vec<u32>,
     linger: Duration,
     shared: Arc<Shared<W>>,
     opened: AtomicU32,
@@ -48,7 +48,7 @@ pub(in crate::fabric) struct NetFabric<W: Wire> {
 pub(super) struct Neighbourhood {
     pub(super) provider: String,
     /// Ranks of its host.
-    pub(super) neighbours: u32,
+    pub(super) neighbours: Vec<u32>,
     pub(super) patience: Patience,
 }
 
@@ -181,8 +181,8 @@ impl<T: OverWire> Fabric for T {
         (0..self.ranks()).collect()
     }
 
-    fn neighbours(&self) -> u32 {
-        self.world().neighbours
+    fn neighbours(&self) -> Vec<u32> {
+        self.world().neighbours.clone()
     }
 
     fn changes_by_processor(&self) -> bool {

@@ -126,8 +126,8 @@ impl Fabric for ShmFabric {
         vec![0; self.segment.ranks() as usize]
     }
 
-    fn neighbours(&self) -> u32 {
-        self.segment.ranks()
+    fn neighbours(&self) -> Vec<u32> {
+        (0..self.segment.ranks()).collect()
     }
 
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {

@@ -72,10 +72,10 @@ impl Fabric for SimFabric {
         self.net.lock().hosts().to_vec()
     }
 
-    fn neighbours(&self) -> u32 {
+    fn neighbours(&self) -> Vec<u32> {
         let net = self.net.lock();
         let here = net.hosts()[self.rank as usize];
-        net.hosts().iter().filter(|&&host| host == here).count() as u32
+        (0..).zip(net.hosts()).filter(|&(_, &host)| host == here).map(|(rank, _)| rank).collect()
     }
 
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {

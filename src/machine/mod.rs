@@ -1,0 +1,9 @@
+//! What the machine, and the container that this process runs in, let it have.
+#![forbid(unsafe_code)]
+
+mod cores;
+mod groups;
+mod memory;
+
+pub(crate) use cores::{Cores, is_crowded};
+pub(crate) use memory::available_memory;
