@@ -91,6 +91,13 @@ impl<P: Protocol> Raw<P> {
         self.world.check_process(operation)
     }
 
+    /// Checks that the world can be used: what has failed stays failed.
+    #[inline]
+    fn check(&self, operation: &'static str) -> Result<()> {
+        self.check_process(operation)?;
+        self.world.fabric().health(operation)
+    }
+
     pub(super) fn executor(&self) -> Executor {
         self.executor
     }
@@ -158,14 +165,13 @@ impl<P: Protocol> Raw<P> {
     /// Hands in the next contribution; returns the time.
     #[inline]
     fn hand_in(&mut self, operation: &'static str, unfilled: bool) -> Result<Time> {
-        self.world.check_process(operation)?;
-        self.settle();
+        self.check(operation)?;
         self.session.check_free(operation)?;
         let problem =
             "it has made all the rounds that can be told apart (2^40, or what its provider can count); make a new one";
         self.session.check(operation, self.session.has_rounds_left(), problem)?;
-        self.world.fabric().health(operation)?;
         self.tape.as_deref().map_or(Ok(()), |tape| tape.check_arrival(operation))?;
+        self.settle();
         let mut engine = self.seat.take();
         self.lower_notice();
         let now = self.now(&engine);
@@ -179,7 +185,7 @@ impl<P: Protocol> Raw<P> {
     /// A descriptor that is readable while an outcome can be taken, or a failure.
     pub(super) fn completion(&self) -> Result<BorrowedFd<'_>> {
         let operation = "completion";
-        self.world.check_process(operation)?;
+        self.check(operation)?;
         if let Some(notice) = self.seat.notice() {
             return Ok(notice.as_fd());
         }
@@ -238,9 +244,9 @@ impl<P: Protocol> Raw<P> {
     /// Works and waits until there are outcomes, and takes them.
     #[inline]
     pub(super) fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
-        self.world.check_process("wait")?;
-        self.settle();
+        self.check("wait")?;
         self.session.check_outstanding("wait")?;
+        self.settle();
         self.take("wait", deadline)
     }
 
@@ -273,10 +279,9 @@ impl<P: Protocol> Raw<P> {
     /// Takes outcomes, if there are any.
     pub(super) fn test(&mut self) -> Result<Option<RangeInclusive<u64>>> {
         let operation = "test";
-        self.world.check_process(operation)?;
-        self.settle();
+        self.check(operation)?;
         self.session.check_outstanding(operation)?;
-        self.world.fabric().health(operation)?;
+        self.settle();
         let now = self.waiter.clock().now();
         self.waiter.look(operation, now)?;
         self.seat.claim_work();
@@ -297,11 +302,12 @@ impl<P: Protocol> Raw<P> {
     /// Leaves in good order.
     pub(super) fn finish(&mut self, deadline: Deadline) -> Result<()> {
         let (operation, deadline) = ("finish", Deadline::from(deadline.instant()));
-        self.world.check_process(operation)?;
-        self.settle();
+        self.check_process(operation)?;
         if self.finished {
             return Ok(());
         }
+        self.check(operation)?;
+        self.settle();
         if !self.session.is_leaving() {
             self.tape.as_deref().map_or(Ok(()), |tape| tape.check_leaving(operation))?;
             if self.session.is_outstanding() {
@@ -342,7 +348,7 @@ impl<P: Protocol> Raw<P> {
 
     /// Whether the outcome of the last arrival is there. Does no work for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
-        self.world.check_process("is_complete")?;
+        self.check("is_complete")?;
         let mut engine = self.seat.take();
         let now = self.now(&engine);
         engine.look(now).map_err(|error| error.in_call("is_complete"))?;
