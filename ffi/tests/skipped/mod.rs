@@ -13,6 +13,8 @@ pub enum Need {
     Clang,
     /// The C compilers `cc` and `c++`.
     Compiler,
+    /// Control groups that this user can make.
+    Groups,
     /// A C compiler, and the headers of libfabric and libibverbs.
     Headers,
     /// The command `ip`, of iproute2.
@@ -21,14 +23,16 @@ pub enum Need {
     Libfabric,
     /// A kernel with membarrier(2).
     Membarrier,
+    /// Open MPI and MPICH, as wheels.
+    Mpi,
     /// A kernel that makes network and process namespaces for this user.
     Namespaces,
     /// Python 3.11 with venv, and a package index.
     Python,
-    /// Control groups that this user can make.
-    Groups,
     /// To be root, and to act as another user.
     Root,
+    /// Slurm and munge.
+    Slurm,
     /// The command `valgrind`.
     Valgrind,
     /// A device for InfiniBand or RoCE.
@@ -39,18 +43,20 @@ pub enum Need {
 const NO_SKIPS: &str = "TEST_NO_SKIPS";
 
 impl Need {
-    const EVERY: [Need; 13] = [
+    const EVERY: [Need; 15] = [
         Need::Cargo,
         Need::Clang,
         Need::Compiler,
+        Need::Groups,
         Need::Headers,
         Need::Ip,
         Need::Libfabric,
         Need::Membarrier,
+        Need::Mpi,
         Need::Namespaces,
         Need::Python,
-        Need::Groups,
         Need::Root,
+        Need::Slurm,
         Need::Valgrind,
         Need::Verbs,
     ];
@@ -60,14 +66,16 @@ impl Need {
             Need::Cargo => "cargo",
             Need::Clang => "clang",
             Need::Compiler => "compiler",
+            Need::Groups => "groups",
             Need::Headers => "headers",
             Need::Ip => "ip",
             Need::Libfabric => "libfabric",
             Need::Membarrier => "membarrier",
+            Need::Mpi => "mpi",
             Need::Namespaces => "namespaces",
             Need::Python => "python",
-            Need::Groups => "groups",
             Need::Root => "root",
+            Need::Slurm => "slurm",
             Need::Valgrind => "valgrind",
             Need::Verbs => "verbs",
         }
