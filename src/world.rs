@@ -17,7 +17,7 @@ use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
 use crate::bootstrap::identity::{Identity, Machines};
-use crate::bootstrap::{Joined, StoreAddress, meet};
+use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::executor::helper::Helper;
@@ -329,7 +329,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
                 _ => &identity.job,
             };
             let Joined { memory, processes } =
-                meet(name, (rank, ranks), config.deadline, || ShmFabric::create(ranks))?;
+                meet(name, (rank, ranks), Terms::of(identity, config.deadline), || ShmFabric::create(ranks))?;
             Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
         }
         FabricChoice::Shm => Err(Error::Config(

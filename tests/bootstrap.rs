@@ -227,6 +227,7 @@ fn launched(launcher: &str, rank: u32, port: u16) -> Vec<(String, String)> {
             ("SLURM_NTASKS", "3"),
             ("SLURM_STEP_NUM_NODES", "3"),
             ("SLURM_JOB_ID", &before),
+            ("SLURM_STEP_ID", "0"),
             ("SLURM_STEP_NODELIST", "localhost,two,three"),
         ],
         "Open MPI" => &[

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::identity::Identity;
 use crate::error::Ranks;
 use crate::fault::Fault;
 use crate::interrupt;
@@ -12,6 +13,29 @@ const LINGER: Duration = Duration::from_secs(1);
 /// How long rank 0 looks for a rank that comes twice, after all have come and while others connect.
 const PATIENCE: Duration = Duration::from_millis(200);
 
+/// The terms of a meeting as the user set them, for error texts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// How long ranks wait for each other.
+    pub(crate) deadline: Duration,
+    /// What the starts of all ranks have in common ([`super::identity::Identity::together`]).
+    pub(crate) together: &'static str,
+}
+
+impl Terms {
+    pub(crate) fn of(identity: &Identity, deadline: Duration) -> Self {
+        Terms { deadline, together: identity.together }
+    }
+
+    /// What a rank says that waited for rank 0 in vain: the reason, if there is one, and what else
+    /// it asks.
+    pub(super) fn rank_0_missing(&self, why: Option<&std::io::Error>, also: &str) -> String {
+        let Terms { deadline, together } = self;
+        let why = why.map_or_else(String::new, |cause| format!(" ({cause})"));
+        format!("rank 0 did not come within {deadline:?}{why}; was it started, {together}{also}?")
+    }
+}
+
 /// The attendance that rank 0 keeps. Rank 0 itself is present from the beginning.
 #[derive(Debug)]
 pub(super) struct Attendance {
@@ -21,14 +45,13 @@ pub(super) struct Attendance {
     refused: Option<String>,
     complete: Option<Instant>,
     until: Instant,
-    /// The deadline as the user set it, for error texts.
-    deadline: Duration,
+    terms: Terms,
 }
 
 impl Attendance {
-    pub(super) fn new(ranks: u32, until: Instant, deadline: Duration) -> Self {
+    pub(super) fn new(ranks: u32, until: Instant, terms: Terms) -> Self {
         let present = (0..ranks).map(|rank| rank == 0).collect();
-        Attendance { present, mistake: None, refused: None, complete: None, until, deadline }
+        Attendance { present, mistake: None, refused: None, complete: None, until, terms }
     }
 
     /// A process says that it is `rank` in a world of `ranks`. Returns whether that is possible.
@@ -84,11 +107,11 @@ impl Attendance {
                 (quiet || late || complete.elapsed() > PATIENCE).then_some(Ok(()))
             }
             None if late => {
-                let (missing, ranks, deadline) = (Ranks(missing), self.present.len(), self.deadline);
+                let (missing, ranks) = (Ranks(missing), self.present.len());
+                let Terms { deadline, together } = self.terms;
                 let also = self.refused.as_ref().map_or_else(String::new, |why| format!(" Not let in: {why}"));
                 Some(Err(format!(
-                    "{missing} did not come within {deadline:?}; were all {ranks} started, with the same \
-                     EARLYBIRD_STORE?{also}"
+                    "{missing} did not come within {deadline:?}; were all {ranks} started, {together}?{also}"
                 )))
             }
             None => None,

@@ -1,5 +1,6 @@
 //! Rank and world size, from the variables of the launcher.
 
+use super::slurm;
 use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
 
@@ -21,6 +22,9 @@ pub struct Identity {
     pub machines: Machines,
     /// The launcher whose variables said so.
     pub source: &'static str,
+    /// What the starts of all ranks have in common, for the question that an error asks: "was rank 1
+    /// started, …?"
+    pub together: &'static str,
 }
 
 /// On how many machines the ranks of a job are.
@@ -47,7 +51,8 @@ struct Launcher {
 }
 
 /// The launchers, in the order in which they are believed. Slurm comes last, because `mpirun`
-/// inside a Slurm job inherits its variables.
+/// inside a Slurm job inherits its variables. Where `srun` itself speaks PMI or PMIx to its tasks,
+/// Slurm is believed: it knows the nodes.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: "earlybird",
@@ -74,7 +79,7 @@ const LAUNCHERS: [Launcher; 6] = [
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
     },
     Launcher {
-        name: "PMI",
+        name: PMI,
         rank: "PMI_RANK",
         ranks: &["PMI_SIZE"],
         local: Some("MPI_LOCALNRANKS"),
@@ -82,27 +87,32 @@ const LAUNCHERS: [Launcher; 6] = [
         job: &["PMI_JOBID", "PMI_KVSNAME"],
     },
     Launcher {
-        name: "PMIx",
+        name: PMIX,
         rank: "PMIX_RANK",
-        ranks: &["PMIX_SIZE", "SLURM_NTASKS"],
+        ranks: &["PMIX_SIZE"],
         local: None,
-        machines: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
+        machines: &[],
         job: &["PMIX_NAMESPACE"],
     },
-    Launcher {
-        name: SLURM,
-        rank: "SLURM_PROCID",
-        ranks: &["SLURM_NTASKS"],
-        local: None,
-        machines: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
-        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
-    },
+    SLURM,
 ];
 
+const SLURM: Launcher = Launcher {
+    name: "Slurm",
+    rank: slurm::RANK,
+    ranks: slurm::RANKS,
+    local: None,
+    machines: slurm::MACHINES,
+    job: &[],
+};
+
 const TORCHRUN: &str = "torchrun";
-const SLURM: &str = "Slurm";
+const PMI: &str = "PMI";
+const PMIX: &str = "PMIx";
 
 const NO_LAUNCHER: &str = "no launcher";
+
+const SAME_STORE: &str = "with the same EARLYBIRD_STORE";
 
 impl Identity {
     /// Whether a launcher started this process.
@@ -120,8 +130,16 @@ impl Identity {
             return Err(Error::Config(format!("rank {rank} is none of a world of {ranks}; ranks count from 0")));
         }
         let address = store.parse().map_err(|problem| Error::Config(format!("store: {problem}")))?;
-        let (job, common, machines) = (store.to_owned(), None, Machines::Unknown);
-        Ok(Identity { rank, ranks, job, store: Some(address), common, machines, source: "the program" })
+        Ok(Identity {
+            rank,
+            ranks,
+            job: store.to_owned(),
+            store: Some(address),
+            common: None,
+            machines: Machines::Unknown,
+            source: "the program",
+            together: SAME_STORE,
+        })
     }
 
     /// Reads the environment; a world of one rank if no launcher set a variable.
@@ -136,8 +154,7 @@ impl Identity {
     }
 
     pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Self> {
-        let Some((launcher, rank)) = LAUNCHERS.iter().find_map(|launcher| Some((launcher, lookup(launcher.rank)?)))
-        else {
+        let Some((launcher, rank)) = launcher(&lookup) else {
             if let Some(ranks) = lookup("EARLYBIRD_WORLD_SIZE") {
                 return Err(Error::Config(format!(
                     "EARLYBIRD_WORLD_SIZE={ranks} is set and EARLYBIRD_RANK is not; set both, or start with \
@@ -145,8 +162,16 @@ impl Identity {
                 )));
             }
             let job = format!("alone-{}", std::process::id());
-            let (store, common, machines) = (None, None, Machines::One);
-            return Ok(Identity { rank: 0, ranks: 1, job, store, common, machines, source: NO_LAUNCHER });
+            return Ok(Identity {
+                rank: 0,
+                ranks: 1,
+                job,
+                store: None,
+                common: None,
+                machines: Machines::One,
+                source: NO_LAUNCHER,
+                together: SAME_STORE,
+            });
         };
         let number = |name: &str, value: &str| {
             value.trim().parse::<u32>().map_err(|_| Error::Config(format!("{name}={value} is not a number of ranks")))
@@ -172,7 +197,17 @@ impl Identity {
         let bad_store = |problem| Error::Config(format!("EARLYBIRD_STORE={problem}"));
         let store = lookup("EARLYBIRD_STORE").map(|text| text.parse()).transpose().map_err(bad_store)?;
         let (job, common) = (job(launcher, &lookup, parent), common(launcher, &lookup));
-        Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name })
+        let together = match store {
+            None if launcher.name == SLURM.name => slurm::together(&lookup),
+            _ => SAME_STORE,
+        };
+        Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name, together })
+    }
+
+    /// The name of the launcher's command, for messages.
+    #[must_use]
+    pub fn started_by(&self) -> &'static str {
+        if self.source == SLURM.name { "srun" } else { "the launcher" }
     }
 
     /// The address at which the ranks meet: the one in the environment; else, on one machine, one
@@ -201,46 +236,49 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
+/// The launcher that started this process, and the rank that it gave.
+fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<(&'static Launcher, String)> {
+    LAUNCHERS.iter().find_map(|launcher| {
+        let rank = lookup(launcher.rank)?;
+        match launcher.name {
+            PMI | PMIX if slurm::speaks_pmi(lookup, launcher.rank, launcher.ranks, launcher.local) => {
+                Some((&SLURM, rank))
+            }
+            // Of the shell of `salloc`: it is one process.
+            PMIX if slurm::has_pmix_namespace(lookup) => None,
+            name if name == SLURM.name && !slurm::is_step(lookup) => None,
+            _ => Some((launcher, rank)),
+        }
+    })
+}
+
 fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u32) -> String {
     if let Some(StoreAddress::Unix(name)) = lookup("EARLYBIRD_STORE").and_then(|text| text.parse().ok()) {
         return name;
     }
-    let job: Vec<String> = launcher.job.iter().filter_map(|name| lookup(name)).collect();
-    let store = lookup("EARLYBIRD_STORE");
+    let said: Vec<String> = launcher.job.iter().filter_map(|name| lookup(name)).collect();
+    let job = if launcher.name == SLURM.name {
+        slurm::job(lookup)
+    } else {
+        Some(said.join("-")).filter(|job| !job.is_empty())
+    };
     // The parent is the same for all ranks of one machine only.
-    let job = if job.is_empty() { store.unwrap_or_else(|| format!("parent-{parent}")) } else { job.join("-") };
+    let job = job.or_else(|| lookup("EARLYBIRD_STORE")).unwrap_or_else(|| format!("parent-{parent}"));
     // Names of abstract sockets are short, and the hash keeps jobs apart.
     format!("{}-{:016x}", launcher.name.to_lowercase().replace(' ', "-"), hash(&job))
 }
 
 /// An address that all hosts of a job can derive from their variables.
 fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<StoreAddress> {
-    match launcher.name {
-        // torchrun itself listens on `MASTER_PORT`.
-        TORCHRUN => {
-            let port: u16 = lookup("MASTER_PORT")?.parse().ok()?;
-            Some(StoreAddress::Tcp { host: lookup("MASTER_ADDR")?, port: port.checked_add(1)? })
-        }
-        SLURM => {
-            let nodes = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_NODELIST"))?;
-            let job = format!("{:?} {:?}", lookup("SLURM_JOB_ID")?, lookup("SLURM_STEP_ID"));
-            // A port between those of services and those that the system hands out.
-            let port = 20_000 + (hash(&job) % 10_000) as u16;
-            Some(StoreAddress::Tcp { host: first_node(&nodes)?, port })
-        }
-        _ => None,
+    if launcher.name == SLURM.name {
+        return slurm::meeting(lookup, hash(&slurm::job(lookup)?));
     }
-}
-
-/// The first host of a list such as `n[01-03,7],m5`: where Slurm puts rank 0.
-fn first_node(list: &str) -> Option<String> {
-    let end = list.find([',', '[']).unwrap_or(list.len());
-    let (prefix, rest) = list.split_at(end);
-    let Some(ranges) = rest.strip_prefix('[') else { return Some(prefix.to_owned()).filter(|name| !name.is_empty()) };
-    let (ranges, after) = ranges.split_once(']')?;
-    let first = ranges.split([',', '-']).next()?;
-    let suffix = after.split(',').next().unwrap_or_default();
-    Some(format!("{prefix}{first}{suffix}"))
+    if launcher.name == TORCHRUN {
+        // torchrun itself listens on `MASTER_PORT`.
+        let port: u16 = lookup("MASTER_PORT")?.parse().ok()?;
+        return Some(StoreAddress::Tcp { host: lookup("MASTER_ADDR")?, port: port.checked_add(1)? });
+    }
+    None
 }
 
 #[cfg(test)]
@@ -254,7 +292,7 @@ mod tests {
 
     #[test]
     fn each_launcher_is_understood_and_the_order_holds() {
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "9")];
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "9"), ("SLURM_STEP_ID", "0")];
         let pmix = [("PMIX_RANK", "2"), ("PMIX_SIZE", "3"), ("PMIX_NAMESPACE", "n")];
         let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4")];
         let mpi = [("OMPI_COMM_WORLD_RANK", "4"), ("OMPI_COMM_WORLD_SIZE", "5")];
@@ -269,6 +307,109 @@ mod tests {
         assert_eq!(identity(&vars).unwrap().store_address().unwrap(), StoreAddress::Unix("x".to_owned()));
     }
 
+    /// The variables that every task of a step has.
+    fn step<'a>(rank: &'a str, ranks: &'a str) -> [(&'a str, &'a str); 5] {
+        [
+            ("SLURM_PROCID", rank),
+            ("SLURM_NTASKS", ranks),
+            ("SLURM_STEP_NUM_TASKS", ranks),
+            ("SLURM_JOB_ID", "9"),
+            ("SLURM_STEP_ID", "0"),
+        ]
+    }
+
+    const NODES: [(&str, &str); 2] = [("SLURM_STEP_NODELIST", "n[1-3]"), ("SLURM_STEP_NUM_NODES", "3")];
+
+    fn met_at(groups: &[&[(&str, &str)]]) -> String {
+        identity(&groups.concat()).unwrap().store_address().unwrap().to_string()
+    }
+
+    /// As `srun --mpi=pmi2` and `--mpi=pmix` of Slurm 22.05 set the variables.
+    #[test]
+    fn slurm_is_believed_where_srun_speaks_pmi() {
+        let pmi2 = [("PMI_RANK", "1"), ("PMI_SIZE", "3"), ("PMI_JOBID", "9.0"), ("SLURM_MPI_TYPE", "pmi2")];
+        let pmix = [("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "slurm.pmix.9.0")];
+        let plain = met_at(&[&step("1", "3"), &NODES]);
+        assert!(plain.starts_with("tcp:n1:2"), "{plain}");
+        for pmi in [&pmi2[..], &pmix, &[("PMI_RANK", "1"), ("PMI_SIZE", "3"), ("PMIX_RANK", "1")]] {
+            let found = identity(&[pmi, &step("1", "3"), &NODES].concat()).unwrap();
+            assert_eq!((found.rank, found.ranks, found.source), (1, 3, "Slurm"), "{pmi:?}");
+            assert_eq!(found.machines, Machines::Several);
+            assert_eq!(met_at(&[pmi, &step("1", "3"), &NODES]), plain);
+            // On one node, too: the ranks of different steps have different names.
+            let here = [("SLURM_STEP_NODELIST", "n1"), ("SLURM_STEP_NUM_NODES", "1")];
+            assert!(met_at(&[pmi, &step("1", "3"), &here]).starts_with("unix:slurm-"));
+        }
+    }
+
+    /// mpirun starts its daemons by srun, and ranks inherit the variables of a daemon.
+    #[test]
+    fn mpirun_is_believed_inside_a_step() {
+        let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
+        let other_size = [("PMI_RANK", "1"), ("PMI_SIZE", "8")];
+        let other_rank = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
+        let prte = [("PMIX_RANK", "1"), ("PMIX_SIZE", "2"), ("PMIX_NAMESPACE", "prterun-n1-18@1")];
+        let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")];
+        for (mpi, source) in [
+            (&hydra[..], "PMI"),
+            (&other_size, "PMI"),
+            (&other_rank, "PMI"),
+            (&prte, "PMIx"),
+            (&open_mpi, "Open MPI"),
+            (&[("RANK", "1"), ("WORLD_SIZE", "2")], "torchrun"),
+        ] {
+            let found = identity(&[mpi, &step("1", "2"), &NODES].concat()).unwrap();
+            assert_eq!(found.source, source, "{mpi:?}");
+        }
+    }
+
+    /// A batch script has the variables of rank 0, and is one process; so is the shell of salloc.
+    #[test]
+    fn only_steps_of_srun_are_launched() {
+        let task = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "9"), ("SLURM_NNODES", "2")];
+        for steps in [
+            &[][..],
+            &[("SLURM_STEP_ID", "batch")],
+            &[("SLURM_STEP_ID", "4294967291")],
+            &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")],
+            &[("SLURM_STEPID", "4294967290"), ("PMIX_RANK", "0"), ("PMIX_NAMESPACE", "slurm.pmix.9.4294967290")],
+        ] {
+            let found = identity(&[&task[..], steps].concat()).unwrap();
+            assert_eq!((found.rank, found.ranks, found.is_launched()), (0, 1, false), "{steps:?}");
+        }
+        for name in ["SLURM_STEP_ID", "SLURM_STEPID"] {
+            let found = identity(&[&task[..], &[(name, "0")]].concat()).unwrap();
+            assert_eq!((found.ranks, found.is_launched()), (4, true), "{name}");
+        }
+        // The job has four tasks, and this step two.
+        let found = identity(&[&task[..], &[("SLURM_STEP_ID", "1"), ("SLURM_STEP_NUM_TASKS", "2")]].concat()).unwrap();
+        assert_eq!(found.ranks, 2);
+    }
+
+    #[test]
+    fn ranks_look_for_rank_0_where_slurms_list_does_not_tell_its_node() {
+        let arbitrary = [("SLURM_DISTRIBUTION", "arbitrary")];
+        let parts = [("SLURM_HET_SIZE", "2"), ("SLURM_JOB_ID_HET_GROUP_0", "9")];
+        for why in [&arbitrary[..], &parts] {
+            let place = met_at(&[&step("1", "3"), &NODES, why]);
+            assert!(place.starts_with("tcp:n1|n2|n3:2"), "{place}");
+        }
+        // Ranks of another part have the number of its own job.
+        let other = [("SLURM_JOB_ID", "10")];
+        assert_eq!(met_at(&[&other, &step("2", "3"), &NODES, &parts]), met_at(&[&step("1", "3"), &NODES, &parts]));
+        let cyclic = [("SLURM_DISTRIBUTION", "cyclic:block")];
+        assert!(met_at(&[&step("1", "3"), &NODES, &cyclic]).starts_with("tcp:n1:2"));
+    }
+
+    #[test]
+    fn a_question_says_how_ranks_are_started() {
+        let asked = |groups: &[&[(&str, &str)]]| identity(&groups.concat()).unwrap().together;
+        assert_eq!(asked(&[&step("1", "3")]), "by the same srun");
+        assert!(asked(&[&step("1", "3"), &[("SLURM_HET_SIZE", "2")]]).contains("`srun --het-group=0,1`"));
+        assert_eq!(asked(&[&step("1", "3"), &[("EARLYBIRD_STORE", "unix:x")]]), SAME_STORE);
+        assert_eq!(asked(&[&[("RANK", "1"), ("WORLD_SIZE", "3")]]), SAME_STORE);
+    }
+
     #[test]
     fn without_a_launcher_there_is_one_rank() {
         let found = identity(&[]).unwrap();
@@ -277,9 +418,13 @@ mod tests {
 
     #[test]
     fn jobs_differ() {
-        let job = |id| identity(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", id)]).unwrap().job;
-        assert_ne!(job("1"), job("2"));
-        assert!(job("1").starts_with("slurm-"));
+        let job = |id, step| {
+            let task = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", id), ("SLURM_STEP_ID", step)];
+            identity(&task).unwrap().job
+        };
+        assert_ne!(job("1", "0"), job("2", "0"));
+        assert_ne!(job("1", "0"), job("1", "1"));
+        assert!(job("1", "0").starts_with("slurm-"));
     }
 
     #[test]
@@ -302,30 +447,12 @@ mod tests {
 
     #[test]
     fn launchers_tell_where_ranks_on_several_machines_meet() {
-        let met_at = |vars: &[(&str, &str)]| identity(vars).unwrap().store_address().unwrap().to_string();
         let torch = [("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "head"), ("MASTER_PORT", "29500")];
-        assert_eq!(met_at(&[&torch[..], &[("LOCAL_WORLD_SIZE", "4")]].concat()), "tcp:head:29501");
-        assert!(met_at(&[&torch[..], &[("LOCAL_WORLD_SIZE", "8")]].concat()).starts_with("unix:torchrun-"));
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "9")];
+        assert_eq!(met_at(&[&torch, &[("LOCAL_WORLD_SIZE", "4")]]), "tcp:head:29501");
+        assert!(met_at(&[&torch, &[("LOCAL_WORLD_SIZE", "8")]]).starts_with("unix:torchrun-"));
+        let slurm = step("1", "4");
         let nodes = [("SLURM_STEP_NODELIST", "n[07-08,11]"), ("SLURM_STEP_NUM_NODES", "3")];
-        assert!(met_at(&[&slurm[..], &nodes].concat()).starts_with("tcp:n07:2"));
-        assert!(met_at(&[&slurm[..], &[("SLURM_NNODES", "1")]].concat()).starts_with("unix:slurm-"));
-    }
-
-    #[test]
-    fn the_first_of_a_list_of_nodes() {
-        for (list, first) in [
-            ("a", "a"),
-            ("a,b", "a"),
-            ("n[1-3]", "n1"),
-            ("n[07,9]", "n07"),
-            ("n[1-3]-ib,m", "n1-ib"),
-            ("r1-n[4]", "r1-n4"),
-        ] {
-            assert_eq!(first_node(list).as_deref(), Some(first), "{list}");
-        }
-        for list in ["", "n[1-3"] {
-            assert_eq!(first_node(list), None, "{list}");
-        }
+        assert!(met_at(&[&slurm, &nodes]).starts_with("tcp:n07:2"));
+        assert!(met_at(&[&slurm, &[("SLURM_NNODES", "1")]]).starts_with("unix:slurm-"));
     }
 }

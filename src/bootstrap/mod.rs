@@ -4,10 +4,12 @@ mod attendance;
 pub mod identity;
 mod peer;
 mod rendezvous;
+mod slurm;
 mod store_address;
 
 pub(crate) mod store;
 pub(crate) mod wire;
 
+pub(crate) use attendance::Terms;
 pub(crate) use rendezvous::{Joined, meet};
 pub use store_address::StoreAddress;

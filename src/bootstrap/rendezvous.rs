@@ -16,7 +16,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use super::attendance::Attendance;
+use super::attendance::{Attendance, Terms};
 use super::peer;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub(crate) struct Joined {
 pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),
-    deadline: Duration,
+    terms: Terms,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
     if ranks > MOST_RANKS {
@@ -57,15 +57,15 @@ pub(crate) fn meet(
     }
     let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
-    let until = Deadline::from(deadline).instant();
-    if rank == 0 { host(&address, ranks, until, deadline, make) } else { visit(&address, rank, ranks, until, deadline) }
+    let until = Deadline::from(terms.deadline).instant();
+    if rank == 0 { host(&address, ranks, until, terms, make) } else { visit(&address, rank, ranks, until, terms) }
 }
 
 fn host(
     address: &SocketAddr,
     ranks: u32,
     until: Instant,
-    deadline: Duration,
+    terms: Terms,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
@@ -80,7 +80,7 @@ fn host(
     listener.set_nonblocking(true).map_err(os)?;
     let memory = make()?;
     let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
-    let mut attendance = Attendance::new(ranks, until, deadline);
+    let mut attendance = Attendance::new(ranks, until, terms);
     let verdict = loop {
         let guest = listener.accept();
         if let Some(verdict) = attendance.verdict(guest.is_err()) {
@@ -170,7 +170,7 @@ fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::Borrowe
     stream.write_all(&body)
 }
 
-fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: Duration) -> Result<Joined> {
+fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, terms: Terms) -> Result<Joined> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
     let mut stream = loop {
         match UnixStream::connect_addr(address) {
@@ -180,10 +180,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, deadline: 
                 std::thread::sleep(PAUSE);
             }
             Err(_) => {
-                return Err(Error::join(
-                    rank,
-                    format!("rank 0 did not come within {deadline:?}; was it started, with the same EARLYBIRD_STORE?"),
-                ));
+                return Err(Error::join(rank, terms.rank_0_missing(None, "")));
             }
         }
     };

@@ -16,6 +16,14 @@ pub enum StoreAddress {
         /// A free port there.
         port: u16,
     },
+    /// As [`StoreAddress::Tcp`], where the host of rank 0 is one of several: it listens, and the
+    /// others ask at each host until one answers. Launchers give it, and users do not.
+    Among {
+        /// The hosts, in the order in which they are asked.
+        hosts: Vec<String>,
+        /// A free port on that of rank 0.
+        port: u16,
+    },
     /// `file:FOLDER`: a folder that all hosts share, for this job alone.
     File(PathBuf),
 }
@@ -52,6 +60,11 @@ impl fmt::Display for StoreAddress {
             StoreAddress::Unix(name) => write!(f, "unix:{name}"),
             StoreAddress::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
             StoreAddress::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            StoreAddress::Among { hosts, port } => {
+                const SHOWN: usize = 4;
+                let more = if hosts.len() > SHOWN { "|..." } else { "" };
+                write!(f, "tcp:{}{more}:{port}", hosts[..hosts.len().min(SHOWN)].join("|"))
+            }
             StoreAddress::File(folder) => write!(f, "file:{}", folder.display()),
         }
     }
@@ -66,6 +79,12 @@ mod tests {
         for text in ["unix:x", "tcp:node01:29400", "tcp:[fe80::1]:5", "tcp:10.0.0.1:65535", "file:/scratch/job 1"] {
             assert_eq!(text.parse::<StoreAddress>().unwrap().to_string(), text);
         }
+        let among = |hosts: &[&str]| {
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            StoreAddress::Among { hosts, port: 7 }.to_string()
+        };
+        assert_eq!(among(&["a", "b"]), "tcp:a|b:7");
+        assert_eq!(among(&["a", "b", "c", "d", "e"]), "tcp:a|b|c|d|...:7");
         assert_eq!("tcp://a:1".parse(), "tcp:a:1".parse::<StoreAddress>());
         assert_eq!("file:///a".parse(), "file:/a".parse::<StoreAddress>());
     }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::bootstrap::Terms;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::bootstrap::store::{self, Secret};
@@ -107,7 +108,7 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     let until = Deadline::from(config.deadline).instant();
     let mine = encode(&opened.each_ref().map(Offer::of));
     // A rank that can use nothing comes, too: so the others learn why at once.
-    let given = store::gather(&place, ranks, &mine, &secret, config.deadline)?;
+    let given = store::gather(&place, ranks, &mine, &secret, Terms::of(identity, config.deadline))?;
     let offers = given.iter().zip(0..).map(|(bytes, peer)| {
         let strange =
             || failed(format!("rank {peer} introduced itself in a way that this version does not understand"));

@@ -48,7 +48,7 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
             folder.remove(&file).map_err(|cause| cannot(cause.into()))?;
         }
     }
-    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.deadline);
+    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms);
     let mut guests: Vec<Option<Hello>> = vec![None; meeting.ranks as usize];
     let verdict = loop {
         let mut quiet = true;
@@ -103,7 +103,7 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
 }
 
 pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
-    let Meeting { rank, ranks, mine, secret, until, deadline, .. } = *meeting;
+    let Meeting { rank, ranks, mine, secret, until, terms, .. } = *meeting;
     let nonce = draw(rank)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&NOT_GREETED, secret);
     let (own, answer) = (guest_file(rank), answer_file(rank));
@@ -150,12 +150,10 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
                     .to_owned(),
                 Some(cause) if cause.kind() != io::ErrorKind::NotFound => format!(
                     "this rank cannot leave word \
-                 there within {deadline:?} ({cause}); is the folder shared by all hosts?"
+                 there within {:?} ({cause}); is the folder shared by all hosts?",
+                    terms.deadline
                 ),
-                _ => format!(
-                    "rank 0 did not come within {deadline:?}; was it started, with the same \
-                 EARLYBIRD_STORE, and is the folder shared by all hosts?"
-                ),
+                _ => terms.rank_0_missing(None, ", and is the folder shared by all hosts"),
             }));
         }
         if let Err(interrupted) = interrupt::check(rank, "join") {

@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use super::folder::Folder;
 use super::frame::{self, Hello, NONCE};
 use super::{Secret, gather};
-use crate::bootstrap::{Joined, StoreAddress, meet};
+use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
 use crate::error::Result;
 use crate::fabric::shm::ShmFabric;
 use crate::fault::Fault;
 
 /// The deadline; some meetings last that long.
 const DEADLINE: Duration = Duration::from_secs(2);
+
+const TERMS: Terms = Terms { deadline: DEADLINE, together: "by the same test" };
 
 /// What a rank gets from a meeting.
 type Told = Result<Vec<Vec<u8>>>;
@@ -50,7 +52,7 @@ fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
 /// A rank with the world size that it was told comes to a meeting on one machine and joins the
 /// world.
 fn come(name: &str, (rank, ranks): (u32, u32)) -> Result<()> {
-    let Joined { memory, processes } = meet(name, (rank, ranks), DEADLINE, || ShmFabric::create(ranks))?;
+    let Joined { memory, processes } = meet(name, (rank, ranks), TERMS, || ShmFabric::create(ranks))?;
     ShmFabric::join(memory, rank, ranks, &processes).map(drop)
 }
 
@@ -64,7 +66,7 @@ fn meet_as(ranks: &[(u32, u32)]) -> Vec<Result<()>> {
 fn gather_at(store: &StoreAddress, ranks: u32, came: &[(u32, &str)]) -> Vec<Told> {
     let visit = |&(rank, secret): &(u32, &str)| {
         let secret = Secret::new(Some(secret), "");
-        move || gather(store, (rank, ranks), &[rank as u8], &secret, DEADLINE)
+        move || gather(store, (rank, ranks), &[rank as u8], &secret, TERMS)
     };
     together(came.iter().map(visit).collect())
 }
@@ -87,7 +89,7 @@ fn all_know_the_same_world() {
 fn no_rank_starts_without_the_missing() {
     let store = StoreAddress::Unix(fresh("missing"));
     let told = gather_at(&store, 3, &[(0, "s"), (2, "s")]);
-    told.iter().for_each(|told| refused(told, "rank 1 did not come within"));
+    told.iter().for_each(|told| refused(told, "rank 1 did not come within 2s; were all 3 started, by the same test?"));
 }
 
 fn a_process_without_the_secret_is_no_guest() {

@@ -13,10 +13,13 @@ mod meeting_tests;
 mod net;
 mod seal;
 
-use std::time::{Duration, Instant};
+#[cfg(test)]
+use std::time::Duration;
+use std::time::Instant;
 
 pub(crate) use seal::Secret;
 
+use super::attendance::Terms;
 use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
 use crate::time::Deadline;
@@ -36,8 +39,7 @@ struct Meeting<'a> {
     mine: &'a [u8],
     secret: &'a Secret,
     until: Instant,
-    /// The deadline as the user set it, for error texts.
-    deadline: Duration,
+    terms: Terms,
 }
 
 impl Meeting<'_> {
@@ -51,9 +53,9 @@ impl<'a> Meeting<'a> {
     /// The meeting of a rank in a world of two, with its own bytes to give; tests change what they
     /// are about.
     fn sample(store: &'a StoreAddress, secret: &'a Secret, rank: u32) -> Self {
-        let deadline = Duration::from_secs(20);
-        let (mine, until) = ([&b"zero"[..], b"one"][rank as usize], Instant::now() + deadline);
-        Meeting { store, rank, ranks: 2, mine, secret, until, deadline }
+        let terms = Terms { deadline: Duration::from_secs(20), together: "by this test" };
+        let (mine, until) = ([&b"zero"[..], b"one"][rank as usize], Instant::now() + terms.deadline);
+        Meeting { store, rank, ranks: 2, mine, secret, until, terms }
     }
 }
 
@@ -67,10 +69,10 @@ pub(crate) fn gather(
     (rank, ranks): (u32, u32),
     mine: &[u8],
     secret: &Secret,
-    deadline: Duration,
+    terms: Terms,
 ) -> Result<Vec<Vec<u8>>> {
-    let until = Deadline::from(deadline).instant();
-    let meeting = Meeting { store, rank, ranks, mine, secret, until, deadline };
+    let until = Deadline::from(terms.deadline).instant();
+    let meeting = Meeting { store, rank, ranks, mine, secret, until, terms };
     if ranks > MOST_RANKS {
         return Err(meeting.error(format!("{ranks} ranks; the most is {MOST_RANKS}")));
     }
@@ -81,9 +83,9 @@ pub(crate) fn gather(
         return Ok(vec![mine.to_vec()]);
     }
     match store {
-        StoreAddress::Unix(_) | StoreAddress::Tcp { .. } if rank == 0 => net::host(&meeting),
-        StoreAddress::Unix(_) | StoreAddress::Tcp { .. } => net::visit(&meeting),
         StoreAddress::File(folder) if rank == 0 => file::host(&meeting, folder),
         StoreAddress::File(folder) => file::visit(&meeting, folder),
+        _ if rank == 0 => net::host(&meeting),
+        _ => net::visit(&meeting),
     }
 }

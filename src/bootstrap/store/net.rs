@@ -150,6 +150,8 @@ fn listen(store: &StoreAddress) -> io::Result<Listener> {
             }
             Err(last)
         }
+        // On each host the name of the own one is another.
+        StoreAddress::Among { port, .. } => listen(&StoreAddress::Tcp { host: String::new(), port: *port }),
         StoreAddress::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
         StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
     }
@@ -227,7 +229,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
     listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;
-    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.deadline);
+    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms);
     let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
     given[0] = meeting.mine.to_vec();
     let max_unidentified = MAX_UNIDENTIFIED.max(2 * meeting.ranks as usize);
@@ -292,13 +294,14 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     verdict.map(|_| given).map_err(|problem| meeting.error(problem))
 }
 
-fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
-    match meeting.store {
+/// Connects to a socket at which rank 0 may listen.
+fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream> {
+    match store {
         StoreAddress::Tcp { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
             for address in resolve(host, *port)? {
                 // A name may have unreachable addresses beside a reachable one.
-                let left = meeting.until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
+                let left = until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
                 match TcpStream::connect_timeout(&address, left) {
                     Ok(stream) => return Ok(Stream::Tcp(stream)),
                     Err(cause) => last = cause,
@@ -307,46 +310,81 @@ fn connect(meeting: &Meeting<'_>) -> io::Result<Stream> {
             Err(last)
         }
         StoreAddress::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
-        StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
+        StoreAddress::Among { .. } | StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
-pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
-    let Meeting { rank, ranks, mine, secret, until, deadline, .. } = *meeting;
-    let mut stream = loop {
-        match connect(meeting) {
-            Ok(stream) => break stream,
-            Err(_) if Instant::now() < until => {
-                interrupt::check(rank, "join")?;
-                std::thread::sleep(PAUSE);
-            }
-            Err(cause) => {
-                return Err(meeting.error(format!(
-                    "rank 0 did not come within {deadline:?} ({cause}); was it started, with the same \
-                     EARLYBIRD_STORE, and is its host reachable from here?"
-                )));
-            }
+/// The sockets at which rank 0 may listen.
+fn places(store: &StoreAddress) -> Vec<StoreAddress> {
+    match store {
+        StoreAddress::Among { hosts, port } => {
+            hosts.iter().map(|host| StoreAddress::Tcp { host: host.clone(), port: *port }).collect()
         }
-    };
-    stream.check_user().map_err(|why| meeting.error(why))?;
+        one => vec![one.clone()],
+    }
+}
+
+/// Why a conversation has not led to a world.
+enum Refusal {
+    /// Another program answered, or rank 0 of another job: this job's rank 0 may be elsewhere.
+    Stranger(Error),
+    Final(Error),
+}
+
+pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
+    let places = places(meeting.store);
+    let mut tried = places.iter().cycle().zip(1..);
+    loop {
+        let (place, number) = tried.next().ok_or_else(|| meeting.error("no host is named there"))?;
+        let late = Instant::now() >= meeting.until;
+        match connect(place, meeting.until).map(|stream| converse(meeting, stream, places.len() > 1)) {
+            Ok(Ok(world)) => return Ok(world),
+            Ok(Err(Refusal::Final(error))) => return Err(error),
+            Ok(Err(Refusal::Stranger(error))) if late || places.len() == 1 => return Err(error),
+            Err(cause) if late => {
+                let also = ", and is its host reachable from here";
+                return Err(meeting.error(meeting.terms.rank_0_missing(Some(&cause), also)));
+            }
+            _ => interrupt::check(meeting.rank, "join")?,
+        }
+        // Before the first one is tried again.
+        if number % places.len() == 0 {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Introduces this rank to the rank 0 at the other end, and gets the world. Where rank 0 may be
+/// `elsewhere`, this rank does not wait long for a greeting.
+fn converse(meeting: &Meeting<'_>, mut stream: Stream, elsewhere: bool) -> std::result::Result<Vec<Vec<u8>>, Refusal> {
+    let Meeting { rank, ranks, mine, secret, until, .. } = *meeting;
+    let failed = |why: &str| Refusal::Final(meeting.error(why));
+    let stranger = |why: &str| Refusal::Stranger(meeting.error(why));
+    stream.check_user().map_err(|why| failed(&why))?;
     let other =
         "what answers there is no rank 0 of an earlybird job of this version; is the port used by another program?";
     let mut greeting = [0; GREETING];
-    stream.read_until(&mut greeting, until + LINGER).map_err(|_| meeting.error(other))?;
-    let greeted = frame::greeted(&greeting).ok_or_else(|| meeting.error(other))?;
-    let nonce = draw(rank)?;
+    let soon = Instant::now() + GREETING_TIMEOUT;
+    let latest = if elsewhere { soon.min(until + LINGER) } else { until + LINGER };
+    stream.read_until(&mut greeting, latest).map_err(|_| stranger(other))?;
+    let greeted = frame::greeted(&greeting).ok_or_else(|| stranger(other))?;
+    let nonce = draw(rank).map_err(Refusal::Final)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&greeted, secret);
-    let lost = |_: io::Error| meeting.error("rank 0 left the meeting before it was over; its own error says why");
+    let lost = |_: io::Error| {
+        let why = "rank 0 left the meeting before it was over; its own error says why";
+        // That of another job leaves when its own ranks have come.
+        if elsewhere { stranger(why) } else { failed(why) }
+    };
     stream.write_all(&hello).map_err(lost)?;
     let mut heading = [0; HEADING];
     stream.read_until(&mut heading, until + LINGER).map_err(lost)?;
-    let len = frame::verdict_len(&heading, ranks).ok_or_else(|| meeting.error(other))?;
+    let len = frame::verdict_len(&heading, ranks).ok_or_else(|| stranger(other))?;
     let mut rest = vec![0; len];
     stream.read_until(&mut rest, until + LINGER).map_err(lost)?;
-    let stranger = "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
-    let verdict = frame::judged(&heading, &rest, &nonce, secret).ok_or_else(|| meeting.error(stranger))?;
-    let world = verdict.map_err(|problem| meeting.error(problem))?;
-    frame::decode_world(&world, ranks).ok_or_else(|| meeting.error("rank 0 told of another world"))
+    let unknown = "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
+    let verdict = frame::judged(&heading, &rest, &nonce, secret).ok_or_else(|| stranger(unknown))?;
+    let world = verdict.map_err(|problem| failed(&problem))?;
+    frame::decode_world(&world, ranks).ok_or_else(|| failed("rank 0 told of another world"))
 }
 
 #[cfg(test)]
@@ -433,5 +471,35 @@ mod tests {
         let refused = visit(&Meeting::sample(&store, &secret, 1)).unwrap_err().to_string();
         let named = format!("belongs to user {}, where user {own} was expected", other.as_raw());
         assert!(refused.contains(&named), "{refused}");
+    }
+
+    /// Rank 0 is on the last of four hosts: the first one refuses connections, another program runs
+    /// on the second, and rank 0 of another job on the third.
+    #[test]
+    fn ranks_find_rank_0_among_several_hosts() {
+        let hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"];
+        let program = TcpListener::bind((hosts[1], 0)).unwrap();
+        let port = program.local_addr().unwrap().port();
+        let at = |host: &str| StoreAddress::Tcp { host: host.to_owned(), port };
+        let (among, third, own) = (hosts.map(str::to_owned).to_vec(), at(hosts[2]), at(hosts[3]));
+        let among = StoreAddress::Among { hosts: among, port };
+        let (secret, other) = (Secret::new(None, "job"), Secret::new(None, "another job"));
+        std::thread::scope(|scope| {
+            // It answers once, in a way of its own, and ends.
+            let answering = scope.spawn(move || {
+                let (mut stream, _) = program.accept().unwrap();
+                stream.write_all(&[b'!'; GREETING]).unwrap();
+            });
+            let elsewhere = scope.spawn(|| {
+                let until = Instant::now() + Duration::from_secs(2);
+                host(&Meeting { until, ..Meeting::sample(&third, &other, 0) })
+            });
+            let visiting = scope.spawn(|| visit(&Meeting::sample(&among, &secret, 1)));
+            answering.join().unwrap();
+            let strangers = elsewhere.join().unwrap().unwrap_err().to_string();
+            assert!(strangers.contains("did not know the job's secret"), "{strangers}");
+            let hosting = host(&Meeting::sample(&own, &secret, 0)).unwrap();
+            assert_eq!(visiting.join().unwrap().unwrap(), hosting);
+        });
     }
 }
