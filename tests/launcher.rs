@@ -52,6 +52,30 @@ fn run_says_that_it_replaces_a_store() {
     assert!(text.contains(&format!("warning: EARLYBIRD_STORE=tcp:here:29400 is replaced by {store}")), "{text}");
 }
 
+/// What `bench -n 3` says in an environment of Slurm's.
+fn bench_of_three(slurm: &[(&str, &str)]) -> (bool, String) {
+    let mut command = earlybird(&["bench", "-n", "3", "--iters", "5"]);
+    command.envs([("SLURM_JOB_ID", "9"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]).env_remove("SLURM_STEP_ID");
+    // A command that takes itself for a rank waits for the others.
+    let output = command.envs(slurm.iter().copied()).env("EARLYBIRD_DEADLINE", "2s").output().unwrap();
+    (output.status.success(), text(&output))
+}
+
+#[test]
+fn the_number_of_ranks_that_is_asked_for_counts_where_no_job_was_launched() {
+    for slurm in [
+        &[][..],
+        &[("SLURM_STEP_ID", "4294967291")],
+        // A shell that srun has started: --pty.
+        &[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1")],
+    ] {
+        let (success, told) = bench_of_three(slurm);
+        assert!(success && told.contains("3 ranks, shm"), "{slurm:?}: {told}");
+    }
+    let (success, told) = bench_of_three(&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2")]);
+    assert!(!success && told.contains("-n 3 was given, and srun started 2 ranks"), "{told}");
+}
+
 #[test]
 fn ranks_stay_on_their_cores() {
     let output = earlybird(&["run", "-n", "2", "--bind", "core", "--", "sh", "-c", "nproc"]).output().unwrap();

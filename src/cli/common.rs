@@ -78,7 +78,8 @@ impl Start {
             Some(fabric) => config.fabric = fabric,
             None => {}
         }
-        let launched = identity.is_launched();
+        // A launcher that started one process has started no job: in a shell of Slurm's, `-n` says more.
+        let launched = identity.is_launched() && (identity.ranks > 1 || self.ranks.is_none_or(|asked| asked == 1));
         if !launched {
             // Here, and not once by each rank that is started.
             HwConfig::load(config.hw_config.as_deref())?;
@@ -86,7 +87,8 @@ impl Start {
         let ranks = if launched { identity.ranks } else { self.ranks.unwrap_or(usual) };
         match self.ranks {
             Some(asked) if asked != ranks => {
-                Err(format!("-n {asked} was given, and the launcher started {ranks} ranks").into())
+                let by = identity.started_by();
+                Err(format!("-n {asked} was given, and {by} started {ranks} ranks; omit -n").into())
             }
             _ => Ok(Place { ranks, launched, config }),
         }
