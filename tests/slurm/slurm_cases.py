@@ -89,7 +89,7 @@ def batch_script_without_srun(rig):
     rig.batch(f"{BENCH} -n 3", "3 ranks, shm", options="-N2 -n4")
     rig.batch(f"{BENCH} -n 4", "4 ranks, shm", options="-N2 -n4")
     rig.batch(f"{BENCH}", "2 ranks, shm", options="-N2 -n4")
-    rig.batch("earlybird train -n 2 --epochs 1 --compute-ms 0", "2 ranks", options="-N1 -n4")
+    rig.batch("earlybird train digits -n 4 --epochs 1 --compute-ms 0 --skew none --fire all", "4 ranks", options="-N1 -n4")
     rig.batch("earlybird selftest --quick -n 2", " 0 did not", options="-N1 -n4")
     rig.batch("earlybird run -n 3 -- ./program", "rank 2 of 3", options="-N1 -n4")
     sums(rig.batch("./program", options="-N1 -n4"), 1)
@@ -108,6 +108,10 @@ def batch_script_submitted_in_a_step(rig):
     rig.sh("srun -n1 sbatch --wait -n4 --output=inner.out inner.sh")
     rig.check("inner.sh", rig.output("inner.out"), "3 ranks, shm")
     sums(rig.output("inner.out"), 4)
+    # A step of several tasks: as docs/guides/launching.md advises.
+    submit = "env -u SLURM_STEP_ID -u SLURM_STEPID sbatch --wait -n4 --output=again.out inner.sh"
+    rig.sh(f"srun -N2 -n2 sh -c 'test $SLURM_PROCID = 1 || {submit}'")
+    rig.check("inner.sh", rig.output("again.out"), "3 ranks, shm")
 
 
 @case("slurm")
