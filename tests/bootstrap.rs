@@ -395,35 +395,61 @@ fn a_rank_of_another_user_is_refused_by_name() {
     std::fs::remove_file(program).unwrap();
 }
 
+/// What two ranks say that meet at `store`, those `inside` in namespaces of their own.
+fn meet_unshared(store: &str, namespaces: &[&str], inside: &[u32]) -> Vec<String> {
+    let begin = |rank: u32| {
+        let own = std::env::current_exe().unwrap();
+        let mut command = match inside.contains(&rank) {
+            true => Command::new("unshare"),
+            false => Command::new(&own),
+        };
+        if inside.contains(&rank) {
+            command.args(namespaces).arg(&own);
+        }
+        common::start(command.env("EARLYBIRD_STORE", store), (rank, 2), "rank", "")
+    };
+    let job = Job { ranks: (0..2).map(begin).collect() };
+    job.finish(10 * DEADLINE).into_iter().map(|(_, text)| text).collect()
+}
+
+/// Whether there are such namespaces; prints a message if not.
+fn can_unshare(namespaces: &[&str]) -> bool {
+    let probe = Command::new("unshare").args(namespaces).arg("true").output();
+    let can = probe.as_ref().is_ok_and(|probe| probe.status.success());
+    if !can {
+        common::skipped(Need::Namespaces, format_args!("no namespaces {namespaces:?} here: {probe:?}"));
+    }
+    can
+}
+
 /// Over shared memory ranks watch each other's processes.
 #[test]
 fn a_rank_in_another_process_namespace_is_refused_by_name() {
-    let unshare = ["--pid", "--fork", "--kill-child"];
-    let probe = Command::new("unshare").args(unshare).arg("true").output();
-    if !probe.as_ref().is_ok_and(|probe| probe.status.success()) {
-        return common::skipped(Need::Namespaces, format_args!("no process namespaces here: {probe:?}"));
+    let namespaces = ["--pid", "--fork", "--kill-child"];
+    if !can_unshare(&namespaces) {
+        return;
     }
-    let meet = |inside: &[u32]| -> Vec<String> {
-        let way = shm();
-        let begin = |rank: u32| {
-            let mut command =
-                Command::new(if inside.contains(&rank) { "unshare".into() } else { std::env::current_exe().unwrap() });
-            if inside.contains(&rank) {
-                command.args(unshare).arg(std::env::current_exe().unwrap());
-            }
-            common::start(command.env("EARLYBIRD_STORE", &way.store), (rank, 2), "rank", "")
-        };
-        let job = Job { ranks: (0..2).map(begin).collect() };
-        job.finish(10 * DEADLINE).into_iter().map(|(_, text)| text).collect()
-    };
+    let meet = |inside: &[u32]| meet_unshared(&shm().store, &namespaces, inside);
     // A guest cannot see the host, but the host sees the guest.
     let texts = meet(&[1]);
     all_say(&texts[..1], &["rank 1 did not come within"]);
-    all_say(&texts[1..], &["rank 0 lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
+    let remedies = ["--pid=container:NAME, and the same with --network", "EARLYBIRD_FABRIC=ofi"];
+    let named = |rank| [&[rank][..], &remedies].concat();
+    all_say(&texts[1..], &named("rank 0 lives in another process namespace"));
     // The host cannot see a guest, and tells all ranks.
-    all_say(&meet(&[0]), &["rank 1 lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
+    all_say(&meet(&[0]), &named("rank 1 lives in another process namespace"));
     // Neither sees the other, as in two containers.
-    all_say(&meet(&[0, 1]), &["lives in another process namespace", "EARLYBIRD_FABRIC=ofi"]);
+    all_say(&meet(&[0, 1]), &named("lives in another process namespace"));
+}
+
+/// Each network namespace has abstract sockets of its own, so ranks cannot meet at one.
+#[test]
+fn ranks_in_two_network_namespaces_are_told_so() {
+    if can_unshare(&["--net"]) {
+        let texts = meet_unshared(&shm().store, &["--net"], &[1]);
+        all_say(&texts[..1], &["rank 1 did not come within", "one network namespace", "--network=container:NAME"]);
+        all_say(&texts[1..], &["rank 0 did not come within", "one network namespace", "--network=container:NAME"]);
+    }
 }
 
 /// A program that listens on a port and sends this to every visitor, with a pause after each byte. The store is there.

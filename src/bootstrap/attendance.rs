@@ -46,12 +46,14 @@ pub(super) struct Attendance {
     complete: Option<Instant>,
     until: Instant,
     terms: Terms,
+    /// What else rank 0 asks if a rank does not come.
+    also: &'static str,
 }
 
 impl Attendance {
-    pub(super) fn new(ranks: u32, until: Instant, terms: Terms) -> Self {
+    pub(super) fn new(ranks: u32, until: Instant, terms: Terms, also: &'static str) -> Self {
         let present = (0..ranks).map(|rank| rank == 0).collect();
-        Attendance { present, mistake: None, refused: None, complete: None, until, terms }
+        Attendance { present, mistake: None, refused: None, complete: None, until, terms, also }
     }
 
     /// A process says that it is `rank` in a world of `ranks`. Returns whether that is possible.
@@ -109,9 +111,10 @@ impl Attendance {
             None if late => {
                 let (missing, ranks) = (Ranks(missing), self.present.len());
                 let Terms { deadline, together } = self.terms;
-                let also = self.refused.as_ref().map_or_else(String::new, |why| format!(" Not let in: {why}"));
+                let (also, refused) = (self.also, self.refused.as_ref());
+                let refused = refused.map_or_else(String::new, |why| format!(" Not let in: {why}"));
                 Some(Err(format!(
-                    "{missing} did not come within {deadline:?}; were all {ranks} started, {together}?{also}"
+                    "{missing} did not come within {deadline:?}; were all {ranks} started, {together}{also}?{refused}"
                 )))
             }
             None => None,

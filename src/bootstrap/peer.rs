@@ -5,6 +5,11 @@ use std::os::fd::AsFd;
 
 use earlybird_ffi::socket::{Credentials, peer_credentials};
 
+/// What a rank asks that waits at an abstract socket in vain: the kernel has a list of such names for
+/// each network namespace. The text continues "was rank N started".
+pub(super) const ONE_NETWORK: &str =
+    ", in one network namespace (of containers: docker run --network=host, or --network=container:NAME)";
+
 /// The process at the other end of a socket. It must belong to this process's user: names of
 /// abstract sockets are public, and any process may listen on one or connect to it.
 ///
@@ -32,7 +37,8 @@ pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
 pub(super) fn process(peer: Credentials) -> Result<u32, String> {
     peer.process.ok_or_else(|| {
         "lives in another process namespace, where its end cannot be watched from here; start all ranks in one (of \
-         containers: docker run --pid=host, or --pid=container:NAME), or set EARLYBIRD_FABRIC=ofi"
+         containers: docker run --pid=host, or --pid=container:NAME, and the same with --network), or set \
+         EARLYBIRD_FABRIC=ofi"
             .to_owned()
     })
 }

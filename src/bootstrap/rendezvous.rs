@@ -80,7 +80,7 @@ fn host(
     listener.set_nonblocking(true).map_err(os)?;
     let memory = make()?;
     let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
-    let mut attendance = Attendance::new(ranks, until, terms);
+    let mut attendance = Attendance::new(ranks, until, terms, peer::ONE_NETWORK);
     let verdict = loop {
         let guest = listener.accept();
         if let Some(verdict) = attendance.verdict(guest.is_err()) {
@@ -180,7 +180,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, terms: Ter
                 std::thread::sleep(PAUSE);
             }
             Err(_) => {
-                return Err(Error::join(rank, terms.rank_0_missing(None, "")));
+                return Err(Error::join(rank, terms.rank_0_missing(None, peer::ONE_NETWORK)));
             }
         }
     };

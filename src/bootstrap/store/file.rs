@@ -48,7 +48,7 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
             folder.remove(&file).map_err(|cause| cannot(cause.into()))?;
         }
     }
-    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms);
+    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms, "");
     let mut guests: Vec<Option<Hello>> = vec![None; meeting.ranks as usize];
     let verdict = loop {
         let mut quiet = true;

@@ -89,7 +89,9 @@ fn all_know_the_same_world() {
 fn no_rank_starts_without_the_missing() {
     let store = StoreAddress::Unix(fresh("missing"));
     let told = gather_at(&store, 3, &[(0, "s"), (2, "s")]);
-    told.iter().for_each(|told| refused(told, "rank 1 did not come within 2s; were all 3 started, by the same test?"));
+    told.iter().for_each(|told| {
+        refused(told, "rank 1 did not come within 2s; were all 3 started, by the same test, in one network")
+    });
 }
 
 fn a_process_without_the_secret_is_no_guest() {

@@ -29,6 +29,14 @@ const LINGER: Duration = Duration::from_secs(2);
 /// more; beyond that the oldest is closed.
 const MAX_UNIDENTIFIED: usize = 256;
 
+/// What rank 0 asks beside the question whether the others were started, and what they ask of rank 0.
+fn also_asked(store: &StoreAddress) -> (&'static str, &'static str) {
+    match store {
+        StoreAddress::Unix(_) => (peer::ONE_NETWORK, peer::ONE_NETWORK),
+        _ => ("", ", and is its host reachable from here"),
+    }
+}
+
 enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),
@@ -229,7 +237,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
     listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;
-    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms);
+    let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms, also_asked(meeting.store).0);
     let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
     given[0] = meeting.mine.to_vec();
     let max_unidentified = MAX_UNIDENTIFIED.max(2 * meeting.ranks as usize);
@@ -342,7 +350,7 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             Ok(Err(Refusal::Final(error))) => return Err(error),
             Ok(Err(Refusal::Stranger(error))) if late || places.len() == 1 => return Err(error),
             Err(cause) if late => {
-                let also = ", and is its host reachable from here";
+                let (_, also) = also_asked(meeting.store);
                 return Err(meeting.error(meeting.terms.rank_0_missing(Some(&cause), also)));
             }
             _ => interrupt::check(meeting.rank, "join")?,
