@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,47 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="SKIPPED: torch is not installed; pip install torch")
 
-HEAD = """
-import copy, datetime, os, sys, torch, torch.distributed as dist
-import earlybird, earlybird.torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("earlybird")
-rank, size = dist.get_rank(), dist.get_world_size()
-gloo = dist.new_group(backend="gloo")
-"""
-
-
-def start(program: str, ranks: int) -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        variables = os.environ | {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(program)]
-        started.append(
-            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    return started
-
-
-def run(program: str, ranks: int) -> list[str]:
-    texts = []
-    for rank, process in enumerate(start(program + "\ndist.destroy_process_group()\n", ranks)):
-        text = process.communicate(timeout=180)[0]
-        assert process.returncode == 0, f"rank {rank}: {text}"
-        texts.append(text)
-    return texts
-
+from ranks import HEAD, run, start  # noqa: E402
 
 COLLECTIVES = """
 torch.manual_seed(rank)

@@ -346,8 +346,9 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 work.source = collectives.receive(self.world, bytes_of(data), peer, tag, self._seconds(None))
                 return [keep(tensors[0], data)]
 
-        work = MadeCall(call, self._give_up, [event.device for event in events])
-        self._mail("from", peer).add(work)
+        calls = self._mail("from", peer)
+        work = MadeCall(calls, call, [event.device for event in events])
+        calls.add(work)
         return work
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,45 +24,51 @@ Call = Callable[[], list[torch.Tensor]]
 class MadeCall(Work):
     """A call that was made, or will be: what torch waits for."""
 
-    def __init__(self, call: Call, abort: Callable[[str], None], devices: Sequence[torch.device] = ()) -> None:
+    def __init__(self, calls: Calls, call: Call, devices: Sequence[torch.device] = ()) -> None:
         super().__init__()
+        self._calls = calls
         self._call: Call | None = call
-        self._abort = abort
+        # What it results in may lie on these devices only.
+        self._devices = list(devices)
+        self._result: list[torch.Tensor] = []
         self._error: Exception | None = None
         self.interrupt: BaseException | None = None
         """What ends the program and not only this call: Ctrl-C."""
+        self._is_done = False
         # Held until the call is made. A wait for it ends at Ctrl-C, one for a future does not.
         self._going_on = threading.Lock()
         self._going_on.acquire()
         self.source: int | None = None
         """The rank that a message came from."""
-        # What it results in may lie on these devices only.
-        self._made: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
-        # A failure that a callback raises reaches what waits in C++, too.
-        self._future = self._made.then(self._result)
-
-    def _result(self, made: torch.futures.Future[Any]) -> Any:
-        if self._error is not None:
-            raise self._error
-        return made.value()
+        # Where it is in its queue, which keeps these.
+        self.number = 0
+        self.is_waiting = False
+        """It was handed in, and no thread makes it yet."""
+        self.is_over = False
+        """It was made, and its callbacks have begun or there were none."""
+        self.is_behind = False
+        """Its callbacks come after calls that were handed in later."""
+        self.future: torch.futures.Future[Any] | None = None
+        # That follows this one, which :meth:`tell` completes.
+        self._made: torch.futures.Future[Any] | None = None
 
     def make(self) -> None:
         """Makes the call."""
-        call, self._call, result = self._call, None, []
+        call, self._call = self._call, None
         try:
-            result = call() if call is not None else []
+            self._result = call() if call is not None else []
         except BaseException as error:
             # What leaves a thread is lost: what waits for this gets it.
             if isinstance(error, Exception):
                 self._error = error
             else:
                 self._error, self.interrupt = RuntimeError(reason(error)), error
-        # What waits must not wait for callbacks of the future.
+        self._is_done = True
         self._going_on.release()
-        self._made.set_result(result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self._made.done():
+        if not self._is_done:
+            self._calls.hurry(self)
             # torch says "no limit" by 0.
             seconds = timeout.total_seconds() if timeout else -1
             try:
@@ -69,29 +76,46 @@ class MadeCall(Work):
                     raise Timeout(f"the call is not done after {seconds} s; it goes on until its own deadline")
             except KeyboardInterrupt:
                 # It cannot be taken back.
-                self._abort("a wait for a call was interrupted")
+                self._calls.abort("a wait for a call was interrupted")
                 raise
             self._going_on.release()
-            self._made.wait()
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self._made.done()
+        return self._is_done
 
     def is_success(self) -> bool:
-        return self._made.done() and self._error is None
+        return self._is_done and self._error is None
 
     def exception(self) -> Exception | None:
         return self._error
 
     def result(self) -> list[torch.Tensor]:
         self.wait()
-        return self._made.value()
+        return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
-        return self._future
+        return self._calls.future_of(self)
+
+    def open(self) -> torch.futures.Future[Any]:
+        """Makes the future."""
+        self._made = torch.futures.Future(devices=self._devices)
+        # A failure that a callback raises reaches what waits in C++, too.
+        self.future = self._made.then(self._outcome)
+        return self.future
+
+    def _outcome(self, made: torch.futures.Future[Any]) -> Any:
+        if self._error is not None:
+            raise self._error
+        return made.value()
+
+    def tell(self) -> None:
+        """Completes the future: its callbacks run now."""
+        made, self._made = self._made, None
+        if made is not None:
+            made.set_result(self._result)
 
     def _source_rank(self) -> int:
         if self.source is None:
@@ -99,14 +123,31 @@ class MadeCall(Work):
         return self.source
 
 
+class _Thread(threading.local):
+    callbacks = 0
+    """How many callbacks of calls the thread is in."""
+
+
+_THREAD = _Thread()
+
+
 class Calls:
-    """A thread that makes calls in the order in which they are handed in, without the interpreter's lock."""
+    """A thread that makes calls in the order in which they are handed in, without the interpreter's lock.
+
+    Callbacks have a place in this order, so that calls which they make come in the same order on all ranks: after the call
+    whose future it is, and after what was handed in before the program asked for the future. The queue stays there until they
+    return. What they hand in is made when they wait for it, or else when they return, before all that waits behind them.
+    Threads that are in a callback make these calls themselves: none waits for a queue that waits for it.
+    """
 
     def __init__(self, name: str, abort: Callable[[str], None]) -> None:
         self._name = name
         # Ends all calls of all ranks.
         self.abort = abort
         self._waiting: queue.SimpleQueue[MadeCall | None] = queue.SimpleQueue()
+        # What callbacks that run now have handed in; the innermost last.
+        self._inner: list[deque[MadeCall]] = []
+        self._handed_in = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         # One call at a time, whichever thread makes it.
@@ -120,13 +161,16 @@ class Calls:
 
     def make(self, call: Call, asynchronous: bool = True, devices: Sequence[torch.device] = ()) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
-        made = MadeCall(call, self.abort, devices)
+        made = MadeCall(self, call, devices)
         if self._maker == threading.get_ident():
             raise UsageError("a signal handler must not make a call of a group in the middle of one of the same thread")
         with self._lock:
             self.check()
             direct = not asynchronous and self._pending == 0
-            self._pending += int(direct)
+            if direct:
+                self._pending += 1
+            else:
+                self._put(made)
         if direct:
             try:
                 with self._making:
@@ -134,38 +178,99 @@ class Calls:
                     made.make()
             finally:
                 self._maker = None
+                made.is_over = True
                 self._count()
             if made.interrupt is not None:
                 raise made.interrupt
-        else:
-            self.add(made)
         return made
 
     def add(self, made: MadeCall) -> None:
         """Makes a call after all others."""
         with self._lock:
             self.check()
-            self._pending += 1
-            self._start()
-            self._waiting.put(made)
+            self._put(made)
 
     def check(self) -> None:
         """Raises an error after the end."""
         if self._ended:
             raise RuntimeError("the process group was shut down")
 
-    def _start(self) -> None:
+    def _put(self, made: MadeCall) -> None:
+        self._pending += 1
+        self._handed_in += 1
+        made.number = self._handed_in
+        made.is_waiting = True
+        if self._inner and _THREAD.callbacks:
+            self._inner[-1].append(made)
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
+        self._waiting.put(made)
+
+    def future_of(self, made: MadeCall) -> torch.futures.Future[Any]:
+        """The future of a call. Its callbacks come after all that was handed in before the first time that this is called."""
+        self.hurry(made)
+        with self._lock:
+            if made.future is not None:
+                return made.future
+            future, is_over = made.open(), made.is_over
+            if not is_over and made.number < self._handed_in:
+                made.is_behind = True
+                self._put(made)
+        if is_over:
+            made.tell()
+        return future
+
+    def hurry(self, made: MadeCall) -> None:
+        """Makes a call, and what is before it, if this thread is in a callback for which its queue waits."""
+        while self._inner and _THREAD.callbacks and made.is_waiting:
+            with self._lock:
+                full = [inner for inner in self._inner if inner]
+                if not full and self._waiting.empty():
+                    return
+                next = full[-1].popleft() if full else self._waiting.get()
+            if next is None:
+                self._waiting.put(None)
+                return
+            self._step(next)
 
     def _run(self) -> None:
         while (made := self._waiting.get()) is not None:
-            try:
+            self._step(made)
+
+    def _step(self, made: MadeCall) -> None:
+        """Makes a call and runs its callbacks; or runs them only, where it was made before."""
+        made.is_waiting = False
+        try:
+            if not made.is_completed():
                 with self._making:
                     made.make()
-            finally:
-                self._count()
+                with self._lock:
+                    made.is_over = not made.is_behind
+            else:
+                made.is_over = True
+            if made.is_over and made.future is not None:
+                self._tell(made)
+        finally:
+            self._count()
+
+    def _tell(self, made: MadeCall) -> None:
+        inner: deque[MadeCall] = deque()
+        with self._lock:
+            self._inner.append(inner)
+        _THREAD.callbacks += 1
+        try:
+            made.tell()
+            while True:
+                with self._lock:
+                    if not inner:
+                        self._inner = [other for other in self._inner if other is not inner]
+                        return
+                    next = inner.popleft()
+                self._step(next)
+        finally:
+            _THREAD.callbacks -= 1
 
     def _count(self) -> None:
         with self._lock:
