@@ -49,6 +49,8 @@ fn every_type_is_summed_as_its_elements_are() {
                 Dtype::Bf16 => &0x3F80u16.to_ne_bytes(),
                 Dtype::I32 | Dtype::U32 => &1u32.to_ne_bytes(),
                 Dtype::I64 | Dtype::U64 => &1u64.to_ne_bytes(),
+                Dtype::I16 => &1i16.to_ne_bytes(),
+                Dtype::I8 | Dtype::U8 | Dtype::Bool => &[1],
             };
             let three: &[u8] = match dtype {
                 Dtype::F32 => &3f32.to_ne_bytes(),
@@ -57,6 +59,9 @@ fn every_type_is_summed_as_its_elements_are() {
                 Dtype::Bf16 => &0x4040u16.to_ne_bytes(),
                 Dtype::I32 | Dtype::U32 => &3u32.to_ne_bytes(),
                 Dtype::I64 | Dtype::U64 => &3u64.to_ne_bytes(),
+                Dtype::I16 => &3i16.to_ne_bytes(),
+                Dtype::I8 | Dtype::U8 => &[3],
+                Dtype::Bool => &[1],
             };
             let [first, second] = [one.repeat(2), one.repeat(5)];
             sum.arrive_with(&[&first, &second]).unwrap();

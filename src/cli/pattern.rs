@@ -30,7 +30,10 @@ exact!(
     i32: 1 << 24, |value| value as i32, f64::from;
     i64: 1 << 24, i64::from, |value| value as f64;
     u32: 1 << 24, |value| value, f64::from;
-    u64: 1 << 24, u64::from, |value| value as f64
+    u64: 1 << 24, u64::from, |value| value as f64;
+    i8: 127, |value| value as i8, f64::from;
+    u8: 255, |value| value as u8, f64::from;
+    i16: 32_767, |value| value as i16, f64::from
 );
 
 /// Contributions whose sums are exact in their type, with carried ones, too.

@@ -13,7 +13,7 @@ pub(crate) use arena::{Arena, Goal, Place, Source};
 pub(crate) use floats::DefaultFloats;
 pub(crate) use gathered::{BoardSource, Gathered};
 
-use super::number::{Narrow, Wide};
+use super::number::{Narrow, Truth, Wide};
 use super::{Dtype, Element, Reduce};
 
 /// Elements reduced at a time: the block stays in the first-level cache for all sources.
@@ -112,7 +112,10 @@ unsafe fn combine(
             }
         };
     }
-    typed!(F32 => f32, F64 => f64, F16 => f16, Bf16 => bf16, I32 => i32, I64 => i64, U32 => u32, U64 => u64);
+    typed!(
+        F32 => f32, F64 => f64, F16 => f16, Bf16 => bf16, I32 => i32, I64 => i64, U32 => u32, U64 => u64, I8 => i8, U8 => u8,
+        I16 => i16, Bool => Truth
+    );
 }
 
 /// Adds slices of the target's length.

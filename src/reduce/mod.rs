@@ -2,7 +2,7 @@
 //!
 //! The order is canonical: sources in the order given, left to right. So the same cut gives the
 //! same bits on every rank and for any division into segments. 16-bit floats are reduced in 32 bits
-//! and rounded once, at the end.
+//! and rounded once, at the end; short integers in 32 bits, of which the lowest are kept: they wrap.
 
 mod kernel;
 mod number;
@@ -52,11 +52,20 @@ pub enum Dtype {
     U32,
     /// 64-bit, unsigned, wrapping.
     U64,
+    /// 8-bit, two's complement, wrapping.
+    I8,
+    /// 8-bit, unsigned, wrapping.
+    U8,
+    /// 16-bit, two's complement, wrapping.
+    I16,
+    /// A byte that is 0 or 1. A sum or maximum is 1 if any is, a product or minimum if all are.
+    Bool,
 }
 
 named!(
-    Dtype, "element type", "f32, f64, f16, bf16, i32, i64, u32, u64",
-    "f32" => F32, "f64" => F64, "f16" => F16, "bf16" => Bf16, "i32" => I32, "i64" => I64, "u32" => U32, "u64" => U64
+    Dtype, "element type", "f32, f64, f16, bf16, i32, i64, u32, u64, i8, u8, i16, bool",
+    "f32" => F32, "f64" => F64, "f16" => F16, "bf16" => Bf16, "i32" => I32, "i64" => I64, "u32" => U32, "u64" => U64,
+    "i8" => I8, "u8" => U8, "i16" => I16, "bool" => Bool
 );
 
 impl Reduce {
@@ -66,14 +75,27 @@ impl Reduce {
 
 impl Dtype {
     /// All of them.
-    pub const EVERY: [Dtype; 8] =
-        [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I32, Dtype::I64, Dtype::U32, Dtype::U64];
+    pub const EVERY: [Dtype; 12] = [
+        Dtype::F32,
+        Dtype::F64,
+        Dtype::F16,
+        Dtype::Bf16,
+        Dtype::I32,
+        Dtype::I64,
+        Dtype::U32,
+        Dtype::U64,
+        Dtype::I8,
+        Dtype::U8,
+        Dtype::I16,
+        Dtype::Bool,
+    ];
 
     /// Bytes of an element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
-            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::I8 | Dtype::U8 | Dtype::Bool => 1,
+            Dtype::F16 | Dtype::Bf16 | Dtype::I16 => 2,
             Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
             Dtype::F64 | Dtype::I64 | Dtype::U64 => 8,
         }
@@ -104,9 +126,7 @@ pub trait Element: Item {
     const DTYPE: Dtype;
 }
 
-impl sealed::Sealed for u8 {}
-impl Item for u8 {}
-
+// `u8` is both: as an element its bytes are the elements.
 macro_rules! elements {
     ($($type:ty => $dtype:ident),*) => {
         $(
@@ -119,7 +139,10 @@ macro_rules! elements {
     };
 }
 
-elements!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i32 => I32, i64 => I64, u32 => U32, u64 => U64);
+elements!(
+    f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i32 => I32, i64 => I64, u32 => U32, u64 => U64, i8 => I8, u8 => U8,
+    i16 => I16
+);
 
 #[cfg(test)]
 mod tests {
@@ -135,7 +158,7 @@ mod tests {
         }
         assert_eq!(
             "f8".parse::<Dtype>().unwrap_err().to_string(),
-            "unknown element type \"f8\"; use one of f32, f64, f16, bf16, i32, i64, u32, u64"
+            "unknown element type \"f8\"; use one of f32, f64, f16, bf16, i32, i64, u32, u64, i8, u8, i16, bool"
         );
     }
 }

@@ -121,6 +121,41 @@ integer!(u32);
 integer!(u64);
 as_it_is!(f32, f64, i32, i64, u32, u64);
 
+macro_rules! short {
+    ($($type:ty => $wide:ty),*) => {
+        $(impl Narrow for $type {
+            type Wide = $wide;
+            #[inline(always)]
+            fn widen(self) -> $wide {
+                self.into()
+            }
+            #[inline(always)]
+            fn round(wide: $wide) -> $type {
+                wide as $type
+            }
+        })*
+    };
+}
+
+short!(i8 => i32, u8 => u32, i16 => i32);
+
+/// A byte that says yes or no. As numbers these are 1 and 0: their sum is not 0 if any is yes, their product if all are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub(super) struct Truth(u8);
+
+impl Narrow for Truth {
+    type Wide = u32;
+    #[inline(always)]
+    fn widen(self) -> u32 {
+        u32::from(self.0 != 0)
+    }
+    #[inline(always)]
+    fn round(wide: u32) -> Truth {
+        Truth(u8::from(wide != 0))
+    }
+}
+
 const SIGN: u32 = 0x8000_0000;
 const INFINITE: u32 = 0x7f80_0000;
 /// 2^-14, the least normal number of 16 bits, as a 32-bit float.

@@ -542,7 +542,7 @@ def test_wrong_arguments_are_refused_before_anything_is_done() -> None:
         refused(earlybird.UsageError, "no float32", lambda: world.all_reduce(np.float32(1)))
         refused(earlybird.UsageError, "no shared array", lambda: world.empty(3, object))
         refused(earlybird.UsageError, "no shared array", lambda: world.empty(-3))
-        refused(earlybird.ConfigError, "dtype: i8 is none of f32", lambda: world.allreduce(3, dtype="i8"))
+        refused(earlybird.ConfigError, "dtype: u16 is none of f32", lambda: world.allreduce(3, dtype="u16"))
         refused(earlybird.ConfigError, "quorum=9", lambda: world.check_choices(fire="quorum=9"))
         refused(earlybird.UsageError, "no elements of bf16", lambda: world.all_reduce(np.ones(2), dtype="bf16"))
         halves = (np.ones(4, np.float32).view(np.uint32) >> 16).astype(np.uint16)

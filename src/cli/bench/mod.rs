@@ -156,7 +156,7 @@ pub(super) struct Args {
     /// Where the data lies
     #[arg(long, value_enum, default_value = "registered")]
     buffers: Buffers,
-    /// Element type: f32, f64, f16, bf16, i32, i64, u32 or u64
+    /// Element type: f32, f64, f16, bf16, i32, i64, u32, u64, i8, u8 or i16
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
     /// Which ranks average. For --op group_allreduce: world or butterfly=SIZE [default: groups of about the root of the
@@ -357,6 +357,10 @@ fn measure_one(
         Dtype::U32 => measure::run::<u32>(world, &case),
         Dtype::I64 => measure::run::<i64>(world, &case),
         Dtype::U64 => measure::run::<u64>(world, &case),
+        Dtype::I8 => measure::run::<i8>(world, &case),
+        Dtype::U8 => measure::run::<u8>(world, &case),
+        Dtype::I16 => measure::run::<i16>(world, &case),
+        Dtype::Bool => return Err("--dtype bool has no sums to measure; use u8".into()),
     }?;
     report.row(&case, &result);
     Ok(result.wrong)

@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// Milliseconds of the forward pass [default: half of the backward pass]
     #[arg(long)]
     forward_ms: Option<f64>,
-    /// Element type: f32, f64, f16, bf16, i32, i64, u32 or u64
+    /// Element type: f32, f64, f16, bf16, i32, i64, u32, u64, i8, u8, i16 or bool
     #[arg(long, default_value = "f32")]
     dtype: Dtype,
     /// Bytes that complete a bucket of fixed size

@@ -54,19 +54,19 @@ macro_rules! float_scalar {
 }
 
 macro_rules! integer_scalar {
-    ($($type:ty => $dtype:ident),*) => {
+    ($($type:ty, $wide:ty => $dtype:ident),*) => {
         $(impl Scalar for $type {
             const DTYPE: Dtype = Dtype::$dtype;
             fn random(bits: u64) -> Self {
                 bits as $type
             }
-            fn wide(self) -> Self {
-                self
+            fn wide(self) -> $wide {
+                self.into()
             }
-            fn narrow(wide: Self) -> Self {
-                wide
+            fn narrow(wide: $wide) -> Self {
+                wide as $type
             }
-            fn fold(reduce: Reduce, left: Self, right: Self) -> Self {
+            fn fold(reduce: Reduce, left: $wide, right: $wide) -> $wide {
                 match reduce {
                     Reduce::Sum => left.wrapping_add(right),
                     Reduce::Prod => left.wrapping_mul(right),
@@ -74,10 +74,10 @@ macro_rules! integer_scalar {
                     Reduce::Max => if right > left { right } else { left },
                 }
             }
-            fn scale(wide: Self, _: f32) -> Self {
+            fn scale(wide: $wide, _: f32) -> $wide {
                 wide
             }
-            fn divide(wide: Self, _: f64) -> Self {
+            fn divide(wide: $wide, _: f64) -> $wide {
                 wide
             }
             fn same(left: Self, right: Self) -> bool {
@@ -117,7 +117,9 @@ float_scalar!(
     bf16::to_f32,
     bf16::from_f32
 );
-integer_scalar!(i32 => I32, i64 => I64, u32 => U32, u64 => U64);
+integer_scalar!(
+    i32, i32 => I32, i64, i64 => I64, u32, u32 => U32, u64, u64 => U64, i8, i32 => I8, u8, u32 => U8, i16, i32 => I16
+);
 
 /// A generated test case.
 #[derive(Clone, Debug)]
@@ -226,6 +228,9 @@ proptest! {
         check_all::<i64>(&case)?;
         check_all::<u32>(&case)?;
         check_all::<u64>(&case)?;
+        check_all::<i8>(&case)?;
+        check_all::<u8>(&case)?;
+        check_all::<i16>(&case)?;
     }
 }
 
@@ -306,6 +311,9 @@ fn edge_cases() {
     assert_eq!(reduce(Reduce::Sum, &[vec![u64::MAX], vec![2]], None), [1]);
     assert_eq!(reduce(Reduce::Sum, &[vec![i64::MAX], vec![1]], Some(3.0)), [i64::MIN]);
     assert_eq!(reduce(Reduce::Prod, &[vec![1u32 << 31], vec![2]], None), [0]);
+    assert_eq!(reduce(Reduce::Sum, &[vec![100i8], vec![100]], None), [-56]);
+    assert_eq!(reduce(Reduce::Prod, &[vec![16u8, 15], vec![16, 17]], None), [0, 255]);
+    assert_eq!(reduce(Reduce::Min, &[vec![-300i16], vec![300]], None), [-300]);
     assert!(reduce(Reduce::Sum, &[vec![-0.0f32]], None)[0].is_sign_negative());
     assert_eq!(reduce(Reduce::Sum, &[vec![1.0], vec![2.0], vec![4.0]], Some(7.0)), [1.0]);
     assert!(reduce(Reduce::Max, &[vec![1.0f32], vec![f32::NAN], vec![9.0]], None)[0].is_nan());

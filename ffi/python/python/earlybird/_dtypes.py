@@ -23,6 +23,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i64": np.dtype(np.int64),
     "u32": np.dtype(np.uint32),
     "u64": np.dtype(np.uint64),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+    "i16": np.dtype(np.int16),
+    "bool": np.dtype(np.bool_),
 }
 
 
@@ -31,7 +35,7 @@ def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if isinstance(dtype, str):
         if dtype in DTYPES:
             return DTYPES[dtype]
-        # NumPy counts bytes, and the library bits: "i8" would be a type of 64 bits.
+        # NumPy counts bytes, and the library bits: "u2" would be a type of 16 bits.
         if re.fullmatch(r"[a-z]+[0-9]+", dtype) and not hasattr(np, dtype):
             raise ConfigError(f"dtype: {dtype} is none of {', '.join(DTYPES)}, and no name such as float32")
     return np.dtype(dtype)
