@@ -19,8 +19,10 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from ._compiler import never_compiled
 from ._group import EarlybirdProcessGroup, group_of
-from ._partial import PartialHook, partial_hook
+from ._partial import PartialHook, PartialOptimizer, partial_hook
+from ._queue import MadeCall
 
 __all__ = ["EarlybirdProcessGroup", "PartialHook", "empty", "partial_hook", "register"]
 
@@ -47,3 +49,4 @@ def empty(
 
 
 register()
+never_compiled(EarlybirdProcessGroup, MadeCall, PartialHook, PartialOptimizer)
