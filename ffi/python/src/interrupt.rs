@@ -21,8 +21,26 @@ thread_local! {
     static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
     /// What a handler raised.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// This thread waits until the program ends, at the longest.
+    static UNTIL_END: Cell<bool> = const { Cell::new(false) };
     /// The caller of what this thread does has given it up.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// The program ends.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Lets the waits of this thread end with the program: [`end_waits`]. An interpreter that ends while a thread is on its way back
+/// to it aborts the process, if there is C++ on the way.
+#[pyfunction]
+pub(crate) fn wait_until_end() {
+    UNTIL_END.set(true);
+}
+
+/// Ends the waits of all threads that have called [`wait_until_end`].
+#[pyfunction]
+pub(crate) fn end_waits() {
+    ENDS.store(true, Ordering::Relaxed);
 }
 
 /// Lets waits end when a handler raises an exception.
@@ -37,6 +55,9 @@ fn is_main() -> bool {
 
 fn asked() -> bool {
     if GIVEN_UP.with_borrow(|given_up| given_up.as_ref().is_some_and(|given_up| given_up.load(Ordering::Relaxed))) {
+        return true;
+    }
+    if UNTIL_END.get() && ENDS.load(Ordering::Relaxed) {
         return true;
     }
     if LOOKED.get().is_some_and(|looked| looked.elapsed() < SLICE) || !is_main() {

@@ -17,6 +17,8 @@ use pyo3::prelude::*;
 fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interrupt::set_up();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(pyo3::wrap_pyfunction!(interrupt::wait_until_end, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(interrupt::end_waits, module)?)?;
     module.add_class::<world::World>()?;
     module.add_class::<allreduce::Allreduce>()?;
     module.add_class::<memory::Memory>()?;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
+from .._earlybird import end_waits, wait_until_end
 from .._errors import Timeout, UsageError, reason
 
 Call = Callable[[], list[torch.Tensor]]
@@ -236,6 +238,7 @@ class Calls:
             self._step(next)
 
     def _run(self) -> None:
+        wait_until_end()
         while (made := self._waiting.get()) is not None:
             self._step(made)
 
@@ -280,9 +283,9 @@ class Calls:
 
     def end(self, patience: float | None = None) -> None:
         """Ends the thread after the calls that were handed in, and waits for that: so many seconds, or until it has happened."""
-        with _ALL_LOCK:
-            _ALL.discard(self)
         with self._lock:
+            if self._ended:
+                return
             self._ended = True
             self._waiting.put(None)
             thread = self._thread
@@ -292,7 +295,17 @@ class Calls:
         if is_idle:
             thread.join()
 
+    def drop(self) -> None:
+        """Drops the calls that wait, and waits a while for the thread to come back from the one that it makes."""
+        if self._thread is not None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait()
+            self._waiting.put(None)
+            self._thread.join(PATIENCE)
 
+
+# Those that are used, or have a thread.
 _ALL: weakref.WeakSet[Calls] = weakref.WeakSet()
 _ALL_LOCK = threading.Lock()
 _PROCESS = os.getpid()
@@ -315,3 +328,6 @@ def _end() -> None:
         with _ALL_LOCK:
             left = list(_ALL)
         end_all(left)
+        end_waits()
+        for calls in left:
+            calls.drop()
