@@ -9,7 +9,7 @@ import time
 
 HEAD = """
 import copy, datetime, os, sys, torch, torch.distributed as dist
-import earlybird, earlybird.torch
+import earlybird, earlybird.torch, earlybird.torch._tensors
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("earlybird")

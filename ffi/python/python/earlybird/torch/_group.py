@@ -233,9 +233,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
         def call(timeout: float) -> list[Tensor]:
             for out, blocks in zip(outputs, inputs, strict=True):
-                _tensors.same([out, *blocks])
-                all = torch.cat([contiguous(block).reshape(-1) for block in blocks])
-                _tensors.reduce_scatter(self.world, out, all, name, timeout)
+                _tensors.reduce_scatter_blocks(self.world, out, blocks, name, timeout)
             return outputs
 
         return self._make(opts, [outputs, inputs], call)

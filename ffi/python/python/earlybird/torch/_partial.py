@@ -72,7 +72,9 @@ class PartialHook:
         size = self._group.size()
         lengths = [*self._lengths, bucket.buffer().numel()]
         self._lengths = [] if bucket.is_last() else lengths
-        work = self._group.allreduce([bucket.buffer()])
+        opts = dist.AllreduceOptions()
+        opts.reduceOp = dist.ReduceOp.AVG
+        work = self._group.allreduce([bucket.buffer()], opts)
         if bucket.is_last():
             self._steps += 1
             self.rounds += 1
@@ -84,10 +86,7 @@ class PartialHook:
                     raise UsageError(f"there are no partial sums of {bucket.buffer().dtype}")
                 self._sum = self._group.world.allreduce(lengths, dtype=dtype, **self._choices)
 
-        def mean(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            return future.value()[0].div_(size)
-
-        return work.get_future().then(mean)
+        return work.get_future().then(lambda future: future.value()[0])
 
     def _finish_step(self, sum: Allreduce) -> None:
         filled, self._filled = self._filled, []

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.distributed import ReduceOp
 
+from .._dtypes import numpy_dtype
 from .._earlybird import World, collectives
 from .._errors import UsageError
 from . import _cuda
@@ -23,14 +24,41 @@ NAMES = {
     torch.bfloat16: "bf16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.bool: "bool",
+}
+
+# A mean may fit into these types where the sum does not: it is summed in a wider one, and rounded once.
+_SUMMED_IN = {
+    torch.float16: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.int8: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int16: torch.int32,
 }
 
 _REDUCTIONS = {"SUM": "sum", "AVG": "sum", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}
 
 
+class _Memory:
+    """The memory of a contiguous tensor, as NumPy asks for it. An array of it keeps the tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        length = self.tensor.numel() * self.tensor.element_size()
+        return {"version": 3, "typestr": "|u1", "shape": (length,), "data": (self.tensor.data_ptr(), False)}
+
+
 def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The memory of a contiguous tensor."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    """The memory of a contiguous tensor. After `tensor.numpy()` the program could not resize its tensor any more."""
+    return np.asarray(_Memory(tensor))
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -49,7 +77,12 @@ def result_of(tensor: Tensor) -> Tensor:
 def keep(tensor: Tensor, result: Tensor) -> Tensor:
     """Puts a result where it belongs, if it is not there yet."""
     if tensor.data_ptr() != result.data_ptr() or tensor.shape != result.shape or not tensor.is_contiguous():
-        tensor.detach().copy_(result.view(tensor.shape), non_blocking=result.is_pinned())
+        place, result = tensor.detach(), result.view(tensor.shape)
+        for dimension, stride in enumerate(place.stride()):
+            # An expanded tensor has one element for all along this dimension.
+            if stride == 0 and place.shape[dimension] > 1:
+                place, result = place.narrow(dimension, 0, 1), result.narrow(dimension, 0, 1)
+        place.copy_(result, non_blocking=result.is_pinned())
     return tensor
 
 
@@ -81,8 +114,6 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _native(tensor: Tensor, name: str) -> tuple[Tensor, tuple[str, str]] | None:
     """The elements that the library reduces by itself, and what it is to do; none if it has no such elements."""
-    if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise UsageError("a mean of integers is no integer; use a sum")
     if tensor.is_complex() and name in ("SUM", "AVG"):
         tensor = torch.view_as_real(tensor)
     if tensor.dtype in NAMES and name in _REDUCTIONS:
@@ -90,9 +121,26 @@ def _native(tensor: Tensor, name: str) -> tuple[Tensor, tuple[str, str]] | None:
     return None
 
 
+def _contributed(tensor: Tensor, name: str) -> Tensor:
+    """What a rank contributes to a reduction."""
+    source = contiguous(tensor)
+    if name != "AVG":
+        return source
+    if source.dtype == torch.bool or not (source.is_floating_point() or source.is_complex() or source.dtype in NAMES):
+        raise UsageError(f"there is no mean of {source.dtype}")
+    return source.to(_SUMMED_IN.get(source.dtype, source.dtype))
+
+
 def _mean(tensor: Tensor, name: str, size: int) -> None:
-    if name == "AVG":
+    if name != "AVG":
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
         tensor.div_(size)
+    else:
+        # As NCCL does: towards 0. torch does not divide all types of integers.
+        numbers = bytes_of(tensor).view(numpy_dtype(NAMES[tensor.dtype]))
+        numbers -= np.fmod(numbers, numbers.dtype.type(size))
+        numbers //= numbers.dtype.type(size)
 
 
 def _gathered(world: World, tensor: Tensor, timeout: float | None) -> list[Tensor]:
@@ -102,10 +150,7 @@ def _gathered(world: World, tensor: Tensor, timeout: float | None) -> list[Tenso
 
 
 def _fold(tensors: list[Tensor], name: str) -> Tensor:
-    fold = _FOLDS[name]
-    if tensors[0].dtype == torch.bool and name in ("SUM", "PRODUCT", "MIN", "MAX"):
-        fold = torch.logical_or if name in ("SUM", "MAX") else torch.logical_and
-    return functools.reduce(fold, tensors).to(tensors[0].dtype)
+    return functools.reduce(_FOLDS[name], tensors)
 
 
 def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) -> Tensor:
@@ -139,7 +184,7 @@ def all_reduce(world: World, tensor: Tensor, name: str, timeout: float | None) -
     """Reduces in place, on all ranks."""
     if tensor.layout == torch.sparse_coo:
         return _sum_sparse(world, tensor, name, timeout)
-    source = contiguous(tensor)
+    source = _contributed(tensor, name)
     native = _native(source, name)
     if native is None:
         result = _fold(_gathered(world, source, timeout), name)
@@ -153,7 +198,7 @@ def all_reduce(world: World, tensor: Tensor, name: str, timeout: float | None) -
 
 def reduce(world: World, tensor: Tensor, name: str, root: int, timeout: float | None) -> Tensor:
     """Reduces in place on the root; the tensors of others stay what they are."""
-    source = contiguous(tensor)
+    source = _contributed(tensor, name)
     native = _native(source, name)
     is_root = world.rank == root
     result = torch.empty_like(source) if is_root else None
@@ -174,7 +219,8 @@ def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: f
     """Reduces all blocks; this rank gets its own."""
     if all.numel() != out.numel() * world.size or all.dtype != out.dtype:
         raise UsageError(f"{all.numel()} elements are not {world.size} times the {out.numel()} of the result")
-    source, result = contiguous(all), result_of(out)
+    source = _contributed(all, name)
+    result = result_of(out) if out.dtype == source.dtype else torch.empty(out.shape, dtype=source.dtype, device="cpu")
     native = _native(source, name)
     if native is None:
         blocks = (gathered.reshape(world.size, -1)[world.rank] for gathered in _gathered(world, source, timeout))
@@ -184,3 +230,17 @@ def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: f
         collectives.reduce_scatter(world, bytes_of(elements), bytes_of(result), kinds, timeout)
     _mean(result, name, world.size)
     return keep(out, result)
+
+
+def reduce_scatter_blocks(world: World, out: Tensor, blocks: list[Tensor], name: str, timeout: float | None) -> Tensor:
+    """Reduces blocks that may have different lengths, which are alike on all ranks."""
+    if len(blocks) != world.size:
+        raise UsageError(f"{len(blocks)} blocks are not those of {world.size} ranks")
+    lengths = [block.numel() for block in blocks]
+    mine = blocks[world.rank]
+    if (out.numel(), out.dtype) != (mine.numel(), mine.dtype):
+        raise UsageError(f"{mine.numel()} elements of {mine.dtype} are not the {out.numel()} of {out.dtype} of the result")
+    all = torch.cat([contiguous(block).reshape(-1) for block in blocks])
+    if len(set(lengths)) == 1:
+        return reduce_scatter(world, out, all, name, timeout)
+    return keep(out, all_reduce(world, all, name, timeout).split(lengths)[world.rank])
