@@ -230,7 +230,8 @@ typedef struct eb_allreduce_options {
    */
   size_t tensors;
   /**
-   * The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32" or "u64".
+   * The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32", "u64", "i8", "u8", "i16" or
+   * "bool" (bytes that are 0 or 1: a sum or maximum is 1 if any is, a product or minimum if all are).
    */
   const char *dtype;
   /**

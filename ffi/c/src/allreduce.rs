@@ -44,7 +44,8 @@ pub struct eb_allreduce_options {
     pub lengths: *const usize,
     /// How many tensors there are.
     pub tensors: usize,
-    /// The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32" or "u64".
+    /// The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32", "u64", "i8", "u8", "i16" or
+    /// "bool" (bytes that are 0 or 1: a sum or maximum is 1 if any is, a product or minimum if all are).
     pub dtype: *const c_char,
     /// A method by name, such as "wagma", in place of fire, absent, scale and group; these change it if they are given.
     pub preset: *const c_char,

@@ -554,6 +554,32 @@ def test_wrong_arguments_are_refused_before_anything_is_done() -> None:
     )
 
 
+def test_short_integers_wrap_and_truth_values_are_or_and_and() -> None:
+    run(
+        """
+for dtype in (np.int8, np.uint8, np.int16):
+    for n in (1, 7, 1000, 20_001):
+        mine = (np.arange(n) * 7 + 100 * rank).astype(dtype)
+        all = world.all_gather(mine)
+        for reduce, of in (("sum", np.sum), ("prod", np.prod), ("min", np.min), ("max", np.max)):
+            expected = of(all, axis=0, dtype=dtype) if reduce in ("sum", "prod") else of(all, axis=0)
+            assert (world.all_reduce(mine.copy(), reduce) == expected).all(), (dtype, n, reduce)
+    with world.allreduce([3, 5], dtype=dtype) as total:
+        total.contribution()[:] = 100
+        total.arrive()
+        for outcome in total.wait(60):
+            assert (outcome.data == np.full(8, 100 * size).astype(dtype)).all(), outcome.data
+for n in (1, 7, 20_001):
+    mine = (np.arange(n) + rank) % 3 == 0
+    all = world.all_gather(mine)
+    for reduce, of in (("sum", np.any), ("max", np.any), ("prod", np.all), ("min", np.all)):
+        found = world.all_reduce(mine.copy(), reduce)
+        assert found.dtype == bool and (found == of(all, axis=0)).all(), (n, reduce)
+""",
+        3,
+    )
+
+
 @pytest.mark.parametrize("block", ["with world:\n    fail()", "fail()"])
 def test_an_exception_aborts_the_job(block: str) -> None:
     processes = start(
