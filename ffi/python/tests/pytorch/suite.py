@@ -1,4 +1,4 @@
-"""PyTorch's own tests of a backend, as they come with its wheel: each spawns WORLD_SIZE ranks. `run` in this folder starts them.
+"""PyTorch's own tests of a backend, as they come with its wheel: each spawns WORLD_SIZE ranks. `upstream` in this folder starts them.
 
 BACKEND=gloo runs the same with gloo, to compare. Tests that torch has for gloo only are run with this backend, too.
 """
