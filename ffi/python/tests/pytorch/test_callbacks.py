@@ -131,12 +131,12 @@ for step in range(40):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_callbacks_make_calls(ranks: int) -> None:
-    run(CALLBACKS, ranks, timeout=60)
+    run(CALLBACKS, ranks, timeout=180)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_calls_of_callbacks_have_one_order_on_all_ranks(ranks: int) -> None:
-    run(ORDER, ranks, timeout=90)
+    run(ORDER, ranks)
 
 
 HOOKS = """
@@ -188,4 +188,4 @@ for register in (power_sgd, per_tensor, per_channel, half):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_hooks_of_ddp_that_make_calls_in_callbacks(ranks: int) -> None:
-    run(HOOKS, ranks, timeout=150)
+    run(HOOKS, ranks)
