@@ -71,6 +71,12 @@ impl<const N: usize> Channels<N> {
         }
     }
 
+    /// Whether a rank has not closed the endpoint of this number, which had this channel.
+    pub(super) fn is_open(&self, channel: u32, number: u64) -> bool {
+        // Acquire: what the last rank did before it closed is seen.
+        self.tenants[channel as usize].load(Ordering::Acquire) == number
+    }
+
     /// The highest channel that was ever claimed.
     pub(super) fn highest(&self) -> u32 {
         self.highest.load(Ordering::Relaxed)

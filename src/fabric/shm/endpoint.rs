@@ -217,5 +217,8 @@ impl Drop for ShmEndpoint {
                 self.regions.iter().for_each(|region| self.segment.free(region.offset, region.bytes));
             }
         });
+        let user = (self.number, self.channel);
+        let own = self.regions.drain(..).filter(|region| region.owner == self.rank);
+        own.for_each(|region| self.segment.give_back(user, region.offset, region.bytes));
     }
 }

@@ -15,6 +15,7 @@ mod failure;
 mod loom_tests;
 mod mailbox;
 mod membarrier;
+mod ranges;
 mod segment;
 mod sleeper;
 
@@ -217,5 +218,36 @@ impl Fabric for ShmFabric {
 
     fn leave(&self) {
         self.segment.leave(self.rank);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::fabric::Access;
+
+    /// The file would be used up by 16 TiB of regions.
+    #[test]
+    fn regions_that_all_ranks_have_closed_leave_their_place_to_others() {
+        const BYTES: usize = 1 << 20;
+        let fabrics = ShmFabric::in_this_process(2).unwrap();
+        let mut ends = Vec::new();
+        for turn in 0..50u64 {
+            let mut endpoints: Vec<_> = fabrics.iter().map(|fabric| fabric.open(RawAccess::CRATE).unwrap()).collect();
+            let region = endpoints[0].register(BYTES, Access::ReadWrite).unwrap();
+            let key = endpoints[0].key(region);
+            let seen = endpoints[1].import(0, key).unwrap();
+            let window = endpoints[1].window(seen).unwrap();
+            let cells = || (0..BYTES / 8).step_by(511).map(|at| window.cell(at));
+            assert!(cells().all(|cell| cell.load(Ordering::Relaxed) == 0), "memory is zeroed");
+            cells().for_each(|cell| cell.store(turn + 1, Ordering::Relaxed));
+            drop(window);
+            // The owner may be the first or the last to close.
+            endpoints.swap(0, (turn % 2) as usize);
+            endpoints.into_iter().for_each(drop);
+            ends.push(fabrics[0].segment.end());
+        }
+        assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
@@ -14,6 +15,7 @@ use super::channels::Channels;
 use super::doorbell::{Doorbell, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
+use super::ranges::{Ranges, User};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -56,6 +58,8 @@ pub(super) struct Segment {
     map: MmapRaw,
     rank: u32,
     ranks: u32,
+    /// The ranges of the file that this rank has taken.
+    ranges: Mutex<Ranges>,
 }
 
 /// Bytes at the beginning of the file of a world of `ranks`.
@@ -105,7 +109,7 @@ impl Segment {
         }
         let map = MmapOptions::new().len(head_bytes(ranks)).map_raw(&file);
         let map = map.map_err(|cause| Error::os(rank, "map shared memory", cause))?;
-        Ok(Segment { file, map, rank, ranks })
+        Ok(Segment { file, map, rank, ranks, ranges: Mutex::default() })
     }
 
     pub(super) fn ranks(&self) -> u32 {
@@ -185,7 +189,16 @@ impl Segment {
             available,
             limit: limit.to_owned(),
         };
-        let offset = self.head().free.fetch_add(need, Ordering::Relaxed);
+        let is_open = |(number, channel)| self.channels().is_open(channel, number);
+        let again = self.ranges.lock().take(need, is_open);
+        let offset = match again {
+            Some(offset) => {
+                // Zeros, whatever the last region had there.
+                self.free(offset, need as usize);
+                offset
+            }
+            None => self.head().free.fetch_add(need, Ordering::Relaxed),
+        };
         if offset.checked_add(need).is_none_or(|end| end > FILE) {
             return Err(short(FILE.saturating_sub(offset), "the size of the world's memory file"));
         }
@@ -204,6 +217,18 @@ impl Segment {
     pub(super) fn free(&self, offset: u64, bytes: usize) {
         let len = bytes.max(1).next_multiple_of(PAGE) as u64;
         let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len);
+    }
+
+    /// This rank has closed the endpoint that used a range which it had allocated.
+    pub(super) fn give_back(&self, user: User, offset: u64, bytes: usize) {
+        let len = bytes.max(1).next_multiple_of(PAGE) as u64;
+        self.ranges.lock().give_back(user, offset, len);
+    }
+
+    /// Where the part of the file ends that was ever allocated.
+    #[cfg(test)]
+    pub(super) fn end(&self) -> u64 {
+        self.head().free.load(Ordering::Relaxed)
     }
 
     pub(super) fn channels(&self) -> &Channels<{ CHANNELS as usize }> {
