@@ -92,7 +92,7 @@ fn no_order_of_calls_lets_ranks_wait_for_ever() {
     std::panic::set_hook(Box::new(|_| {}));
     let failure = match number("TEST_SEED") {
         Some(seed) => play(seed, None).err(),
-        None => first_failure(number("TEST_SCHEDULES").unwrap_or_else(|| by_tier(2_000, 16_000)), None),
+        None => first_failure(number("TEST_SCHEDULES").unwrap_or_else(|| by_tier(300, 6_000)), None),
     };
     let _ = std::panic::take_hook();
     if let Some(failure) = failure {

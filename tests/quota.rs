@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use common::groups::{Group, Limit};
-use common::tier::by_tier;
+use common::tier::is_deep;
 use common::{Job, Way, libfabric, role};
 use earlybird::{Config, Reduce, World};
 use program::{Player, Program, Random};
@@ -65,7 +65,13 @@ fn tail(text: &str) -> &str {
     &text[(from..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(from)..]
 }
 
-fn runs(way: Way, count: u64, seconds: u64) {
+/// Some short runs in the deep tier, and in the long one, which TEST_LONG=1 chooses, so many of ten seconds.
+fn runs(way: Way, long: u64) {
+    if !is_deep() {
+        return;
+    }
+    let (count, seconds) =
+        if std::env::var_os("TEST_LONG").is_some_and(|value| value == "1") { (long, 10) } else { (3, 5) };
     for seed in 0..count {
         let ranks = Random::seed_from_u64(seed).random_range(3..=6);
         run(way, ranks, [10, 20, 40][seed as usize % 3], seconds, seed);
@@ -74,12 +80,12 @@ fn runs(way: Way, count: u64, seconds: u64) {
 
 #[test]
 fn no_quota_lets_ranks_wait_for_ever_over_shared_memory() {
-    runs(Way::Shm, by_tier(3, 60), by_tier(5, 10));
+    runs(Way::Shm, 60);
 }
 
 #[test]
 fn no_quota_lets_ranks_wait_for_ever_over_tcp() {
     if libfabric().is_some() {
-        runs(Way::Ofi("tcp;ofi_rxm"), by_tier(3, 20), by_tier(5, 10));
+        runs(Way::Ofi("tcp;ofi_rxm"), 20);
     }
 }

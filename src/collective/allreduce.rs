@@ -165,6 +165,11 @@ impl<T: Item> Allreduce<T> {
         self.calls.wait(deadline)
     }
 
+    /// Does what there is to do now, for a caller that waits in another collective and has no thread.
+    pub(super) fn tend(&mut self, operation: &'static str) -> Result<()> {
+        self.calls.tend(operation)
+    }
+
     /// The outcomes of rounds that were taken.
     pub(super) fn held(&self, rounds: RangeInclusive<u64>) -> Outcomes<'_, T> {
         Outcomes::new(self, rounds)

@@ -73,6 +73,7 @@ impl Calls {
         #[inline] fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>>;
         fn test(&mut self) -> Result<Option<RangeInclusive<u64>>>;
         fn finish(&mut self, deadline: Deadline) -> Result<()>;
+        fn tend(&mut self, operation: &'static str) -> Result<()>;
         #[inline] fn settle(&mut self) -> ();
     }
 }

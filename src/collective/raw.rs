@@ -346,6 +346,14 @@ impl<P: Protocol> Raw<P> {
         fabric.exchange(operation, &[], until).map(drop)
     }
 
+    /// Does what there is to do for the last arrival now, as a thread would.
+    pub(super) fn tend(&mut self, operation: &'static str) -> Result<()> {
+        let now = self.waiter.clock().now();
+        let mut engine = self.seat.take();
+        let done = engine.towards(self.session.goal()).exhaust(now).map(drop);
+        self.waiter.explain(operation, done)
+    }
+
     /// Whether the outcome of the last arrival is there. Does no work for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
         self.check("is_complete")?;

@@ -25,7 +25,7 @@ use crate::error::{Ranks, Result};
 const STUCK: u32 = 4_000;
 
 /// The time that these take at least, for helper threads, which take no turns.
-const LEAST: Duration = Duration::from_secs(1);
+const LEAST: Duration = Duration::from_secs(2);
 
 thread_local! {
     /// The rank that this thread plays.

@@ -1,6 +1,6 @@
 //! The handle of an allreduce in buckets.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -352,11 +352,12 @@ impl<T: Element> BucketedAllreduce<T> {
     /// Waits until the outcomes of a bucket are there, and returns when they were. `before`: when those of the bucket before
     /// were, if this rank has waited for them until then.
     fn reach(&mut self, bucket: usize, deadline: Deadline, before: Option<Instant>) -> Result<Option<Instant>> {
-        let Bucket { sum, stage, tensors, .. } = &mut self.parts[bucket];
+        let Bucket { sum, stage, .. } = &mut self.parts[bucket];
         let &mut Stage::HandedIn { at } = stage else { return Ok(None) };
         let waits = !sum.is_complete()?;
-        let rounds = sum.take(deadline)?;
+        let rounds = self.take(bucket, deadline)?;
         let end = Instant::now();
+        let Bucket { sum, stage, tensors, .. } = &mut self.parts[bucket];
         *stage = Stage::There { first: *rounds.start(), newest: *rounds.end() };
         let is_first = bucket == 0;
         if let (Some(timing), true, true) = (&mut self.timing, waits, is_first || before.is_some()) {
@@ -373,6 +374,24 @@ impl<T: Element> BucketedAllreduce<T> {
             self.keep_buckets();
         }
         Ok(waits.then_some(end))
+    }
+
+    /// Waits for the outcomes of a bucket, and takes them. Where no thread works for this rank, it takes care of the buckets
+    /// that others may wait for meanwhile.
+    fn take(&mut self, bucket: usize, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        if self.choices.executor == Executor::Thread || self.parts.len() == 1 {
+            return self.parts[bucket].sum.take(deadline);
+        }
+        let (begun, until) = (Instant::now(), deadline.instant());
+        loop {
+            let end = until.min(Instant::now() + MOMENT);
+            match self.parts[bucket].sum.take(end.into()) {
+                Err(Error::Timeout { .. }) if Instant::now() < until => {}
+                ended => return ended.map_err(|error| waited_since(begun, error)),
+            }
+            let handed_in = |part: &&mut Bucket<T>| matches!(part.stage, Stage::HandedIn { .. });
+            self.parts.iter_mut().filter(handed_in).try_for_each(|part| part.sum.tend("wait"))?;
+        }
     }
 
     /// Leaves in good order, as [`Allreduce::finish`]. Outcomes that were not returned are dropped.
@@ -403,13 +422,23 @@ impl<T: Element> BucketedAllreduce<T> {
     }
 }
 
-/// How long a rank waits in one collective, while it leaves others, too.
+/// A timeout of a wait that was made in several.
+fn waited_since(begun: Instant, error: Error) -> Error {
+    match error {
+        Error::Timeout { rank, operation, missing, together, .. } => {
+            Error::Timeout { rank, operation, waited: begun.elapsed(), missing, together }
+        }
+        other => other,
+    }
+}
+
+/// How long a rank waits in one collective before it takes care of others, for which no thread works.
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// Leaves the collectives of buckets in good order. In each of them, others may wait for this rank: for its last arrival, or
 /// until it releases a round. So it hands in all last arrivals first, and then takes care of all while it waits.
 fn finish_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<()> {
-    let until = deadline.instant();
+    let (begun, until) = (Instant::now(), deadline.instant());
     if Fault::FinishOneByOne.is(fault) {
         return parts.iter_mut().try_for_each(|part| part.sum.finish(until));
     }
@@ -426,7 +455,7 @@ fn finish_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Op
         let end = Instant::now().checked_add(moment).map_or(until, |end| end.min(until));
         match part.sum.finish(end) {
             Err(Error::Timeout { .. }) if Instant::now() < until => {}
-            ended => ended?,
+            ended => ended.map_err(|error| waited_since(begun, error))?,
         }
     }
 }
