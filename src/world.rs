@@ -11,7 +11,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use earlybird_ffi::fork;
 use parking_lot::Mutex;
@@ -82,11 +82,14 @@ impl World {
     pub fn from_env(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
+        // A world of one needs none, and the mistake would show with the second rank.
+        config.job_secret()?;
+        let until = Deadline::from(config.deadline).instant();
         let fabric = join(&identity, config, &measured)?;
         let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
         tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        let cores = neighbours_cores(&*fabric, config.deadline)?;
+        let cores = neighbours_cores(&*fabric, until)?;
         Ok(Self::new(fabric, parameters, config, (identity.source, &cores)))
     }
 
@@ -99,9 +102,12 @@ impl World {
     pub fn join(rank: u32, ranks: u32, store: &str, config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::given(rank, ranks, store)?;
+        // A world of one needs none, and the mistake would show with the second rank.
+        config.job_secret()?;
+        let until = Deadline::from(config.deadline).instant();
         let fabric = join(&identity, config, &measured)?;
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        let cores = neighbours_cores(&*fabric, config.deadline)?;
+        let cores = neighbours_cores(&*fabric, until)?;
         Ok(Self::new(fabric, parameters, config, (identity.source, &cores)))
     }
 
@@ -298,6 +304,12 @@ impl World {
 
 #[cfg(feature = "internals")]
 impl World {
+    /// Whether another rank of this machine may need the core that this one runs on.
+    #[must_use]
+    pub fn shares_its_core(&self) -> bool {
+        self.is_crowded()
+    }
+
     /// A world whose ranks take turns.
     ///
     /// # Errors
@@ -341,8 +353,8 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
 }
 
 /// The cores of the ranks on this machine, as each says itself.
-fn neighbours_cores(fabric: &dyn Fabric, deadline: Duration) -> Result<Vec<Cores>> {
-    let all = fabric.exchange("join", &Cores::own().encode(), Deadline::from(deadline).instant())?;
+fn neighbours_cores(fabric: &dyn Fabric, until: Instant) -> Result<Vec<Cores>> {
+    let all = fabric.exchange("join", &Cores::own().encode(), until)?;
     let of = |peer: u32| {
         let wrong = || Error::transport(fabric.rank(), peer, "join", "it did not say which cores it may use");
         Cores::decode(&all[peer as usize]).ok_or_else(wrong)

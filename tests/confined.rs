@@ -35,6 +35,7 @@ fn rank() {
             sched_setaffinity(None, &one).unwrap();
             take_turns();
         }
+        ("two-cores", _) => take_turns(),
         ("old-kernel", errno) => {
             forbid(PIDFD_OPEN, errno.parse().unwrap());
             wait_for_a_death();
@@ -61,20 +62,31 @@ fn take_turns() {
     (0..50).for_each(|_| round());
     let before = cpu_time();
     (0..ROUNDS).for_each(|_| round());
+    println!("\nSHARES {}", world.shares_its_core());
     println!("\nMICROS {}", (cpu_time() - before).as_micros() / u128::from(ROUNDS));
     sum.finish(DEADLINE).unwrap();
 }
 
-/// A rank that spins on the core that the other one needs spends its time slices, of some milliseconds, or all of its spin.
+/// Ranks on one core of several know that they share it, and others that they do not. How much processor time a round takes
+/// is told: a rank that spins where the other one should work spends its time slices, of some milliseconds.
 #[test]
 fn ranks_on_one_core_of_several_let_each_other_work() {
-    let most = [(Way::Shm, 12), (Way::Ofi("tcp;ofi_rxm"), 150)];
-    for (way, most) in most.into_iter().filter(|(way, _)| *way == Way::Shm || libfabric().is_some()) {
-        for (status, text) in Job::start(way, 2, "rank", "one-core").finish(DEADLINE) {
-            assert!(status.success(), "{text}");
-            let micros: u64 = said(&text, "MICROS")[0].parse().unwrap();
-            println!("{way:?}: {micros} us of processor time a round and rank");
-            assert!(micros < most, "{way:?}: {micros} us of processor time a round and rank");
+    let ways = [Some((Way::Shm, 200)), libfabric().map(|_| (Way::Ofi("tcp;ofi_rxm"), 400))];
+    for (way, most) in ways.into_iter().flatten() {
+        for (role, shares) in [("one-core", "true"), ("two-cores", "false")] {
+            if role == "two-cores" && std::thread::available_parallelism().unwrap().get() < 2 {
+                continue;
+            }
+            for (status, text) in Job::start(way, 2, "rank", role).finish(DEADLINE) {
+                assert!(status.success(), "{text}");
+                assert_eq!(said(&text, "SHARES"), [shares], "{way:?}, {role}");
+                let micros: u64 = said(&text, "MICROS")[0].parse().unwrap();
+                println!("{way:?}, {role}: {micros} us of processor time a round and rank");
+                assert!(
+                    role == "two-cores" || micros < most,
+                    "{way:?}: {micros} us of processor time a round and rank"
+                );
+            }
         }
     }
 }

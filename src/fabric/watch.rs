@@ -60,12 +60,19 @@ struct Stat {
     is_over: bool,
 }
 
+/// `None` where `/proc` is not there, has no such process, or shows those of another namespace.
 fn stat(pid: Pid) -> Option<Stat> {
+    let own = std::fs::read_link("/proc/self").ok()?;
+    if own.to_str()?.parse() != Ok(rustix::process::getpid().as_raw_nonzero().get()) {
+        return None;
+    }
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The second field is a name that may contain anything. The third is the state, the 22nd the start time.
+    // The second field is a name that may contain anything. The third is the state, the 20th the number of threads, the 22nd
+    // the start time. A process whose first thread has ended alone is a zombie here, too.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let is_over = matches!(fields.next()?, "Z" | "X" | "x");
-    Some(Stat { began: fields.nth(18)?.parse().ok()?, is_over })
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    Some(Stat { began: fields.nth(1)?.parse().ok()?, is_over: is_over && threads <= 1 })
 }
 
 impl Watch {

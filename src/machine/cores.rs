@@ -14,9 +14,12 @@ const WORDS: usize = CpuSet::MAX_CPU / 64;
 pub(crate) struct Cores {
     /// A bit for each core; none where the kernel does not say.
     mask: [u64; WORDS],
-    /// The tightest quota, in thousandths of a core, and the group that it is of.
-    quota: Option<(u64, u64)>,
+    /// Quotas, in thousandths of a core, and the groups that they are of: those of the own group and of the ones around it.
+    quotas: Vec<(u64, u64)>,
 }
+
+/// Most quotas that a rank tells: the tightest ones.
+const MOST_QUOTAS: usize = 8;
 
 impl Cores {
     /// Those of the calling thread.
@@ -24,26 +27,32 @@ impl Cores {
         let mut mask = [0; WORDS];
         if let Ok(set) = sched_getaffinity(None) {
             (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).for_each(|core| mask[core / 64] |= 1 << (core % 64));
+        } else {
+            // Where there are more cores than a set holds, only their number is known.
+            let count = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+            (0..count.min(CpuSet::MAX_CPU)).for_each(|core| mask[core / 64] |= 1 << (core % 64));
         }
-        let quotas = Group::of_this_process("cpu").into_iter();
-        let quota = quotas.filter_map(|group| Some((quota_of(&group)?, group.identity()))).min();
-        Cores { mask, quota }
+        let groups = Group::of_this_process("cpu");
+        let mut quotas: Vec<_> = groups.iter().filter_map(|group| Some((quota_of(group)?, group.identity()))).collect();
+        quotas.sort_unstable();
+        quotas.truncate(MOST_QUOTAS);
+        Cores { mask, quotas }
     }
 
     /// For the other ranks.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let (time, group) = self.quota.unwrap_or((u64::MAX, 0));
-        self.mask.iter().chain(&[time, group]).flat_map(|word| word.to_le_bytes()).collect()
+        let quotas = self.quotas.iter().flat_map(|&(time, group)| [time, group]);
+        self.mask.iter().copied().chain(quotas).flat_map(u64::to_le_bytes).collect()
     }
 
     /// `None` for bytes that are no such value.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
-        let (mask, quota) = words.split_at_checked(WORDS)?;
-        let &[time, group] = quota else { return None };
-        let quota = (time != u64::MAX).then_some((time, group));
-        rest.is_empty().then_some(Cores { mask: mask.try_into().ok()?, quota })
+        let (mask, quotas) = words.split_at_checked(WORDS)?;
+        let (quotas, odd) = quotas.as_chunks::<2>();
+        let quotas = quotas.iter().map(|&[time, group]| (time, group)).collect();
+        (rest.is_empty() && odd.is_empty()).then_some(Cores { mask: mask.try_into().ok()?, quotas })
     }
 
     fn count(&self) -> u32 {
@@ -72,17 +81,16 @@ fn quota_of(group: &Group) -> Option<u64> {
 /// more ranks than cores among all that run on cores of one rank, or all together, or its group's quota is less than a core
 /// for each.
 pub(crate) fn is_crowded(own: &Cores, ranks: &[Cores]) -> bool {
-    let mut union = Cores { mask: [0; WORDS], quota: None };
+    let mut union = Cores { mask: [0; WORDS], quotas: Vec::new() };
     for cores in ranks {
         union.mask.iter_mut().zip(&cores.mask).for_each(|(all, mask)| *all |= mask);
     }
     let is_full = |place: &Cores| ranks.iter().filter(|cores| place.holds(cores)).count() as u32 > place.count();
     let by_cores = union.count() > 0
         && (is_full(&union) || ranks.iter().any(|place| place.count() > 0 && place.holds(own) && is_full(place)));
-    let by_quota = own.quota.is_some_and(|(time, group)| {
-        let sharers =
-            ranks.iter().filter(|cores| cores.quota.is_some_and(|(_, theirs)| theirs == group)).count() as u64;
-        sharers * 1000 > time
+    let by_quota = own.quotas.iter().any(|&(time, group)| {
+        let is_in = |cores: &&Cores| cores.quotas.iter().any(|&(_, theirs)| theirs == group);
+        ranks.iter().filter(is_in).count() as u64 * 1000 > time
     });
     by_cores || by_quota
 }
@@ -95,11 +103,11 @@ mod tests {
     fn on(cores: impl IntoIterator<Item = usize>) -> Cores {
         let mut mask = [0; WORDS];
         cores.into_iter().for_each(|core| mask[core / 64] |= 1 << (core % 64));
-        Cores { mask, quota: None }
+        Cores { mask, quotas: Vec::new() }
     }
 
     fn with_quota(cores: Cores, time: u64, group: u64) -> Cores {
-        Cores { quota: Some((time, group)), ..cores }
+        Cores { quotas: vec![(time, group)], ..cores }
     }
 
     #[test]
@@ -136,6 +144,9 @@ mod tests {
         let apart = [rank(1000, 1), rank(1000, 2), on(0..8)];
         assert!(apart.iter().all(|own| !is_crowded(own, &apart)));
         assert!(is_crowded(&rank(400, 1), &[rank(400, 1)]), "also alone");
+        let around = |own| Cores { quotas: vec![(1500, own), (2000, 9)], ..on(0..8) };
+        let three = [around(1), around(2), around(3)];
+        assert!(is_crowded(&three[0], &three), "the quota of the group around theirs");
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! The limits on memory.
 
-use std::sync::OnceLock;
-
 use super::groups::{Group, Version};
 use crate::units::parse_size;
 
@@ -13,9 +11,8 @@ pub(crate) fn available_memory() -> (u64, String) {
     let machine = kilobytes.map(|kilobytes| (kilobytes << 10, "the machine's available memory"));
     let given = std::env::var("EARLYBIRD_MEMORY_LIMIT").ok().and_then(|text| parse_size(&text).ok());
     let given = given.map(|bytes| (bytes, "EARLYBIRD_MEMORY_LIMIT"));
-    // A process stays in its groups, and this is asked for each region.
-    static GROUPS: OnceLock<Vec<Group>> = OnceLock::new();
-    let groups = GROUPS.get_or_init(|| Group::of_this_process("memory")).iter().filter_map(free_in);
+    let groups = Group::of_this_process("memory");
+    let groups = groups.iter().filter_map(free_in);
     let least = machine.into_iter().chain(groups).chain(given).min_by_key(|&(bytes, _)| bytes);
     least.map_or((u64::MAX, "nothing".to_owned()), |(bytes, limit)| (bytes, limit.to_owned()))
 }

@@ -5,7 +5,7 @@ use super::{MOST, MOST_RANKS};
 use crate::fault::Fault;
 
 const MAGIC: u32 = 0x4542_5354;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes of a nonce, which is drawn for one conversation.
 pub(crate) const NONCE: usize = 16;
