@@ -20,7 +20,7 @@ const USUAL: u32 = 0x1f80;
 const STATES: [u32; 6] = [0x1f80, 0x3f80, 0x5f80, 0x7f80, 0x9f80, 0x1fc0];
 
 fn set(state: u32) {
-    // SAFETY: all values are valid for the register; no other code of this thread depends on it in this test.
+    // SAFETY: all values are valid for the register. What the library computes in this state is what the test looks at.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack)) };
 }
 

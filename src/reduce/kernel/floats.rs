@@ -73,9 +73,9 @@ mod control {
 
     #[inline]
     pub(super) fn write(control: Control) {
-        // SAFETY: the value is the default or was read from the register, so it has no reserved bits. Computations by Rust
-        // code happen in the default state; any other one was there before.
-        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack, preserves_flags)) };
+        // SAFETY: the value is the default or was read from the register, so it has no reserved bits. Rust's arithmetic is
+        // defined in the default state; a thread that has another one was given it by its program, and gets it back.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) };
     }
 }
 
@@ -102,9 +102,8 @@ mod control {
 
     #[inline]
     pub(super) fn write(control: Control) {
-        // SAFETY: the value is the default or was read from the register. Computations by Rust code happen in the default
-        // state; any other one was there before.
-        unsafe { asm!("msr fpcr, {}", in(reg) control, options(nostack, preserves_flags)) };
+        // SAFETY: as for MXCSR.
+        unsafe { asm!("msr fpcr, {}", in(reg) control, options(nostack)) };
     }
 }
 
@@ -131,8 +130,8 @@ mod control {
 
     #[inline]
     pub(super) fn write(control: Control) {
-        // SAFETY: the value is the default or was read from the register.
-        unsafe { asm!("fsrm {}", in(reg) control, options(nostack, preserves_flags)) };
+        // SAFETY: as for MXCSR.
+        unsafe { asm!("fsrm {}", in(reg) control, options(nostack)) };
     }
 }
 
