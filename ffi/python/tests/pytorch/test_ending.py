@@ -33,6 +33,6 @@ def test_an_outstanding_receive_does_not_abort_a_process_that_ends(end: str) -> 
         """.replace("\n        ", "\n"),
         3,
     )
-    texts = [process.communicate(timeout=60)[0] for process in started]
+    texts = [process.communicate(timeout=300)[0] for process in started]
     assert "ends" in texts[0] and "terminate called" not in texts[0] and "Fatal" not in texts[0], texts
     assert started[0].returncode == int("raise" in end), (started[0].returncode, texts)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import queue
 import threading
 import time
 import weakref
@@ -126,8 +124,9 @@ class MadeCall(Work):
 
 
 class _Thread(threading.local):
-    callbacks = 0
-    """How many callbacks of calls the thread is in."""
+    def __init__(self) -> None:
+        self.callbacks: list[Calls] = []
+        """The queues whose callbacks the thread is in; the innermost last."""
 
 
 _THREAD = _Thread()
@@ -146,13 +145,15 @@ class Calls:
         self._name = name
         # Ends all calls of all ranks.
         self.abort = abort
-        self._waiting: queue.SimpleQueue[MadeCall | None] = queue.SimpleQueue()
+        self._waiting: deque[MadeCall] = deque()
         # What callbacks that run now have handed in; the innermost last.
         self._inner: list[deque[MadeCall]] = []
         self._handed_in = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        # One call at a time, whichever thread makes it.
+        # Something waits, or a callback has returned, or the end has come.
+        self._changed = threading.Condition(self._lock)
+        # One call at a time, and each is taken out in its turn, whichever thread makes it.
         self._making = threading.Lock()
         self._maker: int | None = None
         self._pending = 0
@@ -193,8 +194,8 @@ class Calls:
             self._put(made)
 
     def check(self) -> None:
-        """Raises an error after the end."""
-        if self._ended:
+        """Raises an error after the end, except in a callback, which came before it."""
+        if self._ended and self not in _THREAD.callbacks:
             raise RuntimeError("the process group was shut down")
 
     def _put(self, made: MadeCall) -> None:
@@ -202,17 +203,18 @@ class Calls:
         self._handed_in += 1
         made.number = self._handed_in
         made.is_waiting = True
-        if self._inner and _THREAD.callbacks:
+        if self in _THREAD.callbacks:
             self._inner[-1].append(made)
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        self._waiting.put(made)
+        self._waiting.append(made)
+        self._changed.notify_all()
 
     def future_of(self, made: MadeCall) -> torch.futures.Future[Any]:
         """The future of a call. Its callbacks come after all that was handed in before the first time that this is called."""
-        self.hurry(made)
+        self.hurry(made, made.future is not None)
         with self._lock:
             if made.future is not None:
                 return made.future
@@ -224,56 +226,61 @@ class Calls:
             made.tell()
         return future
 
-    def hurry(self, made: MadeCall) -> None:
-        """Makes a call, and what is before it, if this thread is in a callback for which its queue waits."""
-        while self._inner and _THREAD.callbacks and made.is_waiting:
-            with self._lock:
-                full = [inner for inner in self._inner if inner]
-                if not full and self._waiting.empty():
-                    return
-                next = full[-1].popleft() if full else self._waiting.get()
-            if next is None:
-                self._waiting.put(None)
+    def hurry(self, made: MadeCall, over: bool = False) -> None:
+        """Makes a call, and what is before it, if this thread is in a callback for which its queue may wait; if it is to be
+        ``over``, its callbacks, too."""
+        while self._inner and _THREAD.callbacks and (made.is_waiting or (over and made.is_behind and not made.is_over)):
+            if not self._step():
                 return
-            self._step(next)
 
     def _run(self) -> None:
         wait_until_end()
-        while (made := self._waiting.get()) is not None:
-            self._step(made)
+        while True:
+            with self._lock:
+                # What a callback hands in comes before what waits, whichever thread runs it.
+                self._changed.wait_for(lambda: not self._inner and (self._waiting or self._ended))
+                if not self._waiting:
+                    return
+            self._step()
 
-    def _step(self, made: MadeCall) -> None:
-        """Makes a call and runs its callbacks; or runs them only, where it was made before."""
-        made.is_waiting = False
-        try:
+    def _step(self, inner: deque[MadeCall] | None = None) -> bool:
+        """Makes the next call and runs its callbacks; or runs them only, where it was made before. Returns whether there was
+        one: of those that a callback has handed in, or else of all."""
+        with self._making:
+            with self._lock:
+                full = [each for each in (self._inner if inner is None else [inner]) if each]
+                source = full[-1] if full else self._waiting if inner is None else inner
+                if not source:
+                    return False
+                made = source.popleft()
+                made.is_waiting = False
             if not made.is_completed():
-                with self._making:
-                    made.make()
+                made.make()
                 with self._lock:
                     made.is_over = not made.is_behind
             else:
                 made.is_over = True
+        try:
             if made.is_over and made.future is not None:
                 self._tell(made)
         finally:
             self._count()
+        return True
 
     def _tell(self, made: MadeCall) -> None:
         inner: deque[MadeCall] = deque()
         with self._lock:
             self._inner.append(inner)
-        _THREAD.callbacks += 1
+        _THREAD.callbacks.append(self)
         try:
             made.tell()
-            while True:
-                with self._lock:
-                    if not inner:
-                        self._inner = [other for other in self._inner if other is not inner]
-                        return
-                    next = inner.popleft()
-                self._step(next)
+            while self._step(inner):
+                pass
         finally:
-            _THREAD.callbacks -= 1
+            _THREAD.callbacks.pop()
+            with self._lock:
+                self._inner = [other for other in self._inner if other is not inner]
+                self._changed.notify_all()
 
     def _count(self) -> None:
         with self._lock:
@@ -287,7 +294,7 @@ class Calls:
             if self._ended:
                 return
             self._ended = True
-            self._waiting.put(None)
+            self._changed.notify_all()
             thread = self._thread
             if thread is None or thread is threading.current_thread():
                 return
@@ -298,10 +305,10 @@ class Calls:
     def drop(self) -> None:
         """Drops the calls that wait, and waits a while for the thread to come back from the one that it makes."""
         if self._thread is not None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self._waiting.get_nowait()
-            self._waiting.put(None)
+            with self._lock:
+                self._waiting.clear()
+                self._ended = True
+                self._changed.notify_all()
             self._thread.join(PATIENCE)
 
 
