@@ -242,10 +242,9 @@ pub unsafe extern "C" fn eb_allreduce_wait(allreduce: eb_allreduce, timeout: f64
     with(allreduce, |Sum { sum, rounds }| {
         check_place(outcomes, "outcomes")?;
         let timeout = seconds(timeout, "timeout")?;
-        *rounds = NONE;
-        let taken = sum.wait(timeout)?;
-        let count = taken.len();
-        *rounds = taken.keep();
+        let taken = sum.wait(timeout).map(|taken| (taken.len(), taken.keep()));
+        let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
+        *rounds = taken;
         // SAFETY: the caller gives a place for it.
         unsafe { give(outcomes, count, "outcomes") }
     })
@@ -256,12 +255,9 @@ pub unsafe extern "C" fn eb_allreduce_wait(allreduce: eb_allreduce, timeout: f64
 pub unsafe extern "C" fn eb_allreduce_test(allreduce: eb_allreduce, outcomes: *mut usize) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
         check_place(outcomes, "outcomes")?;
-        *rounds = NONE;
-        let mut count = 0;
-        if let Some(taken) = sum.test()? {
-            count = taken.len();
-            *rounds = taken.keep();
-        }
+        let taken = sum.test().map(|taken| taken.map_or((0, NONE), |taken| (taken.len(), taken.keep())));
+        let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
+        *rounds = taken;
         // SAFETY: the caller gives a place for it.
         unsafe { give(outcomes, count, "outcomes") }
     })
@@ -355,8 +351,9 @@ pub unsafe extern "C" fn eb_allreduce_completion_fd(allreduce: eb_allreduce, fd:
 pub extern "C" fn eb_allreduce_finish(allreduce: eb_allreduce, timeout: f64) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
         let timeout = seconds(timeout, "timeout")?;
-        *rounds = NONE;
-        Ok(sum.finish(timeout)?)
+        let finished = sum.finish(timeout);
+        forget_released(sum, rounds);
+        Ok(finished?)
     })
 }
 
@@ -370,6 +367,13 @@ pub extern "C" fn eb_allreduce_destroy(allreduce: eb_allreduce) -> eb_status {
         let _unused = sum.try_lock().ok_or_else(busy)?;
         SUMS.remove(allreduce.id).map(drop)
     })
+}
+
+/// A call that was refused has released nothing; one that failed later has.
+fn forget_released(sum: &Allreduce<u8>, rounds: &mut RangeInclusive<u64>) {
+    if sum.kept(*rounds.start()).is_none() {
+        *rounds = NONE;
+    }
 }
 
 impl Sum {

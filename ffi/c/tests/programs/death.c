@@ -39,6 +39,17 @@ int main(int argc, char **argv) {
       eb_error error = {.size = sizeof error};
       eb_last_error(&error);
       printf("rank %u: %d, peer %d: %s\n", (unsigned)info.rank, (int)status, (int)error.peer, error.message);
+      /* What has failed stays failed, in every call. */
+      const eb_status again[] = {
+          eb_allreduce_arrive(sum),          eb_allreduce_wait(sum, 1, &outcomes), eb_allreduce_test(sum, &outcomes),
+          eb_allreduce_finish(sum, 1),       eb_allreduce_finish(sum, 1),          eb_allreduce_wait(sum, 1, &outcomes),
+          eb_world_barrier(world, 1)};
+      for (size_t i = 0; i < sizeof again / sizeof *again; i++) {
+        if (again[i] != status) {
+          fprintf(stderr, "rank %u: call %zu after the death: %d\n", (unsigned)info.rank, i, (int)again[i]);
+          return 1;
+        }
+      }
       eb_allreduce_destroy(sum);
       eb_world_close(world);
       return status == EB_PEER_DIED && error.peer == 1 ? 0 : 1;

@@ -152,6 +152,10 @@ static void alone(eb_world world) {
   EXPECT(eb_allreduce_outcome(sum, SIZE_MAX, &outcome), EB_ARGUMENT, "no outcome");
   EXPECT(eb_allreduce_outcome(sum, 0, NULL), EB_ARGUMENT, "outcome is NULL");
   OK(eb_allreduce_outcome(sum, 0, &outcome));
+  /* A call that is refused does nothing: what the caller holds stays. */
+  EXPECT(eb_allreduce_wait(sum, 1, &outcomes), EB_USAGE, "call arrive first");
+  EXPECT(eb_allreduce_test(sum, &outcomes), EB_USAGE, "call arrive first");
+  OK(eb_allreduce_outcome(sum, 0, &outcome));
   EXPECT(eb_allreduce_entries(sum, 0, NULL, 1, NULL), EB_ARGUMENT, "entries is NULL");
   OK(eb_allreduce_entries(sum, 0, NULL, 0, &count));
   eb_entry entry;
