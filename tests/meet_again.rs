@@ -37,7 +37,7 @@ fn rank() {
 }
 
 fn run(way: Way, store: &str) {
-    let count = by_tier(40, 200).to_string();
+    let count = by_tier(20, 200).to_string();
     let begin = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.envs(way.variables()).env("EARLYBIRD_STORE", store);

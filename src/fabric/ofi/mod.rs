@@ -41,5 +41,6 @@ pub(crate) use work_queue::WorkQueue;
 /// libfabric is missing or too old; the error says what to do.
 pub fn library() -> Result<Library, LoadError> {
     environment::prepare();
-    Library::load(std::env::var_os("EARLYBIRD_LIBFABRIC").as_deref())
+    let named = std::env::var_os("EARLYBIRD_LIBFABRIC").filter(|path| !path.is_empty());
+    Library::load(named.as_deref())
 }
