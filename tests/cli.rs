@@ -4,7 +4,9 @@
 
 mod common;
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::command::{PROVIDER_VARIABLES, earlybird, text, without_provider_variables};
 use common::shared_memory_files;
@@ -229,6 +231,42 @@ fn bench_prints_rows_and_json() {
 }
 
 /// Each row, of any operation, names its binary.
+/// A row is printed when it is measured: the second one here takes hours.
+#[test]
+fn bench_prints_rows_as_they_come() {
+    let args = ["bench", "-n", "2", "-b", "8", "-e", "8M", "-f", "1048576", "--iters", "100000"];
+    let mut bench = earlybird(&args).stdout(Stdio::piped()).spawn().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let lines = BufReader::new(bench.stdout.take().unwrap()).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = tell.send(line)));
+    let row =
+        std::iter::from_fn(|| told.recv_timeout(Duration::from_secs(60)).ok()).find(|line| line.starts_with("all "));
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    assert!(row.is_some_and(|row| row.contains(" 8 ") && row.contains("100000")));
+}
+
+/// About a second a row, and half of one where that is asked for.
+#[test]
+fn bench_makes_as_many_iterations_as_fit_into_a_time() {
+    let iters = |seconds: &str| {
+        let row = only_row(earlybird(&["bench", "-n", "2", "--json", "--seconds", seconds, "--skew", "one:1:5ms"]));
+        row["iterations"].as_u64().unwrap()
+    };
+    let (few, many) = (iters("0.05"), iters("1"));
+    assert!(few >= 10 && many > 3 * few && many <= 200, "{few} and {many}");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    for args in [&["info"][..], &["bench", "-n", "2", "--iters", "5"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = earlybird(args).stdout(full).output().unwrap();
+        let said = text(&output);
+        assert!(output.status.code() == Some(1) && said.contains("standard output: "), "{args:?}: {said}");
+    }
+}
+
 #[test]
 fn bench_says_which_binary_measured() {
     let here = env!("CARGO_MANIFEST_DIR");
@@ -355,6 +393,14 @@ fn info_lists_every_variable() {
     assert!(text(&earlybird(&["info"]).output().unwrap()).contains("shm"));
     let output = earlybird(&["info", "--env"]).env("EARLYBIRD_SECRET", "speak friend").output().unwrap();
     assert!(text(&output).contains("(set)") && !text(&output).contains("speak friend"), "{}", text(&output));
+}
+
+/// What programs refuse, information warns of.
+#[test]
+fn info_warns_of_a_variable_that_it_does_not_know() {
+    let output = earlybird(&["info", "--env"]).env("EARLYBIRD_DEADLIN", "5s").output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success() && said.contains("did you mean EARLYBIRD_DEADLINE?"), "{said}");
 }
 
 #[test]

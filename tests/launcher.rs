@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -123,6 +123,72 @@ fn ranks_die_with_their_launcher_and_signals_reach_them() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
     assert!(all_die(&pids));
+}
+
+/// A shell, `uv run` or `multiprocessing` stands between the launcher and the program.
+#[test]
+fn wrapped_ranks_die_with_their_launcher() {
+    let args = ["run", "-n", "3", "--", "sh", "-c", "sh -c 'echo $$; sleep 60; :'; :"];
+    let mut launcher = earlybird(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pids = sleepers(&mut launcher);
+    assert!(pids.iter().all(|&pid| is_alive(pid)));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    assert!(all_die(&pids), "wrapped ranks outlived their launcher");
+}
+
+/// Reads from a process until a text has come, a minute at most.
+fn read_until(from: &mut impl Read, text: &str) -> String {
+    let (until, mut said) = (Instant::now() + Duration::from_secs(60), Vec::new());
+    while !String::from_utf8_lossy(&said).contains(text) {
+        assert!(Instant::now() < until, "no {text:?} in {:?}", String::from_utf8_lossy(&said));
+        let mut more = [0; 4096];
+        match from.read(&mut more).unwrap() {
+            0 => panic!("the end came before {text:?}: {:?}", String::from_utf8_lossy(&said)),
+            read => said.extend_from_slice(&more[..read]),
+        }
+    }
+    String::from_utf8(said).unwrap()
+}
+
+#[test]
+fn prompts_are_passed_on_and_rank_0_is_answered() {
+    let script = "[ $EARLYBIRD_RANK = 0 ] || exit 0; printf 'name? '; read name; echo hello $name";
+    let mut command = earlybird(&["run", "-n", "2", "--", "sh", "-c", script]);
+    let mut launcher = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = launcher.stdout.take().unwrap();
+    read_until(&mut out, "[0] name? ");
+    launcher.stdin.take().unwrap().write_all(b"bird\n").unwrap();
+    read_until(&mut out, "hello bird\n");
+    assert!(launcher.wait().unwrap().success());
+}
+
+#[test]
+fn a_closed_output_ends_the_job() {
+    let args = ["run", "-n", "2", "--", "sh", "-c", "while :; do echo on and on; sleep 0.01; done"];
+    let mut launcher = earlybird(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = launcher.stdout.take().unwrap();
+    read_until(&mut out, "on and on");
+    drop(out);
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 13));
+}
+
+/// A line that does not end is passed on in parts.
+#[test]
+fn a_long_line_takes_little_memory() {
+    const LENGTH: usize = 64 << 20;
+    let script = format!("head -c {LENGTH} /dev/zero; read until");
+    let mut command = earlybird(&["run", "-n", "1", "--", "sh", "-c", &script]);
+    let mut launcher = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut long = launcher.stdout.take().unwrap().take(LENGTH as u64);
+    assert_eq!(std::io::copy(&mut long, &mut std::io::sink()).unwrap(), LENGTH as u64);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", launcher.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let kilobytes: usize = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kilobytes < 32 << 10, "{kilobytes} kB at most");
+    drop(launcher.stdin.take());
+    // What of it was not read closes the output.
+    launcher.wait().unwrap();
 }
 
 /// A rank may hang in a handler of its own.

@@ -23,6 +23,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn main(args: &Args) -> super::Outcome {
+    // What a command or a program would refuse.
+    if let Err(error) = earlybird::Config::from_env() {
+        complain!("warning: {error}");
+    }
     if args.env {
         list_variables(args.json);
     } else {

@@ -1,16 +1,20 @@
 //! Starts the ranks of a world on this machine and waits until they have ended.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use earlybird::fabric::ofi;
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+
+use super::keeper::Keeper;
+use super::relay::Outlet;
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -56,34 +60,39 @@ impl Launch<'_> {
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
         let (meeting, secret) = (format!("unix:{}", random()?), random()?);
         if let Some(own) = std::env::var_os("EARLYBIRD_STORE").filter(|own| !own.is_empty()) {
-            eprintln!(
-                "earlybird: warning: EARLYBIRD_STORE={} is replaced by {meeting}, which no other job has; to choose \
+            complain!(
+                "warning: EARLYBIRD_STORE={} is replaced by {meeting}, which no other job has; to choose \
                  the store, start the ranks with another launcher",
                 own.to_string_lossy()
             );
         }
-        let mut ranks = Vec::new();
-        let mut relays = Vec::new();
+        let (mut ranks, mut relays) = (Vec::new(), Vec::new());
+        let (out, err) = (Arc::new(Outlet::to(std::io::stdout())), Arc::new(Outlet::to(std::io::stderr())));
+        let mut keeper = Keeper::start()?;
         for rank in 0..self.ranks {
-            // Children die with the thread that started them, so this thread stays.
+            // Children die with the thread that started them, so this thread stays. The keeper ends what they have started.
             let mut child = self.command(rank, &meeting, &secret)?.spawn()?;
-            let prefix = format!("[{rank}] ");
-            if let Some(out) = child.stdout.take() {
-                let prefix = prefix.clone();
-                relays.push(thread::spawn(move || relay(out, &prefix, &mut std::io::stdout())));
+            keeper.hold(child.id());
+            if let Some(said) = child.stdout.take() {
+                let out = out.clone();
+                relays.push(thread::spawn(move || out.relay(rank, said)));
             }
-            if let Some(err) = child.stderr.take() {
-                relays.push(thread::spawn(move || relay(err, &prefix, &mut std::io::stderr())));
+            if let Some(said) = child.stderr.take() {
+                let err = err.clone();
+                relays.push(thread::spawn(move || err.relay(rank, said)));
             }
             ranks.push(Rank { child, status: None });
         }
-        let code = watch(&mut ranks, &mut signals)?;
+        let code = watch(&mut ranks, &mut signals, &mut keeper, &|| out.is_closed())?;
         // A process that a rank left running may hold its output open for ever.
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until && !relays.iter().all(thread::JoinHandle::is_finished) {
             thread::sleep(LOOK);
         }
-        Ok(code)
+        match out.failure().or(err.failure()) {
+            Some(cause) if code == ExitCode::SUCCESS => Err(format!("output of ranks is lost: {cause}").into()),
+            _ => Ok(code),
+        }
     }
 
     fn command(&self, rank: u32, meeting: &str, secret: &str) -> Result<Command, std::io::Error> {
@@ -101,7 +110,10 @@ impl Launch<'_> {
         if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
         }
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+        // Rank 0 reads what the launcher is given. A terminal would stop it: it is in a group of its own.
+        let reads = rank == 0 && self.output == Output::Prefixed && !std::io::stdin().is_terminal();
+        command.stdin(if reads { Stdio::inherit() } else { Stdio::null() });
+        command.stderr(Stdio::piped()).process_group(0);
         if self.output == Output::Prefixed || rank > 0 {
             command.stdout(Stdio::piped());
         }
@@ -117,20 +129,6 @@ fn random() -> Result<String, std::io::Error> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Copies lines, each with its prefix, so that the lines of two ranks never mix.
-fn relay(from: impl Read, prefix: &str, to: &mut dyn Write) {
-    let mut reader = BufReader::new(from);
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-        if line.last() != Some(&b'\n') {
-            line.push(b'\n');
-        }
-        // A closed reader is no reason to stop the ranks.
-        let _ = to.write_all(&[prefix.as_bytes(), &line].concat()).and_then(|()| to.flush());
-        line.clear();
-    }
-}
-
 fn signal(ranks: &[Rank], signal: Signal) {
     for rank in ranks.iter().filter(|rank| rank.status.is_none()) {
         if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
@@ -140,11 +138,22 @@ fn signal(ranks: &[Rank], signal: Signal) {
 }
 
 /// Waits for all ranks, passes signals on, and ends ranks that outlive a failure or a signal that asks for the end. A
-/// second such signal ends them at once.
-fn watch(ranks: &mut [Rank], signals: &mut Signals) -> Result<ExitCode, std::io::Error> {
+/// second such signal ends them at once. Output that has no reader any more asks for the end, too, as a closed pipe ends a
+/// program.
+fn watch(
+    ranks: &mut [Rank],
+    signals: &mut Signals,
+    keeper: &mut Keeper,
+    is_closed: &dyn Fn() -> bool,
+) -> Result<ExitCode, std::io::Error> {
     let mut failed: Option<(u8, Instant)> = None;
     let mut asked: Option<Instant> = None;
     loop {
+        if asked.is_none() && is_closed() {
+            asked = Some(Instant::now());
+            failed.get_or_insert((128 + SIGPIPE as u8, Instant::now()));
+            signal(ranks, Signal::TERM);
+        }
         for number in signals.pending() {
             let Some(known) = Signal::from_named_raw(number) else { continue };
             let asks = matches!(number, SIGHUP | SIGINT | SIGTERM);
@@ -158,10 +167,13 @@ fn watch(ranks: &mut [Rank], signals: &mut Signals) -> Result<ExitCode, std::io:
                 continue;
             }
             rank.status = rank.child.try_wait()?;
+            if rank.status.is_some() {
+                keeper.let_go(rank.child.id());
+            }
             if let Some(status) = rank.status.filter(|status| !status.success()) {
                 let (code, how) = describe(status);
                 if failed.is_none_or(|(_, since)| since.elapsed() < AFTER_A_FAILURE) {
-                    eprintln!("earlybird: rank {index} {how}");
+                    complain!("rank {index} {how}");
                 }
                 failed.get_or_insert((code, Instant::now()));
             }

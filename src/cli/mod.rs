@@ -1,11 +1,17 @@
 //! The command line: its commands, and how errors reach the user.
 
-/// Prints a line. A closed reader (`| head`) is no reason to fail: other ranks wait.
+/// Prints a line.
 macro_rules! say {
-    ($($what:tt)*) => {{
-        use std::io::Write;
-        let _ = writeln!(std::io::stdout(), $($what)*);
-    }};
+    ($($what:tt)*) => {
+        crate::cli::output::line(format_args!($($what)*))
+    };
+}
+
+/// Prints a line about what went wrong.
+macro_rules! complain {
+    ($($what:tt)*) => {
+        crate::cli::output::complain(format_args!($($what)*))
+    };
 }
 
 mod bench;
@@ -13,11 +19,14 @@ mod common;
 mod distribution;
 mod fuzz;
 mod info;
+mod keeper;
 mod launch;
 mod model;
+mod output;
 mod pattern;
 mod program;
 mod rank;
+mod relay;
 mod run;
 mod selftest;
 mod simulate;
@@ -61,6 +70,9 @@ enum Command {
     /// One rank of a launched program: not for people
     #[command(name = rank::NAME, hide = true)]
     Rank(rank::Args),
+    /// The keeper of a launcher's ranks: not for people
+    #[command(name = keeper::NAME, hide = true)]
+    Keeper,
 }
 
 /// The result of a command: its exit status, or an error that is printed in one line.
@@ -80,9 +92,14 @@ pub(crate) fn main() -> ExitCode {
         Command::Selftest(args) => selftest::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Rank(args) => rank::main(&args),
+        Command::Keeper => keeper::main(),
     };
+    let outcome = outcome.and_then(|code| match output::failure() {
+        Some(cause) => Err(format!("standard output: {cause}").into()),
+        None => Ok(code),
+    });
     outcome.unwrap_or_else(|error| {
-        eprintln!("earlybird: {error}");
+        complain!("{error}");
         ExitCode::FAILURE
     })
 }

@@ -36,17 +36,16 @@ pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<
         true => fabric.exchange("solo_lat", &own, Instant::now() + PATIENCE)?,
         false => Vec::new(),
     };
+    if world.rank() == 0 && conditions.is_none() {
+        let away = if processes.is_empty() { "wait at a barrier" } else { "are stopped" };
+        say!("{}, {} ranks, {}: the others {away}", args.op, world.size(), super::report::transport(world));
+    }
     for &bytes in sizes {
         let (measured, errors) = measure(world, args, bytes as usize, &processes)?;
         wrong += errors;
         if world.rank() == 0 {
             p2p::times(measured, conditions, &mut table);
         }
-    }
-    if world.rank() == 0 && conditions.is_none() {
-        let away = if processes.is_empty() { "wait at a barrier" } else { "are stopped" };
-        say!("{}, {} ranks, {}: the others {away}", args.op, world.size(), super::report::transport(world));
-        say!("{table}");
     }
     world.barrier(Duration::from_secs(10))?;
     Ok(wrong)

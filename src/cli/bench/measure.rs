@@ -11,7 +11,7 @@ use super::super::pattern::{Exact, Pattern};
 use super::super::skew::Skew;
 use super::PATIENCE;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) fire: Fire,
     pub(super) grace: Grace,
@@ -40,6 +40,8 @@ pub(super) struct Measured {
     pub(super) path: &'static str,
     /// Mean over ranks of each iteration, in microseconds.
     pub(super) latencies: Distribution,
+    /// What an iteration took with all that belongs to it, such as computing time, in seconds: the mean over ranks.
+    pub(super) pace: f64,
     /// Nothing where it is not known.
     pub(super) ideal_us: Option<f64>,
     pub(super) fresh_mean: f64,
@@ -162,6 +164,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     // With a skew all ranks make the same rounds, otherwise the same number of calls.
     let same_rounds = !case.skew.is_none() && !case.is_by_arrival();
     let (mut calls, mut newest) = (0, 0);
+    let begun = Instant::now();
     loop {
         let before = if same_rounds { newest } else { calls };
         if before >= end {
@@ -209,6 +212,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             latencies[(index - warmup) as usize] = latency;
         }
     }
+    let pace = begun.elapsed().as_secs_f64() / end as f64;
     // Groups need partners: the last ranks would measure groups of one.
     if let Some(done) = &mut all_are_done {
         done.contribution()?[0] = 0;
@@ -222,6 +226,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     sum.finish(PATIENCE)?;
     drop(sum);
     all_are_done.map_or(Ok(()), |mut done| done.finish(PATIENCE))?;
+    measured.pace = mean_over_ranks(world, &[pace], PATIENCE)?[0];
     measured.latencies = Distribution::of(mean_over_ranks(world, &latencies, PATIENCE)?);
     measured.wrong = total(world, errors)?;
     let ideal = |iteration: u32| {

@@ -143,9 +143,12 @@ pub(super) struct Args {
     /// Rounds before measuring
     #[arg(short = 'w', long, default_value_t = 10)]
     warmup: u32,
-    /// Rounds measured [default: by size; 1000 for --op solo_lat]
+    /// Rounds measured [default: as many as fit into --seconds; 1000 for --op solo_lat]
     #[arg(long)]
     iters: Option<u32>,
+    /// About how long a row of a collective takes, if --iters is not given
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, conflicts_with = "iters")]
+    seconds: f64,
     /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
     #[arg(long, default_value = "none")]
     skew: Skew,
@@ -249,6 +252,9 @@ impl Args {
         if self.iters == Some(0) {
             return Err("0 rounds show nothing; use --iters 1 or more".to_owned());
         }
+        if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
+            return Err(format!("--seconds {}: a row takes more than 0 and at most 86400 seconds", self.seconds));
+        }
         self.skew.check(ranks)?;
         let mut sizes = vec![self.begin];
         while let Some(next) =
@@ -293,7 +299,13 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return verdict(buckets::run(&world, &args, &trace, conditions)?);
     }
     if args.op.is_synchronous() {
-        return verdict(synchronous::run(&world, args.op, &sizes, (args.warmup, args.iters), conditions)?);
+        return verdict(synchronous::run(
+            &world,
+            args.op,
+            &sizes,
+            (args.warmup, args.iters, args.seconds),
+            conditions,
+        )?);
     }
     if args.op == Op::SoloLat {
         return verdict(alone::run(&world, &args, &sizes, conditions)?);
@@ -318,7 +330,6 @@ fn measure_all(
             wrong += measure_one(world, args, fire, bytes, &mut report)?;
         }
     }
-    report.finish();
     Ok(verdict(wrong))
 }
 
@@ -344,37 +355,46 @@ fn measure_one(
         bytes: usize::try_from(bytes)?,
         skew: args.skew.clone(),
         warmup: args.warmup,
-        iters: args.iters.unwrap_or_else(|| default_iters(bytes, &args.skew)),
+        iters: args.iters.unwrap_or(TRIAL),
         private: args.buffers == Buffers::Private,
         seed: args.common.seed,
     };
-    let result = match args.dtype {
-        Dtype::F32 => measure::run::<f32>(world, &case),
-        Dtype::F64 => measure::run::<f64>(world, &case),
-        Dtype::F16 => measure::run::<f16>(world, &case),
-        Dtype::Bf16 => measure::run::<bf16>(world, &case),
-        Dtype::I32 => measure::run::<i32>(world, &case),
-        Dtype::U32 => measure::run::<u32>(world, &case),
-        Dtype::I64 => measure::run::<i64>(world, &case),
-        Dtype::U64 => measure::run::<u64>(world, &case),
-        Dtype::I8 => measure::run::<i8>(world, &case),
-        Dtype::U8 => measure::run::<u8>(world, &case),
-        Dtype::I16 => measure::run::<i16>(world, &case),
-        Dtype::Bool => return Err("--dtype bool has no sums to measure; use u8".into()),
-    }?;
+    let case = match args.iters {
+        Some(_) => case,
+        None => {
+            let pace = run(world, args.dtype, &case)?.pace;
+            Case { iters: iters_within(args.seconds, pace), ..case }
+        }
+    };
+    let result = run(world, args.dtype, &case)?;
     report.row(&case, &result);
     Ok(result.wrong)
 }
 
-/// About as many as fit into a second or two.
-fn default_iters(bytes: u64, skew: &Skew) -> u32 {
-    match (skew.is_none(), bytes) {
-        (false, _) => 50,
-        (true, 0..=4096) => 20_000,
-        (true, 4097..=131_072) => 5_000,
-        (true, 131_073..=2_097_152) => 1_000,
-        _ => 100,
-    }
+/// Measures a case with elements of a type.
+fn run(world: &World, dtype: Dtype, case: &Case) -> Result<measure::Measured, Box<dyn std::error::Error>> {
+    Ok(match dtype {
+        Dtype::F32 => measure::run::<f32>(world, case),
+        Dtype::F64 => measure::run::<f64>(world, case),
+        Dtype::F16 => measure::run::<f16>(world, case),
+        Dtype::Bf16 => measure::run::<bf16>(world, case),
+        Dtype::I32 => measure::run::<i32>(world, case),
+        Dtype::U32 => measure::run::<u32>(world, case),
+        Dtype::I64 => measure::run::<i64>(world, case),
+        Dtype::U64 => measure::run::<u64>(world, case),
+        Dtype::I8 => measure::run::<i8>(world, case),
+        Dtype::U8 => measure::run::<u8>(world, case),
+        Dtype::I16 => measure::run::<i16>(world, case),
+        Dtype::Bool => return Err("--dtype bool has no sums to measure; use u8".into()),
+    }?)
+}
+
+/// Iterations that tell how many fit into the time of a row.
+const TRIAL: u32 = 20;
+
+/// How many iterations fit into a time, where one takes `pace` seconds.
+fn iters_within(seconds: f64, pace: f64) -> u32 {
+    (seconds / pace.max(1e-9)).clamp(10.0, 1e6) as u32
 }
 
 const TOUR_RANKS: u32 = 8;
@@ -399,7 +419,6 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
                 wrong += measure_one(world, &args, fire, bytes, &mut report)?;
             }
         }
-        report.finish();
         if world.rank() == 0 {
             say!("");
         }

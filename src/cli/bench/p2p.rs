@@ -7,7 +7,7 @@ use earlybird::{Result, World};
 use serde_json::json;
 
 use super::super::distribution::Distribution;
-use super::super::table::Table;
+use super::super::table::Rows;
 use super::conditions::Conditions;
 use super::{Op, PATIENCE};
 
@@ -20,8 +20,8 @@ pub(super) struct Measured {
 }
 
 /// A table of latencies.
-pub(super) fn latencies() -> Table {
-    Table::new(&[
+pub(super) fn latencies() -> Rows {
+    Rows::new(&[
         "bytes",
         "iterations",
         "t_min_us",
@@ -63,9 +63,12 @@ pub(super) fn run(
     let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
     let bandwidth = op == Op::WriteBw;
     let mut table = match bandwidth {
-        true => Table::new(&["bytes", "iterations", "BW_peak_MiB/s", "BW_average_MiB/s", "MsgRate_Mpps"]),
+        true => Rows::new(&["bytes", "iterations", "BW_peak_MiB/s", "BW_average_MiB/s", "MsgRate_Mpps"]),
         false => latencies(),
     };
+    if world.rank() == 0 && conditions.is_none() {
+        say!("{op}, 2 ranks, {}", super::report::transport(world));
+    }
     let atomic = [8];
     for &bytes in if op == Op::FetchAddLat { &atomic } else { sizes } {
         let bytes = bytes as usize;
@@ -75,15 +78,11 @@ pub(super) fn run(
             if bandwidth { rate(&measured, conditions, &mut table) } else { times(measured, conditions, &mut table) }
         }
     }
-    if world.rank() == 0 && conditions.is_none() {
-        say!("{op}, 2 ranks, {}", super::report::transport(world));
-        say!("{table}");
-    }
     // No rank leaves while the other may still write.
     world.barrier(Duration::from_secs(10))
 }
 
-pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: &mut Table) {
+pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: &mut Rows) {
     let times = Distribution::of(measured.seconds);
     let [min, max, typical, p99, p999] = [0.0, 1.0, 0.5, 0.99, 0.999].map(|at| times.quantile(at));
     let values = [min, max, typical, times.mean(), times.deviation(), p99, p999].map(|seconds| seconds * 1e6);
@@ -102,7 +101,7 @@ pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: 
 }
 
 /// In MiB a second, which `ib_write_bw` prints, too, and calls MB (perftest, `report_fmt`: 0x100000 bytes).
-fn rate(measured: &Measured, conditions: Option<&Conditions>, table: &mut Table) {
+fn rate(measured: &Measured, conditions: Option<&Conditions>, table: &mut Rows) {
     let per_window = WINDOW as f64 * measured.bytes as f64 / f64::from(1 << 20);
     let least = measured.seconds.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
     let total: f64 = measured.seconds.iter().sum();

@@ -3,7 +3,7 @@
 use earlybird::{Group, World};
 use serde_json::json;
 
-use super::super::table::Table;
+use super::super::table::Rows;
 use super::conditions::Conditions;
 use super::measure::{Case, Measured};
 
@@ -11,11 +11,7 @@ pub(super) struct Report<'a> {
     speaks: bool,
     /// The conditions, if rows are for programs.
     conditions: Option<&'a Conditions>,
-    ranks: u32,
-    transport: String,
-    /// What is measured.
-    title: String,
-    table: Table,
+    table: Rows,
 }
 
 const COLUMNS: [&str; 14] = [
@@ -33,9 +29,14 @@ impl<'a> Report<'a> {
     pub(super) fn new(world: &World, group: Option<Group>, conditions: Option<&'a Conditions>) -> Self {
         let (ranks, transport) = (world.size(), transport(world));
         let title = group.map_or_else(|| "allreduce".to_owned(), |group| format!("averages of models, {group}"));
-        Report { speaks: world.rank() == 0, conditions, ranks, transport, title, table: Table::new(&COLUMNS) }
+        let speaks = world.rank() == 0;
+        if speaks && conditions.is_none() {
+            say!("{title}, {ranks} ranks, {transport}");
+        }
+        Report { speaks, conditions, table: Rows::new(&COLUMNS) }
     }
 
+    /// Prints a row.
     pub(super) fn row(&mut self, case: &Case, result: &Measured) {
         if !self.speaks {
             return;
@@ -71,12 +72,5 @@ impl<'a> Report<'a> {
             format!("{:.2}", result.carried_mean),
             result.wrong.to_string(),
         ]);
-    }
-
-    pub(super) fn finish(self) {
-        if self.speaks && self.conditions.is_none() {
-            say!("{}, {} ranks, {}", self.title, self.ranks, self.transport);
-            say!("{}", self.table);
-        }
     }
 }

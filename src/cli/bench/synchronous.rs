@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;
-use super::super::table::Table;
+use super::super::table::Rows;
 use super::conditions::Conditions;
 use super::report::transport;
-use super::{Op, PATIENCE};
+use super::{Op, PATIENCE, TRIAL, iters_within};
 
 /// The data of a rank for one size.
 struct Case<'a> {
@@ -108,11 +108,14 @@ pub(super) fn run(
     world: &World,
     op: Op,
     sizes: &[u64],
-    (warmup, iters): (u32, Option<u32>),
+    (warmup, iters, seconds): (u32, Option<u32>, f64),
     conditions: Option<&Conditions>,
 ) -> Result<u64> {
-    let mut table = Table::new(&["bytes", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "wrong"]);
+    let mut table = Rows::new(&["bytes", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "wrong"]);
     let mut wrong = 0;
+    if world.rank() == 0 && conditions.is_none() {
+        say!("{op}, {} ranks, {}", world.size(), transport(world));
+    }
     for &bytes in sizes {
         let block = bytes as usize / size_of::<u32>();
         let mut case = Case::new(world, op, block);
@@ -123,12 +126,18 @@ pub(super) fn run(
             wrong_here += case.wrong();
         }
         case.fill();
-        let iterations = iters.unwrap_or(match bytes {
-            0..=4096 => 20_000,
-            4097..=131_072 => 5_000,
-            131_073..=2_097_152 => 500,
-            _ => 50,
-        });
+        let iterations = match iters {
+            Some(iters) => iters,
+            None => {
+                let begun = Instant::now();
+                for _ in 0..TRIAL {
+                    case.renew();
+                    case.call()?;
+                }
+                let pace = begun.elapsed().as_secs_f64() / f64::from(TRIAL);
+                iters_within(seconds, mean_over_ranks(world, &[pace], PATIENCE)?[0])
+            }
+        };
         let mut latencies = Vec::with_capacity(iterations as usize);
         for iteration in 0..warmup + iterations {
             case.renew();
@@ -166,10 +175,6 @@ pub(super) fn run(
                 total[0].to_string(),
             ]),
         }
-    }
-    if world.rank() == 0 && conditions.is_none() {
-        say!("{op}, {} ranks, {}", world.size(), transport(world));
-        say!("{table}");
     }
     world.barrier(Duration::from_secs(10))?;
     Ok(wrong)
