@@ -1,6 +1,6 @@
 //! Programs that call handles, whose ranks take turns in an order that a seed draws: no order lets them wait for ever.
 //!
-//! `TEST_SEED=17` runs one seed, `TEST_SCHEDULES=200000` so many.
+//! `TEST_SEED=17` runs one seed, `TEST_SCHEDULES=200000` the seeds below that.
 #![cfg(feature = "internals")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -65,7 +65,7 @@ fn tail(text: &str) -> &str {
     &text[(from..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(from)..]
 }
 
-/// Some short runs in the deep tier, and in the long one, which TEST_LONG=1 chooses, so many of ten seconds.
+/// Three short runs in the deep tier. The long tier, which TEST_LONG=1 chooses, has `long` runs of ten seconds.
 fn runs(way: Way, long: u64) {
     if !is_deep() {
         return;

@@ -94,7 +94,7 @@ fn host(
                 return Err(Error::join(
                     0,
                     format!(
-                        "a meeting of {ranks} ranks takes {} descriptors on rank 0, and there are not so many left ({cause}); \
+                        "a meeting of {ranks} ranks takes {} descriptors on rank 0, and fewer are left ({cause}); \
                      raise ulimit -n",
                         2 * ranks
                     ),

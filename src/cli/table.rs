@@ -11,7 +11,7 @@ pub(super) struct Rows {
     widths: Vec<usize>,
 }
 
-/// Numbers may become longer than the first one by so many digits.
+/// Digits by which numbers may become longer than the first one.
 const ROOM: usize = 2;
 
 impl Rows {

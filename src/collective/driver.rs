@@ -88,7 +88,11 @@ impl Reduction {
     /// The factor of a contribution.
     pub(crate) fn factor(self, entry: Entry) -> f32 {
         let weight = if self.scale == Scale::Weights { f32::from(entry.weight) } else { 1.0 };
-        DefaultFloats::compute(entry.age, |age| weight * self.absent.factor(age))
+        match self.absent {
+            Absent::Decay(_) => DefaultFloats::compute(entry.age, |age| weight * self.absent.factor(age)),
+            // A product with 1 is exact in any state.
+            _ => weight * self.absent.factor(entry.age),
+        }
     }
 
     /// A contribution as a source; `None` if its factor is 0, whatever its memory holds.

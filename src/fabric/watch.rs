@@ -95,8 +95,8 @@ impl Watch {
                 Errno::SRCH => died(),
                 Errno::MFILE | Errno::NFILE => {
                     Error::join(rank, format!(
-                        "watching the processes of the other ranks takes {needed} descriptors, one a rank, and there are \
-                         not so many left ({cause}); raise ulimit -n"
+                        "watching the processes of the other ranks takes {needed} descriptors, one a rank, and fewer are \
+                         left ({cause}); raise ulimit -n"
                     ))
                 }
                 cause => Error::os(rank, "watch another rank's process", cause),

@@ -59,7 +59,7 @@ pub struct Program {
     executor: Executor,
     grace: Grace,
     depth: u32,
-    /// Of 8 calls that wait, so many have a deadline of 0 at first.
+    /// The number, of 8 calls that wait, whose deadline is 0 at first.
     pub hurries: u32,
 }
 
@@ -68,7 +68,7 @@ fn pick<T: Copy>(random: &mut Random, from: &[T]) -> T {
 }
 
 impl Program {
-    /// A program of so many ranks.
+    /// A program of `ranks` ranks.
     pub fn drawn(random: &mut Random, ranks: u32) -> Self {
         let kinds = Self::kinds(random, ranks);
         let plans = |kind: &Kind| matches!(kind, Kind::Buckets(_, Buckets::Measured));

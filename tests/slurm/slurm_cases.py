@@ -156,7 +156,7 @@ def four_steps_at_once(rig):
 
 
 def running(rig, started, count):
-    """Waits until so many processes run on nodes."""
+    """Waits until that number of processes runs on nodes."""
     until(60, f"{count} processes run", lambda: len(processes(rig)) >= count or started.poll() is not None)
     if started.poll() is not None:
         raise Failed(f"ended too soon:\n{rig.finish(started)}")
