@@ -4,11 +4,12 @@
 mod collectives;
 mod messages;
 mod network;
+mod split;
 mod symmetric;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
 use crate::bootstrap::identity::{Identity, Machines};
+use crate::bootstrap::store::{self, Secret};
 use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
@@ -50,14 +52,11 @@ struct Inner {
     /// Of the process that has joined, which a forked child is not.
     generation: u32,
     parameters: Parameters,
-    deadline: Duration,
+    config: Config,
     cores: u32,
     /// Another rank may need the core that this one runs on.
     is_crowded: bool,
     source: &'static str,
-    /// Where partial collectives are recorded, and from where they are replayed.
-    record: Option<PathBuf>,
-    replay: Option<PathBuf>,
     /// Collectives that were built, or were to be.
     collectives: AtomicU32,
     /// What synchronous collectives need, from the first one on.
@@ -86,11 +85,7 @@ impl World {
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let fabric = join(&identity, config, &measured)?;
-        let (rank, ranks, by) = (identity.rank, identity.ranks, identity.source);
-        tracing::debug!(rank, ranks, by, fabric = fabric.name(), "joined");
-        let parameters = measured.of(fabric.name(), fabric.provider())?;
-        let cores = neighbours_cores(&*fabric, until)?;
-        Ok(Self::new(fabric, parameters, config, (identity.source, &cores)))
+        Self::joined(fabric, config, &measured, until, identity.source)
     }
 
     /// Joins a world of `ranks` as `rank`, whatever the environment says: for launchers, and for frameworks whose groups
@@ -106,9 +101,21 @@ impl World {
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let fabric = join(&identity, config, &measured)?;
+        Self::joined(fabric, config, &measured, until, identity.source)
+    }
+
+    /// The world over a fabric that all its ranks have joined.
+    fn joined(
+        fabric: Arc<dyn Fabric>,
+        config: &Config,
+        measured: &HwConfig,
+        until: Instant,
+        source: &'static str,
+    ) -> Result<World> {
+        tracing::debug!(rank = fabric.rank(), ranks = fabric.ranks(), by = source, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
         let cores = neighbours_cores(&*fabric, until)?;
-        Ok(Self::new(fabric, parameters, config, (identity.source, &cores)))
+        Ok(Self::new(fabric, parameters, config, (source, &cores)))
     }
 
     /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
@@ -152,7 +159,6 @@ impl World {
     ) -> World {
         let is_crowded = is_crowded(&Cores::own(), cores);
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        let (deadline, record, replay) = (config.deadline, config.record.clone(), config.replay.clone());
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
         let (boards, symmetric, mail) = (Mutex::new(None), AtomicU64::new(0), Mutex::new(None));
         let copies = Default::default();
@@ -161,12 +167,10 @@ impl World {
             fabric,
             generation,
             parameters,
-            deadline,
+            config: config.clone(),
             cores,
             is_crowded,
             source,
-            record,
-            replay,
             collectives,
             boards,
             copies,
@@ -255,17 +259,17 @@ impl World {
     }
 
     pub(crate) fn deadline(&self) -> Duration {
-        self.inner.deadline
+        self.inner.config.deadline
     }
 
     /// Where partial collectives are recorded, if they are.
     pub(crate) fn record(&self) -> Option<&Path> {
-        self.inner.record.as_deref()
+        self.inner.config.record.as_deref()
     }
 
     /// The recording that partial collectives replay, if they do.
     pub(crate) fn replay(&self) -> Option<&Path> {
-        self.inner.replay.as_deref()
+        self.inner.config.replay.as_deref()
     }
 
     /// The number of the collective that is being built, from 0. All ranks build theirs in the same order.
@@ -340,16 +344,27 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
                 Some(StoreAddress::Unix(name)) => name,
                 _ => &identity.job,
             };
-            let Joined { memory, processes } =
-                meet(name, (rank, ranks), Terms::of(identity, config.deadline), || ShmFabric::create(ranks))?;
-            Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
+            join_by_memory(name, (rank, ranks), Terms::of(identity, config.deadline))
         }
         FabricChoice::Shm => Err(Error::Config(
             "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi or verbs for others"
                 .to_owned(),
         )),
-        FabricChoice::Auto | FabricChoice::Ofi | FabricChoice::Verbs => network::join(identity, config, measured),
+        FabricChoice::Auto | FabricChoice::Ofi | FabricChoice::Verbs => {
+            let place = identity.store_address()?;
+            let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
+            let terms = Terms::of(identity, config.deadline);
+            network::join((rank, ranks), config, measured, |mine| {
+                store::gather(&place, (rank, ranks), mine, &secret, terms)
+            })
+        }
     }
+}
+
+/// Meets ranks of this machine at a name, and shares memory with them.
+fn join_by_memory(name: &str, (rank, ranks): (u32, u32), terms: Terms) -> Result<Arc<dyn Fabric>> {
+    let Joined { memory, processes } = meet(name, (rank, ranks), terms, || ShmFabric::create(ranks))?;
+    Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
 }
 
 /// The cores of the ranks on this machine, as each says itself.

@@ -3,7 +3,9 @@
 
 mod cores;
 mod groups;
+mod host;
 mod memory;
 
 pub(crate) use cores::{Cores, is_crowded};
+pub(crate) use host::host_identity;
 pub(crate) use memory::available_memory;

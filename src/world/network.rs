@@ -4,10 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::bootstrap::Terms;
-use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
-use crate::bootstrap::store::{self, Secret};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
@@ -90,17 +87,19 @@ enum Opened {
     Excluded,
 }
 
-/// Joins the world of the job by the network that all ranks agree on.
+/// Joins a world by the network that all its ranks agree on. `gather` gives every rank's bytes to every rank, in rank order.
 ///
 /// # Errors
-/// Settings that are wrong, before this rank meets the others; no network can be used by all ranks; a rank does not come,
+/// As `gather`. Settings that are wrong, before this rank meets the others; no network can be used by all ranks; a rank does not come,
 /// or cannot be reached.
-pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc<dyn Fabric>> {
-    let ranks = (identity.rank, identity.ranks);
-    let failed = |cause: String| Error::join(identity.rank, cause);
-    let place = identity.store_address()?;
-    let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
-    let mut opened = NETWORKS.map(|network| network.open(ranks, config, measured));
+pub(super) fn join(
+    (rank, ranks): (u32, u32),
+    config: &Config,
+    measured: &HwConfig,
+    gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+) -> Result<Arc<dyn Fabric>> {
+    let failed = |cause: String| Error::join(rank, cause);
+    let mut opened = NETWORKS.map(|network| network.open((rank, ranks), config, measured));
     if let Some(Opened::Refused(error)) = opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
         return Err(error.clone());
     }
@@ -108,10 +107,12 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     let until = Deadline::from(config.deadline).instant();
     let mine = encode(&opened.each_ref().map(Offer::of));
     // A rank that can use nothing comes, too: so the others learn why at once.
-    let given = store::gather(&place, ranks, &mine, &secret, Terms::of(identity, config.deadline))?;
+    let given = gather(&mine)?;
     let offers = given.iter().zip(0..).map(|(bytes, peer)| {
-        let strange =
-            || failed(format!("rank {peer} introduced itself in a way that this version does not understand"));
+        let strange = || match bytes.is_empty() {
+            true => failed(format!("rank {peer} has failed already; its own error says why")),
+            false => failed(format!("rank {peer} introduced itself in a way that this version does not understand")),
+        };
         decode(bytes).ok_or_else(strange)
     });
     let offers: Vec<Offers> = offers.collect::<Result<_>>()?;
@@ -122,8 +123,8 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
         _ => failed(problem),
     })?;
     let network = NETWORKS[chosen].name();
-    tracing::debug!(rank = identity.rank, network, own = ?offers[identity.rank as usize], "joins");
-    if identity.rank == 0 {
+    tracing::debug!(rank, network, own = ?offers[rank as usize], "joins");
+    if rank == 0 {
         warn_of_worse(&offers, chosen);
     }
     let introductions: Vec<Vec<u8>> = offers.iter().map(|offers| offers[chosen].introduction().to_vec()).collect();

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 static eb_world world;
 static uint32_t rank, ranks;
@@ -132,17 +131,16 @@ static void send_messages(double patience) {
   }
 }
 
-/* A group of ranks is a world of its own: here those with an even number, and those with an odd one. */
-static void join_groups(double patience) {
-  uint64_t number = (uint64_t)getpid();
-  must(eb_world_broadcast(world, &number, sizeof number, 0, patience));
-  char store[64];
-  snprintf(store, sizeof store, "unix:earlybird-example-%llu-%u", (unsigned long long)number, (unsigned)(rank % 2));
+/* A group of ranks is a world of its own: here those with an even number, and those with an odd one, the last rank first. */
+static void split_into_groups(double patience) {
   eb_world group;
-  must(eb_world_join(rank / 2, (ranks + 1 - rank % 2) / 2, store, NULL, &group));
-  uint32_t first = rank;
-  must(eb_world_broadcast(group, &first, sizeof first, 0, patience));
-  check(first == rank % 2, "a broadcast in a group");
+  must(eb_world_split(world, rank % 2, -(int32_t)rank, &group));
+  eb_world_info info = {.size = sizeof info};
+  must(eb_world_get_info(group, &info));
+  check(info.ranks == (ranks + 1 - rank % 2) / 2, "the size of a group");
+  uint32_t last = rank;
+  must(eb_world_broadcast(group, &last, sizeof last, 0, patience));
+  check(last == rank + 2 * info.rank, "a broadcast in a group");
   must(eb_world_close(group));
 }
 
@@ -157,7 +155,7 @@ int main(void) {
   move_uneven_data(patience);
   reduce_data(patience);
   send_messages(patience);
-  join_groups(patience);
+  split_into_groups(patience);
   must(eb_world_barrier(world, patience));
   printf("rank %u of %u: every result is right\n", (unsigned)rank, (unsigned)ranks);
   must(eb_world_close(world));

@@ -399,6 +399,18 @@ enum eb_status eb_world_join(uint32_t rank,
                              struct eb_world *world);
 
 /**
+ * A world of the ranks that pass the same `color`, in `group`. Their ranks there ascend with `key`; of the same key, with their
+ * ranks in `world`. All ranks of `world` make this call, and each gets the world of its own color: one that needs none passes a
+ * color that no other passes, and closes what it gets. The ranks meet through `world`, so this needs no store. The new world is
+ * over shared memory where all its ranks are on one machine and the fabric was not chosen otherwise, and it outlives `world`.
+ * After EB_TIMEOUT the ranks are out of step: begin a new world.
+ */
+enum eb_status eb_world_split(struct eb_world world,
+                              uint32_t color,
+                              int32_t key,
+                              struct eb_world *group);
+
+/**
  * Fills `info`.
  */
 enum eb_status eb_world_get_info(struct eb_world world, struct eb_world_info *info);

@@ -94,6 +94,28 @@ pub unsafe extern "C" fn eb_world_join(
     })
 }
 
+/// A world of the ranks that pass the same `color`, in `group`. Their ranks there ascend with `key`; of the same key, with their
+/// ranks in `world`. All ranks of `world` make this call, and each gets the world of its own color: one that needs none passes a
+/// color that no other passes, and closes what it gets. The ranks meet through `world`, so this needs no store. The new world is
+/// over shared memory where all its ranks are on one machine and the fabric was not chosen otherwise, and it outlives `world`.
+/// After EB_TIMEOUT the ranks are out of step: begin a new world.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_world_split(world: eb_world, color: u32, key: i32, group: *mut eb_world) -> eb_status {
+    call(|| {
+        check_place(group, "group")?;
+        let split = WORLDS.get(world.id)?.world.split(color, key)?;
+        // SAFETY: the caller gives a place for one.
+        unsafe { give(group, add(split), "group") }
+    })
+}
+
+/// A handle of a world.
+fn add(world: World) -> eb_world {
+    let name = |name: &str| CString::new(name).unwrap_or_default();
+    let (fabric, provider) = (name(world.fabric_name()), name(world.provider().unwrap_or_default()));
+    eb_world { id: WORLDS.add(Joined { world, fabric, provider }) }
+}
+
 /// # Safety
 /// `config` is null or a structure of the size that it says, with texts or null pointers; `world` is null or a place for one.
 unsafe fn joined(
@@ -120,11 +142,8 @@ unsafe fn joined(
         }
     }
     let joined = join(&chosen)?;
-    let name = |name: &str| CString::new(name).unwrap_or_default();
-    let (fabric, provider) = (name(joined.fabric_name()), name(joined.provider().unwrap_or_default()));
-    let id = WORLDS.add(Joined { world: joined, fabric, provider });
     // SAFETY: the caller gives a place for one.
-    unsafe { give(world, eb_world { id }, "world") }
+    unsafe { give(world, add(joined), "world") }
 }
 
 /// Fills `info`.

@@ -33,10 +33,11 @@ impl World {
 #[pymethods]
 impl World {
     #[new]
-    #[pyo3(signature = (*, place=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
+    #[pyo3(signature = (*, place=None, group=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
     fn new(
         py: Python<'_>,
         place: Option<(u32, u32, String)>,
+        group: Option<(PyRef<'_, World>, u32, i32)>,
         fabric: Option<&str>,
         provider: Option<String>,
         secret: Option<String>,
@@ -54,9 +55,11 @@ impl World {
         if let Some(deadline) = duration(py, deadline)? {
             config.deadline = deadline;
         }
-        let joined = interrupt::beside(py, move || match &place {
-            None => earlybird::World::from_env(&config),
-            Some((rank, size, store)) => earlybird::World::join(*rank, *size, store, &config),
+        let group = group.map(|(world, color, key)| Ok::<_, PyErr>((world.handle(py)?, color, key))).transpose()?;
+        let joined = interrupt::beside(py, move || match (&group, &place) {
+            (Some((world, color, key)), _) => world.split(*color, *key),
+            (None, None) => earlybird::World::from_env(&config),
+            (None, Some((rank, size, store))) => earlybird::World::join(*rank, *size, store, &config),
         });
         let world = joined?.map_err(|error| raised(py, &error))?;
         Ok(World { world: parking_lot::Mutex::new(Some(world)), memories: Memories::default() })

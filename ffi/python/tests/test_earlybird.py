@@ -681,6 +681,26 @@ def test_arrays_that_all_ranks_have_are_reduced_without_copies() -> None:
     )
 
 
+def test_a_world_is_split() -> None:
+    run(
+        """
+        half = world.split(rank % 2, key=-rank)
+        assert (half.rank, half.size) == (1 - rank // 2, 2), (rank, half.rank, half.size)
+        both = half.all_gather(np.array([rank], dtype=np.uint32), timeout=30)
+        assert both.ravel().tolist() == [2 + rank % 2, rank % 2]
+        world.close()
+        assert (half.all_reduce(np.ones(3), timeout=30) == 2).all()
+        try:
+            world.split(0)
+        except earlybird.UsageError as error:
+            assert "was closed" in str(error)
+        else:
+            raise AssertionError("a closed world was split")
+        """,
+        4,
+    )
+
+
 def test_a_program_joins_worlds_by_itself() -> None:
     run(
         """

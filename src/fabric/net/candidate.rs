@@ -10,13 +10,14 @@ use super::engine::Engine;
 use super::fabric::{Neighbourhood, NetFabric, OverWire};
 use super::link::Link;
 use super::message::MOST_RANKS;
-use super::peer_info::{self, PeerInfo};
+use super::peer_info::PeerInfo;
 use super::secret::JobSecret;
 use super::wire::Wire;
 use crate::config::Patience;
 use crate::error::{Error, Result};
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Candidate, Fabric};
+use crate::machine::host_identity;
 
 /// An open endpoint whose peers are not known yet.
 pub(in crate::fabric) struct Opened<W: Wire> {
@@ -54,7 +55,7 @@ impl<F: OverWire> NetCandidate<F> {
         let Opened { link, provider, address } = open()?;
         let own_info = PeerInfo {
             provider,
-            host: peer_info::host(),
+            host: host_identity(),
             pid: std::process::id(),
             header_slots: link.header_slots(),
             cq_data: link.immediate() as u32,

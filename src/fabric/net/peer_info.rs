@@ -92,26 +92,16 @@ impl PeerInfo {
     }
 }
 
-/// Tells machines apart, and parts of one machine that cannot reach each other: the boot id of the
-/// kernel, and the namespaces of processes and of the network.
-pub(super) fn host() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let space = |kind: &str| {
-        let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));
-        link.map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
-    };
-    format!("{} {} {}", boot.trim(), space("pid"), space("net"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::host_identity;
 
     #[test]
     fn peer_info_survives_encoding() {
         let own_info = PeerInfo {
             provider: "tcp".into(),
-            host: host(),
+            host: host_identity(),
             pid: 7,
             header_slots: Some(HeaderSlots { key: 1 << 40, base: u64::MAX }),
             cq_data: 8,

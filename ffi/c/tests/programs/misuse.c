@@ -64,6 +64,7 @@ static void alone(eb_world world) {
   EXPECT(eb_world_join(0, 1, "unix:misuse", NULL, NULL), EB_ARGUMENT, "world is NULL");
   EXPECT(eb_world_join(1, 1, "unix:misuse", NULL, &other), EB_CONFIG, "rank");
   EXPECT(eb_world_join(0, 2, "pigeons", NULL, &other), EB_CONFIG, "pigeons");
+  EXPECT(eb_world_split(world, 0, 0, NULL), EB_ARGUMENT, "group is NULL");
   EXPECT(eb_world_get_info(world, NULL), EB_ARGUMENT, "info is NULL");
   EXPECT(eb_world_barrier(world, NAN), EB_ARGUMENT, "timeout is NaN");
   EXPECT(eb_world_barrier(world, -0.5), EB_ARGUMENT, "timeout is -0.5");

@@ -20,6 +20,7 @@ class World:
         cls,
         *,
         place: tuple[int, int, str] | None = None,
+        group: tuple[World, int, int] | None = None,
         fabric: str | None = None,
         provider: str | None = None,
         secret: str | None = None,

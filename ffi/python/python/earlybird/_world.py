@@ -111,6 +111,16 @@ class World(_earlybird.World):
         """
         return cls(place=(rank, size, store), **choices)
 
+    def split(self, color: int, key: int = 0) -> World:
+        """A world of the ranks that pass the same ``color``. Their ranks there ascend with ``key``; of the same key, with their
+        ranks here.
+
+        All ranks make this call, and each gets the world of its own color: a rank that needs none passes a color that no other
+        passes. The ranks meet through this world, so they need no store. The new world outlives this one. It is over shared
+        memory where all its ranks are on one machine and the fabric was not chosen otherwise.
+        """
+        return World(group=(self, color, key))
+
     def empty(
         self,
         shape: SupportsIndex | Sequence[SupportsIndex],

@@ -1,0 +1,224 @@
+//! Worlds of some of a world's ranks.
+#![forbid(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{World, join_by_memory, network};
+use crate::bootstrap::Terms;
+use crate::bootstrap::store::frame::{decode_world, encode_world};
+use crate::config::{Config, FabricChoice};
+use crate::error::{Error, Result};
+use crate::fabric::Fabric;
+use crate::machine::host_identity;
+use crate::model::HwConfig;
+use crate::random::draw;
+use crate::time::Deadline;
+
+const OPERATION: &str = "split";
+
+impl World {
+    /// A world of the ranks that pass the same `color`. Their ranks there ascend with `key`; of the same key, with their ranks
+    /// here. As `MPI_Comm_split`. Collective: all ranks call it, and each gets the world of its own color. A rank that needs
+    /// none passes a color that no other passes, and drops what it gets. The ranks meet through this world, so it needs no
+    /// store and no name.
+    ///
+    /// The new world is over shared memory where all its ranks are on one machine and this rank's
+    /// [`Config::fabric`] allows that, else over the network that its ranks have in common. It is a world of its own: it
+    /// outlives this one, and an abort or a death in one is no failure of the other. Its recordings have the number of the
+    /// split and the color in their names.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the ranks that did not come by [`Config::deadline`]; [`Error::Join`] as
+    /// [`World::from_env`]. The ranks of this world stay in step if a group cannot join.
+    pub fn split(&self, color: u32, key: i32) -> Result<World> {
+        self.check_process(OPERATION)?;
+        self.fabric().health(OPERATION)?;
+        let number = self.next_collective();
+        let config = Config {
+            record: of_group(self.inner.config.record.as_ref(), number, color),
+            replay: of_group(self.inner.config.replay.as_ref(), number, color),
+            ..self.inner.config.clone()
+        };
+        let until = Deadline::from(config.deadline).instant();
+        let all = Wish::exchange(Wish::new(&config, self.rank(), (color, key))?, &**self.fabric(), until)?;
+        let group = Group::of(&all, self.rank());
+        let measured = HwConfig::load(config.hw_config.as_deref())?;
+        let fabric = self.join_group(&group, (&config, &measured), until)?;
+        World::joined(fabric, &config, &measured, until, OPERATION)
+    }
+
+    /// Joins the ranks of a group. Where this world is over a network, all its ranks exchange something once, whatever their
+    /// groups do.
+    fn join_group(
+        &self,
+        group: &Group,
+        (config, measured): (&Config, &HwConfig),
+        until: Instant,
+    ) -> Result<Arc<dyn Fabric>> {
+        let gather = |mine: &[u8]| self.fabric().exchange_long(OPERATION, mine, until);
+        let ranks = (group.rank, group.members.len() as u32);
+        let terms = Terms { deadline: config.deadline, together: "and did it call split, too" };
+        let is_near = self.fabric().hosts().iter().all(|&host| host == 0);
+        if group.meets_by_memory {
+            if !is_near {
+                gather(&[])?;
+            }
+            return join_by_memory(&group.place, ranks, terms);
+        }
+        let mut told = false;
+        let joined = network::join(ranks, config, measured, |mine| {
+            told = true;
+            let all = gather(mine)?;
+            Ok(group.members.iter().map(|&rank| all[rank as usize].clone()).collect())
+        });
+        if !told {
+            // The error of this rank says more.
+            let _ = gather(&[]);
+        }
+        joined
+    }
+}
+
+/// The name of a group's recording.
+fn of_group(name: Option<&PathBuf>, number: u32, color: u32) -> Option<PathBuf> {
+    let mut name = OsString::from(name?);
+    name.push(format!(".{number}-{color}"));
+    Some(name.into())
+}
+
+/// What a rank tells the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wish {
+    color: u32,
+    key: i32,
+    /// Ranks of one host reach each other's memory.
+    host: String,
+    /// Whether the user's choice allows shared memory.
+    allows_memory: bool,
+    /// Where the ranks of its group would meet if it is the first of them.
+    place: String,
+}
+
+impl Wish {
+    fn new(config: &Config, rank: u32, (color, key): (u32, i32)) -> Result<Self> {
+        let mut place = "split-".to_owned();
+        for byte in draw::<16>(rank)? {
+            // Writing to a text cannot fail.
+            let _ = write!(place, "{byte:02x}");
+        }
+        let allows_memory = matches!(config.fabric, FabricChoice::Auto | FabricChoice::Shm);
+        Ok(Wish { color, key, host: host_identity(), allows_memory, place })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        encode_world(&[
+            self.color.to_le_bytes().to_vec(),
+            self.key.to_le_bytes().to_vec(),
+            vec![u8::from(self.allows_memory)],
+            self.host.clone().into(),
+            self.place.clone().into(),
+        ])
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let [color, key, allows, host, place] = decode_world(bytes, 5)?.try_into().ok()?;
+        let allows_memory = match allows[..] {
+            [allows @ (0 | 1)] => allows == 1,
+            _ => return None,
+        };
+        Some(Wish {
+            color: u32::from_le_bytes(color.try_into().ok()?),
+            key: i32::from_le_bytes(key.try_into().ok()?),
+            host: String::from_utf8(host).ok()?,
+            allows_memory,
+            place: String::from_utf8(place).ok()?,
+        })
+    }
+
+    /// Tells it, and returns what each rank of the world tells.
+    fn exchange(self, fabric: &dyn Fabric, until: Instant) -> Result<Vec<Self>> {
+        let given = fabric.exchange_long(OPERATION, &self.encode(), until)?;
+        let decoded = given.iter().zip(0..).map(|(bytes, peer)| {
+            Self::decode(bytes).ok_or_else(|| Error::Mismatch {
+                rank: fabric.rank(),
+                operation: OPERATION,
+                what: "the call",
+                mine: OPERATION.to_owned(),
+                peer,
+                theirs: "another one".to_owned(),
+            })
+        });
+        decoded.collect()
+    }
+}
+
+/// The ranks of one color.
+#[derive(Debug, PartialEq, Eq)]
+struct Group {
+    /// The ranks that they have in the world that is split, in the order of their ranks in the new one.
+    members: Vec<u32>,
+    /// This rank in the new world.
+    rank: u32,
+    /// All of them share memory, which their users allow.
+    meets_by_memory: bool,
+    /// Where they meet then.
+    place: String,
+}
+
+impl Group {
+    /// That of a rank. All its members find the same one.
+    fn of(all: &[Wish], rank: u32) -> Self {
+        let own = &all[rank as usize];
+        let mut members: Vec<u32> =
+            (0..).zip(all).filter(|(_, wish)| wish.color == own.color).map(|(rank, _)| rank).collect();
+        members.sort_by_key(|&rank| all[rank as usize].key);
+        let position = members.iter().position(|&member| member == rank).unwrap_or_default();
+        let wishes = || members.iter().map(|&rank| &all[rank as usize]);
+        let meets_by_memory = wishes().all(|wish| wish.allows_memory && wish.host == own.host);
+        let place = wishes().next().unwrap_or(own).place.clone();
+        Group { rank: position as u32, meets_by_memory, place, members }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(color: u32, key: i32, host: &str) -> Wish {
+        Wish { color, key, host: host.to_owned(), allows_memory: true, place: format!("{color} {key} {host}") }
+    }
+
+    #[test]
+    fn wishes_survive_the_way() {
+        let wish = wish(u32::MAX, i32::MIN, "a");
+        let bytes = wish.encode();
+        assert_eq!(Wish::decode(&bytes), Some(wish));
+        (0..bytes.len()).for_each(|len| assert_eq!(Wish::decode(&bytes[..len]), None));
+    }
+
+    #[test]
+    fn members_find_one_group_in_the_order_of_their_keys() {
+        let mut all = vec![wish(7, 1, "a"), wish(9, 0, "a"), wish(7, -1, "a"), wish(9, 0, "b"), wish(7, 1, "a")];
+        let members = [2, 0, 4];
+        for (rank, &member) in (0..).zip(&members) {
+            let place = "7 -1 a".to_owned();
+            let expected = Group { members: members.to_vec(), rank, meets_by_memory: true, place };
+            assert_eq!(Group::of(&all, member), expected);
+        }
+        let other = Group::of(&all, 3);
+        assert_eq!((other.members, other.rank, other.meets_by_memory), (vec![1, 3], 1, false));
+        all[0].allows_memory = false;
+        assert!(members.iter().all(|&member| !Group::of(&all, member).meets_by_memory));
+    }
+
+    #[test]
+    fn recordings_of_groups_have_names_of_their_own() {
+        let name = PathBuf::from("run/rounds");
+        assert_eq!(of_group(Some(&name), 3, 1), Some(PathBuf::from("run/rounds.3-1")));
+        assert_eq!(of_group(None, 3, 1), None);
+    }
+}
