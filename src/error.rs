@@ -1,8 +1,12 @@
 //! Errors: what failed, which rank caused it, and what to do.
 
+mod host_names;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use host_names::HostNames;
 
 use crate::rule::RuleError;
 use crate::units::Bytes;
@@ -18,8 +22,10 @@ pub enum Error {
     /// The deadline passed. After `wait` and `finish` nothing is lost: repeat the call to go on
     /// waiting. A call that all ranks make together cannot be repeated (`together`).
     #[error(
-        "rank {rank}: {operation}: timeout after {waited:?}, waiting for {missing}. {way_out}",
+        "{at}: {operation}: timeout after {waited:?}, waiting for {missing}. {way_out}",
+        at = hosts.rank(*rank),
         waited = readable(*waited),
+        missing = hosts.ranks(&missing.0),
         way_out = after_timeout(*together)
     )]
     Timeout {
@@ -34,10 +40,14 @@ pub enum Error {
         /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). Then they
         /// are out of step: later calls of this kind fail, and a new world is needed.
         together: bool,
+        /// The hosts of the ranks.
+        hosts: HostNames,
     },
     /// A process ended without leaving its collectives. Every later call fails the same way.
     #[error(
-        "rank {rank}: {operation}: rank {peer} died ({how}); restart the job, its ranks cannot go on without each other"
+        "{at}: {operation}: {peer} died ({how}); restart the job, its ranks cannot go on without each other",
+        at = hosts.rank(*rank),
+        peer = hosts.rank(*peer)
     )]
     PeerDied {
         /// The rank that reports.
@@ -48,11 +58,15 @@ pub enum Error {
         peer: u32,
         /// What is known of its end.
         how: String,
+        /// The hosts of the ranks.
+        hosts: HostNames,
     },
     /// A rank that had left in good order was still needed. Every later operation of the same
     /// collective fails the same way.
     #[error(
-        "rank {rank}: {operation}: rank {peer} has left and is still needed; a rank may leave when its part of all calls is done"
+        "{at}: {operation}: {peer} has left and is still needed; a rank may leave when its part of all calls is done",
+        at = hosts.rank(*rank),
+        peer = hosts.rank(*peer)
     )]
     PeerLeft {
         /// The rank that reports.
@@ -61,9 +75,11 @@ pub enum Error {
         operation: &'static str,
         /// The rank that has left.
         peer: u32,
+        /// The hosts of the ranks.
+        hosts: HostNames,
     },
     /// Some rank called `abort`. Every later call fails the same way.
-    #[error("rank {rank}: {operation}: rank {by} aborted the job: {reason}")]
+    #[error("{at}: {operation}: {by} aborted the job: {reason}", at = hosts.rank(*rank), by = hosts.rank(*by))]
     Aborted {
         /// The rank that reports.
         rank: u32,
@@ -73,10 +89,14 @@ pub enum Error {
         by: u32,
         /// Its reason.
         reason: String,
+        /// The hosts of the ranks.
+        hosts: HostNames,
     },
     /// Ranks disagree on something that must be the same everywhere.
     #[error(
-        "rank {rank}: {operation}: {what} is {mine} here and {theirs} on rank {peer}; all ranks must pass the same"
+        "{at}: {operation}: {what} is {mine} here and {theirs} on {peer}; all ranks must pass the same",
+        at = hosts.rank(*rank),
+        peer = hosts.rank(*peer)
     )]
     Mismatch {
         /// The rank that reports.
@@ -91,6 +111,8 @@ pub enum Error {
         peer: u32,
         /// Its value.
         theirs: String,
+        /// The hosts of the ranks.
+        hosts: HostNames,
     },
     /// The world could not be set up.
     #[error("rank {rank}: joining the world: {cause}")]
@@ -102,9 +124,10 @@ pub enum Error {
     },
     /// A provider, or what a rank sent over it, failed after the world had been joined. The collective cannot go on.
     #[error(
-        "rank {rank}: {operation}: the transport{to} failed: {cause}; start the job again, over another provider if \
+        "{at}: {operation}: the transport{to} failed: {cause}; start the job again, over another provider if \
          that does not help (`earlybird info` lists them)",
-        to = peer.map_or(String::new(), |peer| format!(" to rank {peer}"))
+        at = hosts.rank(*rank),
+        to = peer.map_or(String::new(), |peer| format!(" to {}", hosts.rank(peer)))
     )]
     Transport {
         /// Who reports.
@@ -115,6 +138,8 @@ pub enum Error {
         operation: &'static str,
         /// What happened.
         cause: String,
+        /// The hosts of the ranks.
+        hosts: HostNames,
     },
     /// Less memory than is needed.
     #[error("rank {rank}: {operation}: needs {need} of memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
@@ -304,7 +329,23 @@ impl Error {
         operation: &'static str,
         cause: impl fmt::Display,
     ) -> Self {
-        Error::Transport { rank, peer: peer.into(), operation, cause: cause.to_string() }
+        let (peer, cause, hosts) = (peer.into(), cause.to_string(), HostNames::default());
+        Error::Transport { rank, peer, operation, cause, hosts }
+    }
+
+    /// The same with the hosts of its ranks, for the text.
+    pub(crate) fn on(mut self, names: &HostNames) -> Self {
+        use Error::{Aborted, Mismatch, PeerDied, PeerLeft, Timeout, Transport};
+        if let Timeout { hosts, .. }
+        | PeerDied { hosts, .. }
+        | PeerLeft { hosts, .. }
+        | Aborted { hosts, .. }
+        | Mismatch { hosts, .. }
+        | Transport { hosts, .. } = &mut self
+        {
+            hosts.clone_from(names);
+        }
+        self
     }
 
     /// The same failure of the world, named after the call that met it and not after a step of that call.
@@ -323,14 +364,7 @@ pub struct Ranks(pub Vec<u32>);
 
 impl fmt::Display for Ranks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 8;
-        let names: Vec<String> = self.0.iter().take(SHOWN).map(u32::to_string).collect();
-        match self.0.len() {
-            0 => f.write_str("the outcome, for which all ranks have arrived"),
-            1 => write!(f, "rank {}", names[0]),
-            n if n > SHOWN => write!(f, "ranks {} and {} more", names.join(", "), n - SHOWN),
-            _ => write!(f, "ranks {}", names.join(", ")),
-        }
+        HostNames::default().ranks(&self.0).fmt(f)
     }
 }
 
@@ -342,7 +376,7 @@ mod tests {
     fn a_timeout_says_what_to_do_next() {
         let text = |operation, together| {
             let (waited, missing) = (Duration::from_nanos(300_106_249), Ranks(vec![2]));
-            Error::Timeout { rank: 1, operation, waited, missing, together }.to_string()
+            Error::Timeout { rank: 1, operation, waited, missing, together, hosts: HostNames::default() }.to_string()
         };
         let start = "timeout after 300ms, waiting for rank 2. ";
         let (wait, barrier) = (text("wait", false), text("barrier", true));
@@ -357,8 +391,9 @@ mod tests {
         let text = |peer: Option<u32>| Error::transport(1, peer, "poll", "no route").in_call("wait").to_string();
         assert!(text(None).starts_with("rank 1: wait: the transport failed: no route; start the job again"));
         assert!(text(Some(3)).starts_with("rank 1: wait: the transport to rank 3 failed: no route; "));
-        let died = Error::PeerDied { rank: 1, operation: "poll", peer: 0, how: "ended".to_owned() };
-        assert!(died.in_call("arrive").to_string().starts_with("rank 1: arrive: rank 0 died (ended)"));
+        let hosts = HostNames::new(vec!["a".to_owned(), "b".to_owned()]);
+        let died = Error::PeerDied { rank: 1, operation: "poll", peer: 0, how: "ended".to_owned(), hosts };
+        assert!(died.in_call("arrive").to_string().starts_with("rank 1 on b: arrive: rank 0 on a died (ended)"));
     }
 
     #[test]

@@ -132,7 +132,7 @@ pub use collective::{
     Cut, Entry, Outcome, Outcomes, Part, Preset, Stats,
 };
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
-pub use error::{Error, ErrorKind, Ranks, Result};
+pub use error::{Error, ErrorKind, HostNames, Ranks, Result};
 pub use group::Group;
 pub use interrupt::interrupt_when;
 pub use named::UnknownName;

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, HostNames, Ranks, Result};
 use crate::executor::deferred_work::{DeferredProgram, Introduction, provider_for};
 use crate::fabric::{
     Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
@@ -224,7 +224,14 @@ impl<'f> Pair<'f> {
             return Ok(());
         }
         let missing = Ranks(self.partner.iter().map(|&(peer, _)| peer).collect());
-        Err(Error::Timeout { rank: self.fabric.rank(), operation, waited, missing, together: true })
+        Err(Error::Timeout {
+            rank: self.fabric.rank(),
+            operation,
+            waited,
+            missing,
+            together: true,
+            hosts: HostNames::default(),
+        })
     }
 
     /// Waits until at most so many operations are in flight; returns the value of the last completion.
@@ -348,7 +355,14 @@ fn wait_for(fabric: &dyn Fabric, patience: Duration, mut done: impl FnMut() -> R
         fabric.look_for_dead("arm")?;
         if since.elapsed() > patience {
             let (rank, missing) = (fabric.rank(), Ranks::default());
-            return Err(Error::Timeout { rank, operation: "arm", waited: since.elapsed(), missing, together: true });
+            return Err(Error::Timeout {
+                rank,
+                operation: "arm",
+                waited: since.elapsed(),
+                missing,
+                together: true,
+                hosts: HostNames::default(),
+            });
         }
         thread::sleep(Duration::from_micros(50));
     }

@@ -272,6 +272,11 @@ impl World {
         self.inner.config.replay.as_deref()
     }
 
+    /// The error with the names of the ranks' hosts.
+    pub(crate) fn with_hosts(&self, error: Error) -> Error {
+        error.on(&self.fabric().host_names())
+    }
+
     /// The number of the collective that is being built, from 0. All ranks build theirs in the same order.
     pub(crate) fn next_collective(&self) -> u32 {
         self.inner.collectives.fetch_add(1, Ordering::Relaxed)

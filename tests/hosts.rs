@@ -83,6 +83,10 @@ fn a_host_whose_cable_is_pulled_is_named() {
             let named: Vec<usize> = said(text, "DIED").iter().map(|peer| peer.parse().unwrap()).collect();
             let elsewhere = named.iter().all(|&peer| (WHERE[peer] == 3) != (*host == 3));
             assert!(named.len() == 1 && elsewhere, "{fire}: rank {rank} names {named:?}: {text}");
+            let told = said(text, "TEXT").concat();
+            let died = format!("rank {} on {} died", named[0], Hosts::host_name(WHERE[named[0]]));
+            assert!(told.starts_with(&format!("rank {rank} on {}: ", Hosts::host_name(*host))), "{told}");
+            assert!(told.contains(&died), "{died}: {told}");
         }
     }
 }
@@ -110,7 +114,7 @@ fn ranks_without_a_way_between_them_are_named() {
     let started = Instant::now();
     for (rank, (_, text)) in job.finish(Duration::from_secs(20)).iter().enumerate() {
         let told = said(text, "TEXT").concat();
-        let named = rank == 2 || told.contains("rank 2 ");
+        let named = rank == 2 || told.contains("rank 2 on host1 came to the meeting");
         assert!(named && told.contains("cannot be reached over"), "rank {rank}: {text}");
     }
     assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());

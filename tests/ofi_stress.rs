@@ -108,7 +108,7 @@ fn read_from_who_leaves() {
         reads += 1;
     };
     println!("after {reads} reads: {error}");
-    assert!(matches!(error, Error::PeerLeft { rank: 0, operation: "read", peer: 1 }), "{error}");
+    assert!(matches!(error, Error::PeerLeft { rank: 0, operation: "read", peer: 1, .. }), "{error}");
     let again = end.read(at(theirs), at(own), 8, 0).unwrap_err();
     assert_eq!(again.to_string(), error.to_string());
 }

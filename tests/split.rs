@@ -71,8 +71,8 @@ fn a_group_outlives_its_world_and_fails_alone() {
 
 #[test]
 fn a_rank_that_does_not_split_is_named() {
-    common::worlds::everywhere(3, Duration::from_secs(1), |world| match world.rank() {
-        1 => std::thread::sleep(Duration::from_secs(2)),
+    common::worlds::everywhere(3, Duration::from_secs(5), |world| match world.rank() {
+        1 => std::thread::sleep(Duration::from_secs(6)),
         _ => {
             let error = world.split(0, 0).unwrap_err();
             assert!(matches!(&error, Error::Timeout { missing, .. } if missing.0 == [1]), "{error}");

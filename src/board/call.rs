@@ -7,7 +7,7 @@ use super::layout::{HEADER, Header, MARK, Slot};
 use super::peers::Purpose;
 use super::plan::{Plan, Readers};
 use super::{Blocks, Board, Kind};
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, HostNames, Ranks, Result};
 use crate::executor::work::Polled;
 use crate::fabric::{At, Region, Window};
 use crate::fault::Fault;
@@ -373,6 +373,7 @@ impl<'a> Call<'a> {
             mine: text(mine),
             peer: rank,
             theirs: text(theirs),
+            hosts: HostNames::default(),
         })
     }
 

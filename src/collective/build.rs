@@ -236,7 +236,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             Ok((tape, choices, plan))
         });
         let (mut tape, _, mut plan) = self.agree(planned, |(_, choices, _)| choices.clone(), until)?;
-        tape.as_ref().map_or(Ok(()), |tape| tape.compare(world, operation, until))?;
+        let alike = tape.as_ref().map_or(Ok(()), |tape| tape.compare(world, operation, until));
+        alike.map_err(|error| world.with_hosts(error))?;
 
         let mut executor = self.chosen_executor();
         let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
@@ -288,7 +289,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         };
         let everybody = self.world.fabric().exchange(OPERATION, &encode(&choices), until)?;
         let plan = planned?;
-        compare(self.world.rank(), OPERATION, &choices, &everybody)?;
+        compare(self.world.rank(), OPERATION, &choices, &everybody).map_err(|error| self.world.with_hosts(error))?;
         Ok(plan)
     }
 
@@ -302,7 +303,11 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
 
     /// From here on the other ranks count on this one: what it cannot make ends the job.
     fn or_abort<R>(&self, made: Result<R>) -> Result<R> {
-        made.inspect_err(|error| self.world.abort(&format!("it could not make a collective: {error}")))
+        made.map_err(|error| {
+            let error = self.world.with_hosts(error);
+            self.world.abort(&format!("it could not make a collective: {error}"));
+            error
+        })
     }
 
     /// The calls of an engine, whose contributions and outcomes lie in `memory`.

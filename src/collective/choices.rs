@@ -1,6 +1,6 @@
 //! The choices of a collective, which all ranks tell each other and compare.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 
 /// What was chosen, by what it is.
 pub(super) type Choices = Vec<(&'static str, String)>;
@@ -28,7 +28,13 @@ pub(crate) fn compare(
         let peer = peer as u32;
         let theirs = String::from_utf8_lossy(theirs);
         if let Some(reason) = theirs.strip_prefix("error\t") {
-            return Err(Error::Aborted { rank, operation, by: peer, reason: reason.to_owned() });
+            return Err(Error::Aborted {
+                rank,
+                operation,
+                by: peer,
+                reason: reason.to_owned(),
+                hosts: HostNames::default(),
+            });
         }
         let lines = theirs.lines().map(Some).chain(std::iter::repeat(None));
         for ((what, mine), line) in mine.iter().zip(lines) {
@@ -36,7 +42,7 @@ pub(crate) fn compare(
             let theirs = told.map_or("another version", |(_, value)| value);
             if theirs != mine {
                 let (mine, theirs) = (mine.clone(), theirs.to_owned());
-                return Err(Error::Mismatch { rank, operation, what, mine, peer, theirs });
+                return Err(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts: HostNames::default() });
             }
         }
     }

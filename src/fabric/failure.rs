@@ -1,6 +1,6 @@
 //! Why a world has failed.
 
-use crate::error::Error;
+use crate::error::{Error, HostNames};
 
 /// Why every later call of a world fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,9 +17,11 @@ impl Failure {
     /// The error that a call of a rank returns.
     pub(crate) fn error(self, rank: u32, operation: &'static str) -> Error {
         match self {
-            Failure::Aborted { by, reason } => Error::Aborted { rank, operation, by, reason },
-            Failure::Transport { peer, cause, .. } => Error::Transport { rank, peer, operation, cause },
-            Failure::Died { peer, how } => Error::PeerDied { rank, operation, peer, how },
+            Failure::Aborted { by, reason } => {
+                Error::Aborted { rank, operation, by, reason, hosts: HostNames::default() }
+            }
+            Failure::Transport { peer, cause, .. } => Error::transport(rank, peer, operation, cause),
+            Failure::Died { peer, how } => Error::PeerDied { rank, operation, peer, how, hosts: HostNames::default() },
         }
     }
 }

@@ -68,7 +68,7 @@ pub(crate) use cache_line::{CACHE_LINE, cell_behind};
 pub(crate) use lender::Lender;
 pub use window::Window;
 
-use crate::error::Result;
+use crate::error::{HostNames, Result};
 use crate::sync::{self, AtomicU64};
 
 /// A region that an endpoint can name: its own, or imported.
@@ -326,6 +326,11 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
 
     /// The ranks on this machine, ascending, this one included, as far as is known: they share its cores.
     fn neighbours(&self) -> Vec<u32>;
+
+    /// The names of the ranks' hosts, for messages to people.
+    fn host_names(&self) -> HostNames {
+        HostNames::default()
+    }
 
     /// Whether a rank's processor changes the rank's cells for others that cannot map them: then a rank that computes holds
     /// these up until one of its threads answers.

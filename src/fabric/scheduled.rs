@@ -19,7 +19,7 @@ use super::{
     Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, MOST_EXCHANGED, Posted, RawAccess, Region, Signal,
     Sleeper, Window, sealed,
 };
-use crate::error::{Ranks, Result};
+use crate::error::{HostNames, Ranks, Result};
 
 /// Turns of each rank in which no call returns, after which none ever will: the longest call makes some dozens of rounds.
 const STUCK: u32 = 4_000;
@@ -216,6 +216,10 @@ impl Fabric for Scheduled {
         self.inner.neighbours()
     }
 
+    fn host_names(&self) -> HostNames {
+        self.inner.host_names()
+    }
+
     fn changes_by_processor(&self) -> bool {
         self.inner.changes_by_processor()
     }
@@ -238,7 +242,14 @@ impl Fabric for Scheduled {
                     Ok(all) => return Ok(all),
                     Err(missing) if Instant::now() >= deadline => {
                         let (missing, waited) = (Ranks(missing), started.elapsed());
-                        return Err(crate::Error::Timeout { rank, operation, waited, missing, together: true });
+                        return Err(crate::Error::Timeout {
+                            rank,
+                            operation,
+                            waited,
+                            missing,
+                            together: true,
+                            hosts: HostNames::default(),
+                        });
                     }
                     Err(_) => self.health(operation)?,
                 }

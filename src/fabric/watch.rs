@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 
 /// How long a rank sleeps before it checks that all ranks are alive.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
@@ -89,6 +89,7 @@ impl Watch {
                 operation: "join",
                 peer: peer as u32,
                 how: format!("process {pid} is not there"),
+                hosts: HostNames::default(),
             };
             let pid = Pid::from_raw(pid as i32).ok_or_else(died)?;
             Process::open(pid).map(Some).map_err(|cause| match cause {

@@ -11,3 +11,8 @@ pub(crate) fn host_identity() -> String {
     };
     format!("{} {} {}", boot.trim(), space("pid"), space("net"))
 }
+
+/// The name that people know this machine by.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -8,7 +8,7 @@ use parking_lot::{MappedMutexGuard, MutexGuard};
 
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 use crate::executor::caller::Waiter;
 use crate::fabric::{Endpoint, RawAccess};
 use crate::reduce::{Dtype, Element, Item, Reduce};
@@ -153,7 +153,15 @@ impl World {
                 let (mine, theirs) = (expected.to_string(), told.to_string());
                 let what = "the number of elements that are sent here";
                 let (rank, peer) = (self.rank(), peer as u32);
-                return Err(self.out_of_step(Error::Mismatch { rank, operation: OPERATION, what, mine, peer, theirs }));
+                return Err(self.out_of_step(Error::Mismatch {
+                    rank,
+                    operation: OPERATION,
+                    what,
+                    mine,
+                    peer,
+                    theirs,
+                    hosts: HostNames::default(),
+                }));
             }
         }
         let largest = all.into_iter().max().unwrap_or(0) as usize * size_of::<T>();
@@ -342,7 +350,7 @@ impl World {
         }
         blocked.map(|()| board.resume()).map_err(|error| match error {
             Error::Timeout { rank, operation, waited, missing, .. } => {
-                Error::Timeout { rank, operation, waited, missing, together: true }
+                Error::Timeout { rank, operation, waited, missing, together: true, hosts: self.fabric().host_names() }
             }
             error => self.out_of_step(error.in_call(operation)),
         })
@@ -382,12 +390,20 @@ impl World {
             };
             if told.first() != Some(&purpose) {
                 let (mine, theirs) = (what(Some(&purpose)), what(told.first()));
-                let error = Error::Mismatch { rank, operation, what: "the call", mine, peer, theirs };
+                let error = Error::Mismatch {
+                    rank,
+                    operation,
+                    what: "the call",
+                    mine,
+                    peer,
+                    theirs,
+                    hosts: HostNames::default(),
+                };
                 return Err(self.out_of_step(error));
             }
             if told.len() == 1 {
                 let reason = "it had no memory for this".to_owned();
-                return Err(Error::Aborted { rank, operation, by: peer, reason });
+                return Err(Error::Aborted { rank, operation, by: peer, reason, hosts: fabric.host_names() });
             }
             all.push(told[1..].to_vec());
         }
@@ -396,6 +412,7 @@ impl World {
 
     /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
     pub(super) fn out_of_step(&self, error: Error) -> Error {
+        let error = self.with_hosts(error);
         if matches!(
             error,
             Error::Mismatch { .. }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::World;
 use crate::board::{Pairs, Transfer};
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, HostNames, Ranks, Result};
 use crate::executor::spin::Spin;
 use crate::fabric::watch::HEARTBEAT;
 use crate::interrupt;
@@ -141,7 +141,7 @@ impl World {
             match error {
                 Error::Timeout { rank, operation, waited, missing, .. } => {
                     let together = is_cut_off.unwrap_or(true);
-                    Error::Timeout { rank, operation, waited, missing, together }
+                    Error::Timeout { rank, operation, waited, missing, together, hosts: self.fabric().host_names() }
                 }
                 error @ Error::Interrupted { .. } if matches!(is_cut_off, Ok(false)) => error,
                 error @ Error::Usage { .. } => error,
@@ -208,7 +208,7 @@ impl World {
                 };
                 // All that it sent before it left was there at the polls in between.
                 if let Some(peer) = gone.filter(|_| gone == before) {
-                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer });
+                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer, hosts: HostNames::default() });
                 }
             }
             if Instant::now() >= until {
@@ -216,7 +216,14 @@ impl World {
                 let missing = Ranks(
                     peer.map_or_else(|| (0..self.size()).filter(|&peer| peer != rank).collect(), |peer| vec![peer]),
                 );
-                return Err(Error::Timeout { rank, operation, waited, missing, together: false });
+                return Err(Error::Timeout {
+                    rank,
+                    operation,
+                    waited,
+                    missing,
+                    together: false,
+                    hosts: HostNames::default(),
+                });
             }
         }
     }

@@ -11,7 +11,7 @@ use super::{World, join_by_memory, network};
 use crate::bootstrap::Terms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 use crate::fabric::Fabric;
 use crate::machine::host_identity;
 use crate::model::HwConfig;
@@ -141,7 +141,7 @@ impl Wish {
 
     /// Tells it, and returns what each rank of the world tells.
     fn exchange(self, fabric: &dyn Fabric, until: Instant) -> Result<Vec<Self>> {
-        let given = fabric.exchange_long(OPERATION, &self.encode(), until)?;
+        let given = fabric.exchange(OPERATION, &self.encode(), until)?;
         let decoded = given.iter().zip(0..).map(|(bytes, peer)| {
             Self::decode(bytes).ok_or_else(|| Error::Mismatch {
                 rank: fabric.rank(),
@@ -150,6 +150,7 @@ impl Wish {
                 mine: OPERATION.to_owned(),
                 peer,
                 theirs: "another one".to_owned(),
+                hosts: HostNames::default(),
             })
         });
         decoded.collect()

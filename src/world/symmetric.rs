@@ -11,7 +11,7 @@ use earlybird_ffi::fork;
 
 use super::{Inner, World};
 use crate::board::{Data, Kind, What, is_small, place};
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 use crate::fabric::{Access, CACHE_LINE, Endpoint, Key, Lender, Window};
 use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
 use crate::time::Deadline;
@@ -101,7 +101,15 @@ impl World {
         if let Some((peer, theirs)) = different {
             let (mine, theirs) = (bytes.to_string(), theirs.to_string());
             let what = "the length in bytes";
-            return Err(Error::Mismatch { rank: self.rank(), operation: OPERATION, what, mine, peer, theirs });
+            return Err(Error::Mismatch {
+                rank: self.rank(),
+                operation: OPERATION,
+                what,
+                mine,
+                peer,
+                theirs,
+                hosts: self.fabric().host_names(),
+            });
         }
         Ok(SymmetricMemory {
             world: std::sync::Arc::downgrade(&self.inner),
@@ -227,7 +235,7 @@ impl SymmetricMemory {
         call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows))?;
         if let Err(error) = self.compare(OPERATION, &mine) {
             self.is_lent = false;
-            return Err(error);
+            return Err(world.with_hosts(error));
         }
         // Each rank reads its own block only, so a result may be written over this rank's.
         self.reduce((dtype, reduce), block(&range, world.rank(), world.size()));
@@ -260,7 +268,15 @@ impl SymmetricMemory {
             for (what, (mine, theirs)) in SAID.into_iter().zip(mine.iter().zip(theirs)) {
                 if mine != theirs {
                     let (mine, theirs) = (mine.to_string(), theirs.to_string());
-                    return Err(Error::Mismatch { rank: self.rank, operation, what, mine, peer, theirs });
+                    return Err(Error::Mismatch {
+                        rank: self.rank,
+                        operation,
+                        what,
+                        mine,
+                        peer,
+                        theirs,
+                        hosts: HostNames::default(),
+                    });
                 }
             }
         }

@@ -9,6 +9,7 @@ use super::{Need, skipped};
 pub struct Hosts {
     count: usize,
     id: String,
+    has_ipv6: bool,
 }
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -22,9 +23,18 @@ fn ip(arguments: &str) -> Result<(), String> {
 impl Hosts {
     /// Hosts that all reach each other; prints a message if there can be none.
     pub fn new(count: usize) -> Option<Hosts> {
+        Self::with_addresses(count, false)
+    }
+
+    /// Hosts that have addresses of IPv6, and none of IPv4.
+    pub fn with_ipv6(count: usize) -> Option<Hosts> {
+        Self::with_addresses(count, true)
+    }
+
+    fn with_addresses(count: usize, has_ipv6: bool) -> Option<Hosts> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let hosts = Hosts { count, id };
+        let hosts = Hosts { count, id, has_ipv6 };
         if !rustix::process::getuid().is_root() {
             skipped(Need::Root, "network namespaces need root");
             return None;
@@ -42,11 +52,16 @@ impl Hosts {
             ip(&format!("-n {switch} link add hub type bridge"))?;
             ip(&format!("-n {switch} link set hub up"))?;
             for host in 0..count {
-                let (name, address) = (hosts.name(host), hosts.address(host));
+                let name = hosts.name(host);
+                // Without its wait for others with the same one, an address of IPv6 can be used at once.
+                let address = match has_ipv6 {
+                    true => format!("{}/64 dev net0 nodad", hosts.address(host)),
+                    false => format!("{}/24 dev net0", hosts.address(host)),
+                };
                 ip(&format!("netns add {name}"))?;
                 ip(&format!("-n {name} link set lo up"))?;
                 ip(&format!("-n {name} link add net0 type veth peer name port{host} netns {switch}"))?;
-                ip(&format!("-n {name} addr add {address}/24 dev net0"))?;
+                ip(&format!("-n {name} addr add {address}"))?;
                 ip(&format!("-n {name} link set net0 up"))?;
                 ip(&format!("-n {switch} link set port{host} master hub up"))?;
             }
@@ -65,13 +80,21 @@ impl Hosts {
     }
 
     pub fn address(&self, host: usize) -> String {
-        format!("10.77.0.{}", host + 1)
+        let last = host + 1;
+        if self.has_ipv6 { format!("fd77::{last}") } else { format!("10.77.0.{last}") }
+    }
+
+    /// The name that a host has of itself.
+    pub fn host_name(host: usize) -> String {
+        format!("host{host}")
     }
 
     /// A command that runs on a host.
     pub fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name(host)]).arg(std::env::current_exe().unwrap());
+        let begin = format!("echo {} > /proc/sys/kernel/hostname && exec \"$0\" \"$@\"", Self::host_name(host));
+        command.args(["netns", "exec", &self.name(host), "unshare", "--uts", "sh", "-c", &begin]);
+        command.arg(std::env::current_exe().unwrap());
         command
     }
 

@@ -32,16 +32,20 @@ def case(part, *needs):
 
 
 def build(folder):
-    """Builds the command, and a C program with the library; returns the folder with both."""
-    for what in (["--package", "earlybird", "--features", "cli"], ["--package", "earlybird-c", "--lib"]):
+    """Builds the command, and programs in C and Rust with the library; returns the folder with them."""
+    command, example = ["--package", "earlybird", "--features", "cli"], ["--package", "earlybird", "--example", "groups"]
+    for what in (command, example, ["--package", "earlybird-c", "--lib"]):
         subprocess.run(["cargo", "build", "--quiet", *what], cwd=ROOT, check=True)
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "debug"
     tools = folder / "tools"
     tools.mkdir()
     (tools / "earlybird").symlink_to(built / "earlybird")
-    source, header = ROOT / "ffi/c/examples/quorum.c", ROOT / "ffi/c/include"
+    (tools / "groups").symlink_to(built / "examples/groups")
+    header = ROOT / "ffi/c/include"
     libraries = [built / "libearlybird_c.a", "-lgcc_s", "-lpthread", "-lm", "-ldl"]
-    subprocess.run(["cc", source, "-I", header, *libraries, "-o", tools / "program"], check=True)
+    for name, source in ("program", "quorum"), ("collectives", "collectives"):
+        source = (ROOT / "ffi/c/examples" / source).with_suffix(".c")
+        subprocess.run(["cc", source, "-I", header, *libraries, "-o", tools / name], check=True)
     return tools
 
 

@@ -30,6 +30,13 @@ def srun_on_three_nodes(rig):
 
 
 @case("slurm")
+def worlds_are_split_on_three_nodes(rig):
+    """Groups within a node, and groups over several."""
+    rig.sh("srun -N3 -n5 collectives", *(f"rank {rank} of 5: every result is right" for rank in range(5)))
+    rig.sh("srun -N3 -n6 groups", *(f"rank {rank} of 6: done" for rank in range(6)))
+
+
+@case("slurm")
 def selftest_on_two_nodes(rig):
     rig.sh("srun -N2 -n2 earlybird selftest --quick", " 0 did not")
 
@@ -208,7 +215,7 @@ def a_rank_that_dies(rig):
     name, process = processes(rig)[1]
     rig.sh(f"kill -KILL {process}", host=rig.hosts[name])
     output = rig.finish(step, fails=True)
-    rig.check(step.script, output, "rank 1 died")
+    rig.check(step.script, output, "rank 0 on n1: ", "rank 1 on n2 died")
     gone(rig)
 
 

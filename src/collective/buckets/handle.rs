@@ -425,8 +425,8 @@ impl<T: Element> BucketedAllreduce<T> {
 /// A timeout of a wait that was made in several.
 fn waited_since(begun: Instant, error: Error) -> Error {
     match error {
-        Error::Timeout { rank, operation, missing, together, .. } => {
-            Error::Timeout { rank, operation, waited: begun.elapsed(), missing, together }
+        Error::Timeout { rank, operation, missing, together, hosts, .. } => {
+            Error::Timeout { rank, operation, waited: begun.elapsed(), missing, together, hosts }
         }
         other => other,
     }

@@ -14,10 +14,10 @@ use super::peer_info::PeerInfo;
 use super::secret::JobSecret;
 use super::wire::Wire;
 use crate::config::Patience;
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Candidate, Fabric};
-use crate::machine::host_identity;
+use crate::machine::{host_identity, host_name};
 
 /// An open endpoint whose peers are not known yet.
 pub(in crate::fabric) struct Opened<W: Wire> {
@@ -56,6 +56,7 @@ impl<F: OverWire> NetCandidate<F> {
         let own_info = PeerInfo {
             provider,
             host: host_identity(),
+            host_name: host_name(),
             pid: std::process::id(),
             header_slots: link.header_slots(),
             cq_data: link.immediate() as u32,
@@ -99,7 +100,15 @@ impl<F: OverWire> NetCandidate<F> {
             let (what, peer) = ("the network", peer as u32);
             if theirs.provider != own_info.provider {
                 let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
-                return Err(Error::Mismatch { rank, operation: "join", what, mine, peer, theirs });
+                return Err(Error::Mismatch {
+                    rank,
+                    operation: "join",
+                    what,
+                    mine,
+                    peer,
+                    theirs,
+                    hosts: HostNames::default(),
+                });
             }
             link.wire.insert(&theirs.address).map_err(|code| {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
@@ -121,7 +130,8 @@ impl<F: OverWire> NetCandidate<F> {
         let engine = Engine::new(rank, infos[0].secret, link, peers, failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
-        let around = Neighbourhood { provider: provider.clone(), neighbours, patience };
+        let host_names = HostNames::new(infos.into_iter().map(|theirs| theirs.host_name).collect());
+        let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };
         let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
         // No rank goes on before all can be reached.
         let unreached = |whom: String, how: String| {
@@ -135,9 +145,9 @@ impl<F: OverWire> NetCandidate<F> {
         // A rank may hear all others before its own bytes could go by a rail. The second exchange ends where all have these.
         let all_here = (0..rails.min(2)).try_for_each(|_| meet()).map_err(|error| match error {
             Error::Timeout { missing, waited, .. } => {
-                unreached(missing.to_string(), format!("nothing was heard for {waited:.1?}"))
+                unreached(host_names.ranks(&missing.0).to_string(), format!("nothing was heard for {waited:.1?}"))
             }
-            Error::PeerDied { peer, how, .. } if how != ENDED => unreached(format!("rank {peer}"), how),
+            Error::PeerDied { peer, how, .. } if how != ENDED => unreached(host_names.rank(peer).to_string(), how),
             other => other,
         });
         if let Err(error) = all_here {

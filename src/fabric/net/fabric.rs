@@ -15,7 +15,7 @@ use super::engine::Engine;
 use super::shared::Shared;
 use super::wire::Wire;
 use crate::config::Patience;
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, HostNames, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{HEARTBEAT, Watch};
@@ -36,6 +36,7 @@ pub(in crate::fabric) struct NetFabric<W: Wire> {
     ranks: u32,
     provider: String,
     neighbours: Vec<u32>,
+    host_names: HostNames,
     linger: Duration,
     shared: Arc<Shared<W>>,
     opened: AtomicU32,
@@ -49,6 +50,7 @@ pub(super) struct Neighbourhood {
     pub(super) provider: String,
     /// Ranks of its host.
     pub(super) neighbours: Vec<u32>,
+    pub(super) host_names: HostNames,
     pub(super) patience: Patience,
 }
 
@@ -59,7 +61,7 @@ impl<W: Wire> NetFabric<W> {
         engine: Engine<W>,
         failed: Arc<AtomicBool>,
         watch: Watch,
-        Neighbourhood { provider, neighbours, patience }: Neighbourhood,
+        Neighbourhood { provider, neighbours, host_names, patience }: Neighbourhood,
     ) -> Result<Self> {
         let Patience { silence, linger } = patience;
         let shared = Shared::new(engine, failed, watch, silence)?;
@@ -74,6 +76,7 @@ impl<W: Wire> NetFabric<W> {
             ranks,
             provider,
             neighbours,
+            host_names,
             linger,
             shared,
             opened: AtomicU32::new(0),
@@ -185,6 +188,10 @@ impl<T: OverWire> Fabric for T {
         self.world().neighbours.clone()
     }
 
+    fn host_names(&self) -> HostNames {
+        self.world().host_names.clone()
+    }
+
     fn changes_by_processor(&self) -> bool {
         !self.world().shared.lock().link.is_by_device()
     }
@@ -203,8 +210,8 @@ impl<T: OverWire> Fabric for T {
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let NetFabric { shared, bell, exchange, .. } = self.world();
-        exchange.take(self, (operation, deadline), (mine, MOST_EXCHANGED), |turn| {
+        let NetFabric { shared, bell, exchange, host_names, .. } = self.world();
+        let given = exchange.take(self, (operation, deadline), (mine, MOST_EXCHANGED), |turn| {
             let started = Instant::now();
             shared.visit().give(turn, mine);
             let complete = |engine: &Engine<T::Wire>| engine.not_gathered(turn).is_empty();
@@ -217,21 +224,29 @@ impl<T: OverWire> Fabric for T {
                 interrupt::check(self.rank(), operation)?;
                 let engine = shared.lock();
                 if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
-                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer });
+                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer, hosts: HostNames::default() });
                 }
                 drop(engine);
                 if Instant::now() >= deadline {
                     let missing = Ranks(shared.lock().not_gathered(turn));
                     let waited = started.elapsed();
-                    return Err(Error::Timeout { rank: self.rank(), operation, waited, missing, together: true });
+                    return Err(Error::Timeout {
+                        rank: self.rank(),
+                        operation,
+                        waited,
+                        missing,
+                        together: true,
+                        hosts: HostNames::default(),
+                    });
                 }
             }
             Ok(shared.visit().take_gathered(turn))
-        })
+        });
+        given.map_err(|error| error.on(host_names))
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {
-        self.world().shared.health(operation)
+        self.world().shared.health(operation).map_err(|error| error.on(&self.world().host_names))
     }
 
     fn strangers(&self) -> u64 {
@@ -239,7 +254,7 @@ impl<T: OverWire> Fabric for T {
     }
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {
-        self.world().shared.look_for_dead(operation)
+        self.world().shared.look_for_dead(operation).map_err(|error| error.on(&self.world().host_names))
     }
 
     fn has_left(&self, peer: u32) -> bool {

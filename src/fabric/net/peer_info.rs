@@ -13,6 +13,8 @@ pub(crate) struct PeerInfo {
     pub(crate) provider: String,
     /// The host: the same text for processes that can see each other.
     pub(crate) host: String,
+    /// The name that people know the host by.
+    pub(crate) host_name: String,
     /// Its process id there.
     pub(crate) pid: u32,
     /// Where peers write headers, if writes can carry any.
@@ -32,7 +34,7 @@ pub(crate) struct PeerInfo {
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C48;
+const MAGIC: u32 = 0x4542_4C49;
 
 impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -46,7 +48,7 @@ impl PeerInfo {
         for number in [self.secret.word, key, base] {
             bytes.extend(number.to_le_bytes());
         }
-        for part in [self.provider.as_bytes(), self.host.as_bytes(), &self.address] {
+        for part in [self.provider.as_bytes(), self.host.as_bytes(), self.host_name.as_bytes(), &self.address] {
             bytes.extend((part.len() as u32).to_le_bytes());
             bytes.extend(part);
         }
@@ -75,11 +77,12 @@ impl PeerInfo {
             Some(part.to_vec())
         };
         let text = |bytes| String::from_utf8(bytes).ok();
-        let (provider, host, address) = (text(part()?)?, text(part()?)?, part()?);
+        let (provider, host, host_name, address) = (text(part()?)?, text(part()?)?, text(part()?)?, part()?);
         let known = magic == MAGIC && device < 8 && rest.is_empty();
         known.then_some(PeerInfo {
             provider,
             host,
+            host_name,
             pid,
             header_slots,
             cq_data,
@@ -102,6 +105,7 @@ mod tests {
         let own_info = PeerInfo {
             provider: "tcp".into(),
             host: host_identity(),
+            host_name: "node07".into(),
             pid: 7,
             header_slots: Some(HeaderSlots { key: 1 << 40, base: u64::MAX }),
             cq_data: 8,

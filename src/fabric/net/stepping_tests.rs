@@ -312,7 +312,7 @@ fn a_read_from_a_rank_that_left_ends<W: Wire>(make: Make<W>) {
         }
         assert!(Instant::now() < until, "it never ended");
     };
-    assert!(matches!(error, Error::PeerLeft { rank: 1, operation: "read", peer: 0 }), "{error}");
+    assert!(matches!(error, Error::PeerLeft { rank: 1, operation: "read", peer: 0, .. }), "{error}");
     drop(stalled);
     world.end();
 }

@@ -21,7 +21,7 @@ use super::{
     Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, NOT_ALLOWED, Posted, RawAccess, Region, Signal,
     Window, sealed,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, HostNames, Result};
 
 /// A rank's view of a simulated world. Clones of the network are shared by all ranks of a world.
 #[derive(Clone, Debug)]
@@ -91,7 +91,13 @@ impl Fabric for SimFabric {
 
     fn health(&self, operation: &'static str) -> Result<()> {
         match self.net.lock().aborted() {
-            Some((by, reason)) => Err(Error::Aborted { rank: self.rank, operation, by: *by, reason: reason.clone() }),
+            Some((by, reason)) => Err(Error::Aborted {
+                rank: self.rank,
+                operation,
+                by: *by,
+                reason: reason.clone(),
+                hosts: HostNames::default(),
+            }),
             None => Ok(()),
         }
     }

@@ -1,0 +1,66 @@
+//! The names of hosts, for messages to people.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The name of the host of each rank of a world, where the ranks are on hosts of several names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostNames(Option<Arc<[String]>>);
+
+impl HostNames {
+    /// Those of all ranks, in rank order.
+    pub(crate) fn new(names: Vec<String>) -> Self {
+        let differ = names.iter().any(|name| *name != names[0]);
+        HostNames(differ.then(|| names.into()))
+    }
+
+    /// The host of a rank, if it has to be named.
+    #[must_use]
+    pub fn get(&self, rank: u32) -> Option<&str> {
+        Some(self.0.as_deref()?.get(rank as usize)?.as_str()).filter(|name| !name.is_empty())
+    }
+
+    /// A rank with its host: `rank 3`, or `rank 3 on node07`.
+    pub(crate) fn rank(&self, rank: u32) -> impl fmt::Display {
+        fmt::from_fn(move |f| write!(f, "rank {}", self.with_host(rank)))
+    }
+
+    /// Several ranks with their hosts; a long list is printed in part.
+    pub(crate) fn ranks<'a>(&'a self, ranks: &'a [u32]) -> impl fmt::Display + 'a {
+        const SHOWN: usize = 8;
+        fmt::from_fn(move |f| {
+            let named: Vec<String> = ranks.iter().take(SHOWN).map(|&rank| self.with_host(rank)).collect();
+            match ranks.len() {
+                0 => f.write_str("the outcome, for which all ranks have arrived"),
+                1 => write!(f, "rank {}", named[0]),
+                n if n > SHOWN => write!(f, "ranks {} and {} more", named.join(", "), n - SHOWN),
+                _ => write!(f, "ranks {}", named.join(", ")),
+            }
+        })
+    }
+
+    fn with_host(&self, rank: u32) -> String {
+        self.get(rank).map_or_else(|| rank.to_string(), |host| format!("{rank} on {host}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_named_where_they_differ() {
+        let named = |names: &[&str]| HostNames::new(names.iter().map(|&name| name.to_owned()).collect());
+        let ranks = [1, 2, 7];
+        for one in [HostNames::default(), named(&["a", "a", "a"])] {
+            assert_eq!(one.rank(2).to_string(), "rank 2");
+            assert_eq!(one.ranks(&ranks).to_string(), "ranks 1, 2, 7");
+        }
+        let several = named(&["a", "", "b"]);
+        assert_eq!(several.rank(0).to_string(), "rank 0 on a");
+        assert_eq!(several.rank(1).to_string(), "rank 1");
+        assert_eq!(several.ranks(&ranks).to_string(), "ranks 1, 2 on b, 7");
+        assert_eq!(several.ranks(&[2]).to_string(), "rank 2 on b");
+    }
+}
