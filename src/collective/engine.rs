@@ -16,10 +16,6 @@ use crate::rank_set::RankSet;
 use crate::rule::Mover;
 use crate::time::Time;
 
-/// Contributions whose messages arrive with one look: of a longer one libfabric's `tcp` reads the
-/// header and then the rest. Elsewhere a second look costs little compared with so much data.
-const ONE_LOOK: usize = 8 << 10;
-
 /// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -333,8 +329,7 @@ impl Work for Pursuit<'_> {
     }
 
     fn looks(&self, yields: bool) -> Looks {
-        let plan = self.engine.machine().plan();
-        Looks::new(yields, plan.topology.hosts() == 1, plan.bytes > ONE_LOOK)
+        Looks::new(yields, self.engine.machine().plan().topology.hosts() == 1)
     }
 
     #[inline]

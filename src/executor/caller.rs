@@ -231,3 +231,86 @@ pub(super) fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl F
     }
     Ok(false)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::error::Ranks;
+    use crate::fabric::shm::ShmFabric;
+
+    /// Work that is done at the last of several polls, and notes what its executor does.
+    struct Noting {
+        polls: u32,
+        /// Polls since the core could be offered.
+        since: u32,
+        most: u32,
+    }
+
+    impl Work for Noting {
+        fn needs_time(&self) -> bool {
+            false
+        }
+
+        fn looks(&self, yields: bool) -> Looks {
+            Looks::new(yields, true)
+        }
+
+        fn poll(&mut self, _now: Time) -> Result<Polled> {
+            self.polls += 1;
+            self.since += 1;
+            self.most = self.most.max(self.since);
+            Ok(if self.polls == 1000 { Polled::Ready } else { Polled::Idle })
+        }
+
+        fn begin(&mut self) {
+            // The first polls come before anything else.
+            self.since = 0;
+        }
+
+        fn wants_time(&mut self, _polled: Time) -> bool {
+            self.since = 0;
+            false
+        }
+
+        fn time(&mut self, _now: Time) {}
+
+        fn next_timer(&self) -> Option<Time> {
+            None
+        }
+
+        fn search(&mut self) {}
+
+        fn rest(&mut self, _now: Time) -> Result<Rest> {
+            Ok(Rest::Awake)
+        }
+
+        fn sleep(&mut self, _at_most: Duration) {}
+
+        fn rouse(&mut self) {}
+
+        fn delegate(&mut self) -> bool {
+            false
+        }
+
+        fn missing(&self) -> Ranks {
+            Ranks::default()
+        }
+
+        fn hear_of(&mut self, _dead: u32) {}
+
+        fn outlive(&mut self, _now: Time) -> Result<Outlived> {
+            Ok(Outlived::Pending)
+        }
+    }
+
+    #[test]
+    fn a_rank_that_shares_its_core_polls_once_between_offers() {
+        for (yields, most) in [(true, 1), (false, 16)] {
+            let fabric = Arc::new(ShmFabric::in_this_process(1).unwrap().remove(0));
+            let mut waiter = Waiter::new(fabric, Spin::new(Duration::from_secs(60), yields));
+            let mut work = Noting { polls: 0, since: 0, most: 0 };
+            waiter.block(&mut work, "wait", Duration::from_secs(60).into()).unwrap();
+            assert_eq!((work.polls, work.most), (1000, most));
+        }
+    }
+}

@@ -55,15 +55,10 @@ pub(crate) struct Looks {
 const LOOKS: u32 = 16;
 
 impl Looks {
-    /// A rank that `yields` shares its core with others, and the one that is waited for may need it: a look at a network
-    /// costs as much as a switch, one at memory alone, which `pauses`, less. `twice`: the second look often finds more.
-    pub(crate) fn new(yields: bool, pauses: bool, twice: bool) -> Self {
-        let times = match yields {
-            true if pauses || twice => 2,
-            true => 1,
-            false => LOOKS,
-        };
-        Looks { times, pauses }
+    /// A rank that `yields` shares its core with others, of which the one that is waited for may need it: it offers the core
+    /// after each look. Looks that read memory alone are short, and the processor `pauses` in between.
+    pub(crate) fn new(yields: bool, pauses: bool) -> Self {
+        Looks { times: if yields { 1 } else { LOOKS }, pauses: pauses && !yields }
     }
 }
 

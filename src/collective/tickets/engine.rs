@@ -178,7 +178,7 @@ impl Work for Pursuit<'_> {
     }
 
     fn looks(&self, yields: bool) -> Looks {
-        Looks::new(yields, !self.engine.driver.is_spread(), false)
+        Looks::new(yields, !self.engine.driver.is_spread())
     }
 
     fn poll(&mut self, now: Time) -> Result<Polled> {
