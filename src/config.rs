@@ -6,6 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tracing::level_filters::LevelFilter;
+
 use crate::error::{Error, Result};
 use crate::named::unknown;
 use crate::time::parse_duration;
@@ -127,9 +129,9 @@ pub const VARIABLES: [Variable; 23] = [
         meaning: "replays what EARLYBIRD_RECORD has recorded in a run before: the same contributions enter each round",
     },
     Variable {
-        name: "EARLYBIRD_LOG",
+        name: LOG,
         default: "warn",
-        meaning: "what the command logs: error, warn, info, debug, trace",
+        meaning: "the least level of messages: error, warn, info, debug, trace or off; on standard error, in Python by logging",
     },
 ];
 
@@ -275,6 +277,26 @@ impl VerbsSettings {
 
 /// Set by the launcher or the user.
 const SECRET: &str = "EARLYBIRD_SECRET";
+
+/// What programs say, and how much of it.
+const LOG: &str = "EARLYBIRD_LOG";
+
+fn level(value: &str) -> Result<LevelFilter> {
+    let names = ["error", "warn", "info", "debug", "trace", "off"];
+    let known = names.iter().any(|name| value.eq_ignore_ascii_case(name));
+    let level = value.parse().ok().filter(|_| known);
+    level.ok_or_else(|| Error::Config(format!("{LOG}={value}: {}", unknown("level", value, &names))))
+}
+
+/// The level that the environment chooses, if it does.
+///
+/// # Errors
+/// [`Error::Config`] for one that is none.
+#[cfg(feature = "log")]
+pub(crate) fn log_level() -> Result<Option<LevelFilter>> {
+    let value = std::env::var_os(LOG).filter(|value| !value.is_empty());
+    value.map(|value| level(&value.into_string().map_err(|_| not_text(LOG))?)).transpose()
+}
 
 /// The values of a switch, for people.
 const SWITCH: &str = "use auto, on or off";
@@ -456,6 +478,7 @@ impl Config {
                     let choice = switch(&value).flatten();
                     config.verbs.memory_polling = choice.ok_or_else(|| bad("use on or off".to_owned()))?;
                 }
+                LOG => _ = level(&value)?,
                 "EARLYBIRD_MEMORY_LIMIT" => _ = parse_size(&value).map_err(bad)?,
                 _ if VARIABLES.iter().any(|variable| variable.name == name) => {}
                 _ => {
@@ -508,6 +531,8 @@ mod tests {
             ("EARLYBIRD_MEMORY_POLLING", "auto"),
             ("EARLYBIRD_SECRET", ""),
             ("EARLYBIRD_MEMORY_LIMIT", "lots"),
+            ("EARLYBIRD_LOG", "loud"),
+            ("EARLYBIRD_LOG", "3"),
         ] {
             let error = config(name, value).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");

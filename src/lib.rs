@@ -110,6 +110,8 @@ mod units;
 
 mod board;
 mod interrupt;
+#[cfg(feature = "log")]
+pub mod log;
 mod machine;
 mod named;
 mod random;

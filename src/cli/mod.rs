@@ -34,7 +34,6 @@ mod skew;
 mod table;
 mod train;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -80,7 +79,10 @@ type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
 
 pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_log();
+    if let Err(error) = earlybird::log::to_stderr() {
+        complain!("{error}");
+        return ExitCode::FAILURE;
+    }
     let outcome = match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Bench(args) => bench::main(args),
@@ -102,13 +104,6 @@ pub(crate) fn main() -> ExitCode {
         complain!("{error}");
         ExitCode::FAILURE
     })
-}
-
-fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("EARLYBIRD_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    log.with_ansi(std::io::stderr().is_terminal()).init();
 }
 
 /// Reads a size for clap.

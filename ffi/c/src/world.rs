@@ -124,6 +124,7 @@ unsafe fn joined(
     join: impl FnOnce(&Config) -> earlybird::Result<World>,
 ) -> Result<(), Failure> {
     check_place(world, "world")?;
+    earlybird::log::to_stderr()?;
     let mut chosen = Config::from_env()?;
     if !config.is_null() {
         // SAFETY: the caller gives a structure of the size that it says, with texts or NULL.

@@ -162,6 +162,24 @@ fn wrong_calls_are_errors() {
     }
 }
 
+/// Messages go to standard error, with the host, from the level on that the environment chooses.
+#[test]
+fn messages_are_written_to_standard_error() {
+    if !has_compiler() {
+        return;
+    }
+    let program = compile("cc", "quorum", Linked::Shared, &[]);
+    let program = program.to_str().unwrap();
+    let told = |level: &str| run(&["env", &format!("EARLYBIRD_LOG={level}")], Path::new(program), &[], 1).remove(0);
+    let debug = String::from_utf8(told("debug").stderr).unwrap();
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let line = debug.lines().find(|line| line.contains("joined")).unwrap_or_else(|| panic!("{debug}"));
+    assert!(line.starts_with(host.trim()) && line.contains("DEBUG"), "{line}");
+    assert!(told("").stderr.is_empty() && told("").status.success());
+    let refused = told("loud");
+    assert!(!refused.status.success() && text(&refused).contains("EARLYBIRD_LOG=loud"), "{}", text(&refused));
+}
+
 #[test]
 fn a_death_is_told_to_those_that_wait_and_those_that_poll() {
     if !has_compiler() {

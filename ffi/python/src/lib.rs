@@ -7,6 +7,7 @@ mod allreduce;
 mod collectives;
 mod errors;
 mod interrupt;
+mod log;
 mod memory;
 mod symmetric;
 mod world;
@@ -19,6 +20,9 @@ fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(pyo3::wrap_pyfunction!(interrupt::wait_until_end, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(interrupt::end_waits, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(log::start_log, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(log::next_message, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(log::end_log, module)?)?;
     module.add_class::<world::World>()?;
     module.add_class::<allreduce::Allreduce>()?;
     module.add_class::<memory::Memory>()?;

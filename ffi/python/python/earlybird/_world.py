@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from . import _earlybird
+from . import _earlybird, _log
 from ._allreduce import Allreduce
 from ._dtypes import DTYPES, Array, dtype_name, numpy_dtype
 from ._earlybird import collectives
@@ -92,6 +92,10 @@ class World(_earlybird.World):
     ``World(fabric="shm", provider=..., secret=..., hw_config=..., deadline=...)`` says what the environment does not. A rank
     makes a new world after one that failed.
     """
+
+    def __new__(cls, **choices: Any) -> World:
+        _log.start()
+        return super().__new__(cls, **choices)
 
     def __init__(self, **choices: Any) -> None:
         super().__init__()
