@@ -41,6 +41,10 @@ fn rank() {
             wait_for_a_death();
         }
         ("memory", _) => take_memory(),
+        ("quota", _) => {
+            wait_for_the_group();
+            println!("\nSHARES {}", world().shares_its_core());
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -130,10 +134,14 @@ fn deaths_are_named_where_the_kernel_has_no_descriptors_of_processes() {
 /// The limit of the group around this process's own one.
 const MEMORY: u64 = 256 << 20;
 
-fn take_memory() {
-    // The test has put this process into its group by then.
+/// Waits until the test has put this process into its group.
+fn wait_for_the_group() {
     let groups = || std::fs::read_to_string("/proc/self/cgroup").unwrap();
     until("this process is in a group", || groups().contains("/inner"));
+}
+
+fn take_memory() {
+    wait_for_the_group();
     let world = world();
     let told = world.allreduce::<f32>(&[MEMORY as usize]).build().err();
     println!("\nTOLD {told:?}");
@@ -149,4 +157,16 @@ fn the_memory_of_a_group_around_the_own_one_is_not_exceeded() {
     let (status, text) = job.finish(DEADLINE).remove(0);
     assert!(status.success(), "{status}: {text}");
     assert!(said(&text, "TOLD")[0].contains("memory limit of the container or job"), "{text}");
+}
+
+/// The quota is of the group around the own one, and gives two ranks less than a core each.
+#[test]
+fn ranks_in_a_group_with_a_quota_share_cores() {
+    let Some(group) = Group::new(Limit::Processor(150)) else { return };
+    let job = Job::start(Way::Shm, 2, "rank", "quota");
+    job.pids().into_iter().for_each(|pid| group.hold(pid));
+    for (status, text) in job.finish(DEADLINE) {
+        assert!(status.success(), "{status}: {text}");
+        assert_eq!(said(&text, "SHARES"), ["true"], "{text}");
+    }
 }
