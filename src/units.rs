@@ -1,4 +1,4 @@
-//! Sizes with binary prefixes, as they are printed and read.
+//! Sizes with binary prefixes, as they are printed and read, and numbers as they are printed.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -20,6 +20,28 @@ impl fmt::Display for Bytes {
             write!(f, "{value:.0} {}", units[unit])
         } else {
             write!(f, "{value:.1} {}", units[unit])
+        }
+    }
+}
+
+/// A number that is printed with an exponent where it would have many digits or zeros otherwise: `0.25`, `1e308`.
+///
+/// A precision, as in `{:.4}`, is that of the digits behind the point in both ways.
+#[derive(Clone, Copy, Debug)]
+pub struct Number<T>(pub T);
+
+/// Sizes that are printed without an exponent.
+const PLAIN: std::ops::Range<f64> = 1e-6..1e15;
+
+impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = self.0.into().abs();
+        // With a precision a small number is short, too.
+        let is_short = size < PLAIN.end && (size >= PLAIN.start || f.precision().is_some());
+        if is_short || size == 0.0 || !size.is_finite() {
+            fmt::Display::fmt(&self.0, f)
+        } else {
+            fmt::LowerExp::fmt(&self.0, f)
         }
     }
 }
@@ -48,6 +70,19 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let plain =
+            [0.0, 1.0, -2.5, 600_000.0, 0.000_001, 86_400e3, f64::INFINITY].map(|number| Number(number).to_string());
+        assert_eq!(plain, ["0", "1", "-2.5", "600000", "0.000001", "86400000", "inf"]);
+        let long = [1e308, -1e38, 1e15, 5e-324, f64::MAX].map(|number| Number(number).to_string());
+        assert_eq!(long, ["1e308", "-1e38", "1e15", "5e-324", "1.7976931348623157e308"]);
+        // A float of 32 bits keeps its own digits.
+        assert_eq!([0.1f32, 1e38, f32::NAN].map(|number| Number(number).to_string()), ["0.1", "1e38", "NaN"]);
+        let fixed = |number: f64| format!("{:.4}", Number(number));
+        assert_eq!([0.0, 1e-300, 0.31415926, 1e308].map(fixed), ["0.0000", "0.0000", "0.3142", "1.0000e308"]);
+    }
 
     #[test]
     fn sizes() {

@@ -110,6 +110,27 @@ fn bad_input_is_named_before_anything_starts() {
     assert_eq!(shared_memory_files(), before);
 }
 
+/// A number is repeated with an exponent, and not with 309 digits.
+#[test]
+fn numbers_far_out_stay_short() {
+    let training = ["-n", "1", "--epochs", "1", "--fire", "all"];
+    for (args, expected) in [
+        (&["bench", "--seconds", "1e308"][..], "--seconds 1e308: a row takes"),
+        (&["bench", "--absent", "decay=1e38"], "a decay of 1e38 a round"),
+        (&["train", "digits", "--compute-ms", "1e308"], "--compute-ms 1e308: use 0 to 600000"),
+        (&["train", "digits", "--rate=-1e38"], "--rate -1e38: use a number"),
+        (&["model", "merge", "--alpha-us", "1e308"], "--alpha-us 1e308: use 0 to 60000000"),
+        (&[&["train", "digits", "--compute-ms", "1e-308"], &training[..]].concat(), "1 ranks, 1e-308 ms a step"),
+        (
+            &[&["train", "digits", "--compute-ms", "0", "--loss", "1e308"], &training[..]].concat(),
+            "loss was 1.0000e308",
+        ),
+    ] {
+        let text = text(&earlybird(args).output().unwrap());
+        assert!(text.contains(expected) && !text.contains(&"0".repeat(20)), "{args:?}: {text}");
+    }
+}
+
 #[test]
 fn help_lists_every_command() {
     let output = earlybird(&["--help"]).output().unwrap();

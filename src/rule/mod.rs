@@ -19,6 +19,7 @@ pub(crate) use fire::Condition;
 pub use fire::{Fire, When, drawn};
 
 use crate::time::{NotATime, parse_duration};
+use crate::units::Number;
 
 /// How long a round stays open after its firing condition holds, or until every active rank arrived.
 ///
@@ -116,7 +117,7 @@ impl fmt::Display for Absent {
         match self {
             Absent::Carry => f.pad("carry"),
             Absent::Drop => f.pad("drop"),
-            Absent::Decay(factor) => f.pad(&format!("decay={factor}")),
+            Absent::Decay(factor) => f.pad(&format!("decay={}", Number(*factor))),
             Absent::Hold => f.pad("hold"),
         }
     }
@@ -194,7 +195,7 @@ impl fmt::Display for Scale {
             Scale::World => "world",
             Scale::Contributions => "contributions",
             Scale::Weights => "weights",
-            Scale::Ages(factor) => return f.pad(&format!("ages={factor}")),
+            Scale::Ages(factor) => return f.pad(&format!("ages={}", Number(*factor))),
         })
     }
 }
@@ -243,13 +244,13 @@ pub enum RuleError {
         text: String,
     },
     /// A decay that would erase, invert or inflate late contributions.
-    #[error("a decay of {factor} a round; use more than 0 and at most 1")]
+    #[error("a decay of {} a round; use more than 0 and at most 1", Number(*factor))]
     NotADecay {
         /// What was given.
         factor: f32,
     },
     /// A factor for ages with which old models would count as much as new ones, or none.
-    #[error("a factor of {factor} an iteration; use more than 0 and less than 1")]
+    #[error("a factor of {} an iteration; use more than 0 and less than 1", Number(*factor))]
     NotAFactor {
         /// What was given.
         factor: f32,

@@ -155,5 +155,5 @@ pub(crate) fn seconds(given: f64, name: &str) -> Result<Duration, Failure> {
         return Ok(Duration::MAX);
     }
     Duration::try_from_secs_f64(given)
-        .map_err(|_| Failure::argument(format!("{name} is {given}; use seconds from 0 on, or INFINITY")))
+        .map_err(|_| Failure::argument(format!("{name} is {given:?}; use seconds from 0 on, or INFINITY")))
 }

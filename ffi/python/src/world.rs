@@ -20,7 +20,7 @@ pub(crate) struct World {
 /// A time in seconds, or none.
 pub(crate) fn duration(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(seconds) = seconds.filter(|&seconds| seconds != f64::INFINITY) else { return Ok(None) };
-    let bad = |_| bad_choice(py, format!("a timeout of {seconds}: use seconds from 0 on, or None"));
+    let bad = |_| bad_choice(py, format!("a timeout of {seconds:?}: use seconds from 0 on, or None"));
     Duration::try_from_secs_f64(seconds).map(Some).map_err(bad)
 }
 

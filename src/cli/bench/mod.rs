@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use earlybird::units::Number;
 use earlybird::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
 
 use super::common::{Common, Place};
@@ -253,7 +254,8 @@ impl Args {
             return Err("0 rounds show nothing; use --iters 1 or more".to_owned());
         }
         if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
-            return Err(format!("--seconds {}: a row takes more than 0 and at most 86400 seconds", self.seconds));
+            let seconds = Number(self.seconds);
+            return Err(format!("--seconds {seconds}: a row takes more than 0 and at most 86400 seconds"));
         }
         self.skew.check(ranks)?;
         let mut sizes = vec![self.begin];

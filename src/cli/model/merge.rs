@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use earlybird::Dtype;
 use earlybird::merge::{Bucket, Cost, Merging, Planner};
-use earlybird::units::Bytes;
+use earlybird::units::{Bytes, Number};
 use serde_json::json;
 
 use super::super::table::Table;
@@ -211,7 +211,7 @@ impl Args {
 fn within(option: &str, value: f64, most: f64) -> Result<f64, String> {
     match (0.0..=most).contains(&value) {
         true => Ok(value),
-        false => Err(format!("{option} {value}: use 0 to {most}")),
+        false => Err(format!("{option} {}: use 0 to {}", Number(value), Number(most))),
     }
 }
 

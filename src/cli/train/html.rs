@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use earlybird::units::Number;
+
 use super::plot::{COLOURS, Series, bars, lines};
 use super::worker::{Point, Trained};
 
@@ -30,8 +32,8 @@ pub(super) fn page(title: &str, runs: &[(String, Trained)]) -> String {
             tally.rounds,
             run.samples_per_s,
             run.samples_per_s / yardstick,
-            first.loss,
-            last.loss,
+            Number(first.loss),
+            Number(last.loss),
             tally.fresh_mean(),
             tally.age_mean(),
             tally.age_max(),

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use earlybird::units::Number;
 use earlybird::{Absent, Executor, Fire, Mover, Preset, World};
 
 use super::common::{Common, Place};
@@ -130,7 +131,7 @@ impl Args {
             return Err(format!("--preset {preset} {problem}"));
         }
         if !(0.0..=600_000.0).contains(&self.compute_ms()) {
-            return Err(format!("--compute-ms {}: use 0 to 600000", self.compute_ms()));
+            return Err(format!("--compute-ms {}: use 0 to 600000", Number(self.compute_ms())));
         }
         if self.epochs == Some(0) || self.batch.is_some_and(|batch| batch == 0 || batch > 4096) {
             return Err("--epochs must be 1 or more, and --batch 1 to 4096".to_owned());
@@ -142,10 +143,10 @@ impl Args {
             return Err(format!("--batch {batch}: words has batches of up to {} lines", words::LARGEST_BATCH));
         }
         if let Some(rate) = self.rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
-            return Err(format!("--rate {rate}: use a number greater than 0"));
+            return Err(format!("--rate {}: use a number greater than 0", Number(rate)));
         }
         if let Some(loss) = self.loss.filter(|loss| !loss.is_finite()) {
-            return Err(format!("--loss {loss}: use a number"));
+            return Err(format!("--loss {}: use a number", Number(loss)));
         }
         if let Some(path) = &self.report {
             // A bad path is reported before training, which takes a while.

@@ -71,6 +71,7 @@ impl Axis {
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
+        size if size >= 1e12 => format!("{value:.0e}"),
         size if size >= 1e6 => format!("{}M", trimmed(value / 1e6)),
         size if size >= 1e4 => format!("{}k", trimmed(value / 1e3)),
         size if size < 1e-3 => format!("{value:.0e}"),
@@ -196,6 +197,7 @@ mod tests {
         let axis = Axis::over([1.2, 900.0].into_iter(), true);
         assert_eq!(axis.marks(), [1.0, 10.0, 100.0, 1000.0]);
         assert_eq!(short(12_000.0), "12k");
+        assert_eq!([short(2.5e6), short(1e38), short(-1e308)], ["2.5M", "1e38", "-1e308"]);
         assert_eq!(short(0.25), "0.25");
     }
 

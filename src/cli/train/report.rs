@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use earlybird::World;
+use earlybird::units::Number;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -71,7 +72,8 @@ impl Report {
     }
 
     fn title(&self) -> String {
-        let Report { task, ranks, compute_ms, skew, .. } = self;
+        let Report { task, ranks, skew, .. } = self;
+        let compute_ms = Number(self.compute_ms);
         format!("{task}: {ranks} ranks, {compute_ms} ms a step, late: {skew}")
     }
 
@@ -125,7 +127,7 @@ impl Report {
                 tally.rounds.to_string(),
                 format!("{:.0}", result.samples_per_s),
                 format!("{speedup:.2}"),
-                format!("{:.4}", last.loss),
+                format!("{:.4}", Number(last.loss)),
                 last.accuracy.map_or("-".to_owned(), |accuracy| format!("{accuracy:.3}")),
                 seconds.map_or("-".to_owned(), |seconds| format!("{seconds:.2}")),
                 format!("{:.2}", tally.fresh_mean()),
@@ -147,7 +149,7 @@ impl Report {
         if !self.json {
             say!("{}", self.table);
             if let Some(goal) = self.goal {
-                say!("to_loss_s: seconds until the loss was {goal:.4}");
+                say!("to_loss_s: seconds until the loss was {:.4}", Number(goal));
             }
         }
         for (label, run) in self.runs.iter().filter(|_| self.tells_models && !self.json) {
