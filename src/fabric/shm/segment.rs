@@ -18,13 +18,14 @@ use super::mailbox::Mailbox;
 use super::ranges::{Ranges, User};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::units::Bytes;
 
 /// Endpoints of a world that can be open at once; number 0 is the exchange's.
 pub(super) const CHANNELS: u32 = 4096;
 
 const MAGIC: u64 = 0x6561_726C_7962_0003;
 
-/// Size of the file. It is sparse: only allocated ranges take memory.
+/// Size of the file where rank 0 may make one so large. It is sparse: only allocated ranges take memory.
 const FILE: u64 = 1 << 44;
 
 const PAGE: usize = 4096;
@@ -56,6 +57,8 @@ struct RankHead {
 pub(super) struct Segment {
     file: OwnedFd,
     map: MmapRaw,
+    /// Size of the file in bytes.
+    size: u64,
     rank: u32,
     ranks: u32,
     /// The ranges of the file that this rank has taken.
@@ -67,22 +70,34 @@ pub(in crate::fabric) fn head_bytes(ranks: u32) -> usize {
     size_of::<Head>() + ranks as usize * (size_of::<RankHead>() + CHANNELS as usize * size_of::<Doorbell>())
 }
 
+/// The size of the file of a world of `ranks`, where files may have up to `limit` bytes (`ulimit -f`).
+///
+/// # Errors
+/// The beginning of the file alone is larger.
+fn file_size(limit: Option<u64>, ranks: u32) -> Result<u64> {
+    let size = limit.map_or(FILE, |limit| limit.min(FILE)) / PAGE as u64 * PAGE as u64;
+    let least = head_bytes(ranks) as u64;
+    if size >= least {
+        return Ok(size);
+    }
+    let (least, limit) = (Bytes(least), Bytes(limit.unwrap_or(FILE)));
+    Err(Error::join(
+        0,
+        format!(
+            "files may have {limit} here (ulimit -f), and the memory file of {ranks} ranks begins with {least}; raise \
+             the limit where rank 0 starts: ulimit -f unlimited"
+        ),
+    ))
+}
+
 impl Segment {
     pub(super) fn create(ranks: u32) -> Result<OwnedFd> {
         let os = |operation| move |cause: rustix::io::Errno| Error::os(0, operation, cause);
         let file = memfd_create("earlybird", MemfdFlags::CLOEXEC).map_err(os("create shared memory"))?;
-        // Beyond the limit the kernel would not refuse but kill the process.
-        if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|&limit| limit < FILE) {
-            let limit_text = "the file size limit, ulimit -f".to_owned();
-            return Err(Error::Memory {
-                rank: 0,
-                operation: "create",
-                need: FILE,
-                available: limit,
-                limit: limit_text,
-            });
-        }
-        ftruncate(&file, FILE).map_err(os("size shared memory"))?;
+        // Beyond the limit the kernel would not refuse but kill the process (SIGXFSZ). It checks the limit where a file
+        // grows, so the limits of the other ranks do not matter.
+        let size = file_size(getrlimit(Resource::Fsize).current, ranks)?;
+        ftruncate(&file, size).map_err(os("size shared memory"))?;
         let first = Segment::map(file.try_clone().map_err(|cause| Error::os(0, "share memory", cause))?, 0, ranks)?;
         let head = first.head();
         head.free.store(head_bytes(ranks).next_multiple_of(PAGE) as u64, Ordering::Relaxed);
@@ -103,13 +118,13 @@ impl Segment {
     }
 
     fn map(file: OwnedFd, rank: u32, ranks: u32) -> Result<Self> {
-        let size = fstat(&file).map_or(0, |stat| stat.st_size);
-        if size != FILE as i64 {
+        let size = fstat(&file).map_or(0, |stat| stat.st_size as u64);
+        if !(head_bytes(ranks) as u64..=FILE).contains(&size) {
             return Err(Error::join(rank, "the memory that was handed over has the wrong size"));
         }
         let map = MmapOptions::new().len(head_bytes(ranks)).map_raw(&file);
         let map = map.map_err(|cause| Error::os(rank, "map shared memory", cause))?;
-        Ok(Segment { file, map, rank, ranks, ranges: Mutex::default() })
+        Ok(Segment { file, map, size, rank, ranks, ranges: Mutex::default() })
     }
 
     pub(super) fn ranks(&self) -> u32 {
@@ -197,11 +212,12 @@ impl Segment {
                 self.free(offset, need as usize);
                 offset
             }
-            None => self.head().free.fetch_add(need, Ordering::Relaxed),
+            None => {
+                let end = |free: u64| free.checked_add(need).filter(|&end| end <= self.size);
+                let taken = self.head().free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end);
+                taken.map_err(|free| short(self.size.saturating_sub(free), self.limit_of_file()))?
+            }
         };
-        if offset.checked_add(need).is_none_or(|end| end > FILE) {
-            return Err(short(FILE.saturating_sub(offset), "the size of the world's memory file"));
-        }
         // Allocate the pages now, so that a shortage is an error here and not a signal during a
         // collective.
         retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), offset, need)).map_err(
@@ -211,6 +227,14 @@ impl Segment {
             },
         )?;
         Ok(offset)
+    }
+
+    /// What limits the size of the file.
+    fn limit_of_file(&self) -> &'static str {
+        match self.size {
+            FILE => "the size of the world's memory file",
+            _ => "the world's memory file, whose size ulimit -f limits where rank 0 starts",
+        }
     }
 
     /// Frees the pages of a region. Mappings of it read zeros from then on.
@@ -254,5 +278,43 @@ impl Segment {
         // SAFETY: a mapping of that length, page-aligned, of file pages that are zero until
         // written; the window keeps it alive.
         Ok(unsafe { Window::new(base, len, map) })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_keeps_within_the_limit_of_files() {
+        let size = |limit: Option<u64>, ranks| file_size(limit, ranks).map_err(|error| error.to_string());
+        assert_eq!(size(None, 4), Ok(FILE));
+        assert_eq!(size(Some(u64::MAX - 1), 4), Ok(FILE));
+        assert_eq!(size(Some(1 << 40), 4), Ok(1 << 40));
+        assert_eq!(size(Some((1 << 30) + 512), 4), Ok(1 << 30), "whole pages");
+        let least = head_bytes(4).next_multiple_of(PAGE) as u64;
+        assert_eq!(size(Some(least), 4), Ok(least));
+        let told = size(Some(64 << 10), 4).unwrap_err();
+        assert!(
+            told.contains("files may have 64 KiB here (ulimit -f)") && told.ends_with("ulimit -f unlimited"),
+            "{told}"
+        );
+    }
+
+    /// A request that is too large takes nothing from those that follow.
+    #[test]
+    fn a_small_file_is_used_to_its_end() {
+        let file = Segment::create(1).unwrap();
+        let size = head_bytes(1).next_multiple_of(PAGE) as u64 + (1 << 20);
+        ftruncate(&file, size).unwrap();
+        let segment = Segment::open(file, 0, 1).unwrap();
+        for _ in 0..2 {
+            let told = segment.allocate((1 << 20) + 1).unwrap_err().to_string();
+            let expected =
+                "needs 1.0 MiB of memory, 1 MiB are available (the world's memory file, whose size ulimit -f";
+            assert!(told.contains(expected), "{told}");
+        }
+        segment.allocate(1 << 20).unwrap();
+        assert!(segment.allocate(1).is_err());
     }
 }
