@@ -1,12 +1,15 @@
-//! The command in a shell that limits files.
+//! The command in a shell that limits files, and at a terminal.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
-use std::process::{Command, Output};
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
 
-use common::command::text;
+use common::command::{earlybird, text};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 /// The command in a shell that has set the limit of a file's size, in KiB.
 fn with_files_of(kib: u64, args: &[&str]) -> Output {
@@ -37,4 +40,36 @@ fn worlds_keep_within_the_limit_of_files() {
         let told = text(&output);
         assert!(!output.status.success() && told.contains(expected) && !told.contains("XFSZ"), "{kib} KiB: {told}");
     }
+}
+
+/// What the command writes to its standard error, where that is a terminal.
+fn at_a_terminal(args: &[&str]) -> String {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap();
+    let end = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let mut command = earlybird(args);
+    command.env("TERM", "xterm").stdout(Stdio::null()).stderr(end);
+    let mut child = command.spawn().unwrap();
+    // With the last copy of that end the reading ends, too.
+    drop(command);
+    let (mut said, mut terminal) = (Vec::new(), File::from(terminal));
+    let mut more = [0; 4096];
+    while let Ok(read @ 1..) = terminal.read(&mut more) {
+        said.extend_from_slice(&more[..read]);
+    }
+    assert!(child.wait().unwrap().success(), "{}", String::from_utf8_lossy(&said));
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Ranks that the command has started itself draw at its terminal.
+#[test]
+fn training_shows_its_progress_at_a_terminal_alone() {
+    let train = ["train", "digits", "-n", "2", "--epochs", "1", "--compute-ms", "2", "--skew", "none", "--fire", "all"];
+    let said = at_a_terminal(&train);
+    let of = "/90 contributions, ";
+    assert!(said.contains("all [") && said.matches(of).count() > 1, "{said:?}");
+    let elsewhere = earlybird(&train).output().unwrap();
+    assert!(elsewhere.status.success() && elsewhere.stderr.is_empty(), "{}", text(&elsewhere));
 }

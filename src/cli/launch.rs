@@ -30,7 +30,8 @@ pub(super) enum Bind {
 pub(super) enum Output {
     /// Every line is prefixed with its rank.
     Prefixed,
-    /// Rank 0 speaks for all: its lines have no prefix. Those of others, and the errors of all, have one.
+    /// Rank 0 speaks for all: its lines have no prefix. Those of others, and the errors of all, have one. At a terminal
+    /// rank 0 also writes its errors itself: a progress bar is drawn only where that is so.
     First,
 }
 
@@ -113,9 +114,13 @@ impl Launch<'_> {
         // Rank 0 reads what the launcher is given. A terminal would stop it: it is in a group of its own.
         let reads = rank == 0 && self.output == Output::Prefixed && !std::io::stdin().is_terminal();
         command.stdin(if reads { Stdio::inherit() } else { Stdio::null() });
-        command.stderr(Stdio::piped()).process_group(0);
-        if self.output == Output::Prefixed || rank > 0 {
+        command.process_group(0);
+        let speaks = rank == 0 && self.output == Output::First;
+        if !speaks {
             command.stdout(Stdio::piped());
+        }
+        if !(speaks && std::io::stderr().is_terminal()) {
+            command.stderr(Stdio::piped());
         }
         Ok(command)
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use earlybird::World;
 use earlybird::units::Number;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::json;
 
 use super::super::table::Table;
@@ -83,7 +83,8 @@ impl Report {
         }
         let label = method.label();
         if self.bar.as_ref().is_none_or(|(of, _)| *of != label) {
-            let bar = ProgressBar::new(wanted);
+            // An error that ends the training begins a line of its own.
+            let bar = ProgressBar::new(wanted).with_finish(ProgressFinish::AndClear);
             let style = ProgressStyle::with_template("{msg:>12} [{bar:40}] {pos}/{len} contributions, {elapsed}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar.set_message(label.clone());
