@@ -45,7 +45,7 @@ pub const VARIABLES: [Variable; 23] = [
     },
     Variable {
         name: "EARLYBIRD_PROVIDER",
-        default: "libfabric's first",
+        default: "libfabric's first that suits",
         meaning: "the libfabric provider, such as tcp;ofi_rxm (see `earlybird info`)",
     },
     Variable {

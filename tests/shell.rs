@@ -42,6 +42,53 @@ fn worlds_keep_within_the_limit_of_files() {
     }
 }
 
+/// A site's choice of providers may hide all that fit. It is named, wherever that matters.
+#[test]
+fn a_variable_that_hides_all_providers_is_named() {
+    if common::libfabric().is_none() {
+        return;
+    }
+    let named = "FI_PROVIDER=none-such is set";
+    let ranks = ["bench", "-n", "2", "--iters", "1", "--fabric", "ofi"];
+    let tcp = [&ranks[..], &["--provider", "tcp;ofi_rxm"]].concat();
+    let device = |name: &str| earlybird(&ranks).env("EARLYBIRD_DEVICE", name).env("FI_PROVIDER", "sockets").output();
+    for command in [&ranks[..], &tcp] {
+        let output = earlybird(command).env("FI_PROVIDER", "none-such").output().unwrap();
+        assert!(!output.status.success() && text(&output).contains(named), "{command:?}: {}", text(&output));
+    }
+    let told = text(&device("none-such").unwrap());
+    assert!(
+        told.contains("no provider has a device none-such") && told.contains("FI_PROVIDER=sockets is set"),
+        "{told}"
+    );
+    let info = earlybird(&["info"]).env("FI_PROVIDER", "none-such").output().unwrap();
+    assert!(text(&info).contains(named), "{}", text(&info));
+    let unset =
+        earlybird(&[&ranks[..], &["--provider", "none-such"]].concat()).env("FI_PROVIDER", "").output().unwrap();
+    assert!(!unset.status.success() && !text(&unset).contains("FI_PROVIDER"), "{}", text(&unset));
+}
+
+/// It says which provider and device a rank here takes, and how far these lead.
+#[test]
+fn info_says_what_a_rank_takes() {
+    if common::libfabric().is_none() {
+        return;
+    }
+    let info = |variables: &[(&str, &str)]| {
+        let output = earlybird(&["info", "--json"]).envs(variables.iter().copied()).output().unwrap();
+        let first =
+            |line: &str| serde_json::from_str::<serde_json::Value>(line).ok().filter(|row| row["fabric"] == "ofi");
+        String::from_utf8_lossy(&output.stdout).lines().find_map(first).unwrap()
+    };
+    let row = info(&[("EARLYBIRD_PROVIDER", "sockets"), ("EARLYBIRD_DEVICE", "lo")]);
+    assert_eq!((&row["chosen"], &row["chosen_device"]), (&"sockets".into(), &"lo".into()), "{row}");
+    assert_eq!((&row["passed_over"], &row["problem"]), (&serde_json::Value::Null, &serde_json::Value::Null), "{row}");
+    let row = info(&[("EARLYBIRD_DEVICE", "none-such")]);
+    assert!(row["chosen"].is_null() && row["problem"].as_str().unwrap().contains("device none-such"), "{row}");
+    let told = text(&earlybird(&["info"]).env("EARLYBIRD_PROVIDER", "sockets").output().unwrap());
+    assert!(told.contains("A rank here uses sockets on "), "{told}");
+}
+
 /// What the command writes to its standard error, where that is a terminal.
 fn at_a_terminal(args: &[&str]) -> String {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();

@@ -34,7 +34,7 @@ fn rank() {
         Some("puts") => put_to_a_stopped_rank(),
         Some("forks") => rounds_around_forks(),
         Some("ends") => end_well(role.split(' ').nth(1)),
-        Some("takes") => end_well_over(role.split(' ').nth(1).unwrap()),
+        Some("takes") => end_well_over(&role.split(' ').skip(1).collect::<Vec<_>>()),
         Some("stopped") => common::faults::leave_or_be_stopped(),
         _ => common::faults::rank(),
     }
@@ -349,9 +349,11 @@ fn end_well(hw_config: Option<&str>) {
     rounds_of(&World::from_env(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap());
 }
 
-fn end_well_over(fabric: &str) {
+/// A fabric, and perhaps a provider of it.
+fn end_well_over(expected: &[&str]) {
     let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
-    assert_eq!(world.fabric_name(), fabric);
+    let taken = [Some(world.fabric_name()), world.provider()];
+    assert_eq!(taken.iter().flatten().take(expected.len()).copied().collect::<Vec<_>>(), expected);
     rounds_of(&world);
 }
 
@@ -406,6 +408,33 @@ fn ranks_choose_the_best_fabric_that_all_can_use() {
     for (status, text) in meet_as_hosts_do("takes nothing", &[any, verbs, libfabric]) {
         let names_both = text.contains("verbs not by rank 2") && text.contains("libfabric not by rank 1");
         assert!(!status.success() && names_both, "{text}");
+    }
+}
+
+/// The ranks of a user that may lock the 8 MiB of a kernel's default take TCP, over which memory is not locked. A provider
+/// that the user names is used all the same.
+#[test]
+fn ranks_with_little_locked_memory_take_tcp() {
+    if rdma().is_none() || common::libfabric().is_none() {
+        return;
+    }
+    let start = |variables: &[(&str, &str)], role: &str| {
+        let folder = Folder::new();
+        let begin = |rank| {
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "sh", "-c"]);
+            command.arg("ulimit -l 8192 && exec \"$0\" \"$@\"").arg(std::env::current_exe().unwrap());
+            command.env("EARLYBIRD_STORE", format!("file:{}", folder.file("meeting"))).envs(variables.iter().copied());
+            common::start(&mut command, (rank, 2), "rank", role)
+        };
+        Job { ranks: (0..2).map(begin).collect() }.finish(LIMIT)
+    };
+    all_succeed(&start(&[("EARLYBIRD_FABRIC", "auto")], "takes ofi tcp;ofi_rxm"));
+    all_succeed(&start(&[("EARLYBIRD_FABRIC", "ofi")], "takes ofi tcp;ofi_rxm"));
+    for (_, text) in start(&[("EARLYBIRD_PROVIDER", "verbs;ofi_rxm")], "takes ofi verbs;ofi_rxm") {
+        let is_told = text.contains("verbs;ofi_rxm: ") && text.contains("needs locked memory, and ulimit -l is 8 MiB");
+        println!("{text}");
+        assert!(is_told || text.contains("test result: ok"), "{text}");
     }
 }
 

@@ -5,9 +5,11 @@ mod verbs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
+use earlybird::Config;
 use earlybird::config::VARIABLES;
 use earlybird::executor::deferred_work::largest_depth;
-use earlybird::fabric::ofi::{self, Device, Library, devices, provider_variables};
+use earlybird::fabric::Scope;
+use earlybird::fabric::ofi::{self, Chosen, Device, Library, devices, provider_variables};
 use serde_json::json;
 
 use super::table::Table;
@@ -24,13 +26,14 @@ pub(super) struct Args {
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     // What a command or a program would refuse.
-    if let Err(error) = earlybird::Config::from_env() {
+    let config = Config::from_env();
+    if let Err(error) = &config {
         complain!("warning: {error}");
     }
     if args.env {
         list_variables(args.json);
     } else {
-        tell(args.json);
+        tell(args.json, &config.unwrap_or_default());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -62,7 +65,7 @@ fn list_variables(json: bool) {
 }
 
 /// Prints the fabrics, and what libfabric and RDMA devices could add.
-fn tell(json: bool) {
+fn tell(json: bool, config: &Config) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let libfabric = ofi::library();
     let (devices, trouble) = match libfabric.as_ref().map(devices) {
@@ -70,18 +73,24 @@ fn tell(json: bool) {
         Ok(Err(problem)) => (Vec::new(), Some(problem)),
         Err(_) => (Vec::new(), None),
     };
-    let rdma = verbs::look();
+    let chosen = libfabric.as_ref().ok().map(|library| ofi::chosen(library, &config.ofi));
+    let rdma = verbs::look(&config.verbs);
     if json {
         say!(
             "{}",
             json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
         );
         let problem = libfabric.as_ref().err().map(ToString::to_string).or(trouble);
+        let problem = problem.or(chosen.as_ref().and_then(|chosen| chosen.as_ref().err().cloned()));
+        let chosen = chosen.as_ref().and_then(|chosen| chosen.as_ref().ok());
+        let (provider, device) = (chosen.map(|it| &it.provider), chosen.map(|it| &it.device));
+        let passed_over = chosen.map(|it| &it.passed_over);
+        let scope = chosen.map(|it| leads_to(it.scope));
         let version = libfabric.as_ref().ok().map(version);
         let available = version.is_some() && !devices.is_empty();
         say!(
             "{}",
-            json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "progress": "by callers and a thread", "atomics": "messages to the home's processor, or the device"})
+            json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "chosen": provider, "chosen_device": device, "leads_to": scope, "passed_over": passed_over, "progress": "by callers and a thread", "atomics": "messages to the home's processor, or the device"})
         );
         devices.iter().for_each(|device| say!("{}", object(device)));
         rdma.objects().iter().for_each(|row| say!("{row}"));
@@ -116,13 +125,17 @@ fn tell(json: bool) {
             (Some(problem), _) => {
                 say!("libfabric {} is here, and cannot say what it has: {problem}", version(&library))
             }
-            (None, true) => say!("libfabric {} is here, and has no device that would do.", version(&library)),
+            (None, true) => {
+                let filter = ofi::filter().map_or_else(String::new, |filter| format!(" {filter}."));
+                say!("libfabric {} is here, and has no device that would do.{filter}", version(&library));
+            }
             (None, false) => {
                 say!(
                     "libfabric {}. What its providers offer (EARLYBIRD_PROVIDER, EARLYBIRD_DEVICE):",
                     version(&library)
                 );
                 say!("{}", listed(&devices));
+                chosen.iter().for_each(tell_chosen);
                 say!("");
                 say!("{}", programs(&devices));
                 say!("");
@@ -138,6 +151,27 @@ fn tell(json: bool) {
     rdma.tell();
     say!("");
     say!("Environment: earlybird info --env");
+}
+
+/// Prints which provider and device a rank takes, and why.
+fn tell_chosen(chosen: &Result<Chosen, String>) {
+    let Chosen { provider, device, scope, passed_over } = match chosen {
+        Ok(chosen) => chosen,
+        Err(problem) => return say!("A rank here can use none of them: {problem}."),
+    };
+    let why = passed_over.as_ref().map_or_else(String::new, |why| format!(", because {why}"));
+    say!("A rank here uses {provider} on {device}{why}.");
+    if *scope < Scope::Anywhere {
+        say!("That leads to {}: where ranks are on several, this one waits for another interface.", leads_to(*scope));
+    }
+}
+
+fn leads_to(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Machine => "no other host",
+        Scope::Link => "hosts on its link only",
+        Scope::Anywhere => "other hosts",
+    }
 }
 
 /// Prints libfabric's own variables, for ranks that are started like this command.

@@ -44,6 +44,7 @@ pub(crate) mod failure;
 #[cfg(all(test, not(loom)))]
 mod footprint_tests;
 mod lender;
+mod locked_memory;
 pub(crate) mod memory;
 #[cfg(all(test, loom))]
 pub(crate) mod modelled;
@@ -51,6 +52,7 @@ pub(crate) mod net;
 pub mod ofi;
 #[cfg(feature = "internals")]
 pub mod scheduled;
+mod scope;
 pub mod shm;
 #[cfg(feature = "internals")]
 pub mod sim;
@@ -66,6 +68,7 @@ use std::time::{Duration, Instant};
 pub use access::RawAccess;
 pub(crate) use cache_line::{CACHE_LINE, cell_behind};
 pub(crate) use lender::Lender;
+pub use scope::Scope;
 pub use window::Window;
 
 use crate::error::{HostNames, Result};
@@ -422,6 +425,15 @@ pub(crate) trait Candidate: Debug {
 
     /// What the other ranks must know of this one.
     fn introduction(&self) -> Vec<u8>;
+
+    /// The device.
+    fn device(&self) -> &str;
+
+    /// The hosts that reach it.
+    fn scope(&self) -> Scope;
+
+    /// What this rank would have preferred, and why it cannot use that.
+    fn passed_over(&self) -> Option<&str>;
 
     /// Joins the world of the ranks that introduced themselves so, in rank order.
     ///

@@ -7,5 +7,5 @@ mod host;
 mod memory;
 
 pub(crate) use cores::{Cores, is_crowded};
-pub(crate) use host::{host_identity, host_name};
+pub(crate) use host::{host_identity, host_name, network_stack};
 pub(crate) use memory::available_memory;

@@ -1,12 +1,14 @@
 //! Descriptions (`fi_info`) of what a provider offers, or of what a caller wants.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::NonNull;
 
 use super::library::Library;
 use super::sys::{
-    fi_domain_attr, fi_ep_attr, fi_ep_type, fi_fabric_attr, fi_info, fi_progress, fi_threading, fi_tx_attr,
+    FI_SOCKADDR_IN, FI_SOCKADDR_IN6, fi_domain_attr, fi_ep_attr, fi_ep_type, fi_fabric_attr, fi_info, fi_progress,
+    fi_threading, fi_tx_attr,
 };
 
 /// A list of descriptions, owned.
@@ -160,6 +162,29 @@ impl<'a> Info<'a> {
     #[must_use]
     pub fn address_format(&self) -> u32 {
         self.raw().addr_format
+    }
+
+    /// The internet address of this machine that it uses, if it has one.
+    #[must_use]
+    pub fn source(&self) -> Option<IpAddr> {
+        let raw = self.raw();
+        // SAFETY: the description says which structure is there and how many bytes it has, and it is borrowed. The bytes
+        // need not be aligned.
+        unsafe fn read<T>(at: *const c_void, len: usize) -> Option<T> {
+            (!at.is_null() && len >= size_of::<T>()).then(|| unsafe { at.cast::<T>().read_unaligned() })
+        }
+        let (at, len) = (raw.src_addr.cast_const(), raw.src_addrlen);
+        match raw.addr_format {
+            FI_SOCKADDR_IN => {
+                let address = unsafe { read::<libc::sockaddr_in>(at, len) }?;
+                Some(Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes()).into())
+            }
+            FI_SOCKADDR_IN6 => {
+                let address = unsafe { read::<libc::sockaddr_in6>(at, len) }?;
+                Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+            }
+            _ => None,
+        }
     }
 
     /// The attributes of its endpoints.

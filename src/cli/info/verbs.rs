@@ -1,6 +1,6 @@
 //! What `info` says of RDMA verbs: the library, devices and ports, and the limit of locked memory.
 
-use earlybird::Config;
+use earlybird::VerbsSettings;
 use earlybird::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey, Waits};
 use earlybird::units::Bytes;
 use serde_json::{Value, json};
@@ -20,15 +20,13 @@ pub(super) struct Found {
 }
 
 /// Looks for the library and its devices.
-pub(super) fn look() -> Found {
+pub(super) fn look(settings: &VerbsSettings) -> Found {
     let memory = LockedMemory::now();
     let library = match verbs::library() {
         Ok(library) => library,
         Err(problem) => return Found { survey: Err(problem.to_string()), has_library: false, memory },
     };
-    // A variable that is wrong is reported by what needs it.
-    let settings = Config::from_env().unwrap_or_default().verbs;
-    let listed = verbs::survey(&library, &settings);
+    let listed = verbs::survey(&library, settings);
     let survey = listed.map_err(|problem| format!("the RDMA devices cannot be listed: {problem}"));
     Found { survey, has_library: true, memory }
 }
@@ -165,8 +163,8 @@ fn tell_memory(memory: &LockedMemory) {
             say!("Locked memory (ulimit -l): {}, which does not bind this process (CAP_IPC_LOCK).", Bytes(limit))
         }
         (_, Some(limit)) if limit < ENOUGH_LOCKED_MEMORY => say!(
-            "Locked memory (ulimit -l): {}. WARNING: ranks over verbs need as much as their collectives have; raise \
-             the limit (ulimit -l unlimited, memlock in /etc/security/limits.conf; Slurm: sbatch --propagate=NONE).",
+            "Locked memory (ulimit -l): {}. WARNING: ranks over verbs need as much as their collectives have, \
+             and EARLYBIRD_FABRIC=auto takes other networks; raise the limit (ulimit -l unlimited, memlock in /etc/security/limits.conf; Slurm: sbatch --propagate=NONE).",
             Bytes(limit)
         ),
         (_, Some(limit)) => say!("Locked memory (ulimit -l): {}.", Bytes(limit)),

@@ -16,7 +16,7 @@ use super::wire::Wire;
 use crate::config::Patience;
 use crate::error::{Error, HostNames, Result};
 use crate::fabric::watch::{ENDED, Watch};
-use crate::fabric::{Candidate, Fabric};
+use crate::fabric::{Candidate, Fabric, Scope};
 use crate::machine::{host_identity, host_name};
 
 /// An open endpoint whose peers are not known yet.
@@ -26,6 +26,17 @@ pub(in crate::fabric) struct Opened<W: Wire> {
     pub(in crate::fabric) provider: String,
     /// Its address, as the provider encodes it.
     pub(in crate::fabric) address: Vec<u8>,
+    pub(in crate::fabric) taken: Taken,
+}
+
+/// Which device was taken, for ranks that have a choice of networks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::fabric) struct Taken {
+    pub(in crate::fabric) device: String,
+    /// The hosts that reach it.
+    pub(in crate::fabric) scope: Scope,
+    /// What would have been better, and why it was not taken.
+    pub(in crate::fabric) passed_over: Option<String>,
 }
 
 /// An open endpoint, and what the other ranks must know of it.
@@ -36,6 +47,7 @@ pub(in crate::fabric) struct NetCandidate<F: OverWire> {
     patience: Patience,
     link: Link<F::Wire>,
     own_info: PeerInfo,
+    taken: Taken,
 }
 
 impl<F: OverWire> NetCandidate<F> {
@@ -52,7 +64,7 @@ impl<F: OverWire> NetCandidate<F> {
             let library = F::Wire::LIBRARY;
             return Err(Error::join(rank, format!("{ranks} ranks; the most over {library} is {MOST_RANKS}")));
         }
-        let Opened { link, provider, address } = open()?;
+        let Opened { link, provider, address, taken } = open()?;
         let own_info = PeerInfo {
             provider,
             host: host_identity(),
@@ -66,7 +78,7 @@ impl<F: OverWire> NetCandidate<F> {
             secret: JobSecret::draw(rank)?,
             address,
         };
-        Ok(NetCandidate { rank, ranks, patience, link, own_info })
+        Ok(NetCandidate { rank, ranks, patience, link, own_info, taken })
     }
 
     /// Tells the others of it by `gather`, which gives every rank's bytes to every rank, in rank order,
@@ -84,7 +96,7 @@ impl<F: OverWire> NetCandidate<F> {
     }
 
     fn connect(self, introductions: &[Vec<u8>], deadline: Instant) -> Result<F> {
-        let NetCandidate { rank, ranks, patience, mut link, own_info } = self;
+        let NetCandidate { rank, ranks, patience, mut link, own_info, .. } = self;
         let infos = introductions.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
                 Error::join(rank, format!("rank {peer} introduced itself in a way this version does not understand"))
@@ -168,6 +180,18 @@ impl<F: OverWire> Candidate for NetCandidate<F> {
 
     fn introduction(&self) -> Vec<u8> {
         self.own_info.encode()
+    }
+
+    fn device(&self) -> &str {
+        &self.taken.device
+    }
+
+    fn scope(&self) -> Scope {
+        self.taken.scope
+    }
+
+    fn passed_over(&self) -> Option<&str> {
+        self.taken.passed_over.as_deref()
     }
 
     fn join(self: Box<Self>, introductions: &[Vec<u8>], deadline: Instant) -> Result<Arc<dyn Fabric>> {

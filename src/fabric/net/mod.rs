@@ -85,7 +85,7 @@ pub(super) mod stepping_tests;
 mod suspects;
 mod wire;
 
-pub(super) use candidate::{NetCandidate, Opened};
+pub(super) use candidate::{NetCandidate, Opened, Taken};
 #[cfg(test)]
 pub(super) use engine::MOST_GUESSES;
 pub(super) use fabric::{NetFabric, OverWire, in_this_process};

@@ -63,6 +63,14 @@ impl ProviderVariable {
     }
 }
 
+/// Says that a variable of libfabric's own limits which providers it offers, if one does: a provider that is there may
+/// seem to be missing.
+#[must_use]
+pub fn filter() -> Option<String> {
+    let names = std::env::var_os("FI_PROVIDER").filter(|names| !names.is_empty())?;
+    Some(format!("FI_PROVIDER={} is set, so libfabric may hide others", names.to_string_lossy()))
+}
+
 /// The origin of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetBy {

@@ -1,19 +1,17 @@
 //! A world over libfabric: how its endpoint is chosen and opened.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeSet;
-use std::ffi::CString;
 use std::time::Instant;
 
-use earlybird_ffi::ofi::{self, Code, Library, Sign, Wanted, sys};
+use earlybird_ffi::ofi::{self, Code, Library, Sign};
 
 use super::registration::Failed;
 use super::wire::OfiWire;
-use super::{atomics, environment, probe};
+use super::{atomics, choice, environment};
 use crate::config::OfiSettings;
 use crate::error::{Error, Result};
 use crate::fabric::Candidate;
-use crate::fabric::net::{self, Limits, Link, NetCandidate, NetFabric, Opened, OverWire};
+use crate::fabric::net::{self, Limits, Link, NetCandidate, NetFabric, Opened, OverWire, Taken};
 
 /// A rank's view of a world over libfabric.
 #[derive(Debug)]
@@ -84,37 +82,15 @@ impl OfiFabric {
 
 /// Opens an endpoint of the provider and device that the settings name.
 fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) -> Result<Opened<OfiWire>> {
-    let named = settings.provider.as_deref().unwrap_or("any provider");
+    let found = choice::find(library, settings).map_err(|cause| Error::join(rank, cause))?;
+    let info = found.info().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
+    let hint = found.hint();
     let refused = |what: &'static str| {
-        let library = *library;
-        move |code: Code| Error::join(rank, format!("{named}: {what}: {}", library.error_text(code.0)))
+        let (library, provider, hint) = (*library, info.provider(), &hint);
+        move |code: Code| Error::join(rank, format!("{provider}: {what}: {}{hint}", library.error_text(code.0)))
     };
-    let provider = settings.provider.as_deref().map(CString::new).transpose();
-    let provider = provider.map_err(|_| Error::join(rank, "the name of the provider contains a zero byte"))?;
-    let wanted = Wanted { provider, threading: sys::FI_THREAD_SAFE, ..probe::needed() };
-    let found = library.info(&wanted).map_err(|code| {
-        let cause = library.error_text(code);
-        Error::join(
-            rank,
-            format!(
-                "libfabric has no device of {named} that can do this ({cause}); `earlybird info` lists what there is"
-            ),
-        )
-    })?;
-    let fits = |info: &ofi::Info<'_>| settings.device.as_deref().is_none_or(|device| device == info.domain_name());
-    let info = found.iter().find(fits).ok_or_else(|| {
-        // Several providers have the same ones.
-        let devices: BTreeSet<_> = found.iter().map(|info| info.domain_name().to_owned()).collect();
-        let devices = devices.into_iter().collect::<Vec<_>>().join(", ");
-        let device = settings.device.as_deref().unwrap_or_default();
-        let cause = match &settings.provider {
-            Some(provider) => format!("{provider} has no device {device}; it has {devices}"),
-            None => format!("no provider has a device {device}; there are {devices}"),
-        };
-        Error::join(rank, cause)
-    })?;
     let (on_demand, may) = (settings.device_atomics == Some(true), settings.device_atomics != Some(false));
-    let offers = may.then(|| atomics::offers(library, &wanted, info.provider(), on_demand)).flatten();
+    let offers = may.then(|| atomics::offers(library, &found.wanted, info.provider(), on_demand)).flatten();
     let by_device = offers.as_ref().and_then(|offers| atomics::of((rank, library), offers, info, on_demand));
     let without = |provider: &str| {
         Error::join(rank, format!("{provider} carries out no atomics by itself (EARLYBIRD_DEVICE_ATOMICS=on)"))
@@ -149,5 +125,10 @@ fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) ->
         // Without immediate data nothing would end a wait.
         return Err(without(info.provider()));
     }
-    Ok(Opened { link, provider: info.provider().to_owned(), address })
+    let taken = Taken {
+        device: info.domain_name().to_owned(),
+        scope: found.scope(),
+        passed_over: found.passed_over().map(str::to_owned),
+    };
+    Ok(Opened { link, provider: info.provider().to_owned(), address, taken })
 }

@@ -10,6 +10,7 @@
 
 mod atomics;
 mod change;
+mod choice;
 #[cfg(test)]
 mod device_tests;
 #[cfg(test)]
@@ -25,9 +26,12 @@ mod stranger_tests;
 mod wire;
 mod work_queue;
 
+pub use choice::{Chosen, chosen};
 pub(crate) use earlybird_ffi::ofi::{Counter, Remote, Work};
 pub use earlybird_ffi::ofi::{Library, LoadError};
-pub use environment::{InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, provider_variables, variables_not_set};
+pub use environment::{
+    InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, filter, provider_variables, variables_not_set,
+};
 pub use fabric::OfiFabric;
 pub(crate) use limits::{largest_count, most_queued};
 pub use probe::{Device, Progress, devices};

@@ -53,9 +53,10 @@ impl WorkQueue {
         let none = |cause: String| Error::transport(rank, None, "open", cause);
         let name = CString::new(provider).map_err(|_| none("the provider's name has a zero byte".to_owned()))?;
         let wanted = Wanted { provider: Some(name), ..probe::runs_programs() };
-        let list = library
-            .info(&wanted)
-            .map_err(|code| none(format!("{provider} cannot run programs by itself: {}", library.error_text(code))))?;
+        let list = library.info(&wanted).map_err(|code| {
+            let filter = environment::filter().map_or_else(String::new, |filter| format!("; {filter}"));
+            none(format!("{provider} cannot run programs by itself: {}{filter}", library.error_text(code)))
+        })?;
         let info = list.iter().next().ok_or_else(|| none("libfabric described nothing".to_owned()))?;
         environment::warn(rank, provider);
         let fabric = Fabric::open(library, info).map_err(refused)?;

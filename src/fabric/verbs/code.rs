@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 
-use super::locked_memory::LockedMemory;
+use super::super::locked_memory::LockedMemory;
 use crate::units::Bytes;
 
 /// An error of libibverbs, or of a connection.

@@ -11,8 +11,8 @@ use super::settings::Depths;
 use super::wire::VerbsWire;
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
-use crate::fabric::Candidate;
-use crate::fabric::net::{self, Limits, Link, NetCandidate, NetFabric, Opened, OverWire};
+use crate::fabric::net::{self, Limits, Link, NetCandidate, NetFabric, Opened, OverWire, Taken};
+use crate::fabric::{Candidate, Scope};
 
 /// A rank's view of a world over RDMA verbs.
 #[derive(Debug)]
@@ -126,7 +126,8 @@ fn open(
     let wire = VerbsWire::open((rank, ranks), (port, second), depths).map_err(failed("its queues cannot be opened"))?;
     let address = wire.address();
     let link = Link::new(wire, limits, (rank, ranks)).map_err(failed("memory cannot be registered"))?;
-    Ok(Opened { link, provider, address })
+    let taken = Taken { device, scope: Scope::Anywhere, passed_over: None };
+    Ok(Opened { link, provider, address, taken })
 }
 
 /// Receives for each peer, where no setting says otherwise: the wakes that it sends to a rank that takes none, and its

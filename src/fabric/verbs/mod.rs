@@ -31,7 +31,6 @@ mod events;
 mod fabric;
 mod handshake;
 mod hellos;
-mod locked_memory;
 mod numa;
 #[cfg(test)]
 mod queue_tests;
@@ -43,6 +42,7 @@ mod stranger_tests;
 mod wire;
 mod work;
 
+pub use super::locked_memory::{ENOUGH_LOCKED_MEMORY, LockedMemory};
 pub use device::{DevicePort, LinkLayer, Survey, devices, survey};
 pub use earlybird_ffi::verbs::{Library, LoadError, Waits};
 pub use fabric::VerbsFabric;
@@ -50,7 +50,6 @@ pub use fabric::VerbsFabric;
 pub(super) use fabric::limits;
 #[cfg(all(test, not(loom)))]
 pub(super) use hellos::MEMORY as HELLOS;
-pub use locked_memory::{ENOUGH_LOCKED_MEMORY, LockedMemory};
 #[cfg(all(test, not(loom)))]
 pub(super) use settings::{completions, sends};
 

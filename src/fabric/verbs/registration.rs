@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use crate::fabric::net::{self, Purpose, allocate};
 use crate::fabric::{Access, Window};
 
+use super::super::locked_memory::LockedMemory;
 use super::code::Code;
-use super::locked_memory::LockedMemory;
 
 /// The operation that errors name.
 const REGISTER: &str = "register";
