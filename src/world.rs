@@ -4,6 +4,7 @@
 mod collectives;
 mod messages;
 mod network;
+mod offers;
 mod split;
 mod symmetric;
 #[cfg(test)]
@@ -35,6 +36,7 @@ use crate::model::{HwConfig, Parameters};
 use crate::time::Deadline;
 use collectives::Boards;
 use messages::Mail;
+use network::Meeting;
 pub use symmetric::SymmetricMemory;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and
@@ -359,9 +361,9 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
             let place = identity.store_address()?;
             let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
             let terms = Terms::of(identity, config.deadline);
-            network::join((rank, ranks), config, measured, |mine| {
-                store::gather(&place, (rank, ranks), mine, &secret, terms)
-            })
+            let gather =
+                |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
+            network::join((rank, ranks), config, measured, Meeting { gather, has_another: true })
         }
     }
 }

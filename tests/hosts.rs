@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::hosts::Hosts;
 use common::marks::Marks;
 use common::{Job, PROVIDERS, libfabric, said};
-use earlybird::{Config, Error, Fire, Grace, Outcome, World};
+use earlybird::{Config, Error, Fire, Grace, Outcome, Reduce, World};
 use rustix::process::Signal;
 
 #[test]
@@ -18,6 +18,7 @@ fn rank() {
     match common::role() {
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
         Some(role) if role.starts_with("stalled ") => go_on_or_be_stalled(),
+        Some(role) if role == JOINS => join_and_sum(),
         Some(role) if matches!(role.split(' ').count(), 3 | 4) => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -118,6 +119,70 @@ fn ranks_without_a_way_between_them_are_named() {
         assert!(named && told.contains("cannot be reached over"), "rank {rank}: {text}");
     }
     assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
+}
+
+/// The role of a rank that joins and makes one round.
+const JOINS: &str = "joins";
+
+fn join_and_sum() {
+    match World::from_env(&Config::from_env().unwrap()) {
+        Ok(world) => {
+            let mut sum = [world.rank() + 1];
+            world.all_reduce(&mut sum, Reduce::Sum, Duration::from_secs(20)).unwrap();
+            println!("\nSUM {}", sum[0]);
+        }
+        Err(error) => println!("\nTEXT {error}"),
+    }
+}
+
+/// How much later a host has an interface than its rank has started.
+const LATE: Duration = Duration::from_secs(2);
+
+/// A host that has only its loopback interface when its rank starts, as a pod may, gets another one soon. The rank waits
+/// for that, whether it is rank 0, at which the others meet, or another one.
+#[test]
+fn a_rank_waits_for_the_interface_of_its_host() {
+    for late in [1, 0] {
+        let Some(hosts) = libfabric().and_then(|_| Hosts::new(2)) else { return };
+        hosts.set_interface(late, false);
+        let job = start_on(&hosts, &[0, 1], &[("EARLYBIRD_PROVIDER", ""), ("EARLYBIRD_DEADLINE", "20s")], JOINS);
+        std::thread::sleep(LATE);
+        hosts.set_interface(late, true);
+        for (rank, (status, text)) in job.finish(Duration::from_secs(30)).iter().enumerate() {
+            assert!(status.success() && said(text, "SUM") == ["3"], "host {late} is late, rank {rank}: {text}");
+        }
+    }
+}
+
+/// No other interface comes up: each rank is told which host has none, in time. Where ranks meet in a folder all are; at a
+/// port the rank itself is, and the others miss it.
+#[test]
+fn a_host_without_an_interface_is_named() {
+    let deadline = Duration::from_secs(4);
+    let folder = common::folder::Folder::new();
+    for meets_in_a_folder in [true, false] {
+        let Some(hosts) = libfabric().and_then(|_| Hosts::new(2)) else { return };
+        hosts.set_interface(1, false);
+        let store = format!("file:{}", folder.file("meeting"));
+        let port = format!("tcp:{}:29400", hosts.address(0));
+        let store = if meets_in_a_folder { &store } else { &port };
+        let seconds = format!("{}s", deadline.as_secs());
+        let variables =
+            [("EARLYBIRD_PROVIDER", ""), ("EARLYBIRD_DEADLINE", seconds.as_str()), ("EARLYBIRD_STORE", store.as_str())];
+        let started = Instant::now();
+        let ends = start_on(&hosts, &[0, 1], &variables, JOINS).finish(Duration::from_secs(20));
+        let took = started.elapsed();
+        assert!(took > deadline / 2 && took < deadline + Duration::from_secs(4), "took {took:?}");
+        for (rank, (_, text)) in ends.iter().enumerate() {
+            let told = said(text, "TEXT").concat();
+            let expected = match (meets_in_a_folder, rank) {
+                (true, _) => "libfabric not by rank 1 (it has tcp;ofi_rxm on lo only, which leads to no other host; ",
+                (false, 0) => "rank 1 did not come within 4s",
+                (false, _) => "(when this rank came, it had tcp;ofi_rxm on lo only, which leads to no other host)",
+            };
+            assert!(told.contains(expected), "rank {rank}: {text}");
+        }
+    }
 }
 
 /// The stalled rank. It is the home of no round before the fifth.

@@ -1,37 +1,25 @@
 //! How ranks that share no memory choose a network: each rank offers those that it can use, and all
 //! ranks take the best one that every rank offers.
+//!
+//! A host that has just started may have no interface yet but the loopback one, whose address leads to no other host. If
+//! ranks elsewhere would need it, the rank waits for another interface, and all ranks meet again.
 
-use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::bootstrap::store::frame::{decode_world, encode_world};
+use super::offers::{NETWORKS, Network, Offer, Offers, Ready, choose, decode, encode, is_worth_a_wait};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::verbs::{self, ENOUGH_LOCKED_MEMORY, VerbsFabric};
-use crate::fabric::{Candidate, Fabric};
+use crate::fabric::{Candidate, Fabric, Scope};
+use crate::interrupt;
+use crate::machine::network_stack;
 use crate::model::HwConfig;
 use crate::time::Deadline;
 use crate::units::Bytes;
 
-/// A network that may carry a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Network {
-    Verbs,
-    Ofi,
-}
-
-/// All of them. The first one that every rank can use is taken.
-const NETWORKS: [Network; 2] = [Network::Verbs, Network::Ofi];
-
 impl Network {
-    fn name(self) -> &'static str {
-        match self {
-            Network::Verbs => "verbs",
-            Network::Ofi => "libfabric",
-        }
-    }
-
     /// Whether the user's choice allows it: a rank that is told to use a provider of libfabric uses no other network.
     fn is_allowed(self, config: &Config) -> bool {
         match (config.fabric, self) {
@@ -87,35 +75,80 @@ enum Opened {
     Excluded,
 }
 
-/// Joins a world by the network that all its ranks agree on. `gather` gives every rank's bytes to every rank, in rank order.
+impl Opened {
+    fn scope(&self) -> Option<Scope> {
+        match self {
+            Opened::Ready(candidate) => Some(candidate.scope()),
+            _ => None,
+        }
+    }
+
+    /// What this rank says of it.
+    fn offer(&self) -> Offer {
+        match self {
+            Opened::Ready(candidate) => Offer::Ready(Ready {
+                network: candidate.network().to_owned(),
+                device: candidate.device().to_owned(),
+                scope: candidate.scope(),
+                stack: network_stack(),
+                passed_over: candidate.passed_over().map(str::to_owned),
+                introduction: candidate.introduction(),
+            }),
+            Opened::Refused(error) => Offer::Refused(reason(error)),
+            Opened::Absent(error) => Offer::Absent(reason(error)),
+            Opened::Excluded => Offer::Excluded,
+        }
+    }
+}
+
+/// How ranks tell each other of themselves.
+pub(super) struct Meeting<F> {
+    /// Gives every rank's bytes to every rank, in rank order, by a time.
+    pub(super) gather: F,
+    /// Whether ranks may meet again, when a host has an interface that it did not have before.
+    pub(super) has_another: bool,
+}
+
+/// Joins a world by the network that all its ranks agree on.
 ///
 /// # Errors
-/// As `gather`. Settings that are wrong, before this rank meets the others; no network can be used by all ranks; a rank does not come,
+/// Those of the meeting. Settings that are wrong, before this rank meets the others; no network can be used by all ranks; a rank does not come,
 /// or cannot be reached.
-pub(super) fn join(
-    (rank, ranks): (u32, u32),
+pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
+    ranks: (u32, u32),
     config: &Config,
     measured: &HwConfig,
-    gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    Meeting { gather, has_another }: Meeting<F>,
 ) -> Result<Arc<dyn Fabric>> {
+    let rank = ranks.0;
     let failed = |cause: String| Error::join(rank, cause);
-    let mut opened = NETWORKS.map(|network| network.open((rank, ranks), config, measured));
+    let mut opened = NETWORKS.map(|network| network.open(ranks, config, measured));
     if let Some(Opened::Refused(error)) = opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
         return Err(error.clone());
     }
     // Opening may take long, and the others may come meanwhile.
     let until = Deadline::from(config.deadline).instant();
-    let mine = encode(&opened.each_ref().map(Offer::of));
-    // A rank that can use nothing comes, too: so the others learn why at once.
-    let given = gather(&mine)?;
-    let offers = given.iter().zip(0..).map(|(bytes, peer)| {
-        let strange = || match bytes.is_empty() {
-            true => failed(format!("rank {peer} has failed already; its own error says why")),
-            false => failed(format!("rank {peer} introduced itself in a way that this version does not understand")),
-        };
-        decode(bytes).ok_or_else(strange)
-    });
-    let offers: Vec<Offers> = offers.collect::<Result<_>>()?;
+    let meet = |opened: &[Opened; NETWORKS.len()]| -> Result<Vec<Offers>> {
+        let own = opened.each_ref().map(Opened::offer);
+        // A rank that can use nothing comes, too: so the others learn why at once.
+        let given = gather(&encode(&own), until).map_err(|error| explain(error, &own))?;
+        let offers = given.iter().zip(0..).map(|(bytes, peer)| {
+            let how = match bytes.is_empty() {
+                true => "has failed already; its own error says why",
+                false => "introduced itself in a way that this version does not understand",
+            };
+            decode(bytes).ok_or_else(|| failed(format!("rank {peer} {how}")))
+        });
+        offers.collect()
+    };
+    let mut offers = meet(&opened)?;
+    if has_another && is_worth_a_wait(&offers) {
+        if offers[rank as usize].iter().any(Offer::may_lead_further) {
+            let last = until - (config.deadline / 4).min(FOR_MEETING_AGAIN);
+            wait_for_an_interface(&mut opened, (ranks, config, measured), last)?;
+        }
+        offers = meet(&opened)?;
+    }
     let chosen = choose(&offers).map_err(|problem| match &opened {
         // The typed error of the only network that this rank may use.
         [Opened::Excluded, Opened::Refused(own) | Opened::Absent(own)]
@@ -126,6 +159,7 @@ pub(super) fn join(
     tracing::debug!(rank, network, own = ?offers[rank as usize], "joins");
     if rank == 0 {
         warn_of_worse(&offers, chosen);
+        warn_of_passed_over(&offers, chosen);
     }
     let introductions: Vec<Vec<u8>> = offers.iter().map(|offers| offers[chosen].introduction().to_vec()).collect();
     let Opened::Ready(candidate) = std::mem::replace(&mut opened[chosen], Opened::Excluded) else {
@@ -135,10 +169,67 @@ pub(super) fn join(
     drop(opened);
     candidate.join(&introductions, until).map_err(|error| match (error, config.fabric, NETWORKS[chosen]) {
         (Error::Join { rank, cause }, FabricChoice::Auto, Network::Verbs) => {
-            Error::join(rank, format!("{cause}; EARLYBIRD_FABRIC=ofi does without RDMA"))
+            Error::join(rank, format!("{cause}; EARLYBIRD_PROVIDER='tcp;ofi_rxm' does without RDMA"))
         }
         (error, ..) => error,
     })
+}
+
+/// The time that ranks have left to meet again and to connect, after one of them has waited for an interface in vain.
+const FOR_MEETING_AGAIN: Duration = Duration::from_secs(5);
+
+/// How often a rank looks for another interface.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits until libfabric has an address here that leads to all hosts, at the latest until `last`, and opens the best one
+/// that has come.
+fn wait_for_an_interface(
+    opened: &mut [Opened; NETWORKS.len()],
+    (ranks, config, measured): ((u32, u32), &Config, &HwConfig),
+    last: Instant,
+) -> Result<()> {
+    let before = opened.each_ref().map(Opened::scope);
+    let Some(index) = NETWORKS.iter().position(|&network| network == Network::Ofi) else { return Ok(()) };
+    let library = ofi::library().map_err(|cause| Error::join(ranks.0, cause))?;
+    tracing::info!(rank = ranks.0, "waits for a network interface that leads to other hosts");
+    let now = loop {
+        let now = ofi::chosen(&library, &config.ofi).ok().map(|chosen| chosen.scope);
+        if now == Some(Scope::Anywhere) || Instant::now() >= last {
+            break now;
+        }
+        interrupt::check(ranks.0, "join")?;
+        std::thread::sleep(LOOK);
+    };
+    if now > before[index] {
+        opened[index] = NETWORKS[index].open(ranks, config, measured);
+    }
+    Ok(())
+}
+
+/// Adds to the error of a meeting what may explain it: this rank has no way to other hosts.
+fn explain(error: Error, own: &Offers) -> Error {
+    let alone = own.iter().find_map(|offer| match offer {
+        Offer::Ready(ready) if ready.scope == Scope::Machine => Some(ready),
+        _ => None,
+    });
+    match (error, alone) {
+        (Error::Join { rank, cause }, Some(Ready { network, device, .. })) => Error::join(
+            rank,
+            format!("{cause} (when this rank came, it had {network} on {device} only, which leads to no other host)"),
+        ),
+        (error, _) => error,
+    }
+}
+
+/// Says so if a rank does not use what would be better on the chosen network.
+fn warn_of_passed_over(offers: &[Offers], chosen: usize) {
+    let passed_over = offers.iter().zip(0..).find_map(|(offers, rank): (_, u32)| {
+        let Offer::Ready(ready) = &offers[chosen] else { return None };
+        Some((rank, ready, ready.passed_over.as_ref()?))
+    });
+    if let Some((rank, ready, why)) = passed_over {
+        tracing::warn!("{} on {} is used at rank {rank}, because {why}", ready.network, ready.device);
+    }
 }
 
 /// Says so if a rank has devices of a better network than the chosen one, which it cannot use.
@@ -155,6 +246,9 @@ fn warn_of_worse(offers: &[Offers], chosen: usize) {
     }
 }
 
+/// Most bytes of a reason.
+const MOST_REASON: usize = 400;
+
 /// Why a network cannot be used, without the rank, which the others see anyway.
 fn reason(error: &Error) -> String {
     let text = match error {
@@ -162,209 +256,4 @@ fn reason(error: &Error) -> String {
         other => other.to_string(),
     };
     text[..text.floor_char_boundary(MOST_REASON)].to_owned()
-}
-
-/// What a rank says of one network.
-#[derive(Clone, PartialEq, Eq)]
-enum Offer {
-    /// It can use it, and introduces itself there.
-    Ready { network: String, introduction: Vec<u8> },
-    /// It has a device or a library, and cannot use it for this reason.
-    Refused(String),
-    /// It has none, for this reason.
-    Absent(String),
-    /// Its user allows others only.
-    Excluded,
-}
-
-/// What a rank says of each network.
-type Offers = [Offer; NETWORKS.len()];
-
-/// Without the introduction, which holds secrets.
-impl fmt::Debug for Offer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Offer::Ready { network, .. } => f.debug_tuple("Ready").field(network).finish(),
-            Offer::Refused(reason) => f.debug_tuple("Refused").field(reason).finish(),
-            Offer::Absent(reason) => f.debug_tuple("Absent").field(reason).finish(),
-            Offer::Excluded => f.write_str("Excluded"),
-        }
-    }
-}
-
-/// Most bytes of a reason.
-const MOST_REASON: usize = 400;
-
-impl Offer {
-    fn of(opened: &Opened) -> Self {
-        match opened {
-            Opened::Ready(candidate) => {
-                Offer::Ready { network: candidate.network().to_owned(), introduction: candidate.introduction() }
-            }
-            Opened::Refused(error) => Offer::Refused(reason(error)),
-            Opened::Absent(error) => Offer::Absent(reason(error)),
-            Opened::Excluded => Offer::Excluded,
-        }
-    }
-
-    fn network(&self) -> Option<&str> {
-        match self {
-            Offer::Ready { network, .. } => Some(network),
-            _ => None,
-        }
-    }
-
-    /// Why the rank cannot use it; `None` if it can.
-    fn lack(&self) -> Option<&str> {
-        match self {
-            Offer::Ready { .. } => None,
-            Offer::Refused(reason) | Offer::Absent(reason) => Some(reason),
-            Offer::Excluded => Some("its user chose another"),
-        }
-    }
-
-    /// Nothing from a rank that cannot use the network.
-    fn introduction(&self) -> &[u8] {
-        match self {
-            Offer::Ready { introduction, .. } => introduction,
-            _ => &[],
-        }
-    }
-}
-
-/// The network that ranks with these offers use, which all of them decide alike; or why there is none.
-fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
-    // Why not all ranks can use a network.
-    let lack = |index: usize| {
-        let lacks = |(rank, offers): (usize, &Offers)| {
-            Some(format!("{} not by rank {rank} ({})", NETWORKS[index].name(), offers[index].lack()?))
-        };
-        offers.iter().enumerate().find_map(lacks)
-    };
-    // How two ranks differ that do not reach each other: by the kind of their devices, or their providers.
-    let difference = |index: usize| {
-        let of = |rank: usize| offers[rank][index].network().unwrap_or_default();
-        let other = (1..offers.len()).find(|&rank| of(rank) != of(0))?;
-        Some(format!("{} is {} on rank 0 and {} on rank {other}", NETWORKS[index].name(), of(0), of(other)))
-    };
-    let is_excluded = |index: usize| offers.iter().all(|offers| offers[index] == Offer::Excluded);
-    let common: Vec<usize> = (0..NETWORKS.len()).filter(|&index| lack(index).is_none()).collect();
-    if let Some(&best) = common.iter().find(|&&index| difference(index).is_none()) {
-        return Ok(best);
-    }
-    match common[..] {
-        // The typed error of joining by the only network that was asked for says how they differ.
-        [only] if (0..NETWORKS.len()).all(|index| index == only || is_excluded(index)) => Ok(only),
-        _ => {
-            let why = (0..NETWORKS.len()).filter_map(|index| lack(index).or_else(|| difference(index)));
-            let hint = "EARLYBIRD_FABRIC and EARLYBIRD_PROVIDER choose one";
-            Err(format!("no network can be used by all ranks: {}; {hint}", why.collect::<Vec<_>>().join("; ")))
-        }
-    }
-}
-
-/// Names the order of the networks, too: a version with another order has another one.
-const MAGIC: [u8; 4] = *b"EBN1";
-
-fn encode(offers: &Offers) -> Vec<u8> {
-    let parts = |offer: &Offer| match offer {
-        Offer::Ready { network, introduction } => [b"ready".to_vec(), network.clone().into(), introduction.clone()],
-        Offer::Refused(reason) => [b"refused".to_vec(), reason.clone().into(), Vec::new()],
-        Offer::Absent(reason) => [b"absent".to_vec(), reason.clone().into(), Vec::new()],
-        Offer::Excluded => [b"excluded".to_vec(), Vec::new(), Vec::new()],
-    };
-    let parts: Vec<Vec<u8>> = offers.iter().flat_map(parts).collect();
-    [&MAGIC[..], &encode_world(&parts)].concat()
-}
-
-/// `None` for bytes that are no offers, or of another version.
-fn decode(bytes: &[u8]) -> Option<Offers> {
-    let parts = decode_world(bytes.strip_prefix(&MAGIC)?, 3 * NETWORKS.len() as u32)?;
-    let offer = |parts: &[Vec<u8>]| {
-        let [kind, text, introduction] = parts else { return None };
-        let text = String::from_utf8(text.clone()).ok()?;
-        match (kind.as_slice(), introduction.as_slice()) {
-            (b"ready", introduction) => Some(Offer::Ready { network: text, introduction: introduction.to_vec() }),
-            (b"refused", []) => Some(Offer::Refused(text)),
-            (b"absent", []) => Some(Offer::Absent(text)),
-            (b"excluded", []) if text.is_empty() => Some(Offer::Excluded),
-            _ => None,
-        }
-    };
-    let offers: Vec<Offer> = parts.chunks_exact(3).map(offer).collect::<Option<_>>()?;
-    offers.try_into().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn ready(network: &str) -> Offer {
-        Offer::Ready { network: network.to_owned(), introduction: vec![171, 205] }
-    }
-
-    fn absent(reason: &str) -> Offer {
-        Offer::Absent(reason.to_owned())
-    }
-
-    #[test]
-    fn offers_survive_encoding() {
-        let refused = Offer::Refused("no active port".to_owned());
-        for offers in [[ready("RoCE v2"), absent("libfabric is missing")], [refused, Offer::Excluded]] {
-            let bytes = encode(&offers);
-            assert_eq!(decode(&bytes), Some(offers));
-            (0..bytes.len()).for_each(|len| assert_eq!(decode(&bytes[..len]), None));
-            assert_eq!(decode(&[&bytes[..], &[0]].concat()), None);
-        }
-    }
-
-    #[test]
-    fn what_is_logged_holds_no_secret() {
-        assert_eq!(format!("{:?}", ready("tcp")), "Ready(\"tcp\")");
-    }
-
-    proptest! {
-        #[test]
-        fn strange_bytes_are_no_offers(bytes: Vec<u8>) {
-            for bytes in [bytes.clone(), [&MAGIC[..], &bytes].concat()] {
-                if let Some(offers) = decode(&bytes) {
-                    prop_assert_eq!(encode(&offers), bytes);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_best_network_of_all_is_chosen() {
-        let all = [ready("RoCE v2"), ready("tcp")];
-        let no_device = [absent("no RDMA device"), ready("tcp")];
-        let no_library = [ready("RoCE v2"), absent("libfabric is missing")];
-        let infiniband = [ready("InfiniBand"), ready("tcp")];
-        let other_provider = [ready("InfiniBand"), ready("psm3")];
-        let [only_verbs, only_libfabric] = [[ready("RoCE v2"), Offer::Excluded], [Offer::Excluded, ready("tcp")]];
-        let chosen = |offers: &[&Offers]| {
-            choose(&offers.iter().copied().cloned().collect::<Vec<_>>()).map(|index| NETWORKS[index])
-        };
-        assert_eq!(chosen(&[&all]), Ok(Network::Verbs));
-        assert_eq!(chosen(&[&all, &no_library]), Ok(Network::Verbs));
-        assert_eq!(chosen(&[&all, &only_verbs]), Ok(Network::Verbs));
-        assert_eq!(chosen(&[&all, &no_device, &all]), Ok(Network::Ofi));
-        assert_eq!(chosen(&[&all, &only_libfabric]), Ok(Network::Ofi));
-        assert_eq!(chosen(&[&all, &infiniband]), Ok(Network::Ofi));
-        // The error that follows says how they differ.
-        assert_eq!(chosen(&[&only_verbs, &[ready("InfiniBand"), Offer::Excluded]]), Ok(Network::Verbs));
-        let problem = |offers: &[&Offers]| chosen(offers).unwrap_err();
-        let told = problem(&[&all, &no_library, &no_device]);
-        let reasons = "verbs not by rank 2 (no RDMA device); libfabric not by rank 1 (libfabric is missing)";
-        assert!(told.contains(reasons), "{told}");
-        let told = problem(&[&all, &other_provider]);
-        let reasons =
-            "verbs is RoCE v2 on rank 0 and InfiniBand on rank 1; libfabric is tcp on rank 0 and psm3 on rank 1";
-        assert!(told.contains(reasons), "{told}");
-        let told = problem(&[&only_verbs, &only_libfabric]);
-        let reasons = "verbs not by rank 1 (its user chose another); libfabric not by rank 0 (its user chose another)";
-        assert!(told.contains(reasons), "{told}");
-    }
 }

@@ -1,13 +1,15 @@
 //! Worlds of some of a world's ranks.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{World, join_by_memory, network};
+use super::network::{self, Meeting};
+use super::{World, join_by_memory};
 use crate::bootstrap::Terms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
@@ -69,13 +71,16 @@ impl World {
             }
             return join_by_memory(&group.place, ranks, terms);
         }
-        let mut told = false;
-        let joined = network::join(ranks, config, measured, |mine| {
-            told = true;
+        let told = Cell::new(false);
+        let of_group = |mine: &[u8], _: Instant| {
+            told.set(true);
             let all = gather(mine)?;
             Ok(group.members.iter().map(|&rank| all[rank as usize].clone()).collect())
-        });
-        if !told {
+        };
+        // All groups meet equally often.
+        let meeting = Meeting { gather: of_group, has_another: false };
+        let joined = network::join(ranks, config, measured, meeting);
+        if !told.get() {
             // The error of this rank says more.
             let _ = gather(&[]);
         }

@@ -113,6 +113,12 @@ impl Hosts {
         }
     }
 
+    /// Takes a host's interface down, so that it has the loopback one only, or brings it up again.
+    pub fn set_interface(&self, host: usize, is_up: bool) {
+        let state = if is_up { "up" } else { "down" };
+        ip(&format!("-n {} link set net0 {state}", self.name(host))).unwrap();
+    }
+
     /// Pulls the cable.
     pub fn unplug(&self, host: usize) {
         ip(&format!("-n {} link set port{host} down", self.switch())).unwrap();

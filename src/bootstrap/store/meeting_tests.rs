@@ -66,7 +66,7 @@ fn meet_as(ranks: &[(u32, u32)]) -> Vec<Result<()>> {
 fn gather_at(store: &StoreAddress, ranks: u32, came: &[(u32, &str)]) -> Vec<Told> {
     let visit = |&(rank, secret): &(u32, &str)| {
         let secret = Secret::new(Some(secret), "");
-        move || gather(store, (rank, ranks), &[rank as u8], &secret, TERMS)
+        move || gather(store, (rank, ranks), &[rank as u8], &secret, Instant::now() + TERMS.deadline, TERMS)
     };
     together(came.iter().map(visit).collect())
 }

@@ -22,7 +22,6 @@ pub(crate) use seal::Secret;
 use super::attendance::Terms;
 use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
-use crate::time::Deadline;
 
 /// Most bytes that a rank may give.
 const MOST: usize = 4096;
@@ -59,7 +58,7 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Gives every rank's bytes to every rank, in rank order.
+/// Gives every rank's bytes to every rank, in rank order, by `until`. Ranks may do so again at the same place.
 ///
 /// # Errors
 /// The ranks that did not come by the deadline, came twice, or have another world size: on every
@@ -69,9 +68,9 @@ pub(crate) fn gather(
     (rank, ranks): (u32, u32),
     mine: &[u8],
     secret: &Secret,
+    until: Instant,
     terms: Terms,
 ) -> Result<Vec<Vec<u8>>> {
-    let until = Deadline::from(terms.deadline).instant();
     let meeting = Meeting { store, rank, ranks, mine, secret, until, terms };
     if ranks > MOST_RANKS {
         return Err(meeting.error(format!("{ranks} ranks; the most is {MOST_RANKS}")));
