@@ -14,7 +14,7 @@ use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::verbs::{self, ENOUGH_LOCKED_MEMORY, VerbsFabric};
 use crate::fabric::{Candidate, Fabric, Scope};
 use crate::interrupt;
-use crate::machine::network_stack;
+use crate::machine::{host_name, network_stack};
 use crate::model::HwConfig;
 use crate::time::Deadline;
 use crate::units::Bytes;
@@ -249,11 +249,11 @@ fn warn_of_worse(offers: &[Offers], chosen: usize) {
 /// Most bytes of a reason.
 const MOST_REASON: usize = 400;
 
-/// Why a network cannot be used, without the rank, which the others see anyway.
+/// Why a network cannot be used on this host, without the rank, which the others see anyway.
 fn reason(error: &Error) -> String {
     let text = match error {
-        Error::Join { cause, .. } => cause.clone(),
-        other => other.to_string(),
+        Error::Join { cause, .. } => format!("on {}: {cause}", host_name()),
+        other => format!("on {}: {other}", host_name()),
     };
     text[..text.floor_char_boundary(MOST_REASON)].to_owned()
 }

@@ -53,15 +53,17 @@ impl Hosts {
             ip(&format!("-n {switch} link set hub up"))?;
             for host in 0..count {
                 let name = hosts.name(host);
-                // Without its wait for others with the same one, an address of IPv6 can be used at once.
                 let address = match has_ipv6 {
-                    true => format!("{}/64 dev net0 nodad", hosts.address(host)),
+                    true => format!("{}/64 dev net0", hosts.address(host)),
                     false => format!("{}/24 dev net0", hosts.address(host)),
                 };
                 ip(&format!("netns add {name}"))?;
                 ip(&format!("-n {name} link set lo up"))?;
                 ip(&format!("-n {name} link add net0 type veth peer name port{host} netns {switch}"))?;
                 ip(&format!("-n {name} addr add {address}"))?;
+                // Addresses of IPv6 can be used at once, and not after a wait for others that have the same one.
+                let set = "echo 0 > /proc/sys/net/ipv6/conf/net0/accept_dad";
+                let _ = Command::new("ip").args(["netns", "exec", &name, "sh", "-c", set]).status();
                 ip(&format!("-n {name} link set net0 up"))?;
                 ip(&format!("-n {switch} link set port{host} master hub up"))?;
             }
