@@ -401,8 +401,9 @@ fn ranks_choose_the_best_fabric_that_all_can_use() {
     let [plain, loopback]: [&[_]; 2] =
         [&[("EARLYBIRD_FABRIC", "auto")], &[("EARLYBIRD_FABRIC", "auto"), ("EARLYBIRD_DEVICE", "lo")]];
     for (status, text) in meet_as_hosts_do("takes nothing", &[plain, loopback]) {
-        let names_both =
-            text.contains("verbs not by rank 1 (on ") && text.contains("there is no RDMA device lo") && text.contains("libfabric is");
+        let names_both = text.contains("verbs not by rank 1 (on ")
+            && text.contains("there is no RDMA device lo")
+            && text.contains("libfabric is");
         assert!(!status.success() && names_both, "{text}");
     }
     for (status, text) in meet_as_hosts_do("takes nothing", &[any, verbs, libfabric]) {

@@ -61,15 +61,21 @@ impl Hosts {
                 ip(&format!("-n {name} link set lo up"))?;
                 ip(&format!("-n {name} link add net0 type veth peer name port{host} netns {switch}"))?;
                 ip(&format!("-n {name} addr add {address}"))?;
-                // Addresses of IPv6 can be used at once, and not after a wait for others that have the same one.
-                let set = "echo 0 > /proc/sys/net/ipv6/conf/net0/accept_dad";
-                let _ = Command::new("ip").args(["netns", "exec", &name, "sh", "-c", set]).status();
                 ip(&format!("-n {name} link set net0 up"))?;
                 ip(&format!("-n {switch} link set port{host} master hub up"))?;
             }
             Ok(())
         };
         all().unwrap_or_else(|problem| panic!("{problem}"));
+        if has_ipv6 {
+            // An address can be used once no other host has claimed it for a while.
+            let settled = |host: usize| {
+                let output = Command::new("ip").args(["-n", &hosts.name(host), "-6", "addr", "show", "net0"]).output();
+                let text = String::from_utf8(output.unwrap().stdout).unwrap();
+                text.contains("fe80::") && !text.contains("tentative")
+            };
+            super::until("the hosts can use their addresses", || (0..count).all(settled));
+        }
         Some(hosts)
     }
 
