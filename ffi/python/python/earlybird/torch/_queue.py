@@ -68,6 +68,7 @@ class MadeCall(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._is_done:
+            self._calls.check_process()
             self._calls.hurry(self)
             # torch says "no limit" by 0.
             seconds = timeout.total_seconds() if timeout else -1
@@ -159,12 +160,14 @@ class Calls:
         self._pending = 0
         self._idle = threading.Condition(self._lock)
         self._ended = False
+        self._process = os.getpid()
         with _ALL_LOCK:
             _ALL.add(self)
 
     def make(self, call: Call, asynchronous: bool = True, devices: Sequence[torch.device] = ()) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
         made = MadeCall(self, call, devices)
+        self.check_process()
         if self._maker == threading.get_ident():
             raise UsageError("a signal handler must not make a call of a group in the middle of one of the same thread")
         with self._lock:
@@ -189,9 +192,15 @@ class Calls:
 
     def add(self, made: MadeCall) -> None:
         """Makes a call after all others."""
+        self.check_process()
         with self._lock:
             self.check()
             self._put(made)
+
+    def check_process(self) -> None:
+        """Raises an error in a forked child. It has no thread that makes calls, and its copy of a lock may be held for ever."""
+        if os.getpid() != self._process:
+            raise UsageError("a forked child must not use a process group of its parent; start processes by spawn")
 
     def check(self) -> None:
         """Raises an error after the end, except in a callback, which came before it."""
@@ -214,6 +223,7 @@ class Calls:
 
     def future_of(self, made: MadeCall) -> torch.futures.Future[Any]:
         """The future of a call. Its callbacks come after all that was handed in before the first time that this is called."""
+        self.check_process()
         self.hurry(made, made.future is not None)
         with self._lock:
             if made.future is not None:
@@ -289,7 +299,10 @@ class Calls:
                 self._idle.notify_all()
 
     def end(self, patience: float | None = None) -> None:
-        """Ends the thread after the calls that were handed in, and waits for that: so many seconds, or until it has happened."""
+        """Ends the thread after the calls that were handed in, and waits for that: so many seconds, or until it has happened.
+        In a forked child there is none."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._ended:
                 return
