@@ -17,6 +17,15 @@ pub(crate) struct World {
     pub(crate) memories: Memories,
 }
 
+/// The world that a program joins, where the environment does not say it.
+#[derive(FromPyObject)]
+pub(crate) enum Place {
+    /// A rank, the number of ranks, and the store where they meet.
+    Store(u32, u32, String),
+    /// Ranks of a world that pass the same color, in the order of their keys.
+    Group(Py<World>, u32, i32),
+}
+
 /// A time in seconds, or none.
 pub(crate) fn duration(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(seconds) = seconds.filter(|&seconds| seconds != f64::INFINITY) else { return Ok(None) };
@@ -33,11 +42,10 @@ impl World {
 #[pymethods]
 impl World {
     #[new]
-    #[pyo3(signature = (*, place=None, group=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
+    #[pyo3(signature = (*, place=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
     fn new(
         py: Python<'_>,
-        place: Option<(u32, u32, String)>,
-        group: Option<(PyRef<'_, World>, u32, i32)>,
+        place: Option<Place>,
         fabric: Option<&str>,
         provider: Option<String>,
         secret: Option<String>,
@@ -55,12 +63,16 @@ impl World {
         if let Some(deadline) = duration(py, deadline)? {
             config.deadline = deadline;
         }
-        let group = group.map(|(world, color, key)| Ok::<_, PyErr>((world.handle(py)?, color, key))).transpose()?;
-        let joined = interrupt::beside(py, move || match (&group, &place) {
-            (Some((world, color, key)), _) => world.split(*color, *key),
-            (None, None) => earlybird::World::from_env(&config),
-            (None, Some((rank, size, store))) => earlybird::World::join(*rank, *size, store, &config),
-        });
+        let joined = match place {
+            None => interrupt::beside(py, move || earlybird::World::from_env(&config)),
+            Some(Place::Store(rank, size, store)) => {
+                interrupt::beside(py, move || earlybird::World::join(rank, size, &store, &config))
+            }
+            Some(Place::Group(world, color, key)) => {
+                let world = world.get().handle(py)?;
+                interrupt::beside(py, move || world.split(color, key))
+            }
+        };
         let world = joined?.map_err(|error| raised(py, &error))?;
         Ok(World { world: parking_lot::Mutex::new(Some(world)), memories: Memories::default() })
     }

@@ -127,6 +127,18 @@ unsafe fn text<'a>(string: *const c_char) -> &'a str {
     unsafe { CStr::from_ptr(string) }.to_str().unwrap_or_default()
 }
 
+/// A structure of C at an address, unless there is none, or one of fewer bytes.
+///
+/// # Safety
+/// It must be null, or have `len` bytes, which are valid for a `T` if they are enough for one.
+unsafe fn read<T>(at: *const c_void, len: usize) -> Option<T> {
+    if at.is_null() || len < size_of::<T>() {
+        return None;
+    }
+    // SAFETY: as the caller says; it need not be aligned.
+    Some(unsafe { at.cast::<T>().read_unaligned() })
+}
+
 impl<'a> Info<'a> {
     /// The C structure.
     pub(super) fn as_ptr(&self) -> *const fi_info {
@@ -168,18 +180,15 @@ impl<'a> Info<'a> {
     #[must_use]
     pub fn source(&self) -> Option<IpAddr> {
         let raw = self.raw();
-        // SAFETY: the description says which structure is there and how many bytes it has, and it is borrowed. The bytes
-        // need not be aligned.
-        unsafe fn read<T>(at: *const c_void, len: usize) -> Option<T> {
-            (!at.is_null() && len >= size_of::<T>()).then(|| unsafe { at.cast::<T>().read_unaligned() })
-        }
         let (at, len) = (raw.src_addr.cast_const(), raw.src_addrlen);
         match raw.addr_format {
             FI_SOCKADDR_IN => {
+                // SAFETY: the description says which structure is there, of how many bytes, and it is borrowed.
                 let address = unsafe { read::<libc::sockaddr_in>(at, len) }?;
                 Some(Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes()).into())
             }
             FI_SOCKADDR_IN6 => {
+                // SAFETY: as above.
                 let address = unsafe { read::<libc::sockaddr_in6>(at, len) }?;
                 Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
             }

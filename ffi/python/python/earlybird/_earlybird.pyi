@@ -19,8 +19,7 @@ class World:
     def __new__(
         cls,
         *,
-        place: tuple[int, int, str] | None = None,
-        group: tuple[World, int, int] | None = None,
+        place: tuple[int, int, str] | tuple[World, int, int] | None = None,
         fabric: str | None = None,
         provider: str | None = None,
         secret: str | None = None,

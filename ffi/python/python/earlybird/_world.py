@@ -123,7 +123,7 @@ class World(_earlybird.World):
         passes. The ranks meet through this world, so they need no store. The new world outlives this one. It is over shared
         memory where all its ranks are on one machine and the fabric was not chosen otherwise.
         """
-        return World(group=(self, color, key))
+        return World(place=(self, color, key))
 
     def empty(
         self,
