@@ -24,6 +24,8 @@ pub struct ProviderVariable {
     pub default: &'static str,
     /// Why earlybird sets it.
     pub reason: &'static str,
+    /// Nothing but speed depends on it.
+    pub is_for_speed: bool,
 }
 
 const COUNT: usize = 3;
@@ -36,6 +38,7 @@ pub const PROVIDER_VARIABLES: [ProviderVariable; COUNT] = [
         provider: "sockets",
         default: "the kernel's",
         reason: "with the kernel's buffers large messages get stuck now and then",
+        is_for_speed: false,
     },
     ProviderVariable {
         name: "FI_OFI_RXM_MSG_RX_SIZE",
@@ -43,6 +46,7 @@ pub const PROVIDER_VARIABLES: [ProviderVariable; COUNT] = [
         provider: "ofi_rxm",
         default: "4096 if shared, else 128",
         reason: "it uses its receive buffers in turn, so fewer of them stay in a core's cache",
+        is_for_speed: true,
     },
     ProviderVariable {
         name: "FI_OFI_RXM_USE_SRX",
@@ -50,6 +54,7 @@ pub const PROVIDER_VARIABLES: [ProviderVariable; COUNT] = [
         provider: "verbs;ofi_rxm",
         default: "1 over tcp, else 0",
         reason: "unless peers share receive buffers, libfabric 1.17 may crash when one of them ends",
+        is_for_speed: false,
     },
 ];
 
@@ -147,19 +152,24 @@ fn has_one_thread() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
-/// Warns, once for each variable, that a provider in use would need a value that could not be set.
+/// Says, once for each variable, that a provider in use would need a value that could not be set. It is a warning where more
+/// than speed depends on it.
 pub(super) fn warn(rank: u32, provider: &str) {
     static WARNED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
-    if let Some(warning) = warning(provider, prepare(), &WARNED) {
+    if let Some(warning) = warning(provider, prepare(), &WARNED, false) {
         tracing::warn!(rank, "{warning}");
+    }
+    if let Some(advice) = warning(provider, prepare(), &WARNED, true) {
+        tracing::info!(rank, "{advice}");
     }
 }
 
-fn warning(provider: &str, set_by: [SetBy; COUNT], warned: &[AtomicBool; COUNT]) -> Option<String> {
+fn warning(provider: &str, set_by: [SetBy; COUNT], warned: &[AtomicBool; COUNT], is_for_speed: bool) -> Option<String> {
     let missing: Vec<String> = PROVIDER_VARIABLES
         .iter()
         .zip(set_by)
         .zip(warned)
+        .filter(|((variable, _), _)| variable.is_for_speed == is_for_speed)
         .filter(|((variable, set_by), _)| *set_by == SetBy::Default && variable.concerns(provider))
         .filter(|(_, warned)| !warned.swap(true, Ordering::Relaxed))
         .map(|((variable, _), _)| format!("{}={} ({})", variable.name, variable.value, variable.reason))
@@ -184,22 +194,24 @@ mod tests {
     #[test]
     fn one_warning_says_what_to_set_to_which_value() {
         let (unset, warned) = ([SetBy::Default; COUNT], warned());
-        let verbs = warning("verbs;ofi_rxm", unset, &warned).unwrap();
-        assert!(verbs.contains("FI_OFI_RXM_MSG_RX_SIZE=32 (") && verbs.contains("FI_OFI_RXM_USE_SRX=1 ("), "{verbs}");
-        assert!(!verbs.contains("SOCKETS"), "{verbs}");
-        assert_eq!(warning("verbs;ofi_rxm", unset, &warned), None, "it is said once");
-        assert_eq!(warning("tcp;ofi_rxm", unset, &warned), None, "it is said once");
-        let sockets = warning("sockets", unset, &warned).unwrap();
+        let verbs = warning("verbs;ofi_rxm", unset, &warned, false).unwrap();
+        assert!(verbs.contains("FI_OFI_RXM_USE_SRX=1 (") && !verbs.contains("MSG_RX_SIZE"), "{verbs}");
+        let advice = warning("tcp;ofi_rxm", unset, &warned, true).unwrap();
+        assert!(advice.contains("FI_OFI_RXM_MSG_RX_SIZE=32 (") && !advice.contains("SOCKETS"), "{advice}");
+        for is_for_speed in [false, true] {
+            assert_eq!(warning("verbs;ofi_rxm", unset, &warned, is_for_speed), None, "it is said once");
+        }
+        let sockets = warning("sockets", unset, &warned, false).unwrap();
         assert!(sockets.contains("FI_SOCKETS_MAX_BUF_SZ=4194304 ("), "{sockets}");
     }
 
     #[test]
     fn nothing_is_said_of_what_does_not_matter_or_is_set() {
-        assert_eq!(warning("udp;ofi_rxd", [SetBy::Default; COUNT], &warned()), None);
+        assert_eq!(warning("udp;ofi_rxd", [SetBy::Default; COUNT], &warned(), true), None);
         for set_by in [SetBy::User, SetBy::Earlybird] {
-            assert_eq!(warning("sockets", [set_by; COUNT], &warned()), None);
+            assert_eq!(warning("sockets", [set_by; COUNT], &warned(), false), None);
         }
-        let tcp = warning("tcp;ofi_rxm", [SetBy::Default; COUNT], &warned()).unwrap();
+        let tcp = warning("tcp;ofi_rxm", [SetBy::Default; COUNT], &warned(), true).unwrap();
         assert!(tcp.contains("MSG_RX_SIZE=32") && !tcp.contains("USE_SRX"), "tcp shares them anyway: {tcp}");
     }
 

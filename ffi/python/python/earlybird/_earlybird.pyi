@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from typing_extensions import Buffer
 
@@ -25,7 +25,7 @@ class World:
         secret: str | None = None,
         hw_config: str | None = None,
         deadline: float | None = None,
-    ) -> World: ...
+    ) -> Self: ...
     @property
     def rank(self) -> int: ...
     @property

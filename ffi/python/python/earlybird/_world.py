@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ class World(_earlybird.World):
     makes a new world after one that failed.
     """
 
-    def __new__(cls, **choices: Any) -> World:
+    def __new__(cls, **choices: Any) -> Self:
         _log.start()
         return super().__new__(cls, **choices)
 
