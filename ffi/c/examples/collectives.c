@@ -105,6 +105,14 @@ static void reduce_data(double patience) {
   check(rank != 0 || sums[ranks - 1] == expected[ranks - 1], "reduce");
   must(eb_world_all_reduce(world, all, ranks, "f32", "max", patience));
   check(all[0] == value(ranks - 1, 0), "all_reduce");
+
+  int8_t least = (int8_t)-(int)(rank % 100);
+  must(eb_world_all_reduce(world, &least, 1, "i8", "min", patience));
+  check(least == -(int)(ranks > 100 ? 99 : ranks - 1), "all_reduce of int8_t");
+  _Bool all_are = 1, any_is = rank == ranks - 1;
+  must(eb_world_all_reduce(world, &all_are, 1, "bool", "min", patience));
+  must(eb_world_all_reduce(world, &any_is, 1, "bool", "max", patience));
+  check(all_are && any_is, "all_reduce of _Bool");
   free(all);
   free(sums);
   free(expected);

@@ -602,6 +602,48 @@ except earlybird.Aborted as error:
     assert "TOLD" in texts[0] and processes[0].returncode == 0 and processes[1].returncode == 1, texts
 
 
+@pytest.mark.parametrize("failure", ["abort", "death"])
+@pytest.mark.parametrize("fire", ["all", "solo"])
+def test_a_failed_world_stays_failed_in_every_call(failure: str, fire: str) -> None:
+    processes = start(
+        f"""
+        import os, time
+        kind = earlybird.Aborted if "{failure}" == "abort" else earlybird.PeerDied
+        sum = world.allreduce(4, fire="{fire}")
+        world.open_messages()
+        sum.arrive()
+        sum.wait(30)
+        world.barrier(30)
+        if rank == 1:
+            world.abort("enough") if "{failure}" == "abort" else os._exit(1)
+        else:
+            def fails():
+                try:
+                    world.barrier(30)
+                except kind:
+                    return True
+            while not fails():
+                time.sleep(0.01)
+            sends = [np.ones(3), 1] if rank == 0 else [np.ones(3), 0]
+            calls = [sum.arrive, lambda: sum.wait(1), sum.test, lambda: sum.finish(1), world.barrier]
+            calls += [lambda: world.all_reduce(np.ones(3)), lambda: world.send(*sends), lambda: world.receive(np.ones(3))]
+            calls += [lambda: world.allreduce(3), lambda: world.empty(3), lambda: world.split(0), lambda: sum.finish(1)]
+            for number, call in enumerate(calls):
+                try:
+                    call()
+                except kind as error:
+                    assert error.peer == 1, (number, error)
+                else:
+                    raise AssertionError(f"call {{number}} did not fail")
+            print("ALL FAILED")
+        """,
+        3,
+    )
+    for rank, process in enumerate(processes):
+        text = process.communicate(timeout=60)[0]
+        assert rank == 1 or ("ALL FAILED" in text and process.returncode == 0), text
+
+
 def test_a_rank_that_closed_its_world_is_named() -> None:
     run(
         """

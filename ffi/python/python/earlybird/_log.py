@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -35,11 +36,13 @@ def start() -> None:
 
 def _pass_on() -> None:
     while (message := _earlybird.next_message()) is not None:
-        _LOGGER.log(*message)
+        # A filter of the program may raise: the messages that follow are passed on all the same.
+        with contextlib.suppress(Exception):
+            _LOGGER.log(*message)
 
 
 def _end(thread: threading.Thread, process: int) -> None:
-    # A forked child has no such thread.
+    # A forked child has no such thread. One that is held up by a handler is given up.
     if os.getpid() == process:
         _earlybird.end_log()
         thread.join(timeout=5)
