@@ -20,8 +20,10 @@ fn main() -> earlybird::Result<()> {
         steps.contribution()?.fill(1.0);
         steps.arrive()?;
         for outcome in steps.wait(DEADLINE)? {
-            let (fresh, sum) = (outcome.fresh().len(), outcome.data()[0]);
-            println!("group {color}, rank {} of {}, step {step}: {sum} from {fresh} ranks", group.rank(), group.size());
+            let (sum, fresh, carried) = (outcome.data()[0], outcome.fresh().len(), outcome.carried().len());
+            let of = format!("rank {} of {} in group {color}", group.rank(), group.size());
+            // A rank that leaves arrives once more, with nothing.
+            println!("{of}, step {step}: {sum}, of {fresh} ranks for this round and {carried} for earlier ones");
         }
     }
     steps.finish(DEADLINE)?;

@@ -461,7 +461,7 @@ impl Config {
                 "EARLYBIRD_SILENCE" => {
                     let silence = parse_duration(&value).map_err(|error| bad(error.to_string()))?;
                     if silence < Duration::from_secs(1) {
-                        return Err(bad("a busy rank may be silent for a second".to_owned()));
+                        return Err(bad("use 1s or more: a busy rank may be silent for a second".to_owned()));
                     }
                     config.ofi.patience.silence = silence;
                     config.verbs.patience.silence = silence;

@@ -31,6 +31,8 @@ use crate::machine::host_name;
 pub fn to_stderr() -> Result<()> {
     let level = config::log_level()?.unwrap_or(LevelFilter::WARN);
     let format = tracing_subscriber::fmt().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    // Where standard error cannot be written, it would be told of that there, and panic.
+    let format = format.log_internal_errors(false);
     let format = format.event_format(OnHost { host: host_name(), line: Format::default() });
     // Fails where there is a collector already.
     let _ = format.with_max_level(level).finish().try_init();

@@ -31,7 +31,7 @@ use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
-use crate::machine::{Cores, is_crowded};
+use crate::machine::{Cores, host_identity, is_crowded};
 use crate::model::{HwConfig, Parameters};
 use crate::time::Deadline;
 use collectives::Boards;
@@ -55,6 +55,8 @@ struct Inner {
     generation: u32,
     parameters: Parameters,
     config: Config,
+    /// Where this rank is: the same text for ranks that can share memory.
+    host: String,
     cores: u32,
     /// Another rank may need the core that this one runs on.
     is_crowded: bool,
@@ -170,6 +172,7 @@ impl World {
             generation,
             parameters,
             config: config.clone(),
+            host: host_identity(),
             cores,
             is_crowded,
             source,
@@ -219,8 +222,13 @@ impl World {
     /// [`Error::Timeout`] with the ranks that did not come. The ranks are out of step then, and
     /// further collective calls of the world fail. A dead peer or an aborted job.
     pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
-        self.check_process("barrier")?;
-        self.inner.fabric.exchange("barrier", &[], deadline.into().instant()).map(drop)
+        const OPERATION: &str = "barrier";
+        self.check_process(OPERATION)?;
+        let told = self.inner.fabric.exchange(OPERATION, &[], deadline.into().instant())?;
+        match (0..).zip(told).find(|(_, told)| !told.is_empty()) {
+            None => Ok(()),
+            Some((peer, _)) => Err(self.other_call(OPERATION, peer)),
+        }
     }
 
     /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any
@@ -351,26 +359,36 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
                 Some(StoreAddress::Unix(name)) => name,
                 _ => &identity.job,
             };
-            join_by_memory(name, (rank, ranks), Terms::of(identity, config.deadline))
+            let until = Deadline::from(config.deadline).instant();
+            join_by_memory(name, (rank, ranks), (Terms::of(identity, config.deadline), until), &|| Ok(()))
         }
-        FabricChoice::Shm => Err(Error::Config(
-            "EARLYBIRD_FABRIC=shm is for ranks on one machine that meet at EARLYBIRD_STORE=unix:NAME; use ofi or verbs for others"
-                .to_owned(),
-        )),
+        FabricChoice::Shm => {
+            let why = match identity.machines {
+                Machines::Several => "these ranks are on several",
+                _ => "these ranks meet at another place than unix:NAME",
+            };
+            Err(Error::Config(format!(
+                "EARLYBIRD_FABRIC=shm is for ranks on one machine, and {why}; use ofi, verbs or auto"
+            )))
+        }
         FabricChoice::Auto | FabricChoice::Ofi | FabricChoice::Verbs => {
             let place = identity.store_address()?;
             let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
             let terms = Terms::of(identity, config.deadline);
-            let gather =
-                |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
+            let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
             network::join((rank, ranks), config, measured, Meeting { gather, has_another: true })
         }
     }
 }
 
-/// Meets ranks of this machine at a name, and shares memory with them.
-fn join_by_memory(name: &str, (rank, ranks): (u32, u32), terms: Terms) -> Result<Arc<dyn Fabric>> {
-    let Joined { memory, processes } = meet(name, (rank, ranks), terms, || ShmFabric::create(ranks))?;
+/// Meets ranks of this machine at a name, and shares memory with them. `goes_on` says meanwhile why there is no point in that.
+fn join_by_memory(
+    name: &str,
+    (rank, ranks): (u32, u32),
+    (terms, until): (Terms, Instant),
+    goes_on: &dyn Fn() -> Result<()>,
+) -> Result<Arc<dyn Fabric>> {
+    let Joined { memory, processes } = meet(name, (rank, ranks), (terms, until), goes_on, || ShmFabric::create(ranks))?;
     Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
 }
 

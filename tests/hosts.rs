@@ -176,7 +176,9 @@ fn a_host_without_an_interface_is_named() {
         for (rank, (_, text)) in ends.iter().enumerate() {
             let told = said(text, "TEXT").concat();
             let expected = match (meets_in_a_folder, rank) {
-                (true, _) => "libfabric not by rank 1 (it has tcp;ofi_rxm on lo only, which leads to no other host; ",
+                (true, _) => {
+                    "libfabric not by rank 1 (on host1: it has tcp;ofi_rxm on lo only, which leads to no other host; "
+                }
                 (false, 0) => "rank 1 did not come within 4s",
                 (false, _) => "(when this rank came, it had tcp;ofi_rxm on lo only, which leads to no other host)",
             };

@@ -39,6 +39,8 @@ fn worlds_keep_within_the_limit_of_files() {
         let output = with_files_of(kib, &bench);
         let told = text(&output);
         assert!(!output.status.success() && told.contains(expected) && !told.contains("XFSZ"), "{kib} KiB: {told}");
+        // Rank 1 learns of it at once.
+        assert!(kib != 64 || told.contains("rank 1: joining the world: rank 0: "), "{told}");
     }
 }
 

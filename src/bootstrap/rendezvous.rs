@@ -21,7 +21,6 @@ use super::peer;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::time::Deadline;
 
 const PAUSE: Duration = Duration::from_millis(2);
 /// How long rank 0 waits for a greeting: a stranger may connect and send nothing.
@@ -38,15 +37,16 @@ pub(crate) struct Joined {
     pub(crate) processes: Vec<Option<u32>>,
 }
 
-/// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone.
+/// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone. `goes_on` is asked meanwhile.
 ///
 /// # Errors
-/// The ranks that did not come, came twice, or have another world size: on every rank that came.
+/// Of `goes_on`. /// The ranks that did not come, came twice, or have another world size: on every rank that came.
 /// The error of `make`.
 pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),
-    terms: Terms,
+    (terms, until): (Terms, Instant),
+    goes_on: &dyn Fn() -> Result<()>,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
     if ranks > MOST_RANKS {
@@ -57,15 +57,17 @@ pub(crate) fn meet(
     }
     let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
-    let until = Deadline::from(terms.deadline).instant();
-    if rank == 0 { host(&address, ranks, until, terms, make) } else { visit(&address, rank, ranks, until, terms) }
+    match rank {
+        0 => host(&address, ranks, (terms, until), goes_on, make),
+        _ => visit(&address, (rank, ranks), (terms, until), goes_on),
+    }
 }
 
 fn host(
     address: &SocketAddr,
     ranks: u32,
-    until: Instant,
-    terms: Terms,
+    (terms, until): (Terms, Instant),
+    goes_on: &dyn Fn() -> Result<()>,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
@@ -78,10 +80,15 @@ fn host(
         _ => os(cause),
     })?;
     listener.set_nonblocking(true).map_err(os)?;
-    let memory = make()?;
+    let made = make();
     let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
     let mut attendance = Attendance::new(ranks, until, terms, peer::ONE_NETWORK);
+    if let Err(error) = &made {
+        // The others learn of it.
+        attendance.fail(error.to_string());
+    }
     let verdict = loop {
+        goes_on()?;
         let guest = listener.accept();
         if let Some(verdict) = attendance.verdict(guest.is_err()) {
             break verdict;
@@ -134,11 +141,13 @@ fn host(
     guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, pid, _)| pids[*rank as usize] = *pid);
     for (.., stream) in &mut guests {
         // The other ranks find a guest dead that has ended by now.
-        let _ = match &verdict {
-            Ok(()) => hand_over(stream, &pids, memory.as_fd()),
-            Err(problem) => refuse(stream, problem),
+        let _ = match (&verdict, &made) {
+            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd()),
+            (Err(problem), _) => refuse(stream, problem),
+            (Ok(()), Err(error)) => refuse(stream, &error.to_string()),
         };
     }
+    let memory = made?;
     verdict.map_err(|problem| Error::join(0, problem))?;
     Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
 }
@@ -170,12 +179,18 @@ fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::Borrowe
     stream.write_all(&body)
 }
 
-fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, terms: Terms) -> Result<Joined> {
+fn visit(
+    address: &SocketAddr,
+    (rank, ranks): (u32, u32),
+    (terms, until): (Terms, Instant),
+    goes_on: &dyn Fn() -> Result<()>,
+) -> Result<Joined> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
     let mut stream = loop {
         match UnixStream::connect_addr(address) {
             Ok(stream) => break stream,
             Err(_) if Instant::now() < until => {
+                goes_on()?;
                 interrupt::check(rank, "join")?;
                 std::thread::sleep(PAUSE);
             }
@@ -196,6 +211,7 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, terms: Ter
     stream.set_read_timeout(Some(patience)).map_err(os)?;
     let latest = Instant::now() + patience;
     while !comes(&stream) && Instant::now() < latest {
+        goes_on()?;
         interrupt::check(rank, "join")?;
     }
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
@@ -206,7 +222,8 @@ fn visit(address: &SocketAddr, rank: u32, ranks: u32, until: Instant, terms: Ter
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;
-    Ok(Joined { memory: memory.ok_or_else(lost)?, processes })
+    let without = "the memory of the world came without a descriptor: this process has none left; raise ulimit -n";
+    Ok(Joined { memory: memory.ok_or_else(|| Error::join(rank, without))?, processes })
 }
 
 /// Whether something comes, or the end, in a moment.

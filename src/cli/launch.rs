@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use earlybird::fabric::ofi;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -72,7 +73,8 @@ impl Launch<'_> {
         let mut keeper = Keeper::start()?;
         for rank in 0..self.ranks {
             // Children die with the thread that started them, so this thread stays. The keeper ends what they have started.
-            let mut child = self.command(rank, &meeting, &secret)?.spawn()?;
+            let spawned = self.command(rank, &meeting, &secret)?.spawn();
+            let mut child = spawned.map_err(|cause| cannot_start(rank, &cause))?;
             keeper.hold(child.id());
             if let Some(said) = child.stdout.take() {
                 let out = out.clone();
@@ -220,4 +222,11 @@ pub(super) fn again(ranks: u32, bind: Bind) -> super::Outcome {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let program = std::env::current_exe()?;
     Launch { ranks, bind, output: Output::First, program: program.as_os_str(), args: &args }.run()
+}
+
+/// Why a rank cannot be started, and what to do.
+fn cannot_start(rank: u32, cause: &std::io::Error) -> String {
+    let all_used = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error())).contains(&cause.raw_os_error());
+    let advice = if all_used { "; the launcher takes two descriptors a rank, raise ulimit -n" } else { "" };
+    format!("rank {rank} cannot be started: {cause}{advice}")
 }

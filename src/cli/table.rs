@@ -7,8 +7,9 @@ use std::fmt;
 #[derive(Debug)]
 pub(super) struct Rows {
     head: Vec<String>,
-    /// Of each column; none before the first row.
+    /// Of each column; before the first row, what it has at least.
     widths: Vec<usize>,
+    has_begun: bool,
 }
 
 /// Digits by which numbers may become longer than the first one.
@@ -16,21 +17,26 @@ const ROOM: usize = 2;
 
 impl Rows {
     pub(super) fn new(head: &[&str]) -> Self {
-        Rows { head: head.iter().map(|&cell| cell.to_owned()).collect(), widths: Vec::new() }
+        let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
+        Rows { widths: head.iter().map(|cell| cell.chars().count()).collect(), head, has_begun: false }
+    }
+
+    /// Makes a column wide enough for so many characters.
+    pub(super) fn widen(&mut self, column: usize, characters: usize) {
+        self.widths[column] = self.widths[column].max(characters);
     }
 
     /// Prints a row, and the head before the first one.
     pub(super) fn row(&mut self, cells: &[String]) {
         let numeric: Vec<bool> = cells.iter().map(|cell| is_number(cell)).collect();
-        if self.widths.is_empty() {
-            let width = |(head, cell): (&String, &String)| {
-                let room = if is_number(cell) { ROOM } else { 0 };
-                head.chars().count().max(cell.chars().count() + room)
-            };
-            self.widths = self.head.iter().zip(cells).map(width).collect();
+        for (column, cell) in cells.iter().enumerate() {
+            let room = if numeric[column] && !self.has_begun { ROOM } else { 0 };
+            self.widen(column, cell.chars().count() + room);
+        }
+        if !self.has_begun {
+            self.has_begun = true;
             say!("{}", line(&self.head, &self.widths, &numeric));
         }
-        self.widths.iter_mut().zip(cells).for_each(|(width, cell)| *width = (*width).max(cell.chars().count()));
         say!("{}", line(cells, &self.widths, &numeric));
     }
 }

@@ -410,6 +410,13 @@ impl World {
         Ok((made, all))
     }
 
+    /// What a rank returns that has met another one in a call of another kind. The ranks are out of step.
+    pub(super) fn other_call(&self, operation: &'static str, peer: u32) -> Error {
+        let (what, mine, theirs) = ("the call", operation.to_owned(), "another one".to_owned());
+        let (rank, hosts) = (self.rank(), HostNames::default());
+        self.out_of_step(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts })
+    }
+
     /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
     pub(super) fn out_of_step(&self, error: Error) -> Error {
         let error = self.with_hosts(error);

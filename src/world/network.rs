@@ -91,6 +91,7 @@ impl Opened {
                 device: candidate.device().to_owned(),
                 scope: candidate.scope(),
                 stack: network_stack(),
+                host: host_name(),
                 passed_over: candidate.passed_over().map(str::to_owned),
                 introduction: candidate.introduction(),
             }),
@@ -152,7 +153,10 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let chosen = choose(&offers).map_err(|problem| match &opened {
         // The typed error of the only network that this rank may use.
         [Opened::Excluded, Opened::Refused(own) | Opened::Absent(own)]
-        | [Opened::Refused(own) | Opened::Absent(own), Opened::Excluded] => own.clone(),
+        | [Opened::Refused(own) | Opened::Absent(own), Opened::Excluded] => match own.clone() {
+            Error::Join { rank, cause } => Error::join(rank, format!("on {}: {cause}", host_name())),
+            other => other,
+        },
         _ => failed(problem),
     })?;
     let network = NETWORKS[chosen].name();
@@ -191,7 +195,7 @@ fn wait_for_an_interface(
     let before = opened.each_ref().map(Opened::scope);
     let Some(index) = NETWORKS.iter().position(|&network| network == Network::Ofi) else { return Ok(()) };
     let library = ofi::library().map_err(|cause| Error::join(ranks.0, cause))?;
-    tracing::info!(rank = ranks.0, "waits for a network interface that leads to other hosts");
+    tracing::warn!(rank = ranks.0, "waits for a network interface that leads to other hosts");
     let now = loop {
         let now = ofi::chosen(&library, &config.ofi).ok().map(|chosen| chosen.scope);
         if now == Some(Scope::Anywhere) || Instant::now() >= last {

@@ -48,6 +48,8 @@ pub(super) struct Ready {
     pub(super) scope: Scope,
     /// The same text for ranks that reach each other whatever the scope is.
     pub(super) stack: String,
+    /// The name that people know its host by.
+    pub(super) host: String,
     /// What would have been better, and why it is not used.
     pub(super) passed_over: Option<String>,
     pub(super) introduction: Vec<u8>,
@@ -131,7 +133,8 @@ pub(super) fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
         let told = |rank: usize| {
             let why = offers[rank][index].ready().and_then(|ready| ready.passed_over.as_deref());
             let why = why.map_or_else(String::new, |why| format!(" ({why})"));
-            format!("{} on rank {rank}{why}", of(rank))
+            let host = offers[rank][index].ready().map_or("", |ready| &ready.host);
+            format!("{} on rank {rank} on {host}{why}", of(rank))
         };
         Some(format!("{} is {} and {}", NETWORKS[index].name(), told(0), told(other)))
     };
@@ -157,9 +160,9 @@ fn is_alone<'a>(own: &Offer, mut others: impl Iterator<Item = &'a Offer>) -> Opt
     let is_elsewhere = |other: &Offer| other.ready().is_some_and(|other| other.stack != own.stack);
     others.any(is_elsewhere).then(|| {
         format!(
-            "it has {} on {} only, which leads to no other host; bring a network interface up, or let ranks wait for one \
+            "on {}: it has {} on {} only, which leads to no other host; bring a network interface up, or let ranks wait for one \
              longer: EARLYBIRD_DEADLINE",
-            own.network, own.device
+            own.host, own.network, own.device
         )
     })
 }
@@ -168,7 +171,7 @@ fn is_alone<'a>(own: &Offer, mut others: impl Iterator<Item = &'a Offer>) -> Opt
 const MAGIC: [u8; 4] = *b"EBN2";
 
 /// Parts of an encoded offer.
-const PARTS: usize = 7;
+const PARTS: usize = 8;
 
 const SCOPES: [Scope; 3] = [Scope::Machine, Scope::Link, Scope::Anywhere];
 
@@ -180,13 +183,14 @@ pub(super) fn encode(offers: &Offers) -> Vec<u8> {
             parts
         };
         match offer {
-            Offer::Ready(Ready { network, device, scope, stack, passed_over, introduction }) => [
+            Offer::Ready(Ready { network, device, scope, stack, host, passed_over, introduction }) => [
                 b"ready".to_vec(),
                 network.clone().into(),
                 introduction.clone(),
                 device.clone().into(),
                 vec![SCOPES.iter().position(|one| one == scope).unwrap_or(0) as u8],
                 stack.clone().into(),
+                host.clone().into(),
                 passed_over.clone().unwrap_or_default().into(),
             ],
             Offer::Refused(reason) => other(b"refused", reason),
@@ -206,11 +210,12 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Offers> {
         let string = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).ok();
         let text = string(text)?;
         match (kind.as_slice(), rest) {
-            (b"ready", [introduction, device, scope, stack, passed_over]) => Some(Offer::Ready(Ready {
+            (b"ready", [introduction, device, scope, stack, host, passed_over]) => Some(Offer::Ready(Ready {
                 network: text,
                 device: string(device)?,
                 scope: *SCOPES.get(usize::from(*<&[u8; 1]>::try_from(&scope[..]).ok()?.first()?))?,
                 stack: string(stack)?,
+                host: string(host)?,
                 passed_over: Some(string(passed_over)?).filter(|why| !why.is_empty()),
                 introduction: introduction.clone(),
             })),
@@ -242,6 +247,7 @@ mod tests {
             device: if scope == Scope::Machine { "lo" } else { "eth0" }.to_owned(),
             scope,
             stack: stack.to_owned(),
+            host: "node07".to_owned(),
             passed_over: None,
             introduction: vec![171, 205],
         })
@@ -309,8 +315,7 @@ mod tests {
         let reasons = "verbs not by rank 2 (no RDMA device); libfabric not by rank 1 (libfabric is missing)";
         assert!(told.contains(reasons), "{told}");
         let told = problem(&[&all, &other_provider]);
-        let reasons =
-            "verbs is RoCE v2 on rank 0 and InfiniBand on rank 1; libfabric is tcp on rank 0 and psm3 on rank 1";
+        let reasons = "verbs is RoCE v2 on rank 0 on node07 and InfiniBand on rank 1 on node07; libfabric is tcp on rank 0 on node07 and psm3 on rank 1 on node07";
         assert!(told.contains(reasons), "{told}");
         let told = problem(&[&only_verbs, &only_libfabric]);
         let reasons = "verbs not by rank 1 (its user chose another); libfabric not by rank 0 (its user chose another)";
@@ -325,7 +330,8 @@ mod tests {
         assert_eq!(choose(&offers), Ok(1));
         let offers = offers.map(|[_, libfabric]| [absent("no RDMA device"), libfabric]);
         let told = choose(&offers).unwrap_err();
-        let expected = format!("libfabric is verbs;ofi_rxm on rank 0 and tcp;ofi_rxm on rank 1 ({why}); ");
+        let expected =
+            format!("libfabric is verbs;ofi_rxm on rank 0 on node07 and tcp;ofi_rxm on rank 1 on node07 ({why}); ");
         assert!(told.contains(&expected), "{told}");
     }
 
@@ -349,7 +355,9 @@ mod tests {
             let (waits, chosen) = meet(&hosts);
             let told = chosen.unwrap_err();
             let rank = hosts.iter().position(|&(_, scope)| scope == near).unwrap();
-            let named = format!("libfabric not by rank {rank} (it has tcp on lo only, which leads to no other host; ");
+            let named = format!(
+                "libfabric not by rank {rank} (on node07: it has tcp on lo only, which leads to no other host; "
+            );
             assert!(waits && told.contains(&named) && told.contains("EARLYBIRD_DEADLINE"), "{told}");
         }
         // They have a better network.

@@ -13,9 +13,8 @@ use super::{World, join_by_memory};
 use crate::bootstrap::Terms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Ranks, Result};
 use crate::fabric::Fabric;
-use crate::machine::host_identity;
 use crate::model::HwConfig;
 use crate::random::draw;
 use crate::time::Deadline;
@@ -46,11 +45,26 @@ impl World {
             ..self.inner.config.clone()
         };
         let until = Deadline::from(config.deadline).instant();
-        let all = Wish::exchange(Wish::new(&config, self.rank(), (color, key))?, &**self.fabric(), until)?;
+        let all = self.exchange_wishes(&Wish::new(self, &config, (color, key))?, until)?;
         let group = Group::of(&all, self.rank());
         let measured = HwConfig::load(config.hw_config.as_deref())?;
-        let fabric = self.join_group(&group, (&config, &measured), until)?;
-        World::joined(fabric, &config, &measured, until, OPERATION)
+        let joined = self.join_group(&group, (&config, &measured), until);
+        let joined = joined.and_then(|fabric| World::joined(fabric, &config, &measured, until, OPERATION));
+        joined.map_err(|error| match error {
+            Error::Join { cause, .. } => {
+                let (members, last) = (Ranks(group.members.clone()), group.members.len() - 1);
+                Error::join(self.rank(), format!("a group of {members}, which are 0 to {last} there: {cause}"))
+            }
+            other => other,
+        })
+    }
+
+    /// Tells all ranks of this world what this one wants, and returns what each wants.
+    fn exchange_wishes(&self, own: &Wish, until: Instant) -> Result<Vec<Wish>> {
+        let told = self.fabric().exchange(OPERATION, &own.encode(), until)?;
+        let wishes =
+            told.iter().zip(0..).map(|(told, peer)| Wish::decode(told).ok_or_else(|| self.other_call(OPERATION, peer)));
+        wishes.collect()
     }
 
     /// Joins the ranks of a group. Where this world is over a network, all its ranks exchange something once, whatever their
@@ -69,7 +83,9 @@ impl World {
             if !is_near {
                 gather(&[])?;
             }
-            return join_by_memory(&group.place, ranks, terms);
+            // A rank that dies now may be one that the others wait for.
+            let goes_on = || self.fabric().look_for_dead(OPERATION);
+            return join_by_memory(&group.place, ranks, (terms, until), &goes_on);
         }
         let told = Cell::new(false);
         let of_group = |mine: &[u8], _: Instant| {
@@ -109,14 +125,14 @@ struct Wish {
 }
 
 impl Wish {
-    fn new(config: &Config, rank: u32, (color, key): (u32, i32)) -> Result<Self> {
+    fn new(world: &World, config: &Config, (color, key): (u32, i32)) -> Result<Self> {
         let mut place = "split-".to_owned();
-        for byte in draw::<16>(rank)? {
+        for byte in draw::<16>(world.rank())? {
             // Writing to a text cannot fail.
             let _ = write!(place, "{byte:02x}");
         }
         let allows_memory = matches!(config.fabric, FabricChoice::Auto | FabricChoice::Shm);
-        Ok(Wish { color, key, host: host_identity(), allows_memory, place })
+        Ok(Wish { color, key, host: world.inner.host.clone(), allows_memory, place })
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -142,23 +158,6 @@ impl Wish {
             allows_memory,
             place: String::from_utf8(place).ok()?,
         })
-    }
-
-    /// Tells it, and returns what each rank of the world tells.
-    fn exchange(self, fabric: &dyn Fabric, until: Instant) -> Result<Vec<Self>> {
-        let given = fabric.exchange(OPERATION, &self.encode(), until)?;
-        let decoded = given.iter().zip(0..).map(|(bytes, peer)| {
-            Self::decode(bytes).ok_or_else(|| Error::Mismatch {
-                rank: fabric.rank(),
-                operation: OPERATION,
-                what: "the call",
-                mine: OPERATION.to_owned(),
-                peer,
-                theirs: "another one".to_owned(),
-                hosts: HostNames::default(),
-            })
-        });
-        decoded.collect()
     }
 }
 

@@ -24,6 +24,12 @@ def srun_on_one_node(rig):
 
 
 @case("slurm")
+def bench_without_options(rig):
+    """It shows what it measures with as many ranks as there are."""
+    rig.sh("srun -n2 earlybird bench", "One rank of 2 is 20 ms late", "Nothing is lost: wrong is 0.")
+
+
+@case("slurm")
 def srun_on_three_nodes(rig):
     rig.sh(f"srun -N3 -n3 {BENCH}", "3 ranks, ofi")
     sums(rig.sh("srun -N3 -n5 ./program"), 5)

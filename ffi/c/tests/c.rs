@@ -176,6 +176,9 @@ fn messages_are_written_to_standard_error() {
     let line = debug.lines().find(|line| line.contains("joined")).unwrap_or_else(|| panic!("{debug}"));
     assert!(line.starts_with(host.trim()) && line.contains("DEBUG"), "{line}");
     assert!(told("").stderr.is_empty() && told("").status.success());
+    // Where it cannot be written, the program goes on.
+    let full = run(&["sh", "-c", "EARLYBIRD_LOG=debug exec \"$0\" 2> /dev/full"], Path::new(program), &[], 1).remove(0);
+    assert!(full.status.success(), "{}", text(&full));
     let refused = told("loud");
     assert!(!refused.status.success() && text(&refused).contains("EARLYBIRD_LOG=loud"), "{}", text(&refused));
 }

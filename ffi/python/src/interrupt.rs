@@ -44,7 +44,9 @@ pub(crate) fn end_waits() {
 }
 
 /// Lets waits end when a handler raises an exception.
-pub(crate) fn set_up() {
+pub(crate) fn set_up(py: Python<'_>) {
+    // What PyO3 asks the interpreter once, it must ask before that ends.
+    py.detach(|| Python::attach(|_| ()));
     earlybird::interrupt_when(asked);
 }
 
@@ -64,9 +66,10 @@ fn asked() -> bool {
         return false;
     }
     LOOKED.set(Some(Instant::now()));
-    match Python::attach(|py| py.check_signals()) {
-        Ok(()) => false,
-        Err(raised) => {
+    // Objects that are collected when the interpreter ends may call, too. There is none to ask then.
+    match Python::try_attach(|py| py.check_signals()) {
+        None | Some(Ok(())) => false,
+        Some(Err(raised)) => {
             RAISED.set(Some(raised));
             true
         }

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    interrupt::set_up();
+    interrupt::set_up(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(pyo3::wrap_pyfunction!(interrupt::wait_until_end, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(interrupt::end_waits, module)?)?;

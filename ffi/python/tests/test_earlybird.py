@@ -764,9 +764,26 @@ def test_a_forked_child_of_a_program_that_logs_ends() -> None:
     assert "joined" in text
 
 
+def test_calls_at_the_end_of_the_interpreter_wait() -> None:
+    texts = run(
+        """
+        class Trainer:
+            def __del__(self):
+                world.barrier(30)
+                print("MET", flush=True)
+
+        trainer = Trainer()
+        """,
+        2,
+    )
+    assert all("MET" in text and "panicked" not in text for text in texts), texts
+
+
 def test_a_world_is_split() -> None:
     run(
         """
+        for color, key, words in [(-1, 0, "color is -1"), (0, 2**31, "key is 2147"), (0.5, 0, "no float"), (None, 0, "None")]:
+            refused(earlybird.UsageError, words, lambda: world.split(color, key))
         half = world.split(rank % 2, key=-rank)
         assert (half.rank, half.size) == (1 - rank // 2, 2), (rank, half.rank, half.size)
         both = half.all_gather(np.array([rank], dtype=np.uint32), timeout=30)

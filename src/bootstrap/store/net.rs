@@ -295,7 +295,10 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     drop(listener);
     let also = match strangers {
         0 => String::new(),
-        some => format!(" ({some} came that did not know the job's secret, EARLYBIRD_SECRET, or were no ranks at all)"),
+        1 => " (a process came that did not know the job's secret, EARLYBIRD_SECRET, or was no rank at all)".to_owned(),
+        some => format!(
+            " ({some} processes came that did not know the job's secret, EARLYBIRD_SECRET, or were no ranks at all)"
+        ),
     };
     let verdict = verdict.map(|()| frame::encode_world(&given)).map_err(|problem| problem + &also);
     admitted.iter_mut().for_each(|(guest, nonce)| guest.tell(&verdict, nonce, meeting));

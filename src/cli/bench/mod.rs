@@ -399,22 +399,25 @@ fn iters_within(seconds: f64, pace: f64) -> u32 {
     (seconds / pace.max(1e-9)).clamp(10.0, 1e6) as u32
 }
 
+/// Ranks of a tour that no launcher has started.
 const TOUR_RANKS: u32 = 8;
 
 /// One straggler, then all ranks a little apart, then no late rank: all against quorum and solo.
 /// For people: with an option, such as --json, there is no tour.
 fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::error::Error>> {
-    let half = Fire::quorum(TOUR_RANKS / 2);
+    let (ranks, last) = (world.size(), world.size() - 1);
+    let half = Fire::quorum((ranks / 2).max(1));
+    let one = format!("One rank of {ranks} is 20 ms late. An ordinary allreduce makes every rank wait for it:");
     let mut wrong = 0;
     for (title, skew, iters) in [
-        ("One rank of 8 is 20 ms late. An ordinary allreduce makes every rank wait for it:", "one:7:20ms", 100),
+        (&*one, &*format!("one:{last}:20ms"), 100),
         ("Every rank a millisecond later than the one before (the PPoPP'20 protocol):", "linear:1ms", 100),
         ("No rank is late. The price of not having to wait:", "none", 2000),
     ] {
         if world.rank() == 0 {
             say!("{title}");
         }
-        let mut report = Report::new(world, None, None);
+        let mut report = Report::new(world, None, None).with_room_for(half);
         for fire in [Fire::ALL, half, Fire::SOLO] {
             for bytes in [64, 65_536] {
                 let args = Args { skew: skew.parse()?, iters: Some(iters), ..args.clone() };

@@ -1,6 +1,6 @@
 //! Rows for people and for programs.
 
-use earlybird::{Group, World};
+use earlybird::{Fire, Group, World};
 use serde_json::json;
 
 use super::super::table::Rows;
@@ -34,6 +34,12 @@ impl<'a> Report<'a> {
             say!("{title}, {ranks} ranks, {transport}");
         }
         Report { speaks, conditions, table: Rows::new(&COLUMNS) }
+    }
+
+    /// Leaves room for a rule that a later row has.
+    pub(super) fn with_room_for(mut self, fire: Fire) -> Self {
+        self.table.widen(0, fire.to_string().chars().count());
+        self
     }
 
     /// Prints a row.

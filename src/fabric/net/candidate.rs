@@ -134,7 +134,9 @@ impl<F: OverWire> NetCandidate<F> {
         link.agree(cq_data as usize, all(|theirs| theirs.by_device), all(|theirs| theirs.in_order));
         let near =
             |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
-        let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>())?;
+        let host_names = HostNames::new(infos.iter().map(|theirs| theirs.host_name.clone()).collect());
+        let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>());
+        let watch = watch.map_err(|error| error.on(&host_names))?;
         let here = (0..).zip(&infos).filter(|(_, theirs)| theirs.host == own_info.host);
         let neighbours = here.map(|(rank, _)| rank).collect();
         let rails = link.wire.rails();
@@ -142,15 +144,15 @@ impl<F: OverWire> NetCandidate<F> {
         let engine = Engine::new(rank, infos[0].secret, link, peers, failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
-        let host_names = HostNames::new(infos.into_iter().map(|theirs| theirs.host_name).collect());
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };
         let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
         // No rank goes on before all can be reached.
         let unreached = |whom: String, how: String| {
-            let cause = format!(
-                "{whom} came to the meeting and cannot be reached over {provider} ({how}); are the devices on one \
-                 network (EARLYBIRD_DEVICE), and does no firewall stand between them?"
-            );
+            let advice = match how.contains("Too many open files") {
+                true => "a rank takes descriptors for each other one: raise ulimit -n",
+                false => "are the devices on one network (EARLYBIRD_DEVICE), and does no firewall stand between them?",
+            };
+            let cause = format!("{whom} came to the meeting and cannot be reached over {provider} ({how}); {advice}");
             Error::join(rank, cause)
         };
         let meet = || fabric.exchange("join", &[], deadline).map(drop);

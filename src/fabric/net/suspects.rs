@@ -38,7 +38,7 @@ impl fmt::Display for Evidence {
             Evidence::Ended => f.write_str(ENDED),
             Evidence::Unreachable(reason) => f.write_str(reason),
             Evidence::Silent(time) => {
-                write!(f, "nothing was heard of it for {time:?}: its host or the way there is down")
+                write!(f, "nothing was heard of it for {time:?}: it was killed, or its host or the way there is down")
             }
         }
     }

@@ -57,6 +57,16 @@ def _result(out: Array, like: Array, elements: int) -> Array:
     return out
 
 
+def _whole(name: str, given: SupportsIndex, least: int, most: int) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise UsageError(f"{name} is a whole number, and no {type(given).__name__}") from None
+    if not least <= number <= most:
+        raise UsageError(f"{name} is {number}; use {least} to {most}, where each rank gets the world of its color")
+    return number
+
+
 def _rows(array: Array, count: int) -> Array:
     if _array(array).ndim == 0 or array.shape[0] % count != 0:
         raise UsageError(f"the rows of an array of shape {array.shape} cannot be divided among {count} ranks")
@@ -123,7 +133,7 @@ class World(_earlybird.World):
         passes. The ranks meet through this world, so they need no store. The new world outlives this one. It is over shared
         memory where all its ranks are on one machine and the fabric was not chosen otherwise.
         """
-        return World(place=(self, color, key))
+        return World(place=(self, _whole("color", color, 0, 2**32 - 1), _whole("key", key, -(2**31), 2**31 - 1)))
 
     def empty(
         self,
