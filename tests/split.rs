@@ -81,11 +81,11 @@ fn a_rank_that_does_not_split_is_named() {
     common::worlds::everywhere(3, DEADLINE, |world| match world.rank() {
         1 => {
             let error = world.barrier(DEADLINE).unwrap_err();
-            assert!(error.to_string().contains("the call is barrier here and another one on rank 0"), "{error}");
+            assert!(error.to_string().contains("the call is barrier here and another call on rank 0"), "{error}");
         }
         _ => {
             let error = world.split(0, 0).unwrap_err();
-            assert!(error.to_string().contains("the call is split here and another one on rank 1"), "{error}");
+            assert!(error.to_string().contains("the call is split here and another call on rank 1"), "{error}");
         }
     });
 }

@@ -412,7 +412,7 @@ impl World {
 
     /// What a rank returns that has met another one in a call of another kind. The ranks are out of step.
     pub(super) fn other_call(&self, operation: &'static str, peer: u32) -> Error {
-        let (what, mine, theirs) = ("the call", operation.to_owned(), "another one".to_owned());
+        let (what, mine, theirs) = ("the call", operation.to_owned(), "another call".to_owned());
         let (rank, hosts) = (self.rank(), HostNames::default());
         self.out_of_step(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts })
     }
