@@ -40,8 +40,8 @@ pub(crate) struct Joined {
 /// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone. `goes_on` is asked meanwhile.
 ///
 /// # Errors
-/// Of `goes_on`. /// The ranks that did not come, came twice, or have another world size: on every rank that came.
-/// The error of `make`.
+/// The ranks that did not come, came twice, or have another world size: on every rank that came.
+/// The errors of `make` and `goes_on`.
 pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),

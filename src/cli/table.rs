@@ -21,7 +21,7 @@ impl Rows {
         Rows { widths: head.iter().map(|cell| cell.chars().count()).collect(), head, has_begun: false }
     }
 
-    /// Makes a column wide enough for so many characters.
+    /// Makes a column at least as wide as this number of characters.
     pub(super) fn widen(&mut self, column: usize, characters: usize) {
         self.widths[column] = self.widths[column].max(characters);
     }
