@@ -315,6 +315,21 @@ impl Error {
         }
     }
 
+    /// The hosts are named where the error leaves the library ([`Error::on`]).
+    pub(crate) fn timeout(
+        rank: u32,
+        operation: &'static str,
+        waited: Duration,
+        missing: Ranks,
+        together: bool,
+    ) -> Self {
+        Error::Timeout { rank, operation, waited, missing, together, hosts: HostNames::default() }
+    }
+
+    pub(crate) fn left(rank: u32, operation: &'static str, peer: u32) -> Self {
+        Error::PeerLeft { rank, operation, peer, hosts: HostNames::default() }
+    }
+
     pub(crate) fn os(rank: u32, operation: &'static str, cause: impl Into<std::io::Error>) -> Self {
         Error::Os { rank, operation, cause: Arc::new(cause.into()) }
     }
@@ -376,7 +391,7 @@ mod tests {
     fn a_timeout_says_what_to_do_next() {
         let text = |operation, together| {
             let (waited, missing) = (Duration::from_nanos(300_106_249), Ranks(vec![2]));
-            Error::Timeout { rank: 1, operation, waited, missing, together, hosts: HostNames::default() }.to_string()
+            Error::timeout(1, operation, waited, missing, together).to_string()
         };
         let start = "timeout after 300ms, waiting for rank 2. ";
         let (wait, barrier) = (text("wait", false), text("barrier", true));

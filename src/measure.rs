@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, HostNames, Ranks, Result};
+use crate::error::{Error, Ranks, Result};
 use crate::executor::deferred_work::{DeferredProgram, Introduction, provider_for};
 use crate::fabric::{
     Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
@@ -224,14 +224,7 @@ impl<'f> Pair<'f> {
             return Ok(());
         }
         let missing = Ranks(self.partner.iter().map(|&(peer, _)| peer).collect());
-        Err(Error::Timeout {
-            rank: self.fabric.rank(),
-            operation,
-            waited,
-            missing,
-            together: true,
-            hosts: HostNames::default(),
-        })
+        Err(Error::timeout(self.fabric.rank(), operation, waited, missing, true))
     }
 
     /// Waits until at most so many operations are in flight; returns the value of the last completion.
@@ -355,14 +348,7 @@ fn wait_for(fabric: &dyn Fabric, patience: Duration, mut done: impl FnMut() -> R
         fabric.look_for_dead("arm")?;
         if since.elapsed() > patience {
             let (rank, missing) = (fabric.rank(), Ranks::default());
-            return Err(Error::Timeout {
-                rank,
-                operation: "arm",
-                waited: since.elapsed(),
-                missing,
-                together: true,
-                hosts: HostNames::default(),
-            });
+            return Err(Error::timeout(rank, "arm", since.elapsed(), missing, true));
         }
         thread::sleep(Duration::from_micros(50));
     }

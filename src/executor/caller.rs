@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::spin::Spin;
 use super::work::{Looks, Outlived, Polled, Rest, Work};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::fabric::Fabric;
 use crate::fabric::watch::HEARTBEAT;
 use crate::interrupt;
@@ -135,14 +135,7 @@ impl Waiter {
                 }
                 let waited = Duration::from_nanos(now - started);
                 let (rank, missing) = (self.fabric.rank(), work.missing());
-                return Err(Error::Timeout {
-                    rank,
-                    operation,
-                    waited,
-                    missing,
-                    together: false,
-                    hosts: HostNames::default(),
-                });
+                return Err(Error::timeout(rank, operation, waited, missing, false));
             }
             if self.spin.goes_on(now, work.next_timer()) {
                 continue;
@@ -167,12 +160,7 @@ impl Waiter {
                 gone = work.missing().0.into_iter().find(|&peer| self.fabric.has_left(peer));
                 // What it did before it left was there when the work was polled in between.
                 if let Some(peer) = gone.filter(|_| gone == before) {
-                    return Err(Error::PeerLeft {
-                        rank: self.fabric.rank(),
-                        operation,
-                        peer,
-                        hosts: HostNames::default(),
-                    });
+                    return Err(Error::left(self.fabric.rank(), operation, peer));
                 }
             }
         }

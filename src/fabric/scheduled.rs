@@ -242,14 +242,7 @@ impl Fabric for Scheduled {
                     Ok(all) => return Ok(all),
                     Err(missing) if Instant::now() >= deadline => {
                         let (missing, waited) = (Ranks(missing), started.elapsed());
-                        return Err(crate::Error::Timeout {
-                            rank,
-                            operation,
-                            waited,
-                            missing,
-                            together: true,
-                            hosts: HostNames::default(),
-                        });
+                        return Err(crate::Error::timeout(rank, operation, waited, missing, true));
                     }
                     Err(_) => self.health(operation)?,
                 }

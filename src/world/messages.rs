@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::World;
 use crate::board::{Pairs, Transfer};
-use crate::error::{Error, HostNames, Ranks, Result};
+use crate::error::{Error, Ranks, Result};
 use crate::executor::spin::Spin;
 use crate::fabric::watch::HEARTBEAT;
 use crate::interrupt;
@@ -208,7 +208,7 @@ impl World {
                 };
                 // All that it sent before it left was there at the polls in between.
                 if let Some(peer) = gone.filter(|_| gone == before) {
-                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer, hosts: HostNames::default() });
+                    return Err(Error::left(self.rank(), operation, peer));
                 }
             }
             if Instant::now() >= until {
@@ -216,14 +216,7 @@ impl World {
                 let missing = Ranks(
                     peer.map_or_else(|| (0..self.size()).filter(|&peer| peer != rank).collect(), |peer| vec![peer]),
                 );
-                return Err(Error::Timeout {
-                    rank,
-                    operation,
-                    waited,
-                    missing,
-                    together: false,
-                    hosts: HostNames::default(),
-                });
+                return Err(Error::timeout(rank, operation, waited, missing, false));
             }
         }
     }

@@ -224,20 +224,13 @@ impl<T: OverWire> Fabric for T {
                 interrupt::check(self.rank(), operation)?;
                 let engine = shared.lock();
                 if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
-                    return Err(Error::PeerLeft { rank: self.rank(), operation, peer, hosts: HostNames::default() });
+                    return Err(Error::left(self.rank(), operation, peer));
                 }
                 drop(engine);
                 if Instant::now() >= deadline {
                     let missing = Ranks(shared.lock().not_gathered(turn));
                     let waited = started.elapsed();
-                    return Err(Error::Timeout {
-                        rank: self.rank(),
-                        operation,
-                        waited,
-                        missing,
-                        together: true,
-                        hosts: HostNames::default(),
-                    });
+                    return Err(Error::timeout(self.rank(), operation, waited, missing, true));
                 }
             }
             Ok(shared.visit().take_gathered(turn))

@@ -28,7 +28,7 @@ use super::failure::Failure;
 use super::turns::Turns;
 use super::watch::{ENDED, HEARTBEAT, Watch};
 use super::{Endpoint, Fabric, RawAccess, Sleeper, sealed};
-use crate::error::{Error, HostNames, Ranks, Result};
+use crate::error::{Error, Ranks, Result};
 use crate::fault::Fault;
 use crate::interrupt;
 use doorbell::Doorbell;
@@ -171,19 +171,12 @@ impl Fabric for ShmFabric {
                 if let Some(&peer) = missing.iter().find(|&&peer| self.has_left(peer))
                     && self.not_posted(turn).contains(&peer)
                 {
-                    return Err(Error::PeerLeft { rank: self.rank, operation, peer, hosts: HostNames::default() });
+                    return Err(Error::left(self.rank, operation, peer));
                 }
                 if Instant::now() >= deadline {
                     let missing = Ranks(missing);
                     let waited = started.elapsed();
-                    return Err(Error::Timeout {
-                        rank: self.rank,
-                        operation,
-                        waited,
-                        missing,
-                        together: true,
-                        hosts: HostNames::default(),
-                    });
+                    return Err(Error::timeout(self.rank, operation, waited, missing, true));
                 }
             }
             let turn = turn - u64::from(Fault::StaleExchange.is(self.fault));

@@ -29,7 +29,7 @@ use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
 use super::wire::{CellChange, Trouble, Wire};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
@@ -297,9 +297,7 @@ impl<W: Wire> Engine<W> {
         self.health(operation)?;
         match self.channels[usize::from(channel)].broken {
             None => Ok(()),
-            Some((operation, peer)) => {
-                Err(Error::PeerLeft { rank: self.rank, operation, peer, hosts: HostNames::default() })
-            }
+            Some((operation, peer)) => Err(Error::left(self.rank, operation, peer)),
         }
     }
 

@@ -4,7 +4,7 @@ use super::{
     Act, Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, RegionEntry, Registered,
     Transfer, Way, Window, Wire,
 };
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::fabric::net::message::MOST_INLINE;
 use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted, Signal};
 
@@ -148,7 +148,7 @@ impl<W: Wire> Engine<W> {
     /// Fails if the peer has ended and cannot answer.
     fn check_here(&self, operation: &'static str, peer: u32) -> Result<()> {
         match self.peers[peer as usize].ended {
-            true => Err(Error::PeerLeft { rank: self.rank, operation, peer, hosts: HostNames::default() }),
+            true => Err(Error::left(self.rank, operation, peer)),
             false => Ok(()),
         }
     }
