@@ -1,6 +1,7 @@
 //! What the process does when a signal comes: libraries that are loaded must not change that.
 
 use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{c_int, sigaction, sigset_t};
 
@@ -14,8 +15,21 @@ const ENDINGS: [c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SI
 /// hardware that ends the process at SIGINT and SIGTERM instead, and crashes if it is still being loaded. So a signal that
 /// would end the process waits until then, unless another thread takes it.
 ///
-/// Another thread that changes what a signal does at the same time may lose its change.
+/// Loads take turns: a second one would take a handler of the first one's library for the program's. A thread of the
+/// program that changes what a signal does meanwhile may lose its change.
 pub(crate) fn keep_handlers<R>(act: impl FnOnce() -> R) -> R {
+    let _turn = turn();
+    kept(act)
+}
+
+/// The turn to load a library.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps handlers in one's turn.
+fn kept<R>(act: impl FnOnce() -> R) -> R {
     let before: Vec<_> = (1..=MOST).map(|signal| (signal, handler(signal))).collect();
     let mask = block(&ENDINGS);
     let result = act();
@@ -73,10 +87,12 @@ mod tests {
 
     #[test]
     fn a_signal_while_a_library_is_loaded_comes_to_the_programs_handler() {
+        // Other tests load libraries, and would take this test's handler away.
+        let _turn = turn();
         let handlers = [own, library].map(|handler: extern "C" fn(c_int)| handler as *const () as usize);
         // SAFETY: the handlers do what handlers may do.
         unsafe { libc::signal(libc::SIGHUP, handlers[0]) };
-        keep_handlers(|| {
+        kept(|| {
             // SAFETY: as above. The signal is for this thread.
             unsafe { (libc::signal(libc::SIGHUP, handlers[1]), libc::raise(libc::SIGHUP)) };
             assert_eq!(CAME.each_ref().map(|count| count.load(Ordering::Relaxed)), [0, 0]);
