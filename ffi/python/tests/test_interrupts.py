@@ -1,0 +1,145 @@
+"""Ctrl-C ends what a program waits for."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import time
+
+import pytest
+from programs import run, start
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    processes = start(
+        """
+        import signal, time
+        # A shell that starts programs in the background lets them ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sum = world.allreduce(4)
+        if rank == 1:
+            time.sleep(2)
+            sum.arrive()
+            sum.wait(30)
+            sum.finish(30)
+        else:
+            sum.arrive()
+            print("WAITS", flush=True)
+            try:
+                sum.wait()
+            except KeyboardInterrupt:
+                print("INTERRUPTED", flush=True)
+            # Nothing is lost by that.
+            assert len(sum.wait(30)) == 1
+            sum.finish(30)
+        """,
+        2,
+    )
+    waiting = processes[0].stdout
+    assert waiting is not None and waiting.readline() == "WAITS\n"
+    time.sleep(0.2)
+    processes[0].send_signal(signal.SIGINT)
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
+
+
+INTERRUPTED = """
+    import os, signal, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    place = "unix:earlybird-again-%d" % os.getppid()
+    calls = {
+        "join": lambda: earlybird.World.join(0, 2, place),
+        "barrier": world.barrier,
+        "all_reduce": lambda: world.all_reduce(np.ones(3)),
+        "empty": lambda: world.empty(3),
+        "receive": lambda: world.receive(np.ones(3)),
+    }
+    if "CALL" != "all_reduce":
+        world.open_messages()
+    call = calls["CALL"]
+    if rank == 0:
+        print("WAITS", flush=True)
+        try:
+            call()
+        except KeyboardInterrupt:
+            print("INTERRUPTED", flush=True)
+    else:
+        time.sleep(1.5)
+    if "CALL" == "join":
+        # The place of the first attempt is free.
+        again = earlybird.World.join(rank, 2, place, deadline=20)
+        again.barrier(20)
+    elif "CALL" == "receive":
+        # Nothing of the message has moved.
+        world.receive(np.ones(3), timeout=20) if rank == 0 else world.send(np.ones(3), to=0, timeout=20)
+    elif rank == 1:
+        try:
+            call()
+        except earlybird.Aborted as error:
+            assert error.peer == 0
+        else:
+            raise AssertionError("rank 0 was not there")
+"""
+
+
+def interrupt(program: str) -> None:
+    processes = start(program, 2)
+    waiting = processes[0].stdout
+    assert waiting is not None and waiting.readline() == "WAITS\n"
+    time.sleep(0.3)
+    processes[0].send_signal(signal.SIGINT)
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
+
+
+@pytest.mark.parametrize("call", ["join", "barrier", "all_reduce", "empty", "receive"])
+def test_ctrl_c_ends_a_call_of_all_ranks(call: str) -> None:
+    interrupt(INTERRUPTED.replace("CALL", call))
+
+
+def test_ctrl_c_ends_a_call_over_libfabric() -> None:
+    """Some versions of it load a library that takes the handlers of signals away."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    try:
+        ctypes.CDLL("libfabric.so.1")
+    except OSError as absent:
+        pytest.skip(f"SKIPPED: libfabric cannot be loaded: {absent}")
+    # The handler is set before libfabric is loaded.
+    join = f"""
+    choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 30}}
+    world = earlybird.World.join(rank, 2, "tcp:127.0.0.1:{port}", **choices)
+    place ="""
+    interrupt(INTERRUPTED.replace("CALL", "barrier").replace("\n    place =", join))
+
+
+def test_outcomes_that_came_at_ctrl_c_are_not_lost() -> None:
+    run(
+        """
+        import os, signal, threading, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with world.allreduce(1) as total:
+            for turn in range(5):
+                total.contribution()[:] = turn
+                world.barrier(20)
+                if rank == 1:
+                    # After the signal, and before rank 0 looks after signals again.
+                    time.sleep(0.07)
+                    total.arrive()
+                    total.wait(20)
+                    continue
+                total.arrive()
+                alarm, rounds = threading.Timer(0.04, os.kill, (os.getpid(), signal.SIGINT)), None
+                try:
+                    alarm.start()
+                    rounds = total.wait(20)
+                    alarm.join()
+                except KeyboardInterrupt:
+                    rounds = total.wait(20) if rounds is None else rounds
+                assert rounds[-1].data[0] == 2 * turn
+                rounds = None
+        """,
+        2,
+    )
