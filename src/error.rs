@@ -326,6 +326,18 @@ impl Error {
         Error::Timeout { rank, operation, waited, missing, together, hosts: HostNames::default() }
     }
 
+    /// What this rank has, and what a peer has instead.
+    pub(crate) fn mismatch(
+        rank: u32,
+        operation: &'static str,
+        what: &'static str,
+        mine: impl fmt::Display,
+        (peer, theirs): (u32, impl fmt::Display),
+    ) -> Self {
+        let (mine, theirs) = (mine.to_string(), theirs.to_string());
+        Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts: HostNames::default() }
+    }
+
     pub(crate) fn left(rank: u32, operation: &'static str, peer: u32) -> Self {
         Error::PeerLeft { rank, operation, peer, hosts: HostNames::default() }
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::Way;
 use common::worlds::{everywhere, world};
-use earlybird::{Error, Reduce, World, f16};
+use earlybird::{Dtype, Error, Reduce, World, f16};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -60,13 +60,19 @@ fn play(world: &World) {
         data.copy_from_slice(&mine);
         world.all_reduce(&mut data, Reduce::Sum, DEADLINE).unwrap();
         assert_eq!(data, sums(0));
+        data.copy_from_slice(&mine);
+        world.all_reduce(&mut data, Reduce::Mean, DEADLINE).unwrap();
+        assert!(data.iter().zip(sums(0)).all(|(mean, sum)| *mean == sum / ranks as u64));
         data.fill(3);
         world.reduce(&mine, is_root.then_some(&mut data[..]), Reduce::Max, root, DEADLINE).unwrap();
         assert!(data == if is_root { of(ranks - 1, block) } else { vec![3; block] });
         world.reduce_scatter(&long, &mut data, Reduce::Sum, DEADLINE).unwrap();
         assert_eq!(data, sums(me * block));
 
-        // 16-bit floats are summed in 32 bits, in the order of ranks, and rounded once.
+        // 16-bit floats are reduced in 32 bits, in the order of ranks, and rounded once: a mean fits where the sum does not.
+        let mut halves = vec![f16::from_f32(60_000.0); block];
+        world.all_reduce(&mut halves, Reduce::Mean, DEADLINE).unwrap();
+        assert!(halves.iter().all(|half| half.to_f32() == f16::from_f32(60_000.0).to_f32()));
         let half = |rank: usize, index: usize| f16::from_f32(0.1 + (rank * 3 + index % 50) as f32 / 7.0);
         let mut halves: Vec<f16> = (0..block).map(|index| half(me, index)).collect();
         world.all_reduce(&mut halves, Reduce::Sum, DEADLINE).unwrap();
@@ -105,12 +111,12 @@ fn symmetric(world: &World, is_shared: bool) {
     const ELEMENTS: usize = 150_000;
     let mut memory = world.symmetric_memory(ELEMENTS * size_of::<f32>(), DEADLINE).unwrap();
     let value = |index: usize| (world.rank() as usize * 31 + index) as f32 / 7.0;
-    for range in [0..0, 3..7, 0..ELEMENTS, 1_001..90_000, 5..20_021] {
+    for (range, reduce) in [0..0, 3..7, 0..ELEMENTS, 1_001..90_000, 5..20_021].into_iter().zip(Reduce::EVERY) {
         let mut expected: Vec<f32> = (0..ELEMENTS).map(value).collect();
         memory.as_mut_slice().unwrap().copy_from_slice(&expected);
-        world.all_reduce(&mut expected[range.clone()], Reduce::Sum, DEADLINE).unwrap();
+        world.all_reduce(&mut expected[range.clone()], reduce, DEADLINE).unwrap();
         let before = world.copies();
-        memory.all_reduce::<f32>(range.clone(), Reduce::Sum, DEADLINE).unwrap();
+        memory.all_reduce::<f32>(range.clone(), reduce, DEADLINE).unwrap();
         let copies = world.copies();
         assert!(memory.as_slice::<f32>().unwrap() == expected, "{range:?}");
         let is_small = range.len() * size_of::<f32>() * world.size() as usize <= 16 << 10;
@@ -125,6 +131,10 @@ fn symmetric(world: &World, is_shared: bool) {
         memory.all_reduce::<f32>(0..ELEMENTS, Reduce::Sum, DEADLINE).unwrap();
         assert_eq!(memory.as_slice::<f32>().unwrap()[ELEMENTS - 1], world.size() as f32);
     }
+    let truths = memory.all_reduce_bytes(Dtype::Bool, 0..4, Reduce::Mean, DEADLINE);
+    assert!(matches!(truths, Err(Error::Usage { .. })), "{truths:?}");
+    let truths = world.all_reduce_bytes(Dtype::Bool, &mut [1, 0], Reduce::Mean, DEADLINE);
+    assert!(matches!(truths, Err(Error::Usage { .. })), "{truths:?}");
     let beyond = memory.all_reduce::<f32>(0..ELEMENTS + 1, Reduce::Sum, DEADLINE);
     assert!(matches!(beyond, Err(Error::Usage { .. })), "{beyond:?}");
     world.barrier(DEADLINE).unwrap();

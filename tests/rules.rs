@@ -373,6 +373,7 @@ fn invalid_choices_are_named() {
         refused(fire(Fire::SOLO.full_every(1)), "full=1");
         refused(fire(Fire::ALL.full_every(4)), "omit full=K");
         let integers = || world.allreduce::<i64>(&[1]);
+        refused(integers().reduce(Reduce::Mean).build().unwrap_err(), "reduce=sum and a scale");
         refused(integers().scale(Scale::World).build().unwrap_err(), "scale=sum");
         refused(integers().absent(Absent::Decay(0.5)).build().unwrap_err(), "decay");
         let floats = || world.allreduce::<f32>(&[1]);

@@ -7,7 +7,7 @@ use super::layout::{HEADER, Header, MARK, Slot};
 use super::peers::Purpose;
 use super::plan::{Plan, Readers};
 use super::{Blocks, Board, Kind};
-use crate::error::{Error, HostNames, Ranks, Result};
+use crate::error::{Error, Ranks, Result};
 use crate::executor::work::Polled;
 use crate::fabric::{At, Region, Window};
 use crate::fault::Fault;
@@ -366,15 +366,7 @@ impl<'a> Call<'a> {
             () if mine[2] != theirs[2] => ("the length in bytes", &|header| header[2].to_string()),
             () => ("the history of calls", &|header| format!("{:016x}", header[0])),
         };
-        Err(Error::Mismatch {
-            rank: board.me,
-            operation: self.what.operation,
-            what,
-            mine: text(mine),
-            peer: rank,
-            theirs: text(theirs),
-            hosts: HostNames::default(),
-        })
+        Err(Error::mismatch(board.me, self.what.operation, what, text(mine), (rank, text(theirs))))
     }
 
     /// All that was published is here.

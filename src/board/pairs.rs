@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::peers::{Memory, Peers, Purpose};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::fabric::{At, CACHE_LINE, Endpoint, Window};
 use crate::fault::Fault;
 
@@ -381,8 +381,7 @@ impl Pairs {
         if mine == theirs {
             return Ok(());
         }
-        let (what, mine, theirs) = ("the length of the message in bytes", mine.to_string(), theirs.to_string());
-        let (rank, operation, peer) = (self.me, transfer.operation, transfer.peer);
-        Err(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts: HostNames::default() })
+        let what = "the length of the message in bytes";
+        Err(Error::mismatch(self.me, transfer.operation, what, mine, (transfer.peer, theirs)))
     }
 }

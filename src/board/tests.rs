@@ -168,6 +168,7 @@ impl Case {
                 Reduce::Min => left.min(right),
                 Reduce::Max => left.max(right),
                 Reduce::Prod => left.wrapping_mul(right),
+                Reduce::Mean => unreachable!("no call here has it"),
             };
             values.reduce(fold).unwrap()
         };

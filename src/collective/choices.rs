@@ -41,8 +41,7 @@ pub(crate) fn compare(
             let told = line.and_then(|line| line.split_once('\t')).filter(|(name, _)| *name == *what);
             let theirs = told.map_or("another version", |(_, value)| value);
             if theirs != mine {
-                let (mine, theirs) = (mine.clone(), theirs.to_owned());
-                return Err(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts: HostNames::default() });
+                return Err(Error::mismatch(rank, operation, what, mine, (peer, theirs)));
             }
         }
     }

@@ -80,8 +80,8 @@ struct Model<'a> {
     members: f64,
 }
 
-/// Reduces `operands` element by element, `len` elements each, in the order given, and ends it as `ending` says. Without
-/// operands the result is zeros. A single operand that stays as it is, is copied. The caller has entered the default
+/// Reduces `operands` element by element, `len` elements each, in the order given, and ends it as `ending` says; a mean
+/// is divided by their number. Without operands the result is zeros. A single operand that stays as it is, is copied. The caller has entered the default
 /// floating-point state before it computed factors.
 ///
 /// # Safety
@@ -107,6 +107,9 @@ unsafe fn combine(
                         Reduce::Min => with::<$type, Min>(vectors, target, operands, len, ending),
                         Reduce::Max => with::<$type, Max>(vectors, target, operands, len, ending),
                         Reduce::Prod => with::<$type, Prod>(vectors, target, operands, len, ending),
+                        Reduce::Mean => {
+                            with::<$type, Sum>(vectors, target, operands, len, Ending::Over(operands.len() as f64))
+                        }
                     },)*
                 }
             }

@@ -29,9 +29,16 @@ pub enum Reduce {
     Max,
     /// Product; integers wrap.
     Prod,
+    /// The sum, divided by the number of ranks: 16-bit floats are rounded after that, and integers towards 0. For
+    /// [synchronous collectives](crate::World#synchronous-collectives), whose contributions are those of all ranks; the mean of
+    /// a partial round is a sum with a [`Scale`](crate::Scale).
+    Mean,
 }
 
-named!(Reduce, "reduction", "sum, min, max, prod", "sum" => Sum, "min" => Min, "max" => Max, "prod" => Prod);
+named!(
+    Reduce, "reduction", "sum, min, max, prod, mean",
+    "sum" => Sum, "min" => Min, "max" => Max, "prod" => Prod, "mean" => Mean
+);
 
 /// The type of the elements of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,7 +77,7 @@ named!(
 
 impl Reduce {
     /// All of them.
-    pub const EVERY: [Reduce; 4] = [Reduce::Sum, Reduce::Min, Reduce::Max, Reduce::Prod];
+    pub const EVERY: [Reduce; 5] = [Reduce::Sum, Reduce::Min, Reduce::Max, Reduce::Prod, Reduce::Mean];
 }
 
 impl Dtype {
@@ -153,7 +160,7 @@ mod tests {
         for dtype in Dtype::EVERY {
             assert_eq!(dtype.to_string().parse::<Dtype>(), Ok(dtype));
         }
-        for text in ["sum", "min", "max", "prod"] {
+        for text in ["sum", "min", "max", "prod", "mean"] {
             assert_eq!(text.parse::<Reduce>().unwrap().to_string(), text);
         }
         assert_eq!(

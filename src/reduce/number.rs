@@ -15,6 +15,7 @@ pub(super) trait Wide: Copy + 'static {
     fn max(self, other: Self) -> Self;
     /// Only floats are ever scaled.
     fn scaled(self, factor: f32) -> Self;
+    /// Integers are divided by whole numbers from 1 on.
     fn over(self, divisor: f64) -> Self;
 }
 
@@ -90,8 +91,8 @@ macro_rules! integer {
                 self
             }
             #[inline(always)]
-            fn over(self, _: f64) -> Self {
-                self
+            fn over(self, divisor: f64) -> Self {
+                self / divisor as $type
             }
         }
     };

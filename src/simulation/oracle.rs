@@ -376,6 +376,7 @@ impl Oracle {
                         Reduce::Prod => left.wrapping_mul(right),
                         Reduce::Min => left.min(right),
                         Reduce::Max => left.max(right),
+                        Reduce::Mean => unreachable!("no scenario has it"),
                     };
                     values.reduce(fold).unwrap_or(0).to_ne_bytes()
                 })
@@ -389,6 +390,7 @@ impl Oracle {
             Reduce::Prod => left * right,
             Reduce::Min => left.min(right),
             Reduce::Max => left.max(right),
+            Reduce::Mean => unreachable!("no scenario has it"),
         })
     }
 

@@ -228,6 +228,9 @@ impl Scenario {
         if !has_program && !is_relayed && self.path != Path::Segmented && synchronous != self.fire.is_synchronous() {
             return bad("replicated, gathered and scattered are for the rule `all`, eager is for the others");
         }
+        if self.reduction.reduce == Reduce::Mean {
+            return bad("`mean` is for synchronous collectives; use `sum` and a scale");
+        }
         if let Some(group) = self.memory {
             let Reduction { dtype, reduce, scale, .. } = self.reduction;
             let averages = dtype.is_float() && reduce == Reduce::Sum && scale == Scale::Sum;

@@ -8,7 +8,7 @@ use parking_lot::{MappedMutexGuard, MutexGuard};
 
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::fabric::{Endpoint, RawAccess};
 use crate::reduce::{Dtype, Element, Item, Reduce};
@@ -150,18 +150,9 @@ impl World {
         for (peer, lengths) in all.chunks_exact(ranks.max(1)).enumerate() {
             let (told, expected) = (lengths[self.rank() as usize], received_lengths[peer] as u64);
             if told != expected {
-                let (mine, theirs) = (expected.to_string(), told.to_string());
                 let what = "the number of elements that are sent here";
-                let (rank, peer) = (self.rank(), peer as u32);
-                return Err(self.out_of_step(Error::Mismatch {
-                    rank,
-                    operation: OPERATION,
-                    what,
-                    mine,
-                    peer,
-                    theirs,
-                    hosts: HostNames::default(),
-                }));
+                let error = Error::mismatch(self.rank(), OPERATION, what, expected, (peer as u32, told));
+                return Err(self.out_of_step(error));
             }
         }
         let largest = all.into_iter().max().unwrap_or(0) as usize * size_of::<T>();
@@ -193,7 +184,7 @@ impl World {
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
         const OPERATION: &str = "all_reduce";
-        self.check_elements(OPERATION, dtype, data)?;
+        self.check_elements(OPERATION, (dtype, reduce), data)?;
         let block = data.len();
         let what = (Kind::AllReduce, 0, (dtype, reduce));
         self.collective(OPERATION, what, block, Data::even(None, data), deadline)
@@ -230,8 +221,8 @@ impl World {
     ) -> Result<()> {
         const OPERATION: &str = "reduce";
         let result = self.at_root(OPERATION, result, root, "a result")?.unwrap_or_default();
-        self.check_elements(OPERATION, dtype, mine)?;
-        self.check_elements(OPERATION, dtype, result)?;
+        self.check_elements(OPERATION, (dtype, reduce), mine)?;
+        self.check_elements(OPERATION, (dtype, reduce), result)?;
         if self.rank() == root && result.len() != mine.len() {
             return Err(self.misuse(OPERATION, "the result must have the length of what a rank contributes"));
         }
@@ -268,8 +259,8 @@ impl World {
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
         const OPERATION: &str = "reduce_scatter";
-        self.check_elements(OPERATION, dtype, all)?;
-        self.check_elements(OPERATION, dtype, mine)?;
+        self.check_elements(OPERATION, (dtype, reduce), all)?;
+        self.check_elements(OPERATION, (dtype, reduce), mine)?;
         self.check_blocks(OPERATION, mine.len(), all.len())?;
         let (what, block) = ((Kind::ReduceScatter, 0, (dtype, reduce)), mine.len());
         self.collective(OPERATION, what, block, Data::even(all, mine), deadline)
@@ -383,23 +374,14 @@ impl World {
         let mut all = Vec::with_capacity(told.len());
         for (peer, told) in (0..).zip(told) {
             let what = |purpose: Option<&u8>| match purpose {
-                Some(b'c') => "a collective".to_owned(),
-                Some(b'm') => "a message".to_owned(),
-                Some(b's') => "symmetric memory".to_owned(),
-                _ => "another call".to_owned(),
+                Some(b'c') => "a collective",
+                Some(b'm') => "a message",
+                Some(b's') => "symmetric memory",
+                _ => "another call",
             };
             if told.first() != Some(&purpose) {
                 let (mine, theirs) = (what(Some(&purpose)), what(told.first()));
-                let error = Error::Mismatch {
-                    rank,
-                    operation,
-                    what: "the call",
-                    mine,
-                    peer,
-                    theirs,
-                    hosts: HostNames::default(),
-                };
-                return Err(self.out_of_step(error));
+                return Err(self.out_of_step(Error::mismatch(rank, operation, "the call", mine, (peer, theirs))));
             }
             if told.len() == 1 {
                 let reason = "it had no memory for this".to_owned();
@@ -412,9 +394,7 @@ impl World {
 
     /// What a rank returns that has met another one in a call of another kind. The ranks are out of step.
     pub(super) fn other_call(&self, operation: &'static str, peer: u32) -> Error {
-        let (what, mine, theirs) = ("the call", operation.to_owned(), "another call".to_owned());
-        let (rank, hosts) = (self.rank(), HostNames::default());
-        self.out_of_step(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts })
+        self.out_of_step(Error::mismatch(self.rank(), operation, "the call", operation, (peer, "another call")))
     }
 
     /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
@@ -445,11 +425,20 @@ impl World {
         }
     }
 
-    pub(super) fn check_elements(&self, operation: &'static str, dtype: Dtype, data: &[u8]) -> Result<()> {
+    /// Checks bytes that are to be reduced.
+    fn check_elements(&self, operation: &'static str, (dtype, reduce): (Dtype, Reduce), data: &[u8]) -> Result<()> {
+        self.check_reduction(operation, (dtype, reduce))?;
         let is_aligned = (data.as_ptr() as usize).is_multiple_of(dtype.size()) || data.is_empty();
         match is_aligned && data.len().is_multiple_of(dtype.size()) {
             true => Ok(()),
             false => Err(self.misuse(operation, "the bytes are not whole elements, or not aligned to elements")),
+        }
+    }
+
+    pub(super) fn check_reduction(&self, operation: &'static str, reduction: (Dtype, Reduce)) -> Result<()> {
+        match reduction {
+            (Dtype::Bool, Reduce::Mean) => Err(self.misuse(operation, "there is no mean of bool")),
+            _ => Ok(()),
         }
     }
 

@@ -11,7 +11,7 @@ use earlybird_ffi::fork;
 
 use super::{Inner, World};
 use crate::board::{Data, Kind, What, is_small, place};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::fabric::{Access, CACHE_LINE, Endpoint, Key, Lender, Window};
 use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
 use crate::time::Deadline;
@@ -99,17 +99,8 @@ impl World {
             });
         }
         if let Some((peer, theirs)) = different {
-            let (mine, theirs) = (bytes.to_string(), theirs.to_string());
             let what = "the length in bytes";
-            return Err(Error::Mismatch {
-                rank: self.rank(),
-                operation: OPERATION,
-                what,
-                mine,
-                peer,
-                theirs,
-                hosts: self.fabric().host_names(),
-            });
+            return Err(self.with_hosts(Error::mismatch(self.rank(), OPERATION, what, bytes, (peer, theirs))));
         }
         Ok(SymmetricMemory {
             world: std::sync::Arc::downgrade(&self.inner),
@@ -206,6 +197,7 @@ impl SymmetricMemory {
         let inner = self.world.upgrade().ok_or_else(|| self.misuse(OPERATION, "the world of this memory is gone"))?;
         let world = World { inner };
         self.check_own(OPERATION)?;
+        world.check_reduction(OPERATION, (dtype, reduce))?;
         let is_whole = [range.start, range.end].iter().all(|place| place.is_multiple_of(dtype.size()));
         if range.start > range.end || range.end > self.bytes || !is_whole {
             return Err(self.misuse(OPERATION, "the range must lie in the memory, and be of whole elements"));
@@ -267,16 +259,7 @@ impl SymmetricMemory {
         for (peer, theirs) in (0..).zip(&self.rows) {
             for (what, (mine, theirs)) in SAID.into_iter().zip(mine.iter().zip(theirs)) {
                 if mine != theirs {
-                    let (mine, theirs) = (mine.to_string(), theirs.to_string());
-                    return Err(Error::Mismatch {
-                        rank: self.rank,
-                        operation,
-                        what,
-                        mine,
-                        peer,
-                        theirs,
-                        hosts: HostNames::default(),
-                    });
+                    return Err(Error::mismatch(self.rank, operation, what, mine, (peer, theirs)));
                 }
             }
         }

@@ -500,8 +500,8 @@ enum eb_status eb_world_all_to_all_of(struct eb_world world,
 
 /**
  * Reduces `data` of all ranks, element by element, and leaves the result in it on every rank. `dtype` and `reduce` are the
- * texts of eb_allreduce_options; NULL stands for "f32" and "sum". Elements are reduced in the order of ranks: all ranks have
- * the same bits.
+ * texts of eb_allreduce_options, and `reduce` may be "mean", too; NULL stands for "f32" and "sum". Elements are reduced in
+ * the order of ranks: all ranks have the same bits.
  */
 enum eb_status eb_world_all_reduce(struct eb_world world,
                                    void *data,

@@ -26,6 +26,11 @@ impl<T: Item> AllreduceBuilder<'_, T> {
                 "ages are those of models in groups by order of arrival; use group=arrivals, or another scale",
             ));
         }
+        if self.reduce == Reduce::Mean {
+            return Err(usage(
+                "the mean of a round is a sum that is divided; use reduce=sum and a scale, such as contributions",
+            ));
+        }
         let adds = self.adds_floats();
         if self.scale != Scale::Sum && !adds {
             return Err(usage("only sums of floating-point numbers can be divided; use scale=sum"));

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use super::choices::{Choices, digest};
 use super::core::{Cut, Machine, Plan};
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, Result};
 use crate::world::World;
 use format::Header;
 use reader::Recording;
@@ -104,8 +104,8 @@ impl Tape {
             None => Ok(()),
             Some((peer, theirs)) => {
                 let text = |digest: u64| format!("{digest:016x} in rounds 1 to {rounds}");
-                let (what, mine, theirs) = ("the digest of the recorded cuts", text(mine), text(theirs));
-                Err(Error::Mismatch { rank, operation, what, mine, peer, theirs, hosts: HostNames::default() })
+                let what = "the digest of the recorded cuts";
+                Err(Error::mismatch(rank, operation, what, text(mine), (peer, text(theirs))))
             }
         }
     }

@@ -109,18 +109,10 @@ impl<F: OverWire> NetCandidate<F> {
         }
         let mut peers = Vec::new();
         for (peer, theirs) in infos.iter().enumerate() {
-            let (what, peer) = ("the network", peer as u32);
+            let peer = peer as u32;
             if theirs.provider != own_info.provider {
-                let (mine, theirs) = (own_info.provider.clone(), theirs.provider.clone());
-                return Err(Error::Mismatch {
-                    rank,
-                    operation: "join",
-                    what,
-                    mine,
-                    peer,
-                    theirs,
-                    hosts: HostNames::default(),
-                });
+                let (mine, theirs) = (&own_info.provider, (peer, &theirs.provider));
+                return Err(Error::mismatch(rank, "join", "the network", mine, theirs));
             }
             link.wire.insert(&theirs.address).map_err(|code| {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))

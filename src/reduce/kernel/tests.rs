@@ -30,7 +30,7 @@ macro_rules! float_scalar {
             }
             fn fold(reduce: Reduce, left: $wide, right: $wide) -> $wide {
                 match reduce {
-                    Reduce::Sum => left + right,
+                    Reduce::Sum | Reduce::Mean => left + right,
                     Reduce::Prod => left * right,
                     _ if left.is_nan() => left,
                     _ if right.is_nan() => right,
@@ -68,7 +68,7 @@ macro_rules! integer_scalar {
             }
             fn fold(reduce: Reduce, left: $wide, right: $wide) -> $wide {
                 match reduce {
-                    Reduce::Sum => left.wrapping_add(right),
+                    Reduce::Sum | Reduce::Mean => left.wrapping_add(right),
                     Reduce::Prod => left.wrapping_mul(right),
                     Reduce::Min => if right < left { right } else { left },
                     Reduce::Max => if right > left { right } else { left },
@@ -77,8 +77,8 @@ macro_rules! integer_scalar {
             fn scale(wide: $wide, _: f32) -> $wide {
                 wide
             }
-            fn divide(wide: $wide, _: f64) -> $wide {
-                wide
+            fn divide(wide: $wide, divisor: f64) -> $wide {
+                wide / divisor as $wide
             }
             fn same(left: Self, right: Self) -> bool {
                 left == right
@@ -167,7 +167,7 @@ where
 {
     let &Case { len, ref sources, divisor, wide_target } = case;
     let integer = !N::DTYPE.is_float();
-    let adds = reduce == Reduce::Sum && !integer;
+    let adds = reduce == Reduce::Sum;
     let narrow: Vec<Vec<N>> =
         sources.iter().map(|&(seed, ..)| (0..len).map(|i| draw_bits(seed, i)).collect()).collect();
     let wide: Vec<Vec<N::Wide>> = narrow.iter().map(|of| of.iter().map(|x| x.wide()).collect()).collect();
@@ -177,10 +177,10 @@ where
         .map(|(index, &(_, is_wide, factor))| Operand {
             data: if is_wide { wide[index].as_ptr().cast() } else { narrow[index].as_ptr().cast() },
             wide: is_wide,
-            factor: if adds { factor } else { 1.0 },
+            factor: if adds && !integer { factor } else { 1.0 },
         })
         .collect();
-    let divisor = divisor.filter(|_| adds);
+    let divisor = divisor.filter(|_| adds).map(|divisor| if integer { divisor.ceil() } else { divisor });
     let expected = |i: usize| {
         let scaled = |k: usize| match operands[k].factor {
             1.0 => wide[k][i],
@@ -309,7 +309,11 @@ fn reduce<T: Scalar>(reduce: Reduce, sources: &[Vec<T>], divisor: Option<f64>) -
 fn edge_cases() {
     assert_eq!(reduce::<u64>(Reduce::Sum, &[], None), [0, 0, 0]);
     assert_eq!(reduce(Reduce::Sum, &[vec![u64::MAX], vec![2]], None), [1]);
-    assert_eq!(reduce(Reduce::Sum, &[vec![i64::MAX], vec![1]], Some(3.0)), [i64::MIN]);
+    assert_eq!(reduce(Reduce::Mean, &[vec![i64::MAX], vec![1]], None), [i64::MIN / 2]);
+    assert_eq!(reduce(Reduce::Mean, &[vec![-7i8, 127], vec![0, 126]], None), [-3, 126]);
+    assert_eq!(reduce(Reduce::Mean, &[vec![255u8], vec![255], vec![254]], None), [254]);
+    assert_eq!(reduce(Reduce::Mean, &[vec![1.0f32], vec![2.0], vec![4.0]], None), [7.0 / 3.0]);
+    assert_eq!(reduce(Reduce::Mean, &vec![vec![f16::from_f32(60_000.0)]; 8], None), [f16::from_f32(60_000.0)]);
     assert_eq!(reduce(Reduce::Prod, &[vec![1u32 << 31], vec![2]], None), [0]);
     assert_eq!(reduce(Reduce::Sum, &[vec![100i8], vec![100]], None), [-56]);
     assert_eq!(reduce(Reduce::Prod, &[vec![16u8, 15], vec![16, 17]], None), [0, 255]);

@@ -218,7 +218,7 @@ class World(_earlybird.World):
     def all_reduce(
         self, array: Array, reduce: str = "sum", timeout: float | None = None, *, dtype: str | None = None
     ) -> Array:
-        """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max`` or ``prod``.
+        """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max``, ``prod`` or ``mean``.
 
         For a reduction that is made again and again, ``allreduce`` is faster: it reads and writes in place. So does this one
         if the array is of :meth:`empty`, or a part of such an array: the same on all ranks. ``dtype="bf16"`` says that an

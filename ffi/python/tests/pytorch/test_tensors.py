@@ -34,6 +34,14 @@ for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, to
     tensor = torch.tensor([7 + rank, -7 - rank if signed else 0]).to(dtype)
     dist.all_reduce(tensor, AVG)
     assert tensor.tolist() == [total // size, -(total // size) if signed else 0], (dtype, tensor)
+# What two ranks hand in differs, and both are told.
+if size == 2:
+    try:
+        dist.all_reduce(torch.ones(2 if rank else 4, dtype=(torch.float16, torch.float32)[rank]), AVG, dist.new_group())
+    except earlybird.Error as problem:
+        assert "mean of f16" in str(problem) and "mean of f32" in str(problem), problem
+    else:
+        raise AssertionError("a mean of two types")
 try:
     dist.all_reduce(torch.tensor([True]), AVG)
 except earlybird.UsageError as problem:
@@ -51,6 +59,30 @@ for step in range(4):
     assert (network.weight.grad == 60_000).all(), (step, network.weight.grad)
 hook.finish()
 """
+
+
+FLUSHED = """
+AVG = dist.ReduceOp.AVG
+# The threads of a group that is made from here on flush tiny numbers to zero on one rank, as this one does.
+torch.set_flush_denormal(rank == 1)
+for group in (dist.group.WORLD, dist.new_group()):
+    for dtype, value in ((torch.float32, 1.2e-38), (torch.float64, 2.3e-308), (torch.complex64, 1.2e-38)):
+        for length in (3, 100_000):
+            tensor = torch.full((length,), 0 if rank else value, dtype=dtype)
+            work = dist.all_reduce(tensor, AVG, group=group, async_op=True)
+            work.wait()
+            dist.all_reduce(tensor, AVG, group=group)
+            others = [torch.empty_like(tensor) for _ in range(size)]
+            dist.all_gather(others, tensor)
+            torch.set_flush_denormal(False)
+            expected = torch.full((length,), value / 2, dtype=dtype)
+            assert all(torch.equal(other, expected) for other in others), (dtype, length, others)
+            torch.set_flush_denormal(rank == 1)
+"""
+
+
+def test_means_have_the_same_bits_on_ranks_that_flush_tiny_numbers() -> None:
+    run(FLUSHED, 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.distributed import ReduceOp
 
-from .._dtypes import numpy_dtype
 from .._earlybird import World, collectives
 from .._errors import UsageError
 from . import _cuda
@@ -32,16 +31,7 @@ NAMES = {
     torch.bool: "bool",
 }
 
-# A mean may fit into these types where the sum does not: it is summed in a wider one, and rounded once.
-_SUMMED_IN = {
-    torch.float16: torch.float32,
-    torch.complex32: torch.complex64,
-    torch.int8: torch.int32,
-    torch.uint8: torch.int32,
-    torch.int16: torch.int32,
-}
-
-_REDUCTIONS = {"SUM": "sum", "AVG": "sum", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}
+_REDUCTIONS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}
 
 
 class _Memory:
@@ -102,7 +92,6 @@ def op_name(op: Any) -> str:
 
 _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
-    "AVG": torch.add,
     "PRODUCT": torch.mul,
     "MIN": torch.minimum,
     "MAX": torch.maximum,
@@ -116,31 +105,11 @@ def _native(tensor: Tensor, name: str) -> tuple[Tensor, tuple[str, str]] | None:
     """The elements that the library reduces by itself, and what it is to do; none if it has no such elements."""
     if tensor.is_complex() and name in ("SUM", "AVG"):
         tensor = torch.view_as_real(tensor)
+    if name == "AVG" and (tensor.dtype not in NAMES or tensor.dtype == torch.bool):
+        raise UsageError(f"there is no mean of {tensor.dtype}")
     if tensor.dtype in NAMES and name in _REDUCTIONS:
         return tensor, (NAMES[tensor.dtype], _REDUCTIONS[name])
     return None
-
-
-def _contributed(tensor: Tensor, name: str) -> Tensor:
-    """What a rank contributes to a reduction."""
-    source = contiguous(tensor)
-    if name != "AVG":
-        return source
-    if source.dtype == torch.bool or not (source.is_floating_point() or source.is_complex() or source.dtype in NAMES):
-        raise UsageError(f"there is no mean of {source.dtype}")
-    return source.to(_SUMMED_IN.get(source.dtype, source.dtype))
-
-
-def _mean(tensor: Tensor, name: str, size: int) -> None:
-    if name != "AVG":
-        return
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.div_(size)
-    else:
-        # As NCCL does: towards 0. torch does not divide all types of integers.
-        numbers = bytes_of(tensor).view(numpy_dtype(NAMES[tensor.dtype]))
-        numbers -= np.fmod(numbers, numbers.dtype.type(size))
-        numbers //= numbers.dtype.type(size)
 
 
 def _gathered(world: World, tensor: Tensor, timeout: float | None) -> list[Tensor]:
@@ -184,7 +153,7 @@ def all_reduce(world: World, tensor: Tensor, name: str, timeout: float | None) -
     """Reduces in place, on all ranks."""
     if tensor.layout == torch.sparse_coo:
         return _sum_sparse(world, tensor, name, timeout)
-    source = _contributed(tensor, name)
+    source = contiguous(tensor)
     native = _native(source, name)
     if native is None:
         result = _fold(_gathered(world, source, timeout), name)
@@ -192,13 +161,12 @@ def all_reduce(world: World, tensor: Tensor, name: str, timeout: float | None) -
         elements, kinds = native
         collectives.all_reduce(world, bytes_of(elements), kinds, timeout)
         result = source
-    _mean(result, name, world.size)
     return keep(tensor, result)
 
 
 def reduce(world: World, tensor: Tensor, name: str, root: int, timeout: float | None) -> Tensor:
     """Reduces in place on the root; the tensors of others stay what they are."""
-    source = _contributed(tensor, name)
+    source = contiguous(tensor)
     native = _native(source, name)
     is_root = world.rank == root
     result = torch.empty_like(source) if is_root else None
@@ -210,7 +178,6 @@ def reduce(world: World, tensor: Tensor, name: str, root: int, timeout: float | 
         out = None if result is None else bytes_of(result)
         collectives.reduce(world, bytes_of(elements), out, kinds, root, timeout)
     if result is not None:
-        _mean(result, name, world.size)
         keep(tensor, result)
     return tensor
 
@@ -219,8 +186,8 @@ def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: f
     """Reduces all blocks; this rank gets its own."""
     if all.numel() != out.numel() * world.size or all.dtype != out.dtype:
         raise UsageError(f"{all.numel()} elements are not {world.size} times the {out.numel()} of the result")
-    source = _contributed(all, name)
-    result = result_of(out) if out.dtype == source.dtype else torch.empty(out.shape, dtype=source.dtype, device="cpu")
+    source = contiguous(all)
+    result = result_of(out)
     native = _native(source, name)
     if native is None:
         blocks = (gathered.reshape(world.size, -1)[world.rank] for gathered in _gathered(world, source, timeout))
@@ -228,7 +195,6 @@ def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: f
     else:
         elements, kinds = native
         collectives.reduce_scatter(world, bytes_of(elements), bytes_of(result), kinds, timeout)
-    _mean(result, name, world.size)
     return keep(out, result)
 
 
