@@ -254,10 +254,12 @@ impl Gru {
 }
 
 /// The symbol that the network reads at a time: the one that it had to predict before.
+#[inline]
 fn read(line: &[u8], at: usize) -> usize {
     usize::from(if at == 0 { END } else { line[at - 1] })
 }
 
+#[inline]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }

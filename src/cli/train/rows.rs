@@ -2,15 +2,18 @@
 //! instructions.
 
 /// The rows of a matrix, each of `width` numbers.
+#[inline]
 pub(super) fn row(matrix: &[f32], width: usize, index: usize) -> &[f32] {
     &matrix[index * width..(index + 1) * width]
 }
 
+#[inline]
 pub(super) fn row_mut(matrix: &mut [f32], width: usize, index: usize) -> &mut [f32] {
     &mut matrix[index * width..(index + 1) * width]
 }
 
 /// The sum of products. Sums side by side keep the processor's pipeline full.
+#[inline]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 32;
     let mut sums = [0.0f32; LANES];
@@ -41,6 +44,7 @@ pub(super) fn add_scaled<'a>(sum: &mut [f32], count: usize, scaled: impl Fn(usiz
     }
 }
 
+#[inline]
 fn add<const ROWS: usize>(sum: &mut [f32], scaled: [(f32, &[f32]); ROWS]) {
     let factors = scaled.map(|(factor, _)| factor);
     let rows = scaled.map(|(_, row)| &row[..sum.len()]);

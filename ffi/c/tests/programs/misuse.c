@@ -85,7 +85,7 @@ static void alone(eb_world world) {
   const size_t far_too_many[] = {SIZE_MAX}, four[] = {4};
   EXPECT(eb_world_all_to_all_of(world, numbers, far_too_many, numbers + 4, four, 1), EB_ARGUMENT, "addressed");
   EXPECT(eb_world_all_reduce(world, numbers, 8, "f31", NULL, 1), EB_ARGUMENT, "dtype");
-  EXPECT(eb_world_all_reduce(world, numbers, 8, NULL, "mean", 1), EB_ARGUMENT, "reduce");
+  EXPECT(eb_world_all_reduce(world, numbers, 8, NULL, "median", 1), EB_ARGUMENT, "reduce");
   EXPECT(eb_world_all_reduce(world, numbers, SIZE_MAX, "f64", NULL, 1), EB_ARGUMENT, "addressed");
   EXPECT(eb_world_all_reduce(world, (char *)numbers + 1, 4, NULL, NULL, 1), EB_USAGE, "not aligned");
   EXPECT(eb_world_reduce(world, numbers, numbers, 8, NULL, NULL, 0, 1), EB_ARGUMENT, "mine and result overlap");
