@@ -21,14 +21,14 @@ fn boxed(world: Vec<impl Fabric + 'static>) -> Vec<Box<dyn Fabric>> {
 
 #[test]
 fn sim_on_one_host() {
-    for seed in 0..by_tier(6, 50) {
+    for seed in 0..by_tier(3, 50) {
         conformance::all(&|ranks| boxed(SimFabric::world(&vec![0; ranks as usize], seed)));
     }
 }
 
 #[test]
 fn sim_on_a_host_each() {
-    for seed in 0..by_tier(6, 50) {
+    for seed in 0..by_tier(3, 50) {
         let hosts = |ranks: u32| (0..ranks).collect::<Vec<_>>();
         conformance::all(&|ranks| boxed(SimFabric::world(&hosts(ranks), seed)));
     }
