@@ -5,9 +5,11 @@
 //! everywhere and the build takes only the Rust toolchain.
 #![allow(unsafe_code)]
 
+pub mod abandon;
 pub mod fork;
 mod loader;
 pub mod ofi;
+pub mod rights;
 mod signals;
 #[cfg(test)]
 #[path = "../tests/skipped/mod.rs"]

@@ -82,7 +82,7 @@ impl Waiter {
     /// A provider that refuses something usually does so because a peer is gone: which one, comes out soon.
     #[cold]
     fn explain_error(&self, operation: &'static str, error: Error) -> Error {
-        let error = error.in_call(operation).on(&self.fabric.host_names());
+        let error = error.in_call(operation).on(&self.fabric.host_names()).beside_strangers(self.fabric.strangers());
         if !matches!(error, Error::Transport { .. }) {
             return error;
         }
@@ -102,6 +102,14 @@ impl Waiter {
     /// [`Error::Timeout`] at the deadline; a dead peer or an aborted job; an operation that failed.
     #[inline]
     pub(crate) fn block(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
+        self.fabric.expect_by(Some(deadline));
+        let done = self.carry_on(work, operation, deadline);
+        self.fabric.expect_by(None);
+        done
+    }
+
+    #[inline]
+    fn carry_on(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
         let stay = &|| false;
         let mut now = self.clock.now_if(work.needs_time());
         let looks = work.looks(self.spin.yields());

@@ -73,6 +73,7 @@ pub use window::Window;
 
 use crate::error::{HostNames, Result};
 use crate::sync::{self, AtomicU64};
+use crate::time::Deadline;
 
 /// A region that an endpoint can name: its own, or imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -394,6 +395,9 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     fn strangers(&self) -> u64 {
         0
     }
+
+    /// This thread's call has to end by then, or has ended. A provider that does not return is given up then.
+    fn expect_by(&self, _due: Option<Deadline>) {}
 
     /// Looks for dead peers, which takes system calls; then as [`Fabric::health`].
     ///

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 
 use super::endpoint::{Endpoint, Local, Remote};
-use super::fid::{Code, slot};
+use super::fid::{Code, calling, slot};
 use super::sys::{FI_CSWAP, FI_SUM, FI_UINT64, fi_addr_t, fi_datatype, fi_op, fi_ops_atomic, fid_ep};
 
 type Fetch = unsafe extern "C" fn(
@@ -57,10 +57,12 @@ impl Endpoint {
         let (fetch, compare) = unsafe {
             let table = (*raw).atomic;
             let (mut sums, mut swaps) = (0, 0);
-            let valid = slot!(table, fi_ops_atomic, readwritevalid)?(raw, FI_UINT64, FI_SUM, &mut sums);
-            Code::check(valid as isize)?;
-            let valid = slot!(table, fi_ops_atomic, compwritevalid)?(raw, FI_UINT64, FI_CSWAP, &mut swaps);
-            Code::check(valid as isize)?;
+            let valid = slot!(table, fi_ops_atomic, readwritevalid)?;
+            let code = calling(c"fi_fetch_atomicvalid", || valid(raw, FI_UINT64, FI_SUM, &mut sums))?;
+            Code::check(code as isize)?;
+            let valid = slot!(table, fi_ops_atomic, compwritevalid)?;
+            let code = calling(c"fi_compare_atomicvalid", || valid(raw, FI_UINT64, FI_CSWAP, &mut swaps))?;
+            Code::check(code as isize)?;
             if sums == 0 || swaps == 0 {
                 return Err(Code::NO_FUNCTION);
             }
@@ -93,8 +95,10 @@ impl Atomics {
         // SAFETY: a live endpoint; the rest is as the caller says.
         Code::check(unsafe {
             let endpoint = endpoint.as_ptr();
-            (self.fetch)(endpoint, from.0, 1, from.1, to.0, to.1, peer, address, key, FI_UINT64, FI_SUM, context)
-        })
+            calling(c"fi_fetch_atomic", || {
+                (self.fetch)(endpoint, from.0, 1, from.1, to.0, to.1, peer, address, key, FI_UINT64, FI_SUM, context)
+            })
+        }?)
     }
 
     /// Gives a cell the number at `new` if it has the one at `expected`. The cell's old value comes
@@ -115,7 +119,7 @@ impl Atomics {
     ) -> Result<(), Code> {
         let Remote { peer, address, key } = cell;
         // SAFETY: a live endpoint; the rest is as the caller says.
-        Code::check(unsafe {
+        let compare = || unsafe {
             (self.compare)(
                 endpoint.as_ptr(),
                 new.base.cast_const().cast(),
@@ -132,7 +136,9 @@ impl Atomics {
                 FI_CSWAP,
                 context,
             )
-        })
+        };
+        // SAFETY: nothing in it has to be dropped.
+        Code::check(unsafe { calling(c"fi_compare_atomic", compare) }?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::fabric::Domain;
-use super::fid::{Code, Padded, close, slot};
+use super::fid::{Code, Padded, calling, close, slot};
 use super::sys::{FI_CNTR_EVENTS_COMP, FI_WAIT_NONE, fi_cntr_attr, fi_ops_cntr, fi_ops_domain, fid, fid_cntr};
 
 /// A counter. See fi_cntr(3).
@@ -35,7 +35,7 @@ impl Counter {
             // SAFETY: the table is that of a live domain, the attributes live during the call.
             unsafe {
                 let open = slot!(table, fi_ops_domain, cntr_open)?;
-                Ok(open(raw, &raw mut attributes.value, counter, ptr::null_mut()))
+                calling(c"fi_cntr_open", || open(raw, &raw mut attributes.value, counter, ptr::null_mut()))
             }
         })?;
         Ok(Arc::new(Counter { counter, _domain: domain }))
@@ -48,7 +48,10 @@ impl Counter {
     pub fn read(&self) -> Result<u64, Code> {
         let counter = self.as_ptr();
         // SAFETY: live.
-        unsafe { Ok(slot!((*counter).ops, fi_ops_cntr, read)?(counter)) }
+        unsafe {
+            let read = slot!((*counter).ops, fi_ops_cntr, read)?;
+            calling(c"fi_cntr_read", || read(counter))
+        }
     }
 
     /// The number of counted failures.
@@ -58,7 +61,10 @@ impl Counter {
     pub fn failures(&self) -> Result<u64, Code> {
         let counter = self.as_ptr();
         // SAFETY: live.
-        unsafe { Ok(slot!((*counter).ops, fi_ops_cntr, readerr)?(counter)) }
+        unsafe {
+            let read = slot!((*counter).ops, fi_ops_cntr, readerr)?;
+            calling(c"fi_cntr_readerr", || read(counter))
+        }
     }
 
     /// Adds to it, which may trigger work.
@@ -68,7 +74,10 @@ impl Counter {
     pub fn add(&self, value: u64) -> Result<(), Code> {
         let counter = self.as_ptr();
         // SAFETY: live.
-        Code::check(unsafe { slot!((*counter).ops, fi_ops_cntr, add)?(counter, value) } as isize)
+        Code::check(unsafe {
+            let add = slot!((*counter).ops, fi_ops_cntr, add)?;
+            calling(c"fi_cntr_add", || add(counter, value))?
+        } as isize)
     }
 
     /// Sets it, which may trigger work.
@@ -78,7 +87,10 @@ impl Counter {
     pub fn set(&self, value: u64) -> Result<(), Code> {
         let counter = self.as_ptr();
         // SAFETY: live.
-        Code::check(unsafe { slot!((*counter).ops, fi_ops_cntr, set)?(counter, value) } as isize)
+        Code::check(unsafe {
+            let set = slot!((*counter).ops, fi_ops_cntr, set)?;
+            calling(c"fi_cntr_set", || set(counter, value))?
+        } as isize)
     }
 
     pub(super) fn as_ptr(&self) -> *mut fid_cntr {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use super::fabric::Domain;
-use super::fid::{Code, bind, close, control, slot};
+use super::fid::{Code, bind, calling, close, control, slot};
 use super::info::Info;
 use super::queue::Queue;
 use super::sys::{
@@ -85,7 +85,7 @@ impl Endpoint {
             // SAFETY: the table is that of a live domain, of the same description.
             unsafe {
                 let open = slot!(table, fi_ops_domain, endpoint)?;
-                Ok(open(raw, info.as_ptr().cast_mut(), endpoint, ptr::null_mut()))
+                calling(c"fi_endpoint", || open(raw, info.as_ptr().cast_mut(), endpoint, ptr::null_mut()))
             }
         })?;
         let (memory_mode, key_size) = info.domain().map_or((0, 0), |domain| (domain.mr_mode, domain.mr_key_size));
@@ -106,7 +106,7 @@ impl Endpoint {
             // SAFETY: the table is that of a live domain; the attributes live during the call.
             unsafe {
                 let open = slot!(table, fi_ops_domain, av_open)?;
-                Ok(open(raw, &raw mut attributes.value, addresses, ptr::null_mut()))
+                calling(c"fi_av_open", || open(raw, &raw mut attributes.value, addresses, ptr::null_mut()))
             }
         })?;
         made.addresses = Some(addresses);
@@ -185,7 +185,8 @@ impl Endpoint {
         // SAFETY: a live endpoint; the buffer has the stated length.
         unsafe {
             let getname = slot!((*self.endpoint.as_ptr()).cm, fi_ops_cm, getname)?;
-            Code::check(getname(self.fid(), name.as_mut_ptr().cast(), &mut len) as isize)?;
+            let code = calling(c"fi_getname", || getname(self.fid(), name.as_mut_ptr().cast(), &mut len))?;
+            Code::check(code as isize)?;
         }
         name.truncate(len);
         Ok(name)
@@ -205,7 +206,8 @@ impl Endpoint {
         // SAFETY: a live endpoint; the provider copies the name, up to its zero byte.
         unsafe {
             let setname = slot!((*self.endpoint.as_ptr()).cm, fi_ops_cm, setname)?;
-            Code::check(setname(self.fid(), name.as_ptr().cast_mut().cast(), name.len()) as isize)
+            let code = calling(c"fi_setname", || setname(self.fid(), name.as_ptr().cast_mut().cast(), name.len()))?;
+            Code::check(code as isize)
         }
     }
 
@@ -223,7 +225,8 @@ impl Endpoint {
         // SAFETY: a live address book; one address, of at most so many bytes; `peer` is written.
         let inserted = unsafe {
             let insert = slot!((*addresses.as_ptr()).ops, fi_ops_av, insert)?;
-            insert(addresses.as_ptr(), padded.as_ptr().cast(), 1, &mut peer, 0, ptr::null_mut())
+            let (to, name) = (addresses.as_ptr(), padded.as_ptr().cast());
+            calling(c"fi_av_insert", || insert(to, name, 1, &mut peer, 0, ptr::null_mut()))?
         };
         match inserted {
             1 => Ok(peer),
@@ -247,8 +250,11 @@ impl Endpoint {
     pub unsafe fn receive(&self, to: Local, context: *mut c_void) -> Result<(), Code> {
         let receive = self.functions()?.receive;
         // SAFETY: a live endpoint; the rest is as the caller says.
-        let code = unsafe { receive(self.endpoint.as_ptr(), to.base.cast(), to.len, to.descriptor, ANY_PEER, context) };
-        Code::check(code)
+        let posted = unsafe {
+            let endpoint = self.endpoint.as_ptr();
+            calling(c"fi_recv", || receive(endpoint, to.base.cast(), to.len, to.descriptor, ANY_PEER, context))
+        };
+        Code::check(posted?)
     }
 
     /// Sends a message.
@@ -263,8 +269,11 @@ impl Endpoint {
     pub unsafe fn send(&self, from: Local, peer: fi_addr_t, context: *mut c_void) -> Result<(), Code> {
         let send = self.functions()?.send;
         // SAFETY: a live endpoint; the rest is as the caller says.
-        let code = unsafe { send(self.endpoint.as_ptr(), from.base.cast(), from.len, from.descriptor, peer, context) };
-        Code::check(code)
+        let posted = unsafe {
+            let endpoint = self.endpoint.as_ptr();
+            calling(c"fi_send", || send(endpoint, from.base.cast(), from.len, from.descriptor, peer, context))
+        };
+        Code::check(posted?)
     }
 
     /// Sends a small message that may change as soon as this returns. There is no completion.
@@ -279,7 +288,11 @@ impl Endpoint {
             return Err(Code(-libc::EMSGSIZE));
         }
         // SAFETY: a live endpoint; the message is short enough, and copied before the call returns.
-        Code::check(unsafe { inject(self.endpoint.as_ptr(), message.as_ptr().cast(), message.len(), peer) })
+        let posted = unsafe {
+            let endpoint = self.endpoint.as_ptr();
+            calling(c"fi_inject", || inject(endpoint, message.as_ptr().cast(), message.len(), peer))
+        };
+        Code::check(posted?)
     }
 
     /// Reads a peer's memory.
@@ -294,9 +307,11 @@ impl Endpoint {
         let read = self.functions()?.read;
         let Remote { peer, address, key } = from;
         // SAFETY: a live endpoint; the rest is as the caller says.
-        let code =
-            unsafe { read(self.endpoint.as_ptr(), to.base.cast(), to.len, to.descriptor, peer, address, key, context) };
-        Code::check(code)
+        let posted = unsafe {
+            let endpoint = self.endpoint.as_ptr();
+            calling(c"fi_read", || read(endpoint, to.base.cast(), to.len, to.descriptor, peer, address, key, context))
+        };
+        Code::check(posted?)
     }
 
     /// Writes a peer's memory, in one or several places. `flags` say what completion means, such as
@@ -334,7 +349,7 @@ impl Endpoint {
         };
         // SAFETY: a live endpoint; the description is copied before the call returns; the rest is
         // as the caller says.
-        Code::check(unsafe { write(self.endpoint.as_ptr(), &message, flags) })
+        Code::check(unsafe { calling(c"fi_writemsg", || write(self.endpoint.as_ptr(), &message, flags)) }?)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::fid::{Code, close, slot};
+use super::fid::{Code, calling, close, slot};
 use super::info::Info;
 use super::library::Library;
 use super::queue::{Queue, Sign};
@@ -30,7 +30,7 @@ impl Fabric {
     pub fn open(library: &Library, info: Info<'_>) -> Result<Arc<Self>, Code> {
         let mut fabric = ptr::null_mut();
         // SAFETY: the attributes are part of a description of this library; `fabric` is written.
-        let code = unsafe { library.open_fabric((*info.as_ptr()).fabric_attr, &mut fabric) };
+        let code = unsafe { library.open_fabric((*info.as_ptr()).fabric_attr, &mut fabric) }?;
         Code::check(code as isize)?;
         let fabric = NonNull::new(fabric).ok_or(Code::NO_FUNCTION)?;
         Ok(Arc::new(Fabric { fabric, library: *library }))
@@ -57,7 +57,7 @@ impl Fabric {
         unsafe {
             let fabric = self.fabric.as_ptr();
             let trywait = slot!((*fabric).ops, fi_ops_fabric, trywait)?;
-            Code::check(trywait(fabric, objects.as_mut_ptr(), 1) as isize)
+            Code::check(calling(c"fi_trywait", || trywait(fabric, objects.as_mut_ptr(), 1))? as isize)
         }
     }
 }
@@ -101,7 +101,8 @@ impl Domain {
         unsafe {
             let raw = fabric.fabric.as_ptr();
             let open = slot!((*raw).ops, fi_ops_fabric, domain)?;
-            Code::check(open(raw, info.as_ptr().cast_mut(), &mut domain, ptr::null_mut()) as isize)?;
+            let code = calling(c"fi_domain", || open(raw, info.as_ptr().cast_mut(), &mut domain, ptr::null_mut()))?;
+            Code::check(code as isize)?;
         }
         let domain = NonNull::new(domain).ok_or(Code::NO_FUNCTION)?;
         Ok(Arc::new(Domain { domain, fabric }))

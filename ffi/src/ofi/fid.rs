@@ -1,9 +1,10 @@
 //! What all objects of libfabric have in common.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 
 use super::sys::{FI_EAGAIN, FI_EAVAIL, FI_ENOKEY, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL, fid};
+use crate::abandon;
 
 /// A negative error code of libfabric; [`Library::error_text`](super::Library::error_text) says
 /// what it means.
@@ -23,6 +24,9 @@ impl Code {
     pub const NO_MEMORY: Code = Code(-(FI_ENOMEM as c_int));
     /// The key is in use.
     pub const NO_KEY: Code = Code(-(FI_ENOKEY as c_int));
+
+    /// A call has not returned and was abandoned, this one or an earlier one.
+    pub const NOT_RETURNED: Code = Code(c_int::MIN);
 
     /// Turns a return value into success or an error.
     #[inline]
@@ -53,13 +57,29 @@ macro_rules! slot {
 }
 pub(super) use slot;
 
+/// Calls a function of libfabric or of a provider, which may not return.
+///
+/// # Safety
+/// As for [`abandon::call`].
+///
+/// # Errors
+/// [`Code::NOT_RETURNED`].
+#[inline]
+pub(super) unsafe fn calling<R>(name: &'static CStr, function: impl FnOnce() -> R) -> Result<R, Code> {
+    // SAFETY: as the caller says.
+    unsafe { abandon::call(name, function) }.map_err(|abandon::Abandoned| Code::NOT_RETURNED)
+}
+
 /// Closes an object.
 ///
 /// # Safety
 /// It must be live and unused, and no object that depends on it may be left.
 pub(super) unsafe fn close(object: *mut fid) -> Result<(), Code> {
     // SAFETY: as the caller says.
-    Code::check(unsafe { slot!((*object).ops, super::sys::fi_ops, close)?(object) } as isize)
+    Code::check(unsafe {
+        let close = slot!((*object).ops, super::sys::fi_ops, close)?;
+        calling(c"fi_close", || close(object))?
+    } as isize)
 }
 
 /// Binds one object to another.
@@ -68,7 +88,10 @@ pub(super) unsafe fn close(object: *mut fid) -> Result<(), Code> {
 /// Both must be live.
 pub(super) unsafe fn bind(object: *mut fid, other: *mut fid, flags: u64) -> Result<(), Code> {
     // SAFETY: as the caller says.
-    Code::check(unsafe { slot!((*object).ops, super::sys::fi_ops, bind)?(object, other, flags) } as isize)
+    Code::check(unsafe {
+        let bind = slot!((*object).ops, super::sys::fi_ops, bind)?;
+        calling(c"fi_bind", || bind(object, other, flags))?
+    } as isize)
 }
 
 /// Sends a command to an object.
@@ -77,9 +100,10 @@ pub(super) unsafe fn bind(object: *mut fid, other: *mut fid, flags: u64) -> Resu
 /// It must be live, and `argument` must be what the command takes.
 pub(super) unsafe fn control(object: *mut fid, command: u32, argument: *mut c_void) -> Result<(), Code> {
     // SAFETY: as the caller says.
-    Code::check(
-        unsafe { slot!((*object).ops, super::sys::fi_ops, control)?(object, command as c_int, argument) } as isize
-    )
+    Code::check(unsafe {
+        let control = slot!((*object).ops, super::sys::fi_ops, control)?;
+        calling(c"fi_control", || control(object, command as c_int, argument))?
+    } as isize)
 }
 
 /// An argument of a function that later libraries may read a little further.

@@ -3,8 +3,10 @@
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
 
+use super::fid::{Code, calling};
 use super::info::{InfoList, Wanted};
 use super::sys::{fi_fabric_attr, fi_info, fid_fabric};
+use crate::abandon;
 use crate::loader::{NoFunction, Shared};
 use crate::signals::keep_handlers;
 
@@ -117,6 +119,11 @@ impl Library {
     /// What an error code of libfabric means; its sign does not matter.
     #[must_use]
     pub fn error_text(&self, code: c_int) -> String {
+        if code == Code::NOT_RETURNED.0 {
+            return abandon::first_abandoned().map_or("libfabric did not return".to_owned(), |(call, after)| {
+                format!("libfabric has not returned for {:.1} s ({call})", after.as_secs_f64())
+            });
+        }
         // SAFETY: takes any number, returns a string that lives as long as the library.
         let text = unsafe { CStr::from_ptr((self.strerror)(code.saturating_abs())) };
         text.to_string_lossy().into_owned()
@@ -140,8 +147,13 @@ impl Library {
         let code = keep_handlers(|| {
             // SAFETY: the hints were made by this library and live until the end of this function;
             // `found` is written.
-            unsafe { (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints.as_ptr(), &mut found) }
+            unsafe {
+                calling(c"fi_getinfo", || {
+                    (self.getinfo)(VERSION, std::ptr::null(), std::ptr::null(), 0, hints.as_ptr(), &mut found)
+                })
+            }
         });
+        let code = code.map_err(|code| code.0)?;
         if code != 0 {
             return Err(code);
         }
@@ -151,9 +163,16 @@ impl Library {
 
     /// # Safety
     /// `attributes` must be part of a description that this library made.
-    pub(super) unsafe fn open_fabric(&self, attributes: *mut fi_fabric_attr, fabric: &mut *mut fid_fabric) -> c_int {
+    ///
+    /// # Errors
+    /// The call did not return.
+    pub(super) unsafe fn open_fabric(
+        &self,
+        attributes: *mut fi_fabric_attr,
+        fabric: &mut *mut fid_fabric,
+    ) -> Result<c_int, Code> {
         // SAFETY: as the caller says; `fabric` is written.
-        unsafe { (self.fabric)(attributes, fabric, std::ptr::null_mut()) }
+        unsafe { calling(c"fi_fabric", || (self.fabric)(attributes, fabric, std::ptr::null_mut())) }
     }
 
     /// # Safety

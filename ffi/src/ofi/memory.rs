@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::counter::Counter;
 use super::endpoint::Endpoint;
-use super::fid::{Code, bind, close, control, slot};
+use super::fid::{Code, bind, calling, close, control, slot};
 use super::sys::{FI_ENABLE, FI_MR_ENDPOINT, FI_MR_RMA_EVENT, FI_REMOTE_WRITE, fi_ops_mr, fid, fid_mr};
 
 /// A registration. The memory itself belongs to the caller that registered it.
@@ -51,7 +51,9 @@ impl Memory {
         unsafe {
             let register = slot!((*domain.as_ptr()).mr, fi_ops_mr, reg)?;
             let base = base.as_ptr().cast();
-            let code = register(domain.fid(), base, len, access, 0, key, 0, &mut memory, ptr::null_mut());
+            let code = calling(c"fi_mr_reg", || {
+                register(domain.fid(), base, len, access, 0, key, 0, &mut memory, ptr::null_mut())
+            })?;
             Code::check(code as isize)?;
         }
         let memory = NonNull::new(memory).ok_or(Code::NO_FUNCTION)?;

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::fabric::Domain;
-use super::fid::{Code, Padded, close, control, slot};
+use super::fid::{Code, Padded, calling, close, control, slot};
 use super::sys::{
     FI_CQ_COND_NONE, FI_CQ_FORMAT_DATA, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_POLLFD, fi_cq_attr,
     fi_cq_data_entry, fi_cq_err_entry, fi_ops_cq, fi_ops_domain, fi_wait_pollfd, fid, fid_cq, pollfd,
@@ -87,7 +87,7 @@ impl Queue {
             // SAFETY: the table is that of a live domain, the attributes live during the call.
             unsafe {
                 let open = slot!(table, fi_ops_domain, cq_open)?;
-                Ok(open(raw, &raw mut attributes.value, queue, ptr::null_mut()))
+                calling(c"fi_cq_open", || open(raw, &raw mut attributes.value, queue, ptr::null_mut()))
             }
         })?;
         // SAFETY: the table of a live queue.
@@ -111,7 +111,9 @@ impl Queue {
     #[inline]
     pub fn read(&self, entries: &mut [fi_cq_data_entry]) -> Result<usize, Code> {
         // SAFETY: a live queue of this format, and `entries` has the stated length.
-        let read = unsafe { (self.read)(self.queue.as_ptr(), entries.as_mut_ptr().cast(), entries.len()) };
+        let read = unsafe {
+            calling(c"fi_cq_read", || (self.read)(self.queue.as_ptr(), entries.as_mut_ptr().cast(), entries.len()))
+        }?;
         Code::check(read).map(|()| read as usize)
     }
 
@@ -126,12 +128,14 @@ impl Queue {
         // SAFETY: a live queue; the entry is written; the text ends with a zero and is copied
         // before any other call on the queue.
         unsafe {
-            let read = slot!((*queue).ops, fi_ops_cq, readerr)?(queue, &raw mut entry.value, 0);
-            Code::check(read)?;
+            let read = slot!((*queue).ops, fi_ops_cq, readerr)?;
+            Code::check(calling(c"fi_cq_readerr", || read(queue, &raw mut entry.value, 0))?)?;
             let fi_cq_err_entry { op_context: context, flags, err: code, prov_errno, err_data, .. } = entry.value;
             let mut buffer: [c_char; 128] = [0; 128];
             let text = match slot!((*queue).ops, fi_ops_cq, strerror) {
-                Ok(strerror) => strerror(queue, prov_errno, err_data, buffer.as_mut_ptr(), buffer.len()),
+                Ok(strerror) => calling(c"fi_cq_strerror", || {
+                    strerror(queue, prov_errno, err_data, buffer.as_mut_ptr(), buffer.len())
+                })?,
                 Err(_) => ptr::null(),
             };
             let mut said = self.domain.fabric().library().error_text(code);
@@ -200,7 +204,7 @@ impl Queue {
         match wait {
             // SAFETY: live, and has a list, so that it can wait; no completion is read.
             Ok(wait) if self.sign == Sign::Several => unsafe {
-                wait(queue, ptr::null_mut(), 0, ptr::null(), MILLISECONDS);
+                let _ = calling(c"fi_cq_sread", || wait(queue, ptr::null_mut(), 0, ptr::null(), MILLISECONDS));
             },
             _ => {
                 let _ = self.read(&mut []);

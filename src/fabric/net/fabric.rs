@@ -22,6 +22,7 @@ use crate::fabric::watch::{HEARTBEAT, Watch};
 use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Sleeper, sealed};
 use crate::fault::Fault;
 use crate::interrupt;
+use crate::time::Deadline;
 
 /// How long a rank of a failed world gives its provider to send the last messages.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
@@ -211,6 +212,7 @@ impl<T: OverWire> Fabric for T {
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let NetFabric { shared, bell, exchange, host_names, .. } = self.world();
+        self.expect_by(Some(deadline.into()));
         let given = exchange.take(self, (operation, deadline), (mine, MOST_EXCHANGED), |turn| {
             let started = Instant::now();
             shared.visit().give(turn, mine);
@@ -235,7 +237,8 @@ impl<T: OverWire> Fabric for T {
             }
             Ok(shared.visit().take_gathered(turn))
         });
-        given.map_err(|error| error.on(host_names))
+        self.expect_by(None);
+        given.map_err(|error| error.on(host_names).beside_strangers(self.strangers()))
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {
@@ -244,6 +247,10 @@ impl<T: OverWire> Fabric for T {
 
     fn strangers(&self) -> u64 {
         self.world().shared.lock().strangers
+    }
+
+    fn expect_by(&self, due: Option<Deadline>) {
+        T::Wire::expect_by(due);
     }
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {

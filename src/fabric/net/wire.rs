@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::registration::{Failed, Purpose, Registered};
 use crate::fabric::Atomic;
+use crate::time::Deadline;
 
 /// Bytes of this rank's registered memory.
 #[derive(Debug)]
@@ -247,6 +248,10 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     fn trouble(&mut self) -> Option<Trouble> {
         None
     }
+
+    /// This thread waits until then for what may be done in the provider, also by others; or for nothing any more. A provider
+    /// that does not return is given up then.
+    fn expect_by(_due: Option<Deadline>) {}
 
     /// What the device has reported that may be why a peer is not heard.
     fn ailment(&self) -> Option<String> {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use earlybird_ffi::ofi::{self, Code, Library, Sign};
 
 use super::registration::Failed;
+use super::watchdog::Watchdog;
 use super::wire::OfiWire;
 use super::{atomics, choice, environment};
 use crate::config::OfiSettings;
@@ -82,6 +83,7 @@ impl OfiFabric {
 
 /// Opens an endpoint of the provider and device that the settings name.
 fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) -> Result<Opened<OfiWire>> {
+    let watchdog = Watchdog::start(rank, settings.patience.silence)?;
     let found = choice::find(library, settings).map_err(|cause| Error::join(rank, cause))?;
     let info = found.info().ok_or_else(|| Error::join(rank, "libfabric described nothing"))?;
     let hint = found.hint();
@@ -116,7 +118,7 @@ fn open(library: &Library, settings: &OfiSettings, (rank, ranks): (u32, u32)) ->
     let limits = Limits::of_provider(info, ranks, settings.cq_data);
     let atomics = by_device.map(|_| endpoint.atomics()).transpose();
     let atomics = atomics.map_err(refused("the device has no atomics"))?;
-    let wire = OfiWire::new(rank, endpoint, atomics, limits.operations(ranks));
+    let wire = OfiWire::new((rank, watchdog), endpoint, atomics, limits.operations(ranks));
     let link = Link::new(wire, limits, (rank, ranks)).map_err(|failed| match failed {
         Failed::System(error) => error,
         Failed::Code(code) => refused("memory cannot be registered")(code),

@@ -23,8 +23,11 @@ mod probe;
 mod registration;
 #[cfg(test)]
 mod stranger_tests;
+mod watchdog;
 mod wire;
 mod work_queue;
+
+use std::ffi::OsString;
 
 pub use choice::{Chosen, chosen};
 pub(crate) use earlybird_ffi::ofi::{Counter, Remote, Work};
@@ -38,6 +41,11 @@ pub use probe::{Device, Progress, devices};
 pub(crate) use registration::Registered;
 pub(crate) use work_queue::WorkQueue;
 
+use crate::config;
+
+/// The variable that names the libfabric to load.
+const NAMED: &str = "EARLYBIRD_LIBFABRIC";
+
 /// The libfabric that `EARLYBIRD_LIBFABRIC` names, or else the system's. The first call sets the
 /// [`PROVIDER_VARIABLES`] that the user has not set, if this process has one thread.
 ///
@@ -45,6 +53,7 @@ pub(crate) use work_queue::WorkQueue;
 /// libfabric is missing or too old; the error says what to do.
 pub fn library() -> Result<Library, LoadError> {
     environment::prepare();
-    let named = std::env::var_os("EARLYBIRD_LIBFABRIC").filter(|path| !path.is_empty());
+    let counts = |path: &OsString| !path.is_empty() && config::counts(NAMED);
+    let named = std::env::var_os(NAMED).filter(counts);
     Library::load(named.as_deref())
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
+use earlybird_ffi::abandon;
 use earlybird_ffi::ofi::{Code, Counter, Endpoint, Local, Memory, sys};
 
 use super::keys::{DrawnKey, Keys};
@@ -112,6 +113,15 @@ pub(crate) struct Registered {
     /// What remote addresses count from: an address, or 0.
     origin: u64,
     access: Access,
+}
+
+impl Drop for Registered {
+    /// libfabric keeps what it was given if it is not told that this ends.
+    fn drop(&mut self) {
+        if self.memory.is_some() && abandon::is_over() {
+            std::mem::forget(self.window.clone());
+        }
+    }
 }
 
 impl Registered {

@@ -10,13 +10,16 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use earlybird_ffi::abandon;
 use earlybird_ffi::ofi::{self, Atomics, Code, Endpoint, NO_COMPLETION, sys};
 
 use super::change::{Changing, Words, operands};
 use super::registration::{Failed, Registered, Registrar};
+use super::watchdog::Watchdog;
 use crate::fabric::net::{
     Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Registered as _, Remote, Watched, Wire,
 };
+use crate::time::Deadline;
 
 /// Memory that libfabric may use for an operation until it completes (`FI_CONTEXT2`).
 #[repr(C, align(64))]
@@ -38,6 +41,8 @@ pub(in crate::fabric) struct OfiWire {
     /// What to sleep on, and the provider's change count at which that was read, if it is known.
     watched: Arc<[Watched]>,
     changes: Option<u64>,
+    /// The last to end: to close the endpoint takes calls, too.
+    _watchdog: Watchdog,
 }
 
 // SAFETY: the addresses in `entries` are compared and never followed.
@@ -71,7 +76,12 @@ fn local(part: &Local<'_, Registered>) -> ofi::Local {
 
 impl OfiWire {
     /// The wire of an endpoint, for so many operations at a time.
-    pub(super) fn new(rank: u32, endpoint: Arc<Endpoint>, atomics: Option<Atomics>, operations: usize) -> Self {
+    pub(super) fn new(
+        (rank, watchdog): (u32, Watchdog),
+        endpoint: Arc<Endpoint>,
+        atomics: Option<Atomics>,
+        operations: usize,
+    ) -> Self {
         let internal = || Context(sys::fi_context2 { internal: [std::ptr::null_mut(); 8] });
         let registrar = Registrar::new(rank, endpoint.clone());
         OfiWire {
@@ -89,6 +99,7 @@ impl OfiWire {
             watched: Arc::new([]),
             changes: None,
             endpoint,
+            _watchdog: watchdog,
         }
     }
 
@@ -333,12 +344,17 @@ impl Wire for OfiWire {
     }
 
     fn end(&mut self, in_flight: bool) -> bool {
-        if in_flight {
+        let keeps = in_flight || abandon::is_over();
+        if keeps {
             // `ofi_rxm` (1.17) sometimes crashes when an endpoint is closed while an operation of its
             // own or of a peer is in flight.
             std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
         }
-        !in_flight
+        !keeps
+    }
+
+    fn expect_by(due: Option<Deadline>) {
+        abandon::expect_by(due.map(Deadline::instant));
     }
 
     fn text(&self, code: Code) -> String {
