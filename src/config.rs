@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use earlybird_ffi::rights;
 use tracing::level_filters::LevelFilter;
 
 use crate::error::{Error, Result};
@@ -298,6 +299,22 @@ pub(crate) fn log_level() -> Result<Option<LevelFilter>> {
     value.map(|value| level(&value.into_string().map_err(|_| not_text(LOG))?)).transpose()
 }
 
+/// Variables that name files to load, read or write.
+const FILES: [&str; 4] = ["EARLYBIRD_HW_CONFIG", "EARLYBIRD_LIBFABRIC", "EARLYBIRD_RECORD", "EARLYBIRD_REPLAY"];
+
+/// Whether a variable counts in this process. One that names a file does not where the process has more rights than the user
+/// who started it: that user's file would be loaded, read or written with these rights.
+pub(crate) fn counts(name: &str) -> bool {
+    let is_ignored = FILES.contains(&name) && rights::are_raised();
+    if is_ignored {
+        tracing::warn!(
+            name,
+            "is ignored: this program has more rights than the user who started it (setuid, setgid or file capabilities)"
+        );
+    }
+    !is_ignored
+}
+
 /// The values of a switch, for people.
 const SWITCH: &str = "use auto, on or off";
 
@@ -318,8 +335,8 @@ fn device_and_port(value: &str) -> (String, Option<u8>) {
     (device.to_owned(), port)
 }
 
-/// A shorter secret can be guessed, or comes from a command that failed.
-const LEAST_SECRET: usize = 8;
+/// A shorter secret can be found by trying, or comes from a command that failed.
+const LEAST_SECRET: usize = 16;
 
 /// The error does not print even a short secret.
 fn long_enough(secret: String) -> Result<String> {
@@ -400,7 +417,7 @@ impl Config {
     /// `EARLYBIRD_` and is unknown.
     pub fn from_env() -> Result<Self> {
         let own = |(name, value): (OsString, OsString)| {
-            let name = name.into_string().ok().filter(|name| name.starts_with("EARLYBIRD_"))?;
+            let name = name.into_string().ok().filter(|name| name.starts_with("EARLYBIRD_") && counts(name))?;
             let value = value.into_string().map_err(|_| not_text(&name));
             Some(value.map(|value| (name, value)))
         };
@@ -541,11 +558,13 @@ mod tests {
         let link_timeout = config("EARLYBIRD_LINK_TIMEOUT", "30s").unwrap().verbs.link_timeout;
         assert_eq!(link_timeout, Some(Duration::from_secs(30)));
         assert_eq!(config("EARLYBIRD_SERVICE_LEVEL", "15").unwrap().verbs.service_level, Some(15));
-        for (secret, named) in [("x", "has 1 byte; use 8 or more"), ("seven..", "has 7 bytes; use 8 or more")] {
+        for (secret, named) in
+            [("x", "has 1 byte; use 16 or more"), ("fifteen letters", "has 15 bytes; use 16 or more")]
+        {
             let error = config("EARLYBIRD_SECRET", secret).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
-        config("EARLYBIRD_SECRET", "eight...").unwrap();
+        config("EARLYBIRD_SECRET", "sixteen letters.").unwrap();
         let rails = config("EARLYBIRD_DEVICE", "mlx5_0,mlx5_1:2").unwrap().verbs;
         assert_eq!((rails.device.as_deref(), rails.port), (Some("mlx5_0"), None));
         assert_eq!(rails.second, Some(("mlx5_1".to_owned(), Some(2))));

@@ -57,6 +57,8 @@ pub mod fabric;
 #[cfg(feature = "internals")]
 pub mod fault;
 #[cfg(feature = "internals")]
+pub mod files;
+#[cfg(feature = "internals")]
 pub mod group;
 #[cfg(feature = "internals")]
 pub mod measure;
@@ -91,6 +93,8 @@ mod executor;
 mod fabric;
 #[cfg(not(feature = "internals"))]
 mod fault;
+#[cfg(not(feature = "internals"))]
+mod files;
 #[cfg(not(feature = "internals"))]
 mod group;
 #[cfg(not(feature = "internals"))]

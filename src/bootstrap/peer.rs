@@ -20,13 +20,31 @@ pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
         .map_err(|cause| format!("the kernel does not say who is at the other end ({cause})"))?;
     let expected = rustix::process::geteuid().as_raw();
     if peer.user == expected {
-        return Ok(peer);
+        return match stands_for_others(peer.user) {
+            false => Ok(peer),
+            true => Err(format!(
+                "the process at the other end may belong to any user that this user namespace has no number for: user \
+                 {expected} stands for all of them (user_namespaces(7)); start the ranks as another user"
+            )),
+        };
     }
     Err(format!(
         "the process at the other end belongs to user {}, where user {expected} was expected; start all ranks of a job \
          as one user, and give each job an EARLYBIRD_STORE=unix:NAME of its own",
         peer.user
     ))
+}
+
+/// Whether a user's number here is that of all users without a number in this user namespace.
+fn stands_for_others(user: u32) -> bool {
+    let text = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let overflow = text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
+    user == overflow && !is_of_all_users(&text("/proc/self/uid_map"))
+}
+
+/// Whether a map of users gives each its own number.
+fn is_of_all_users(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// The process id, so that its end can be watched.
@@ -41,4 +59,17 @@ pub(super) fn process(peer: Credentials) -> Result<u32, String> {
          EARLYBIRD_FABRIC=ofi"
             .to_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_all_users;
+
+    #[test]
+    fn maps_that_leave_users_out_are_known() {
+        assert!(is_of_all_users("         0          0 4294967295\n"));
+        for map in ["", "0 1000 1", "0 100000 65536", "0 0 65536", "0 0 1\n1 1 4294967294"] {
+            assert!(!is_of_all_users(map), "{map}");
+        }
+    }
 }

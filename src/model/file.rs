@@ -14,10 +14,14 @@ use super::device::{self, DeviceKeys};
 use super::{KEYS, Parameters};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::named::unknown;
 
 /// Measured on the laptop on which this project was developed.
 pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
+
+/// The longest file: a hundred times what all keys of all providers take.
+const MOST_BYTES: u64 = 1 << 20;
 
 const SHM: &str = "shm";
 const OFI: &str = "ofi";
@@ -66,7 +70,7 @@ impl HwConfig {
     /// [`Error::Config`] that names file, line or section, and key, and suggests the closest key.
     pub fn load(file: Option<&File>) -> Result<Self> {
         let name = file.map_or_else(|| "built in".into(), |file| file.display().to_string());
-        let text = file.map_or_else(|| Ok(BUILT_IN.to_owned()), std::fs::read_to_string);
+        let text = file.map_or_else(|| Ok(BUILT_IN.to_owned()), |file| files::text(file, MOST_BYTES));
         let parsed = text.map_err(|cause| cause.to_string()).and_then(|text| Self::parse(&text));
         parsed.map_err(|problem| Error::Config(format!("hw-config {name}: {problem}")))
     }

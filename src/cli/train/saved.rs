@@ -4,12 +4,11 @@
 //! A rank keeps the last two. A rank that is killed while others have saved a round already has the one before, and so have
 //! they: no rank saves a round before all have saved the last one, because it waits for all.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use earlybird::{Checkpoint, Error, Result, World};
+use earlybird::{Checkpoint, Error, Result, World, files};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -80,7 +79,7 @@ impl Saved {
         let file = file_of(name, self.checkpoint.rank());
         let beside = with_end(&file, ".new");
         let bad = |cause: io::Error| Error::Config(format!("--checkpoint: {}: {cause}", file.display()));
-        let mut to = BufWriter::new(File::create(&beside).map_err(bad)?);
+        let mut to = BufWriter::new(files::create(&beside).map_err(bad)?);
         self.write_to(&mut to, args).map_err(bad)?;
         self.checkpoint.write_to(&mut to)?;
         to.into_inner().map_err(|error| bad(error.into_error()))?.sync_all().map_err(bad)?;
@@ -140,10 +139,7 @@ impl Saved {
     }
 
     fn read(file: &Path, args: &Args) -> std::result::Result<Self, String> {
-        let opened = File::open(file).map_err(|cause| cause.to_string())?;
-        if !opened.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            return Err("this is no file".to_owned());
-        }
+        let opened = files::read(file).map_err(|cause| cause.to_string())?;
         Self::read_from(&mut BufReader::new(opened), args)
     }
 

@@ -1,12 +1,12 @@
 //! Reads a recording. What is in it may be anything: it leads to cuts that could have been, or to an error.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use super::format::{CutLine, Header, Line, VERSION};
 use crate::collective::core::{Cut, Entry, Part};
+use crate::files;
 use crate::rank_set::RankSet;
 
 /// A rank's part of a recorded run.
@@ -25,12 +25,8 @@ pub(super) struct Recording {
 impl Recording {
     /// Reads the file of a rank of such a run.
     pub(super) fn load(file: &Path, now: &Header, depth: u64) -> Result<Self, String> {
-        let opened = File::open(file).and_then(|opened| Ok((opened.metadata()?, opened)));
         let advice = "EARLYBIRD_REPLAY is the name that EARLYBIRD_RECORD had, without the numbers of collective and rank, and the run makes the same collectives";
-        let (metadata, opened) = opened.map_err(|cause| format!("the recording cannot be read: {cause}; {advice}"))?;
-        if !metadata.is_file() {
-            return Err("the recording is not a file".to_owned());
-        }
+        let opened = files::read(file).map_err(|cause| format!("the recording cannot be read: {cause}; {advice}"))?;
         Self::read(BufReader::new(opened), now, depth)
     }
 

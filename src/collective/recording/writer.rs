@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::format::{CutLine, Header, Line};
 use crate::collective::core::Cut;
+use crate::files;
 
 /// A recording that is being made.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub(super) fn new(file: &Path, header: &Header) -> Result<Self, String> {
-        let made = File::create(file).and_then(|made| {
+        let made = files::create(file).and_then(|made| {
             let mut out = BufWriter::new(made);
             write(&mut out, header)?;
             // A rank that is killed soon leaves a file that says what it is.
