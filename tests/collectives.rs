@@ -135,6 +135,11 @@ fn symmetric(world: &World, is_shared: bool) {
     assert!(matches!(truths, Err(Error::Usage { .. })), "{truths:?}");
     let truths = world.all_reduce_bytes(Dtype::Bool, &mut [1, 0], Reduce::Mean, DEADLINE);
     assert!(matches!(truths, Err(Error::Usage { .. })), "{truths:?}");
+    let beyond = world.symmetric_memory(usize::MAX, DEADLINE);
+    assert!(matches!(beyond, Err(Error::Memory { .. })), "{beyond:?}");
+    let lengths = vec![1usize << 62; world.size() as usize];
+    let beyond = world.all_to_all_of((&[1u64; 4], &lengths), (&mut [0u64; 4], &lengths), DEADLINE);
+    assert!(matches!(beyond, Err(Error::Usage { .. })), "{beyond:?}");
     let beyond = memory.all_reduce::<f32>(0..ELEMENTS + 1, Reduce::Sum, DEADLINE);
     assert!(matches!(beyond, Err(Error::Usage { .. })), "{beyond:?}");
     world.barrier(DEADLINE).unwrap();

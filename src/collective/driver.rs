@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::core::{Cells, Counted, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::executor::deferred_work::Provider;
 use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
@@ -251,7 +251,7 @@ impl Driver {
         let elsewhere = self.machine.plan().topology.hosts() > 1;
         // A look at the network is followed by another poll.
         let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
-        if !settled && self.poll(now, effort) {
+        if !settled && self.poll(now, effort)? {
             return Ok(true);
         }
         if effort == Effort::Nothing {
@@ -259,13 +259,17 @@ impl Driver {
         }
         let completed = self.look(now)?;
         // The look may have changed cells without a completion.
-        Ok(completed || (elsewhere && self.poll(now, effort)))
+        Ok(completed || (elsewhere && self.poll(now, effort)?))
     }
 
-    fn poll(&mut self, now: Time, effort: Effort) -> bool {
+    fn poll(&mut self, now: Time, effort: Effort) -> Result<bool> {
         let progress = self.machine.poll(now, effort, &self.control);
+        if let Some(problem) = self.machine.problem() {
+            let cause = format!("{problem}: a rank has written where it must not");
+            return Err(Error::transport(self.machine.plan().me, None, "poll", cause));
+        }
         self.settled = (!progress).then_some(effort);
-        progress
+        Ok(progress)
     }
 
     /// Looks at the network; returns whether there was a completion.

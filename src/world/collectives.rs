@@ -135,7 +135,7 @@ impl World {
             let mut end = 0usize;
             for length in lengths {
                 end = end.checked_add(*length)?;
-                bounds.push(end * size_of::<T>());
+                bounds.push(end.checked_mul(size_of::<T>())?);
             }
             (lengths.len() == ranks && end == elements).then_some(bounds)
         };
@@ -155,7 +155,8 @@ impl World {
                 return Err(self.out_of_step(error));
             }
         }
-        let largest = all.into_iter().max().unwrap_or(0) as usize * size_of::<T>();
+        // Beyond what there can be, the call below refuses it on all ranks.
+        let largest = (all.into_iter().max().unwrap_or(0) as usize).saturating_mul(size_of::<T>());
         let (from, to) = (Blocks::Bounds(&from), Blocks::Bounds(&to));
         let data =
             Data { input: Some(bytemuck::cast_slice(sent)), output: bytemuck::cast_slice_mut(received), from, to };
@@ -341,7 +342,7 @@ impl World {
         }
         blocked.map(|()| board.resume()).map_err(|error| match error {
             Error::Timeout { rank, operation, waited, missing, .. } => {
-                Error::Timeout { rank, operation, waited, missing, together: true, hosts: self.fabric().host_names() }
+                self.with_hosts(Error::timeout(rank, operation, waited, missing, true))
             }
             error => self.out_of_step(error.in_call(operation)),
         })

@@ -423,13 +423,11 @@ impl<T: Element> BucketedAllreduce<T> {
 }
 
 /// A timeout of a wait that was made in several.
-fn waited_since(begun: Instant, error: Error) -> Error {
-    match error {
-        Error::Timeout { rank, operation, missing, together, hosts, .. } => {
-            Error::Timeout { rank, operation, waited: begun.elapsed(), missing, together, hosts }
-        }
-        other => other,
+fn waited_since(begun: Instant, mut error: Error) -> Error {
+    if let Error::Timeout { waited, .. } = &mut error {
+        *waited = begun.elapsed();
     }
+    error
 }
 
 /// How long a rank waits in one collective before it takes care of others, for which no thread works.

@@ -20,12 +20,17 @@ pub(super) struct Context {
     pub now: Time,
     /// What the endpoint says of itself: [`waits_fence_peer`](crate::fabric::Endpoint::waits_fence_peer).
     pub waits_fence_peer: bool,
+    /// What cannot be, unless a rank has written where it must not.
+    pub problem: Option<&'static str>,
 }
 
 impl Context {
     /// The next round has fired, with the cut that was filled in.
     #[inline]
     pub(super) fn fire(&mut self, round: u64) {
+        if self.ledger.cut(round).is_damaged() {
+            self.problem = Some("the record of a round's cut is damaged");
+        }
         self.ledger.fire(round, &self.plan);
         self.outbox.note();
     }

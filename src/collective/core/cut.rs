@@ -10,18 +10,20 @@ pub struct Cut {
     pub(crate) round: u64,
     pub(crate) initiator: Option<u32>,
     pub(crate) entries: Entries,
+    /// What was read is no cut of this world.
+    is_damaged: bool,
 }
 
 impl Cut {
     /// A cut that makes memory for all entries that it can have when it begins for the first time, if
     /// that is not done before.
     pub(crate) fn with_room_for(ranks: u32) -> Self {
-        Cut { round: 0, initiator: None, entries: Entries::with_room_for(2 * ranks as usize) }
+        Cut { entries: Entries::with_room_for(2 * ranks as usize), ..Cut::default() }
     }
 
     /// A cut with these entries, which are in the order of reduction.
     pub(crate) fn of_entries(round: u64, initiator: Option<u32>, entries: Vec<Entry>) -> Self {
-        let mut cut = Cut { round, initiator, entries: Entries::with_room_for(entries.len()) };
+        let mut cut = Cut { round, initiator, entries: Entries::with_room_for(entries.len()), is_damaged: false };
         cut.entries.clear();
         entries.into_iter().for_each(|entry| cut.entries.push(entry));
         cut
@@ -34,7 +36,7 @@ impl Cut {
 
     /// Empties it for a round.
     pub(crate) fn begin(&mut self, round: u64, initiator: Option<u32>) {
-        (self.round, self.initiator) = (round, initiator);
+        (self.round, self.initiator, self.is_damaged) = (round, initiator, false);
         self.entries.clear();
     }
 
@@ -147,10 +149,18 @@ impl Cut {
         if let Some(rank) = (head >> 32).checked_sub(1) {
             self.note_initiator(rank as u32);
         }
-        let room = self.entries.room();
+        let (room, ranks) = (self.entries.room(), self.entries.most() / 2);
         let count = (head & u64::from(u32::MAX)) as usize;
-        debug_assert!(count <= room, "a record of {count} entries where {room} are possible");
         self.entries.extend_from_cells((0..count.min(room)).map(|index| cell(1 + index)));
+        if count > room || self.entries.iter().any(|entry| entry.rank as usize >= ranks) {
+            self.is_damaged = true;
+            self.entries.clear();
+        }
+    }
+
+    /// Whether something else than a cut was read: a rank has written where it must not.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.is_damaged
     }
 }
 

@@ -116,6 +116,11 @@ impl Entries {
         Entries { cells: Vec::new(), most }
     }
 
+    /// How many there may be.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
     /// How many more there may be.
     pub(super) fn room(&self) -> usize {
         self.most.saturating_sub(self.cells.len())

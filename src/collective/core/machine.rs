@@ -43,6 +43,7 @@ impl Machine {
                 stats: Stats::default(),
                 now: 0,
                 waits_fence_peer: false,
+                problem: None,
                 plan: Arc::new(plan),
             },
         }
@@ -68,6 +69,12 @@ impl Machine {
         }
         let waits = !self.cx.plan.by_tags() || self.cx.plan.elects_reducers();
         waits && self.cx.plan.program.as_ref().is_none_or(|program| program.start != Start::Everybody)
+    }
+
+    /// What it has met that cannot be, unless a rank has written where it must not.
+    #[inline]
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        self.cx.problem
     }
 
     #[inline]

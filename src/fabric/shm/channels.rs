@@ -31,12 +31,12 @@ impl<const N: usize> Channels<N> {
         loop {
             let found = place.load(Ordering::Acquire);
             if found >> CHANNEL == number {
-                return Some(found as u16 as u32);
+                return Self::channel(found);
             }
             let Some(channel) = self.claim(number) else {
                 // A faster rank may have claimed the last one, for this number.
                 let found = place.load(Ordering::Acquire);
-                return (found >> CHANNEL == number).then_some(found as u16 as u32);
+                return (found >> CHANNEL == number).then(|| Self::channel(found)).flatten();
             };
             let mine = number << CHANNEL | u64::from(channel);
             // Release: the claim is seen before the place. Acquire: so is that of the rank that was faster.
@@ -46,6 +46,11 @@ impl<const N: usize> Channels<N> {
             }
             self.tenants[channel as usize].store(0, Ordering::Release);
         }
+    }
+
+    /// The channel of a place. None that there is not, if a rank has written where it must not.
+    fn channel(place: u64) -> Option<u32> {
+        Some(u32::from(place as u16)).filter(|&channel| (channel as usize) < N)
     }
 
     fn claim(&self, number: u64) -> Option<u32> {
@@ -79,7 +84,7 @@ impl<const N: usize> Channels<N> {
 
     /// The highest channel that was ever claimed.
     pub(super) fn highest(&self) -> u32 {
-        self.highest.load(Ordering::Relaxed)
+        self.highest.load(Ordering::Relaxed).min(N as u32 - 1)
     }
 }
 

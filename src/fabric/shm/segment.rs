@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 
@@ -92,12 +92,19 @@ fn file_size(limit: Option<u64>, ranks: u32) -> Result<u64> {
 
 impl Segment {
     pub(super) fn create(ranks: u32) -> Result<OwnedFd> {
-        let os = |operation| move |cause: rustix::io::Errno| Error::os(0, operation, cause);
-        let file = memfd_create("earlybird", MemfdFlags::CLOEXEC).map_err(os("create shared memory"))?;
         // Beyond the limit the kernel would not refuse but kill the process (SIGXFSZ). It checks the limit where a file
         // grows, so the limits of the other ranks do not matter.
-        let size = file_size(getrlimit(Resource::Fsize).current, ranks)?;
+        Self::of_size(file_size(getrlimit(Resource::Fsize).current, ranks)?, ranks)
+    }
+
+    fn of_size(size: u64, ranks: u32) -> Result<OwnedFd> {
+        let os = |operation| move |cause: rustix::io::Errno| Error::os(0, operation, cause);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("earlybird", flags).map_err(os("create shared memory"))?;
         ftruncate(&file, size).map_err(os("size shared memory"))?;
+        // A rank that made the file shorter would end all others by SIGBUS.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(os("seal shared memory"))?;
         let first = Segment::map(file.try_clone().map_err(|cause| Error::os(0, "share memory", cause))?, 0, ranks)?;
         let head = first.head();
         head.free.store(head_bytes(ranks).next_multiple_of(PAGE) as u64, Ordering::Relaxed);
@@ -190,12 +197,22 @@ impl Segment {
     }
 
     pub(super) fn failure(&self) -> Option<Failure> {
-        self.head().failure.get()
+        let failure = self.head().failure.get()?;
+        let (Failure::Aborted { by: rank, .. }
+        | Failure::Died { peer: rank, .. }
+        | Failure::Transport { by: rank, .. }) = failure;
+        if rank < self.ranks {
+            return Some(failure);
+        }
+        let cause =
+            format!("it failed because of rank {rank}, which there is not: a rank has written where it must not");
+        Some(Failure::Transport { by: self.rank, peer: None, cause })
     }
 
     /// Allocates zeroed memory for a region; returns its offset in the file.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
-        let need = bytes.max(1).next_multiple_of(PAGE) as u64;
+        // More than there can be is refused as what there is not.
+        let need = bytes.max(1).checked_next_multiple_of(PAGE).map_or(u64::MAX, |need| need as u64);
         let available = check_memory(self.rank, "register", need)?;
         let short = |available, limit: &str| Error::Memory {
             rank: self.rank,
@@ -301,12 +318,20 @@ mod tests {
         );
     }
 
+    /// A rank that did it would end the others by SIGBUS.
+    #[test]
+    fn the_file_cannot_be_made_shorter_or_longer() {
+        let file = Segment::create(2).unwrap();
+        for size in [0, FILE / 2, FILE * 2] {
+            assert_eq!(ftruncate(&file, size), Err(rustix::io::Errno::PERM), "{size}");
+        }
+    }
+
     /// A request that is too large takes nothing from those that follow.
     #[test]
     fn a_small_file_is_used_to_its_end() {
-        let file = Segment::create(1).unwrap();
         let size = head_bytes(1).next_multiple_of(PAGE) as u64 + (1 << 20);
-        ftruncate(&file, size).unwrap();
+        let file = Segment::of_size(size, 1).unwrap();
         let segment = Segment::open(file, 0, 1).unwrap();
         for _ in 0..2 {
             let told = segment.allocate((1 << 20) + 1).unwrap_err().to_string();

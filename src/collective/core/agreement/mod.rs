@@ -285,7 +285,9 @@ impl Arrival {
     fn entered(&mut self, cx: &mut Context) {
         let Arrival { target, made_for, part, .. } = *self;
         let me = cx.plan.me;
-        debug_assert!(cx.ledger.cut(target).holds(me, part), "round {target} lacks {part:?} of rank {me}");
+        if !cx.ledger.cut(target).holds(me, part) {
+            cx.problem = Some("a round that this rank has entered lacks its contribution");
+        }
         match part {
             Part::Leaving => cx.ledger.leave(),
             Part::Fresh => cx.stats.fresh += 1,
