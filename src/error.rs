@@ -22,10 +22,11 @@ pub enum Error {
     /// The deadline passed. After `wait` and `finish` nothing is lost: repeat the call to go on
     /// waiting. A call that all ranks make together cannot be repeated (`together`).
     #[error(
-        "{at}: {operation}: timeout after {waited:?}, waiting for {missing}. {way_out}",
+        "{at}: {operation}: timeout after {waited:?}, waiting for {missing}{strangers}. {way_out}",
         at = hosts.rank(*rank),
         waited = readable(*waited),
         missing = hosts.ranks(&missing.0),
+        strangers = of_strangers(*strangers),
         way_out = after_timeout(*together)
     )]
     Timeout {
@@ -40,6 +41,8 @@ pub enum Error {
         /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). Then they
         /// are out of step: later calls of this kind fail, and a new world is needed.
         together: bool,
+        /// Messages and writes that this rank has dropped because they were not of this world.
+        strangers: u64,
         /// The hosts of the ranks.
         hosts: HostNames,
     },
@@ -323,7 +326,15 @@ impl Error {
         missing: Ranks,
         together: bool,
     ) -> Self {
-        Error::Timeout { rank, operation, waited, missing, together, hosts: HostNames::default() }
+        Error::Timeout { rank, operation, waited, missing, together, strangers: 0, hosts: HostNames::default() }
+    }
+
+    /// The same with what strangers sent, if it is a timeout.
+    pub(crate) fn beside_strangers(mut self, count: u64) -> Self {
+        if let Error::Timeout { strangers, .. } = &mut self {
+            *strangers = count;
+        }
+        self
     }
 
     /// What this rank has, and what a peer has instead.
@@ -395,6 +406,15 @@ impl fmt::Display for Ranks {
     }
 }
 
+/// What a text says of messages that were dropped; nothing if there were none.
+pub(crate) fn of_strangers(count: u64) -> String {
+    match count {
+        0 => String::new(),
+        1 => "; 1 message was dropped here that was not of this job".to_owned(),
+        _ => format!("; {count} messages were dropped here that were not of this job"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -411,6 +431,8 @@ mod tests {
         assert!(barrier.starts_with(&format!("rank 1: barrier: {start}")), "{barrier}");
         assert!(barrier.contains("start a new world, with a longer deadline"), "{barrier}");
         assert!(!barrier.contains("Call again"), "{barrier}");
+        let beside = Error::timeout(1, "wait", Duration::from_secs(1), Ranks(vec![2]), false).beside_strangers(3);
+        assert!(beside.to_string().contains("waiting for rank 2; 3 messages were dropped here that"), "{beside}");
     }
 
     #[test]

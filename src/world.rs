@@ -11,8 +11,8 @@ mod symmetric;
 mod tests;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::fork;
@@ -284,7 +284,7 @@ impl World {
 
     /// The error with the names of the ranks' hosts.
     pub(crate) fn with_hosts(&self, error: Error) -> Error {
-        error.on(&self.fabric().host_names())
+        error.on(&self.fabric().host_names()).beside_strangers(self.fabric().strangers())
     }
 
     /// The number of the collective that is being built, from 0. All ranks build theirs in the same order.
@@ -360,7 +360,9 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
                 _ => &identity.job,
             };
             let until = Deadline::from(config.deadline).instant();
-            join_by_memory(name, (rank, ranks), (Terms::of(identity, config.deadline), until), &|| Ok(()))
+            let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
+            let terms = Terms::of(identity, config.deadline);
+            join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()))
         }
         FabricChoice::Shm => {
             let why = match identity.machines {
@@ -373,22 +375,40 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
         }
         FabricChoice::Auto | FabricChoice::Ofi | FabricChoice::Verbs => {
             let place = identity.store_address()?;
-            let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
+            let own = config.job_secret()?;
+            let secret = Secret::new(own.as_deref(), &identity.job);
             let terms = Terms::of(identity, config.deadline);
             let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
-            network::join((rank, ranks), config, measured, Meeting { gather, has_another: true })
+            let joined = network::join((rank, ranks), config, measured, Meeting { gather, has_another: true })?;
+            if own.is_none() && rank == 0 && !matches!(place, StoreAddress::Unix(_)) {
+                warn_without_secret();
+            }
+            Ok(joined)
         }
     }
+}
+
+/// Says once that other users may join the worlds of this process.
+fn warn_without_secret() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "this job has no secret, so a process that knows its number can join; put this before the line that starts the \
+             ranks: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
+        );
+    });
 }
 
 /// Meets ranks of this machine at a name, and shares memory with them. `goes_on` says meanwhile why there is no point in that.
 fn join_by_memory(
     name: &str,
     (rank, ranks): (u32, u32),
+    secret: &Secret,
     (terms, until): (Terms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<Arc<dyn Fabric>> {
-    let Joined { memory, processes } = meet(name, (rank, ranks), (terms, until), goes_on, || ShmFabric::create(ranks))?;
+    let make = || ShmFabric::create(ranks);
+    let Joined { memory, processes } = meet(name, (rank, ranks), secret, (terms, until), goes_on, make)?;
     Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
 }
 

@@ -331,17 +331,21 @@ fn leaving_without_finish_is_death() {
 #[test]
 fn a_rank_without_the_secret_is_refused() {
     for way in stores() {
-        let way = way.with("EARLYBIRD_SECRET", "speak friend").but_for(1, "EARLYBIRD_SECRET", "open sesame");
+        let way = way.with("EARLYBIRD_SECRET", "speak friend and enter").but_for(
+            1,
+            "EARLYBIRD_SECRET",
+            "open sesame, please",
+        );
         let texts = start(&way, &[(0, 2), (1, 2)], "");
         all_say(&texts, &["secret"]);
         assert!(texts[1].contains("does not know this job's secret"), "{texts:?}");
         assert!(
-            !texts.concat().contains("speak friend") && !texts.concat().contains("open sesame"),
+            !texts.concat().contains("speak friend and enter") && !texts.concat().contains("open sesame, please"),
             "a secret is never printed"
         );
     }
     for way in stores() {
-        let texts = start(&way.with("EARLYBIRD_SECRET", "speak friend"), &[(0, 2), (1, 2)], "");
+        let texts = start(&way.with("EARLYBIRD_SECRET", "speak friend and enter"), &[(0, 2), (1, 2)], "");
         assert!(texts.iter().all(|text| said(text, "TOTAL") == ["2"]), "{texts:?}");
     }
 }
@@ -350,7 +354,11 @@ fn a_rank_without_the_secret_is_refused() {
 #[test]
 fn a_program_that_configures_itself_keeps_to_the_secret() {
     side_by_side(stores(), |way| {
-        let way = way.with("EARLYBIRD_SECRET", "speak friend").but_for(1, "EARLYBIRD_SECRET", "open sesame");
+        let way = way.with("EARLYBIRD_SECRET", "speak friend and enter").but_for(
+            1,
+            "EARLYBIRD_SECRET",
+            "open sesame, please",
+        );
         all_say(&start(&way, &[(0, 2), (1, 2)], "plain"), &["secret"]);
     });
 }

@@ -39,7 +39,7 @@ fn start_on(hosts: &Hosts, places: &[usize], variables: &[(&str, &str)], role: &
     let store = format!("tcp:{}:29400", hosts.address(places[0]));
     let start = |(rank, host): (usize, &usize)| {
         let mut command = hosts.command(*host);
-        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of these hosts");
+        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
         command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
         command.env("EARLYBIRD_SILENCE", format!("{}s", SILENCE.as_secs())).envs(variables.iter().copied());
         common::start(&mut command, (rank as u32, places.len() as u32), "rank", role)
@@ -109,7 +109,9 @@ fn ranks_without_a_way_between_them_are_named() {
     job.ranks[2].kill().unwrap();
     job.ranks[2].wait().unwrap();
     let mut command = hosts.command(WHERE[2]);
-    command.env("EARLYBIRD_STORE", format!("tcp:{}:29400", hosts.address(0))).env("EARLYBIRD_SECRET", "of these hosts");
+    command
+        .env("EARLYBIRD_STORE", format!("tcp:{}:29400", hosts.address(0)))
+        .env("EARLYBIRD_SECRET", "of all these hosts");
     command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]).env("EARLYBIRD_DEVICE", "lo").env("TEST_DEADLINE", "4");
     job.ranks[2] = common::start(&mut command, (2, WHERE.len() as u32), "rank", "all cut 8000");
     let started = Instant::now();

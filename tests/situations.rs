@@ -170,7 +170,7 @@ fn hosts_that_have_ipv6_alone() {
     let begin = |rank: u32| {
         let mut command = hosts.command(rank as usize);
         command.env("EARLYBIRD_STORE", format!("tcp:[{}]:29400", hosts.address(0)));
-        command.env("EARLYBIRD_SECRET", "of these hosts").env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
+        command.env("EARLYBIRD_SECRET", "of all these hosts").env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
         start(&mut command, (rank, 3), "rank", "sum")
     };
     ends_well(Job { ranks: (0..3).map(begin).collect() });

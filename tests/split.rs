@@ -122,7 +122,7 @@ fn ranks_of_a_host_share_memory_and_others_a_network() {
     let store = format!("tcp:{}:29400", hosts.address(WHERE[0]));
     let begin = |(rank, host): (usize, &usize)| {
         let mut command = hosts.command(*host);
-        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of these hosts");
+        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
         command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
         start(&mut command, (rank as u32, WHERE.len() as u32), "rank", "split")
     };

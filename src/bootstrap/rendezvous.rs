@@ -18,8 +18,10 @@ use rustix::net::{
 
 use super::attendance::{Attendance, Terms};
 use super::peer;
+use super::store::{SEAL, Secret};
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
+use crate::fault::Fault;
 use crate::interrupt;
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -45,6 +47,7 @@ pub(crate) struct Joined {
 pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),
+    secret: &Secret,
     (terms, until): (Terms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
     make: impl FnOnce() -> Result<OwnedFd>,
@@ -58,25 +61,32 @@ pub(crate) fn meet(
     let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
     match rank {
-        0 => host(&address, ranks, (terms, until), goes_on, make),
-        _ => visit(&address, (rank, ranks), (terms, until), goes_on),
+        0 => host(&address, ranks, secret, (terms, until), goes_on, make),
+        _ => visit(&address, (rank, ranks), secret, (terms, until), goes_on),
     }
 }
 
 fn host(
     address: &SocketAddr,
     ranks: u32,
+    secret: &Secret,
     (terms, until): (Terms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
     let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::AddrInUse => Error::join(
-            0,
-            "rank 0 of this job is there already: two processes were told to be rank 0, or a job \
-             with the same identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart",
-        ),
+        std::io::ErrorKind::AddrInUse => {
+            let holder = UnixStream::connect_addr(address).ok().and_then(|holder| peer::of_this_user(&holder).err());
+            Error::join(
+                0,
+                holder.unwrap_or_else(|| {
+                    "rank 0 of this job is there already: two processes were told to be rank 0, or a job with the same \
+                     identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart"
+                        .to_owned()
+                }),
+            )
+        }
         _ => os(cause),
     })?;
     listener.set_nonblocking(true).map_err(os)?;
@@ -119,13 +129,19 @@ fn host(
                 continue;
             }
         };
-        let Some(Hello { rank, ranks: told }) = greet(&stream) else {
+        let Some((Hello { rank, ranks: told }, seal)) = greet(&stream) else {
             // Of two processes that do not see each other, the guest has found out first, and sends
             // nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
             unseen.into_iter().for_each(|why| attendance.refuse(why));
             continue;
         };
+        let said = Hello { rank, ranks: told }.encode();
+        if !secret.is_sealed(&[b"greeting", &said], &seal) && !Fault::GreetStrangers.is_chosen() {
+            attendance.refuse("a process came that does not know this job's secret, EARLYBIRD_SECRET".to_owned());
+            let _ = refuse(&stream, OTHER_SECRET);
+            continue;
+        }
         let pid = peer::process(peer).unwrap_or_else(|problem| {
             attendance.fail(format!("rank {rank} {problem}"));
             0
@@ -142,7 +158,7 @@ fn host(
     for (.., stream) in &mut guests {
         // The other ranks find a guest dead that has ended by now.
         let _ = match (&verdict, &made) {
-            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd()),
+            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd(), secret),
             (Err(problem), _) => refuse(stream, problem),
             (Ok(()), Err(error)) => refuse(stream, &error.to_string()),
         };
@@ -152,23 +168,35 @@ fn host(
     Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
 }
 
-/// Reads a guest's greeting; `None` from a stranger.
-fn greet(stream: &UnixStream) -> Option<Hello> {
+/// What a rank says there that meets a process with another secret.
+const OTHER_SECRET: &str =
+    "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
+
+/// Reads a guest's greeting and its seal; `None` from a stranger.
+fn greet(stream: &UnixStream) -> Option<(Hello, [u8; SEAL])> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(GREETING_TIMEOUT)).ok()?;
     stream.set_write_timeout(Some(GREETING_TIMEOUT)).ok()?;
-    let mut hello = [0; HELLO];
+    let (mut hello, mut seal) = ([0; HELLO], [0; SEAL]);
     (&mut &*stream).read_exact(&mut hello).ok()?;
-    Hello::decode(&hello)
+    (&mut &*stream).read_exact(&mut seal).ok()?;
+    Some((Hello::decode(&hello)?, seal))
 }
 
-fn refuse(stream: &mut UnixStream, problem: &str) -> std::io::Result<()> {
+fn refuse(mut stream: &UnixStream, problem: &str) -> std::io::Result<()> {
     let text = &problem.as_bytes()[..problem.len().min(VERDICT)];
     stream.write_all(&Heading { refused: true, len: text.len() }.encode())?;
-    stream.write_all(text)
+    stream.write_all(text)?;
+    // No seal, with which secrets could be tried until one fits.
+    stream.write_all(&[0; SEAL])
 }
 
-fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+fn hand_over(
+    stream: &mut UnixStream,
+    pids: &[u32],
+    memory: std::os::fd::BorrowedFd<'_>,
+    secret: &Secret,
+) -> std::io::Result<()> {
     let body = encode_pids(pids);
     let heading = Heading { refused: false, len: body.len() }.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -176,12 +204,14 @@ fn hand_over(stream: &mut UnixStream, pids: &[u32], memory: std::os::fd::Borrowe
     let descriptors = [memory];
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(&*stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    stream.write_all(&body)
+    stream.write_all(&body)?;
+    stream.write_all(&secret.seal(&[b"memory", &heading, &body]))
 }
 
 fn visit(
     address: &SocketAddr,
     (rank, ranks): (u32, u32),
+    secret: &Secret,
     (terms, until): (Terms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<Joined> {
@@ -204,6 +234,7 @@ fn visit(
     // namespace.
     peer::process(host).map_err(|problem| Error::join(rank, format!("rank 0 {problem}")))?;
     let hello = Hello { rank, ranks }.encode();
+    let hello = [&hello[..], &secret.seal(&[b"greeting", &hello])].concat();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
     // Rank 0 answers when the meeting is over, at most a little after the deadline.
@@ -216,10 +247,14 @@ fn visit(
     }
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
-    let mut body = vec![0; len];
+    let (mut body, mut seal) = (vec![0; len], [0; SEAL]);
     stream.read_exact(&mut body).map_err(|_| lost())?;
+    stream.read_exact(&mut seal).map_err(|_| lost())?;
     if refused {
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
+    }
+    if !secret.is_sealed(&[b"memory", &heading, &body], &seal) {
+        return Err(Error::join(rank, OTHER_SECRET));
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;
     let without = "the memory of the world came without a descriptor: this process has none left; raise ulimit -n";

@@ -141,7 +141,7 @@ impl World {
             match error {
                 Error::Timeout { rank, operation, waited, missing, .. } => {
                     let together = is_cut_off.unwrap_or(true);
-                    Error::Timeout { rank, operation, waited, missing, together, hosts: self.fabric().host_names() }
+                    self.with_hosts(Error::timeout(rank, operation, waited, missing, together))
                 }
                 error @ Error::Interrupted { .. } if matches!(is_cut_off, Ok(false)) => error,
                 error @ Error::Usage { .. } => error,

@@ -11,6 +11,7 @@ use std::time::Instant;
 use super::network::{self, Meeting};
 use super::{World, join_by_memory};
 use crate::bootstrap::Terms;
+use crate::bootstrap::store::Secret;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Ranks, Result};
@@ -85,7 +86,9 @@ impl World {
             }
             // A rank that dies now may be one that the others wait for.
             let goes_on = || self.fabric().look_for_dead(OPERATION);
-            return join_by_memory(&group.place, ranks, (terms, until), &goes_on);
+            // The name was drawn for this group, and no other process has heard of it.
+            let secret = Secret::new(Some(&group.place), "");
+            return join_by_memory(&group.place, ranks, &secret, (terms, until), &goes_on);
         }
         let told = Cell::new(false);
         let of_group = |mine: &[u8], _: Instant| {

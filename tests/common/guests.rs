@@ -84,7 +84,7 @@ impl Guests {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.envs(Way::Verbs.variables()).env("EARLYBIRD_STORE", &store);
             command.envs(self.devices.map(|devices| ("EARLYBIRD_DEVICE", devices)));
-            command.env("EARLYBIRD_SECRET", "of these guests").env("EARLYBIRD_SILENCE", "5s");
+            command.env("EARLYBIRD_SECRET", "of all these guests").env("EARLYBIRD_SILENCE", "5s");
             start(&mut command, (rank, self.ranks()), "rank", role)
         };
         Job { ranks: ranks_of(self.host).map(begin).collect() }

@@ -195,7 +195,7 @@ pub fn start(command: &mut Command, (rank, ranks): (u32, u32), test: &str, role:
         .env(ROLE, role)
         .env("EARLYBIRD_RANK", format!("{rank}"))
         .env("EARLYBIRD_WORLD_SIZE", format!("{ranks}"))
-        .env("RUST_BACKTRACE", "0")
+        .env("RUST_BACKTRACE", std::env::var("TEST_BACKTRACE").unwrap_or("0".to_owned()))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

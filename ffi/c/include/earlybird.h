@@ -162,7 +162,7 @@ typedef struct eb_config {
    */
   const char *provider;
   /**
-   * The secret of this job, of 8 bytes or more.
+   * The secret of this job, of 16 bytes or more.
    */
   const char *secret;
   /**

@@ -36,7 +36,7 @@ pub struct eb_config {
     pub fabric: *const c_char,
     /// The libfabric provider, such as "tcp;ofi_rxm".
     pub provider: *const c_char,
-    /// The secret of this job, of 8 bytes or more.
+    /// The secret of this job, of 16 bytes or more.
     pub secret: *const c_char,
     /// The file of measured parameters.
     pub hw_config: *const c_char,

@@ -106,6 +106,11 @@ pub(crate) fn verdict(verdict: &Result<Vec<u8>, String>, nonce: &Nonce, secret: 
     [&head[..], body, &seal].concat()
 }
 
+/// What a process gets that does not know the secret. It has no seal: with one, secrets could be tried until one fits.
+pub(crate) fn turned_away() -> Vec<u8> {
+    [&bytes(&[MAGIC, 1, 0])[..], &[0; SEAL]].concat()
+}
+
 /// Bytes that follow the heading of a verdict; `None` if it is no such heading.
 pub(crate) fn verdict_len(heading: &[u8; HEADING], ranks: u32) -> Option<usize> {
     let [magic, _, len] = words(heading)?;
@@ -175,6 +180,9 @@ mod tests {
             assert_eq!(judged(heading, rest, &mine, &other), None);
             assert_eq!(judged(heading, rest, &theirs, &secret), None);
         }
+        let said = turned_away();
+        let (heading, rest) = said.split_first_chunk::<HEADING>().unwrap();
+        assert_eq!((verdict_len(heading, 3), judged(heading, rest, &mine, &secret)), (Some(rest.len()), None));
         assert_eq!(decode_world(&encode_world(&[vec![1], vec![]]), 2), Some(vec![vec![1], vec![]]));
         assert_eq!(decode_world(&encode_world(&[vec![1], vec![]]), 1), None);
     }

@@ -52,29 +52,43 @@ fn together<R: Send>(all: Vec<impl FnOnce() -> R + Send>) -> Vec<R> {
 /// A rank with the world size that it was told comes to a meeting on one machine and joins the
 /// world.
 fn come(name: &str, (rank, ranks): (u32, u32)) -> Result<()> {
-    let terms = (TERMS, Instant::now() + DEADLINE);
-    let Joined { memory, processes } = meet(name, (rank, ranks), terms, &|| Ok(()), || ShmFabric::create(ranks))?;
+    come_with(name, (rank, ranks), "of this job", DEADLINE)
+}
+
+fn come_with(name: &str, (rank, ranks): (u32, u32), secret: &str, deadline: Duration) -> Result<()> {
+    let (secret, terms) = (Secret::new(Some(secret), ""), (TERMS, Instant::now() + deadline));
+    let make = || ShmFabric::create(ranks);
+    let Joined { memory, processes } = meet(name, (rank, ranks), &secret, terms, &|| Ok(()), make)?;
     ShmFabric::join(memory, rank, ranks, &processes).map(drop)
 }
 
 /// A world that ranks leave to meet fails meanwhile, or rank 0 has no memory: no rank waits for the deadline.
 #[test]
 fn a_meeting_without_a_point_ends() {
-    let until = Instant::now() + Duration::from_secs(3600);
+    let (secret, until) = (Secret::new(None, ""), Instant::now() + Duration::from_secs(3600));
     let died = || Err(crate::Error::join(2, "the other world has failed"));
     for rank in [0, 1] {
-        let told = meet(&fresh("shm"), (rank, 2), (TERMS, until), &died, || ShmFabric::create(2));
+        let told = meet(&fresh("shm"), (rank, 2), &secret, (TERMS, until), &died, || ShmFabric::create(2));
         refused(&told, "the other world has failed");
     }
-    let name = &fresh("shm");
+    let (name, secret) = (&fresh("shm"), &secret);
     let no_memory = |rank: u32| {
         move || {
             let make = || Err(crate::Error::join(rank, "there is no memory"));
             // Rank 0 tells those that come soon.
-            meet(name, (rank, 2), (TERMS, until), &|| Ok(()), make)
+            meet(name, (rank, 2), secret, (TERMS, until), &|| Ok(()), make)
         }
     };
     together(vec![no_memory(0), no_memory(1)]).iter().for_each(|told| refused(told, "there is no memory"));
+}
+
+#[test]
+fn shared_memory_is_for_ranks_with_the_secret() {
+    let name = &fresh("shm");
+    let visit = |rank: u32, secret: &'static str| move || come_with(name, (rank, 2), secret, TERMS.deadline);
+    let told = together(vec![visit(0, "friend"), visit(1, "sesame")]);
+    refused(&told[0], "Not let in: a process came that does not know this job's secret");
+    refused(&told[1], "rank 0 there does not know this job's secret");
 }
 
 /// Such ranks meet; returns the result of each.

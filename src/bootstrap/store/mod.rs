@@ -12,12 +12,13 @@ pub(crate) mod frame;
 mod meeting_tests;
 mod net;
 mod seal;
+mod socket;
 
 #[cfg(test)]
 use std::time::Duration;
 use std::time::Instant;
 
-pub(crate) use seal::Secret;
+pub(crate) use seal::{SEAL, Secret};
 
 use super::attendance::Terms;
 use super::store_address::StoreAddress;

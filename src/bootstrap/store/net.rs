@@ -1,192 +1,40 @@
 //! A store at a socket: rank 0 listens, on a port or an abstract name, until all ranks have come.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::Meeting;
 use super::frame::{self, GREETING, HEADING, Hello, MOST_HELLO, NONCE, Parsed};
+use super::socket::{GREETING_TIMEOUT, PAUSE, Stream, connect, listen};
 use crate::bootstrap::attendance::Attendance;
 use crate::bootstrap::peer;
 use crate::bootstrap::store_address::StoreAddress;
+use crate::bootstrap::strangers::Strangers;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::random::draw;
 
-/// A guest looks this often whether its wait is to end.
-const SLICE: Duration = Duration::from_millis(100);
-const PAUSE: Duration = Duration::from_millis(20);
-/// How long a process may take for a message that a rank sends at once.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(2);
-/// Most connections that have not introduced themselves, or twice the number of ranks if that is
-/// more; beyond that the oldest is closed.
+
+/// Most connections that have not introduced themselves, or twice the number of ranks if that is more; beyond that the oldest
+/// is closed. They take no more than a quarter of this process's descriptors, of which its program needs some, too.
 const MAX_UNIDENTIFIED: usize = 256;
+
+fn max_unidentified(ranks: u32) -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    MAX_UNIDENTIFIED.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(2 * ranks as usize)
+}
 
 /// What rank 0 asks beside the question whether the others were started, and what they ask of rank 0.
 fn also_asked(store: &StoreAddress) -> (&'static str, &'static str) {
     match store {
         StoreAddress::Unix(_) => (peer::ONE_NETWORK, peer::ONE_NETWORK),
         _ => ("", ", and is its host reachable from here"),
-    }
-}
-
-enum Listener {
-    Unix(UnixListener),
-    Tcp(TcpListener),
-}
-
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Read for Stream {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.read(to),
-            Stream::Tcp(stream) => stream.read(to),
-        }
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.write(from),
-            Stream::Tcp(stream) => stream.write(from),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(stream) => stream.as_fd(),
-            Stream::Tcp(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl Stream {
-    /// Makes calls block from now on, for at most `time` each.
-    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
-        let time = Some(time.max(PAUSE));
-        match self {
-            Stream::Unix(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_read_timeout(time)?;
-                stream.set_write_timeout(time)
-            }
-            Stream::Tcp(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_read_timeout(time)?;
-                stream.set_write_timeout(time)
-            }
-        }
-    }
-
-    /// Fills `to` by `until`, however slowly the bytes come.
-    fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
-        let mut filled = 0;
-        while filled < to.len() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || interrupt::check(0, "join").is_err() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            self.wait_at_most(left.min(SLICE))?;
-            match self.read(&mut to[filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => filled += read,
-                Err(cause) if matches!(cause.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-                Err(cause) => return Err(cause),
-            }
-        }
-        Ok(())
-    }
-
-    fn do_not_block(&self) -> io::Result<()> {
-        match self {
-            Stream::Unix(stream) => stream.set_nonblocking(true),
-            Stream::Tcp(stream) => stream.set_nonblocking(true),
-        }
-    }
-
-    /// Checks the peer's user, where the kernel knows it.
-    fn check_user(&self) -> std::result::Result<(), String> {
-        match self {
-            Stream::Unix(stream) => peer::of_this_user(stream).map(drop),
-            Stream::Tcp(_) => Ok(()),
-        }
-    }
-}
-
-fn abstract_name(name: &str) -> io::Result<UnixAddr> {
-    UnixAddr::from_abstract_name(format!("earlybird-{name}-store"))
-}
-
-fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    Ok((host, port).to_socket_addrs()?.collect())
-}
-
-/// Listens at the given address if it is a numeric one of this machine, and at all addresses for a
-/// name: this host may resolve its own name to a loopback address, which no other host reaches.
-fn listen(store: &StoreAddress) -> io::Result<Listener> {
-    match store {
-        StoreAddress::Tcp { host, port } => {
-            let given: Option<IpAddr> = host.parse().ok();
-            let named = given.map(|address| SocketAddr::new(address, *port));
-            let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
-            let any = any.map(|address| SocketAddr::new(address, *port));
-            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-            for address in named.into_iter().chain(any) {
-                match TcpListener::bind(address) {
-                    Ok(listener) => return Ok(Listener::Tcp(listener)),
-                    Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => return Err(cause),
-                    Err(cause) => last = cause,
-                }
-            }
-            Err(last)
-        }
-        // On each host the name of the own one is another.
-        StoreAddress::Among { port, .. } => listen(&StoreAddress::Tcp { host: String::new(), port: *port }),
-        StoreAddress::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
-        StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
-    }
-}
-
-impl Listener {
-    fn accept(&self) -> io::Result<Stream> {
-        match self {
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
-        }
-    }
-
-    fn do_not_block(&self) -> io::Result<()> {
-        match self {
-            Listener::Unix(listener) => listener.set_nonblocking(true),
-            Listener::Tcp(listener) => listener.set_nonblocking(true),
-        }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Unix(listener) => listener.as_fd(),
-            Listener::Tcp(listener) => listener.as_fd(),
-        }
     }
 }
 
@@ -221,27 +69,32 @@ impl Guest {
         (parsed != Parsed::Incomplete || self.since.elapsed() < GREETING_TIMEOUT).then_some(parsed)
     }
 
-    fn tell(&mut self, verdict: &std::result::Result<Vec<u8>, String>, theirs: &[u8; NONCE], meeting: &Meeting<'_>) {
+    fn tell(&mut self, verdict: &[u8]) {
         // The other ranks find a guest dead that has ended by now.
         let told = self.stream.wait_at_most(GREETING_TIMEOUT);
-        let _ = told.and_then(|()| self.stream.write_all(&frame::verdict(verdict, theirs, meeting.secret)));
+        let _ = told.and_then(|()| self.stream.write_all(verdict));
     }
 }
 
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let listener = listen(meeting.store).map_err(|cause| match cause.kind() {
-        io::ErrorKind::AddrInUse => meeting.error(
-            "another process listens there already: another job, another program, or a second process \
-             that was told to be rank 0; choose another EARLYBIRD_STORE",
-        ),
+        io::ErrorKind::AddrInUse => {
+            // Of an abstract name the kernel says whose it is.
+            let holder = connect(meeting.store, Instant::now()).ok().and_then(|holder| holder.check_user().err());
+            meeting.error(holder.unwrap_or_else(|| {
+                "another process listens there already: another job, another program, or a second process that was told to \
+                 be rank 0; choose another EARLYBIRD_STORE"
+                    .to_owned()
+            }))
+        }
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
     listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;
     let mut attendance = Attendance::new(meeting.ranks, meeting.until, meeting.terms, also_asked(meeting.store).0);
     let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
     given[0] = meeting.mine.to_vec();
-    let max_unidentified = MAX_UNIDENTIFIED.max(2 * meeting.ranks as usize);
-    let (mut unidentified, mut admitted, mut strangers) = (Vec::new(), Vec::new(), 0);
+    let max_unidentified = max_unidentified(meeting.ranks);
+    let (mut unidentified, mut admitted, mut strangers) = (Vec::<Guest>::new(), Vec::new(), Strangers::default());
     let verdict = loop {
         let mut quiet = true;
         // Bounded, so that many connections do not delay those that are accepted already.
@@ -250,6 +103,11 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
                 Ok(stream) => stream,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
                 Err(cause) if cause.kind() == io::ErrorKind::ConnectionAborted => continue,
+                // The oldest that has said nothing is the least likely to be a rank.
+                Err(cause) if are_used_up(&cause) && !unidentified.is_empty() => {
+                    strangers.came(&unidentified.remove(0).stream.origin());
+                    continue;
+                }
                 Err(cause) => {
                     return Err(
                         meeting.error(format!("rank 0 cannot accept connections: {cause} (is ulimit -n too low?)"))
@@ -263,7 +121,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             }
             unidentified.extend(Guest::greet(stream, draw(0)?));
             if unidentified.len() > max_unidentified {
-                unidentified.remove(0);
+                strangers.came(&unidentified.remove(0).stream.origin());
             }
         }
         for mut guest in std::mem::take(&mut unidentified) {
@@ -276,10 +134,10 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
                     admitted.push((guest, nonce));
                 }
                 Some(Parsed::Stranger) => {
-                    strangers += 1;
-                    guest.tell(&Err("a stranger".to_owned()), &[0; NONCE], meeting);
+                    strangers.came(&guest.stream.origin());
+                    guest.tell(&frame::turned_away());
                 }
-                None => strangers += 1,
+                None => strangers.came(&guest.stream.origin()),
             }
         }
         if let Some(verdict) = attendance.verdict(quiet) {
@@ -293,36 +151,16 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     // A guest that has its answer may come to the next meeting at this place at once. It must find no door that is about to
     // close.
     drop(listener);
-    let also = match strangers {
-        0 => String::new(),
-        1 => " (a process came that did not know the job's secret, EARLYBIRD_SECRET, or was no rank at all)".to_owned(),
-        some => format!(
-            " ({some} processes came that did not know the job's secret, EARLYBIRD_SECRET, or were no ranks at all)"
-        ),
-    };
-    let verdict = verdict.map(|()| frame::encode_world(&given)).map_err(|problem| problem + &also);
-    admitted.iter_mut().for_each(|(guest, nonce)| guest.tell(&verdict, nonce, meeting));
+    let verdict = verdict.map(|()| frame::encode_world(&given)).map_err(|problem| format!("{problem}{strangers}"));
+    for (guest, nonce) in &mut admitted {
+        guest.tell(&frame::verdict(&verdict, nonce, meeting.secret));
+    }
     verdict.map(|_| given).map_err(|problem| meeting.error(problem))
 }
 
-/// Connects to a socket at which rank 0 may listen.
-fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream> {
-    match store {
-        StoreAddress::Tcp { host, port } => {
-            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-            for address in resolve(host, *port)? {
-                // A name may have unreachable addresses beside a reachable one.
-                let left = until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
-                match TcpStream::connect_timeout(&address, left) {
-                    Ok(stream) => return Ok(Stream::Tcp(stream)),
-                    Err(cause) => last = cause,
-                }
-            }
-            Err(last)
-        }
-        StoreAddress::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
-        StoreAddress::Among { .. } | StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
-    }
+/// Whether this process or the machine has no descriptor left.
+fn are_used_up(cause: &io::Error) -> bool {
+    matches!(cause.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 /// The sockets at which rank 0 may listen.
@@ -400,9 +238,13 @@ fn converse(meeting: &Meeting<'_>, mut stream: Stream, elsewhere: bool) -> std::
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+
     use rustix::process::{Uid, geteuid};
     use rustix::thread::set_thread_res_uid;
 
+    use super::super::socket::abstract_name;
     use super::*;
     use crate::bootstrap::store::Secret;
     use crate::skipped::{Need, skipped};
@@ -479,9 +321,11 @@ mod tests {
         });
         let _listener = listening.join().unwrap();
         let secret = Secret::new(None, &name);
-        let refused = visit(&Meeting::sample(&store, &secret, 1)).unwrap_err().to_string();
-        let named = format!("belongs to user {}, where user {own} was expected", other.as_raw());
-        assert!(refused.contains(&named), "{refused}");
+        for refused in [visit(&Meeting::sample(&store, &secret, 1)), host(&Meeting::sample(&store, &secret, 0))] {
+            let refused = refused.unwrap_err().to_string();
+            let named = format!("belongs to user {}, where user {own} was expected", other.as_raw());
+            assert!(refused.contains(&named), "{refused}");
+        }
     }
 
     /// Rank 0 is on the last of four hosts: the first one refuses connections, another program runs

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::error::of_strangers;
+
 use super::{
     Act, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Suspects, Transfer, TransferPart, Trouble, Way, Wire,
@@ -112,7 +114,8 @@ impl<W: Wire> Engine<W> {
             self.look_at_device();
             let ailment = self.link.wire.ailment().filter(|_| evidence != Evidence::Ended);
             let ailment = ailment.map_or(String::new(), |ailment| format!("; {ailment}"));
-            return self.fail(Failure::Died { peer, how: format!("{evidence}{ailment}") });
+            let strangers = of_strangers(self.strangers);
+            return self.fail(Failure::Died { peer, how: format!("{evidence}{ailment}{strangers}") });
         }
         // The peer cannot answer, whatever the provider reports of operations in flight, and when.
         let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);

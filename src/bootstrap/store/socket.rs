@@ -1,0 +1,232 @@
+//! Sockets at which the ranks of a job meet: a port, or an abstract name.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::peer;
+use crate::bootstrap::store_address::StoreAddress;
+use crate::interrupt;
+
+/// The longest time of a single look at a socket.
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
+
+/// A guest looks this often whether its wait is to end.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// How long a process may take for a message that a rank sends at once.
+pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
+
+pub(super) enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+pub(super) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Read for Stream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.read(to),
+            Stream::Tcp(stream) => stream.read(to),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.write(from),
+            Stream::Tcp(stream) => stream.write(from),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// Makes calls block from now on, for at most `time` each.
+    pub(super) fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        let time = Some(time.max(PAUSE));
+        match self {
+            Stream::Unix(stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(time)?;
+                stream.set_write_timeout(time)
+            }
+            Stream::Tcp(stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(time)?;
+                stream.set_write_timeout(time)
+            }
+        }
+    }
+
+    /// Fills `to` by `until`, however slowly the bytes come.
+    pub(super) fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < to.len() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || interrupt::check(0, "join").is_err() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.wait_at_most(left.min(SLICE))?;
+            match self.read(&mut to[filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => filled += read,
+                Err(cause) if matches!(cause.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn do_not_block(&self) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream) => stream.set_nonblocking(true),
+            Stream::Tcp(stream) => stream.set_nonblocking(true),
+        }
+    }
+
+    /// The address or the process at the other end, for people.
+    pub(super) fn origin(&self) -> String {
+        match self {
+            Stream::Unix(stream) => match peer::of_this_user(stream).ok().and_then(|peer| peer.process) {
+                Some(process) => format!("process {process}"),
+                None => "a process of this machine".to_owned(),
+            },
+            Stream::Tcp(stream) => {
+                stream.peer_addr().map_or("an unknown address".to_owned(), |peer| peer.ip().to_string())
+            }
+        }
+    }
+
+    /// Checks the peer's user, where the kernel knows it.
+    pub(super) fn check_user(&self) -> std::result::Result<(), String> {
+        match self {
+            Stream::Unix(stream) => peer::of_this_user(stream).map(drop),
+            Stream::Tcp(_) => Ok(()),
+        }
+    }
+}
+
+pub(super) fn abstract_name(name: &str) -> io::Result<UnixAddr> {
+    UnixAddr::from_abstract_name(format!("earlybird-{name}-store"))
+}
+
+/// The addresses of a host. The system's search for a name takes its own time, so it has a thread, which ends when the search
+/// does.
+fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let (tell, told) = mpsc::channel();
+    let name = host.to_owned();
+    let search = move || (&*name, port).to_socket_addrs().map(Iterator::collect);
+    let searching =
+        thread::Builder::new().name("earlybird lookup".to_owned()).spawn(move || _ = tell.send(search()))?;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match told.recv_timeout(left.min(SLICE)) {
+            Ok(found) => {
+                let _ = searching.join();
+                return found;
+            }
+            Err(RecvTimeoutError::Timeout) if !left.is_zero() && interrupt::check(0, "join").is_ok() => {}
+            Err(_) => {
+                let why = format!("the search for the address of {host} has not ended");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+        }
+    }
+}
+
+/// Listens at the given address if it is a numeric one of this machine, and at all addresses for a
+/// name: this host may resolve its own name to a loopback address, which no other host reaches.
+pub(super) fn listen(store: &StoreAddress) -> io::Result<Listener> {
+    match store {
+        StoreAddress::Tcp { host, port } => {
+            let given: Option<IpAddr> = host.parse().ok();
+            let named = given.map(|address| SocketAddr::new(address, *port));
+            let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+            let any = any.map(|address| SocketAddr::new(address, *port));
+            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+            for address in named.into_iter().chain(any) {
+                match TcpListener::bind(address) {
+                    Ok(listener) => return Ok(Listener::Tcp(listener)),
+                    Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => return Err(cause),
+                    Err(cause) => last = cause,
+                }
+            }
+            Err(last)
+        }
+        // On each host the name of the own one is another.
+        StoreAddress::Among { port, .. } => listen(&StoreAddress::Tcp { host: String::new(), port: *port }),
+        StoreAddress::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
+        StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+impl Listener {
+    pub(super) fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+        }
+    }
+
+    pub(super) fn do_not_block(&self) -> io::Result<()> {
+        match self {
+            Listener::Unix(listener) => listener.set_nonblocking(true),
+            Listener::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(listener) => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Connects to a socket at which rank 0 may listen.
+pub(super) fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream> {
+    match store {
+        StoreAddress::Tcp { host, port } => {
+            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+            for address in resolve(host, *port, until)? {
+                // A name may have unreachable addresses beside a reachable one.
+                let left = until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
+                match TcpStream::connect_timeout(&address, left) {
+                    Ok(stream) => return Ok(Stream::Tcp(stream)),
+                    Err(cause) => last = cause,
+                }
+            }
+            Err(last)
+        }
+        StoreAddress::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
+        StoreAddress::Among { .. } | StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
