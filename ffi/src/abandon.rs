@@ -105,7 +105,11 @@ struct Own(Arc<Place>);
 impl Drop for Own {
     fn drop(&mut self) {
         HERE.set(ptr::null());
-        places().retain(|place| !Arc::ptr_eq(place, &self.0));
+        self.0.due.store(0, Ordering::Relaxed);
+        // A forked child may find the list locked for good. A place of which nothing is to be seen may stay.
+        if let Ok(mut places) = PLACES.try_lock() {
+            places.retain(|place| !Arc::ptr_eq(place, &self.0));
+        }
     }
 }
 
@@ -222,8 +226,9 @@ unsafe extern "C" fn enter(way: &Way, run: Run, data: *mut c_void) -> usize {
         "call rsi",
         "xor eax, eax",
         "2:",
-        "pop rdi",
+        "mov rdi, [rsp]",
         "mov qword ptr [rdi], 0",
+        "pop rdi",
         "pop r15",
         "pop r14",
         "pop r13",

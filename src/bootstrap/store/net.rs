@@ -80,7 +80,9 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let listener = listen(meeting.store).map_err(|cause| match cause.kind() {
         io::ErrorKind::AddrInUse => {
             // Of an abstract name the kernel says whose it is.
-            let holder = connect(meeting.store, Instant::now()).ok().and_then(|holder| holder.check_user().err());
+            let is_name = matches!(meeting.store, StoreAddress::Unix(_));
+            let holder = is_name.then(|| connect(meeting.store, Instant::now()).ok()).flatten();
+            let holder = holder.and_then(|holder| holder.check_user().err());
             meeting.error(holder.unwrap_or_else(|| {
                 "another process listens there already: another job, another program, or a second process that was told to \
                  be rank 0; choose another EARLYBIRD_STORE"
