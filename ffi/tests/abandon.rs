@@ -122,13 +122,13 @@ fn play() {
             assert_eq!(earliest_due(), None);
             let (soon, late) = (Instant::now() + Duration::from_secs(1), Instant::now() + Duration::from_secs(2));
             expect_by(Some(late));
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    expect_by(Some(soon));
-                    let due = earliest_due().unwrap();
-                    assert!(due <= soon && due + Duration::from_millis(1) > soon);
-                });
+            // A scope would not wait for what the thread drops at its end.
+            let other = thread::spawn(move || {
+                expect_by(Some(soon));
+                let due = earliest_due().unwrap();
+                assert!(due <= soon && due + Duration::from_millis(1) > soon);
             });
+            other.join().unwrap();
             assert!(earliest_due().unwrap() > soon, "that thread has ended");
             expect_by(None);
             assert_eq!(earliest_due(), None);
