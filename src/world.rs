@@ -380,7 +380,8 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
             let terms = Terms::of(identity, config.deadline);
             let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
             let joined = network::join((rank, ranks), config, measured, Meeting { gather, has_another: true })?;
-            if own.is_none() && rank == 0 && !matches!(place, StoreAddress::Unix(_)) {
+            let is_spread = joined.neighbours().len() < ranks as usize;
+            if own.is_none() && rank == 0 && is_spread && !matches!(place, StoreAddress::Unix(_)) {
                 warn_without_secret();
             }
             Ok(joined)
