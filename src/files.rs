@@ -45,7 +45,7 @@ pub fn read(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("this is no file")) }
 }
 
-/// Reads a text of so many bytes at most.
+/// Reads a text of `most` bytes at most.
 ///
 /// # Errors
 /// It is no file, has more bytes, or is not UTF-8; what the system says.

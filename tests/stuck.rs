@@ -117,7 +117,7 @@ impl Case {
     }
 }
 
-/// So many at a time: they sleep most of the time.
+/// Four at a time: they sleep most of the time.
 fn check(cases: &[Case]) {
     if common::libfabric().is_none() {
         return;

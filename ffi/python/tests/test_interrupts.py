@@ -11,8 +11,18 @@ import pytest
 from programs import run, start
 
 
+def interrupt(program: str) -> None:
+    processes = start(program, 2)
+    waiting = processes[0].stdout
+    assert waiting is not None and waiting.readline() == "WAITS\n"
+    time.sleep(0.3)
+    processes[0].send_signal(signal.SIGINT)
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
+
+
 def test_ctrl_c_ends_a_wait() -> None:
-    processes = start(
+    interrupt(
         """
         import signal, time
         # A shell that starts programs in the background lets them ignore it.
@@ -34,14 +44,7 @@ def test_ctrl_c_ends_a_wait() -> None:
             assert len(sum.wait(30)) == 1
             sum.finish(30)
         """,
-        2,
     )
-    waiting = processes[0].stdout
-    assert waiting is not None and waiting.readline() == "WAITS\n"
-    time.sleep(0.2)
-    processes[0].send_signal(signal.SIGINT)
-    texts = [process.communicate(timeout=60)[0] for process in processes]
-    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
 
 
 INTERRUPTED = """
@@ -81,16 +84,6 @@ INTERRUPTED = """
         else:
             raise AssertionError("rank 0 was not there")
 """
-
-
-def interrupt(program: str) -> None:
-    processes = start(program, 2)
-    waiting = processes[0].stdout
-    assert waiting is not None and waiting.readline() == "WAITS\n"
-    time.sleep(0.3)
-    processes[0].send_signal(signal.SIGINT)
-    texts = [process.communicate(timeout=60)[0] for process in processes]
-    assert "INTERRUPTED" in texts[0] and all(process.returncode == 0 for process in processes), texts
 
 
 @pytest.mark.parametrize("call", ["join", "barrier", "all_reduce", "empty", "receive"])
