@@ -141,9 +141,12 @@ fn verbs_world(library: &verbs::Library, settings: &VerbsSettings, ranks: u32) -
     boxed(world.unwrap_or_else(|error| panic!("verbs: {error}")))
 }
 
+/// By messages, too, with many sleeps.
 #[test]
 fn ofi_udp() {
-    ofi("udp;ofi_rxd");
+    if by_tier(false, true) {
+        ofi("udp;ofi_rxd");
+    }
 }
 
 /// As over a provider without immediate data.

@@ -19,7 +19,7 @@ const SMALL: u64 = 36_000;
 const LARGE: u64 = 4_800;
 
 /// The quick tier runs one in so many of the schedules.
-const SHARE: u64 = 8;
+const SHARE: u64 = 12;
 
 /// Cases that so few schedules may miss.
 const RARE: [&str; 2] = ["closed_for_others", "heirs_died"];

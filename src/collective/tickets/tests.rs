@@ -17,9 +17,9 @@ use world::{Checked, Log, Step, World, ensure};
 
 const SCHEDULES: u64 = 20_000;
 
-/// Ten times as many in the deep tier.
+/// Twenty times as many in the deep tier.
 fn schedules() -> u64 {
-    SCHEDULES * by_tier(1, 10)
+    SCHEDULES * by_tier(1, 20) / 2
 }
 
 /// What schedules met.
