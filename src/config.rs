@@ -174,6 +174,9 @@ pub struct OfiSettings {
     pub provider: Option<String>,
     /// The device; `None` for the provider's best.
     pub device: Option<String>,
+    /// All ranks are on this machine and meet at a place that no other machine reaches. The rank takes an address of the same
+    /// kind then. A world finds out by itself.
+    pub on_one_machine: bool,
     /// How long the rank waits for others.
     pub patience: Patience,
     /// Whether writes carry immediate data, where the provider can. Without it, the signal of a put

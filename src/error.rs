@@ -26,7 +26,6 @@ pub enum Error {
         at = hosts.rank(*rank),
         waited = readable(*waited),
         missing = hosts.ranks(&missing.0),
-        strangers = of_strangers(*strangers),
         way_out = after_timeout(*together)
     )]
     Timeout {
@@ -41,8 +40,9 @@ pub enum Error {
         /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). Then they
         /// are out of step: later calls of this kind fail, and a new world is needed.
         together: bool,
-        /// Messages and writes that this rank has dropped because they were not of this world.
-        strangers: u64,
+        /// What came to this rank from processes that are not of this world, as text that continues a sentence; empty if nothing
+        /// came.
+        strangers: String,
         /// The hosts of the ranks.
         hosts: HostNames,
     },
@@ -326,13 +326,21 @@ impl Error {
         missing: Ranks,
         together: bool,
     ) -> Self {
-        Error::Timeout { rank, operation, waited, missing, together, strangers: 0, hosts: HostNames::default() }
+        Error::Timeout {
+            rank,
+            operation,
+            waited,
+            missing,
+            together,
+            strangers: String::new(),
+            hosts: HostNames::default(),
+        }
     }
 
     /// The same with what strangers sent, if it is a timeout.
-    pub(crate) fn beside_strangers(mut self, count: u64) -> Self {
+    pub(crate) fn beside_strangers(mut self, told: String) -> Self {
         if let Error::Timeout { strangers, .. } = &mut self {
-            *strangers = count;
+            *strangers = told;
         }
         self
     }
@@ -406,15 +414,6 @@ impl fmt::Display for Ranks {
     }
 }
 
-/// What a text says of messages that were dropped; nothing if there were none.
-pub(crate) fn of_strangers(count: u64) -> String {
-    match count {
-        0 => String::new(),
-        1 => "; 1 message was dropped here that was not of this job".to_owned(),
-        _ => format!("; {count} messages were dropped here that were not of this job"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -431,8 +430,9 @@ mod tests {
         assert!(barrier.starts_with(&format!("rank 1: barrier: {start}")), "{barrier}");
         assert!(barrier.contains("start a new world, with a longer deadline"), "{barrier}");
         assert!(!barrier.contains("Call again"), "{barrier}");
-        let beside = Error::timeout(1, "wait", Duration::from_secs(1), Ranks(vec![2]), false).beside_strangers(3);
-        assert!(beside.to_string().contains("waiting for rank 2; 3 messages were dropped here that"), "{beside}");
+        let beside = Error::timeout(1, "wait", Duration::from_secs(1), Ranks(vec![2]), false);
+        let beside = beside.beside_strangers("; 3 messages were dropped here".to_owned());
+        assert!(beside.to_string().contains("waiting for rank 2; 3 messages were dropped here. "), "{beside}");
     }
 
     #[test]

@@ -123,6 +123,7 @@ mod rank_set;
 #[cfg(test)]
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;
+mod strangers;
 mod sync;
 #[cfg(test)]
 #[path = "../tests/common/tier.rs"]

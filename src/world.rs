@@ -88,6 +88,7 @@ impl World {
         // A world of one needs none, and the mistake would show with the second rank.
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
+        let config = &for_job(config, &identity);
         let fabric = join(&identity, config, &measured)?;
         Self::joined(fabric, config, &measured, until, identity.source)
     }
@@ -104,6 +105,7 @@ impl World {
         // A world of one needs none, and the mistake would show with the second rank.
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
+        let config = &for_job(config, &identity);
         let fabric = join(&identity, config, &measured)?;
         Self::joined(fabric, config, &measured, until, identity.source)
     }
@@ -345,6 +347,13 @@ impl World {
     pub fn raw_fabric(&self) -> &Arc<dyn Fabric> {
         self.fabric()
     }
+}
+
+/// The settings of a job that meets there.
+fn for_job(config: &Config, identity: &Identity) -> Config {
+    let mut config = config.clone();
+    config.ofi.on_one_machine = identity.store_address().is_ok_and(|place| place.is_on_one_machine());
+    config
 }
 
 /// Meets the other ranks by the means of the transport.

@@ -4,12 +4,15 @@
 
 mod common;
 
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use common::hosts::Hosts;
 use common::marks::Marks;
 use common::{Job, PROVIDERS, libfabric, said};
 use earlybird::{Config, Error, Fire, Grace, Outcome, Reduce, World};
+use rustix::net::{Shutdown, getpeername, shutdown};
 use rustix::process::Signal;
 
 #[test]
@@ -19,6 +22,7 @@ fn rank() {
         Some(role) if role.starts_with("stopped ") => common::faults::leave_or_be_stopped(),
         Some(role) if role.starts_with("stalled ") => go_on_or_be_stalled(),
         Some(role) if role == JOINS => join_and_sum(),
+        Some(role) if role.starts_with(CUTS) => sum_until_cut(&role),
         Some(role) if matches!(role.split(' ').count(), 3 | 4) => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -135,6 +139,86 @@ fn join_and_sum() {
         }
         Err(error) => println!("\nTEXT {error}"),
     }
+}
+
+/// As docs/guides/sites.md has it.
+const RULES: &str = "
+    table inet ranks {
+      chain input {
+        type filter hook input priority filter; policy drop;
+        iif lo accept
+        ct state established,related accept
+        ip saddr 10.77.0.0/24 tcp dport { 20000-29999, 31000-31999 } accept
+      }
+    }";
+
+/// With the ports that a site has chosen, and without.
+#[test]
+fn ranks_join_through_a_firewall() {
+    let Some(hosts) = libfabric().and_then(|_| Hosts::new(2)) else { return };
+    if !(0..2).all(|host| hosts.has_firewall(host, RULES)) {
+        return;
+    }
+    let chosen =
+        [("FI_TCP_PORT_LOW_RANGE", "31000"), ("FI_TCP_PORT_HIGH_RANGE", "31999"), ("EARLYBIRD_DEADLINE", "3s")];
+    for (variables, reach_each_other) in [(&chosen[..], true), (&chosen[2..], false)] {
+        for (rank, (_, text)) in
+            start_on(&hosts, &[0, 1], variables, JOINS).finish(Duration::from_secs(60)).iter().enumerate()
+        {
+            match reach_each_other {
+                true => assert_eq!(said(text, "SUM"), ["3"], "rank {rank}: {text}"),
+                false => {
+                    let told = said(text, "TEXT").concat();
+                    assert!(told.contains("cannot be reached over tcp;ofi_rxm"), "rank {rank}: {text}");
+                    assert!(told.contains("does no firewall stand between them?"), "rank {rank}: {text}");
+                }
+            }
+        }
+    }
+}
+
+/// The role of ranks of which one loses a connection.
+const CUTS: &str = "cuts ";
+
+/// Makes sums until one fails. Rank 2 cuts one of its connections to the host at the address that its role has.
+fn sum_until_cut(role: &str) {
+    let host: IpAddr = role[CUTS.len()..].parse().unwrap();
+    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let mut sum = vec![1.0f32; 10_000];
+    world.all_reduce(&mut sum, Reduce::Max, Duration::from_secs(20)).unwrap();
+    if world.rank() == 2 {
+        let is_there = |socket: &OwnedFd| {
+            let there = getpeername(socket).ok().flatten();
+            there.is_some_and(|there| SocketAddr::try_from(there).is_ok_and(|there| there.ip() == host))
+        };
+        let socket = (0..200).filter_map(earlybird_ffi::socket::internet_socket).find(is_there).unwrap();
+        shutdown(&socket, Shutdown::Both).unwrap();
+    }
+    let until = Instant::now() + Duration::from_secs(30);
+    while Instant::now() < until {
+        if let Err(error) = world.all_reduce(&mut sum, Reduce::Max, Duration::from_secs(20)) {
+            return println!("\nTEXT {error}");
+        }
+    }
+}
+
+/// A connection is lost, and the processes at both ends run, as ranks on their hosts see.
+#[test]
+fn a_rank_that_its_neighbour_sees_is_not_called_dead() {
+    let Some(hosts) = libfabric().and_then(|_| Hosts::new(2)) else { return };
+    let job = start_on(&hosts, &[0, 0, 1, 1], &[], &format!("{CUTS}{}", hosts.address(0)));
+    let ends = job.finish(Duration::from_secs(60));
+    let mut named = 0;
+    for (rank, (status, text)) in ends.iter().enumerate() {
+        assert!(status.success() && !text.contains("died"), "rank {rank}: {status}: {text}");
+        let told = said(text, "TEXT").concat();
+        assert!(
+            told.contains("its process runs, as rank ") && told.contains("on its host sees"),
+            "rank {rank}: {text}"
+        );
+        named += u32::from(told.contains("the transport to rank "));
+    }
+    assert_eq!(named, 4, "{ends:?}");
 }
 
 /// How much later a host has an interface than its rank has started.

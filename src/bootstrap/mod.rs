@@ -6,7 +6,6 @@ mod peer;
 mod rendezvous;
 mod slurm;
 mod store_address;
-mod strangers;
 
 pub(crate) mod store;
 pub(crate) mod wire;

@@ -1,6 +1,7 @@
 //! The address of the store at which the ranks of a job meet.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -26,6 +27,20 @@ pub enum StoreAddress {
     },
     /// `file:FOLDER`: a folder that all hosts share, for this job alone.
     File(PathBuf),
+}
+
+impl StoreAddress {
+    /// Whether no other machine reaches it.
+    #[must_use]
+    pub fn is_on_one_machine(&self) -> bool {
+        match self {
+            StoreAddress::Unix(_) => true,
+            StoreAddress::Tcp { host, .. } => {
+                host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback())
+            }
+            StoreAddress::Among { .. } | StoreAddress::File(_) => false,
+        }
+    }
 }
 
 impl FromStr for StoreAddress {
@@ -87,6 +102,22 @@ mod tests {
         assert_eq!(among(&["a", "b", "c", "d", "e"]), "tcp:a|b|c|d|...:7");
         assert_eq!("tcp://a:1".parse(), "tcp:a:1".parse::<StoreAddress>());
         assert_eq!("file:///a".parse(), "file:/a".parse::<StoreAddress>());
+    }
+
+    #[test]
+    fn names_and_loopback_addresses_lead_to_one_machine() {
+        for (text, is) in [
+            ("unix:x", true),
+            ("tcp:127.0.0.1:5", true),
+            ("tcp:127.9.0.1:5", true),
+            ("tcp:[::1]:5", true),
+            ("tcp:localhost:5", true),
+            ("tcp:10.0.0.1:5", false),
+            ("tcp:node01:5", false),
+            ("file:/scratch", false),
+        ] {
+            assert_eq!(text.parse::<StoreAddress>().unwrap().is_on_one_machine(), is, "{text}");
+        }
     }
 
     #[test]

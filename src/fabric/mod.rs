@@ -391,9 +391,9 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// The reason, for this and every later call.
     fn health(&self, operation: &'static str) -> Result<()>;
 
-    /// Messages and writes that were dropped so far because they were not of this world.
-    fn strangers(&self) -> u64 {
-        0
+    /// What came so far from processes that are not of this world, as text that continues a sentence; empty if nothing came.
+    fn strangers(&self) -> String {
+        String::new()
     }
 
     /// This thread's call has to end by then, or has ended. A provider that does not return is given up then.

@@ -132,7 +132,10 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let meet = |opened: &[Opened; NETWORKS.len()]| -> Result<Vec<Offers>> {
         let own = opened.each_ref().map(Opened::offer);
         // A rank that can use nothing comes, too: so the others learn why at once.
-        let given = gather(&encode(&own), until).map_err(|error| explain(error, &own))?;
+        let given = gather(&encode(&own), until).map_err(|error| match config.ofi.on_one_machine {
+            true => error,
+            false => explain(error, &own),
+        })?;
         let offers = given.iter().zip(0..).map(|(bytes, peer)| {
             let how = match bytes.is_empty() {
                 true => "has failed already; its own error says why",

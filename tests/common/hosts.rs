@@ -127,6 +127,16 @@ impl Hosts {
         ip(&format!("-n {} link set net0 {state}", self.name(host))).unwrap();
     }
 
+    /// Gives a host these rules of nftables; says so if there can be none.
+    pub fn has_firewall(&self, host: usize, rules: &str) -> bool {
+        let output = Command::new("ip").args(["netns", "exec", &self.name(host), "nft", rules]).output().unwrap();
+        let problem = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            skipped(Need::Firewall, format_args!("no rules of nftables here: {problem}"));
+        }
+        output.status.success()
+    }
+
     /// Pulls the cable.
     pub fn unplug(&self, host: usize) {
         ip(&format!("-n {} link set port{host} down", self.switch())).unwrap();

@@ -13,6 +13,8 @@ pub enum Need {
     Clang,
     /// The C compilers `cc` and `c++`.
     Compiler,
+    /// The command `nft`, and a kernel with nftables.
+    Firewall,
     /// Control groups that this user can make.
     Groups,
     /// A C compiler, and the headers of libfabric and libibverbs.
@@ -43,10 +45,11 @@ pub enum Need {
 const NO_SKIPS: &str = "TEST_NO_SKIPS";
 
 impl Need {
-    const EVERY: [Need; 15] = [
+    const EVERY: [Need; 16] = [
         Need::Cargo,
         Need::Clang,
         Need::Compiler,
+        Need::Firewall,
         Need::Groups,
         Need::Headers,
         Need::Ip,
@@ -66,6 +69,7 @@ impl Need {
             Need::Cargo => "cargo",
             Need::Clang => "clang",
             Need::Compiler => "compiler",
+            Need::Firewall => "firewall",
             Need::Groups => "groups",
             Need::Headers => "headers",
             Need::Ip => "ip",

@@ -13,10 +13,10 @@ use super::socket::{GREETING_TIMEOUT, PAUSE, Stream, connect, listen};
 use crate::bootstrap::attendance::Attendance;
 use crate::bootstrap::peer;
 use crate::bootstrap::store_address::StoreAddress;
-use crate::bootstrap::strangers::Strangers;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::random::draw;
+use crate::strangers::Visitors;
 
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(2);
@@ -96,7 +96,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let mut given: Vec<Vec<u8>> = vec![Vec::new(); meeting.ranks as usize];
     given[0] = meeting.mine.to_vec();
     let max_unidentified = max_unidentified(meeting.ranks);
-    let (mut unidentified, mut admitted, mut strangers) = (Vec::<Guest>::new(), Vec::new(), Strangers::default());
+    let (mut unidentified, mut admitted, mut strangers) = (Vec::<Guest>::new(), Vec::new(), Visitors::default());
     let verdict = loop {
         let mut quiet = true;
         // Bounded, so that many connections do not delay those that are accepted already.

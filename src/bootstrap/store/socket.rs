@@ -165,7 +165,8 @@ fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>>
 pub(super) fn listen(store: &StoreAddress) -> io::Result<Listener> {
     match store {
         StoreAddress::Tcp { host, port } => {
-            let given: Option<IpAddr> = host.parse().ok();
+            let inside = || store.is_on_one_machine().then_some(Ipv4Addr::LOCALHOST.into());
+            let given: Option<IpAddr> = host.parse().ok().or_else(inside);
             let named = given.map(|address| SocketAddr::new(address, *port));
             let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
             let any = any.map(|address| SocketAddr::new(address, *port));

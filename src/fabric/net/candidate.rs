@@ -2,11 +2,12 @@
 //! connects it to theirs.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::engine::Engine;
+use super::engine::{Engine, Witnesses};
 use super::fabric::{Neighbourhood, NetFabric, OverWire};
 use super::link::Link;
 use super::message::MOST_RANKS;
@@ -133,7 +134,14 @@ impl<F: OverWire> NetCandidate<F> {
         let neighbours = here.map(|(rank, _)| rank).collect();
         let rails = link.wire.rails();
         let failed = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(rank, infos[0].secret, link, peers, failed.clone());
+        let mut hosts = BTreeMap::new();
+        let mut places = Vec::new();
+        for PeerInfo { host, pid, .. } in &infos {
+            let next = hosts.len() as u32;
+            places.push((*hosts.entry(host).or_insert(next), *pid));
+        }
+        let witnesses = Witnesses::new(places);
+        let engine = Engine::new(rank, infos[0].secret, link, peers, witnesses, failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };
@@ -149,9 +157,11 @@ impl<F: OverWire> NetCandidate<F> {
         };
         let meet = || fabric.exchange("join", &[], deadline).map(drop);
         // A rank may hear all others before its own bytes could go by a rail. The second exchange ends where all have these.
-        let all_here = (0..rails.min(2)).try_for_each(|_| meet()).map_err(|error| match error {
+        let all_here = (0..rails.min(2)).try_for_each(|_| meet());
+        let all_here = all_here.and_then(|()| fabric.keep_strangers_out(deadline)).map_err(|error| match error {
             Error::Timeout { missing, waited, .. } => {
-                unreached(host_names.ranks(&missing.0).to_string(), format!("nothing was heard for {waited:.1?}"))
+                let heard = format!("nothing was heard for {waited:.1?}{}", fabric.explanation());
+                unreached(host_names.ranks(&missing.0).to_string(), heard)
             }
             Error::PeerDied { peer, how, .. } if how != ENDED => unreached(host_names.rank(peer).to_string(), how),
             other => other,

@@ -87,6 +87,26 @@ impl<W: Wire> NetFabric<W> {
         })
     }
 
+    /// What strangers and the device may have to do with a rank that is not heard, as text that continues a sentence.
+    pub(super) fn explanation(&self) -> String {
+        let engine = self.shared.lock();
+        format!("{}{}", engine.ailment(), engine.strangers)
+    }
+
+    /// Once all ranks are connected to each other, no other process may connect.
+    ///
+    /// # Errors
+    /// As an exchange.
+    pub(super) fn keep_strangers_out(&self, deadline: Instant) -> Result<()> {
+        if !W::CAN_BE_FOUND {
+            return Ok(());
+        }
+        let made = self.shared.lock().link.wire.connections();
+        let told = self.exchange_long("join", &made, deadline)?;
+        self.shared.lock().keep_strangers_out(&told);
+        Ok(())
+    }
+
     #[cfg(test)]
     pub(in crate::fabric) fn shared(&self) -> &Shared<W> {
         &self.shared
@@ -245,8 +265,8 @@ impl<T: OverWire> Fabric for T {
         self.world().shared.health(operation).map_err(|error| error.on(&self.world().host_names))
     }
 
-    fn strangers(&self) -> u64 {
-        self.world().shared.lock().strangers
+    fn strangers(&self) -> String {
+        self.world().shared.lock().strangers.to_string()
     }
 
     fn expect_by(&self, due: Option<Deadline>) {

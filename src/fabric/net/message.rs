@@ -49,6 +49,10 @@ pub(crate) enum Content {
     Exchange { turn: u64 },
     /// Asks for a sign of life.
     Ping,
+    /// Asks a rank whether it sees the process of another one of its host run.
+    Ask { rank: u32 },
+    /// Whether the sender sees the process of a rank run.
+    Seen { rank: u32, runs: bool },
     /// The sender has taken so many more wakes of the receiver.
     Woken { count: u32 },
     /// A rank has aborted the job; the data gives the reason. `last` if the sender ends now.
@@ -97,6 +101,8 @@ const LEAVE: u8 = 10;
 const LANDING: u8 = 11;
 const ENDED: u8 = 12;
 const WOKEN: u8 = 13;
+const ASK: u8 = 14;
+const SEEN: u8 = 15;
 
 /// How a cell changes, and whether the sender waits for the ack.
 const NONE: u8 = 0;
@@ -120,6 +126,8 @@ impl Content {
             self,
             Content::Ack
                 | Content::Ping
+                | Content::Ask { .. }
+                | Content::Seen { .. }
                 | Content::Woken { .. }
                 | Content::Abort { .. }
                 | Content::Died { .. }
@@ -193,6 +201,8 @@ impl Message {
             Content::Ack => fields.kind = ACK,
             Content::Exchange { turn } => (fields.kind, fields.value) = (EXCHANGE, turn),
             Content::Ping => fields.kind = PING,
+            Content::Ask { rank } => (fields.kind, fields.id) = (ASK, rank),
+            Content::Seen { rank, runs } => (fields.kind, fields.change, fields.id) = (SEEN, u8::from(runs), rank),
             Content::Woken { count } => (fields.kind, fields.id) = (WOKEN, count),
             Content::Abort { by, last } => (fields.kind, fields.change, fields.id) = (ABORT, u8::from(last), by),
             Content::Died { rank, last } => (fields.kind, fields.change, fields.id) = (DIED, u8::from(last), rank),
@@ -267,6 +277,8 @@ impl Message {
             (ACK, 0) => Content::Ack,
             (EXCHANGE, 0) => Content::Exchange { turn: value },
             (PING, 0) => Content::Ping,
+            (ASK, 0) => Content::Ask { rank: id },
+            (SEEN, runs @ (0 | 1)) => Content::Seen { rank: id, runs: runs == 1 },
             (WOKEN, 0) => Content::Woken { count: id },
             (ABORT, last @ (0 | LAST)) => Content::Abort { by: id, last: last == LAST },
             (DIED, last @ (0 | LAST)) => Content::Died { rank: id, last: last == LAST },
@@ -308,6 +320,9 @@ mod tests {
             Content::Ack,
             Content::Exchange { turn: 1 << 33 },
             Content::Ping,
+            Content::Ask { rank: 3 },
+            Content::Seen { rank: 3, runs: false },
+            Content::Seen { rank: MOST_RANKS - 1, runs: true },
             Content::Woken { count: 9 },
             Content::Abort { by: 3, last: false },
             Content::Abort { by: MOST_RANKS - 1, last: true },

@@ -301,6 +301,7 @@ impl<W: Wire> Shared<W> {
     fn check_peers(&self, silent: &mut [u32]) {
         let _ = self.look_for_dead("heartbeat");
         let mut engine = self.lock();
+        engine.answer_questions(|rank| self.watch.watches(rank));
         // A peer whose message lies here unread is not silent, also if it came while this process
         // was stopped.
         engine.catch_up();

@@ -14,6 +14,9 @@ use crate::fabric::watch::ENDED;
 /// How long a peer is suspected, in time that this process ran, before the suspicion is confirmed.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// How long ranks on a peer's host have to say whether its process runs: they look five times a second.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// Looks at the network in that time, at least.
 const LOOKS: u32 = 8;
 
@@ -30,6 +33,16 @@ pub(super) enum Evidence {
     Unreachable(String),
     /// It was silent for this long.
     Silent(Duration),
+}
+
+impl Evidence {
+    /// The evidence against a peer whose process runs.
+    pub(super) fn of_one_that_runs(self) -> String {
+        match self {
+            Evidence::Silent(time) => format!("nothing was heard of it for {time:?}"),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Evidence {
@@ -59,6 +72,8 @@ struct Suspect {
     /// Time and looks since the suspicion began.
     time: Duration,
     looks: u32,
+    /// Ranks on its host were asked for it.
+    is_asked: bool,
 }
 
 impl Suspects {
@@ -75,13 +90,30 @@ impl Suspects {
         self.suspects.iter().any(|suspect| suspect.peer == peer && suspect.evidence == Evidence::Ended)
     }
 
+    /// Ranks on the host of a peer were asked for it: the suspicion is not confirmed before they had time to answer.
+    pub(super) fn asked(&mut self, peer: u32, evidence: Evidence) {
+        self.suspects.retain(|suspect| suspect.peer != peer);
+        self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0, is_asked: true });
+    }
+
+    /// An answer about a peer has come. Returns the evidence against it, if it was asked for.
+    pub(super) fn answered(&mut self, peer: u32) -> Option<Evidence> {
+        let index = self.suspects.iter().position(|suspect| suspect.peer == peer && suspect.is_asked)?;
+        Some(self.suspects.remove(index).evidence)
+    }
+
+    /// Whether a peer is suspected.
+    pub(super) fn has(&self, peer: u32) -> bool {
+        self.suspects.iter().any(|suspect| suspect.peer == peer)
+    }
+
     /// Begins to suspect a peer.
     pub(super) fn add(&mut self, peer: u32, evidence: Evidence, now: Instant) {
         if self.suspects.is_empty() {
             self.looked = now;
         }
         match self.suspects.iter_mut().find(|suspect| suspect.peer == peer) {
-            None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0 }),
+            None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0, is_asked: false }),
             // The kernel's report is the clearest evidence, and the same on every rank of the
             // machine.
             Some(known) if evidence == Evidence::Ended => known.evidence = evidence,
@@ -95,18 +127,20 @@ impl Suspects {
     }
 
     /// Counts a look at the network after which all events are processed; `quiet` if there were
-    /// none. Returns a peer whose end is confirmed now.
-    pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence)> {
+    /// none. Returns a peer of which nothing more is to be awaited, and whether ranks on its host were asked for it in vain.
+    pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence, bool)> {
         let step = now.saturating_duration_since(self.looked).min(STEP);
         self.looked = now;
         for suspect in &mut self.suspects {
             suspect.time += step;
             suspect.looks = suspect.looks.saturating_add(1);
         }
-        let confirmed = |suspect: &Suspect| quiet && suspect.time >= GRACE && suspect.looks >= LOOKS;
+        let enough =
+            |suspect: &Suspect| if suspect.is_asked && suspect.evidence != Evidence::Ended { ANSWER } else { GRACE };
+        let confirmed = |suspect: &Suspect| quiet && suspect.time >= enough(suspect) && suspect.looks >= LOOKS;
         let index = self.suspects.iter().position(confirmed)?;
-        let Suspect { peer, evidence, .. } = self.suspects.remove(index);
-        Some((peer, evidence))
+        let Suspect { peer, evidence, is_asked, .. } = self.suspects.remove(index);
+        Some((peer, evidence, is_asked))
     }
 }
 
@@ -157,7 +191,27 @@ mod tests {
             now += STEP;
             named.extend(suspects.confirm(now, true));
         }
-        assert_eq!(named, [(1, Evidence::Ended), (2, Evidence::Silent(MILLISECOND))]);
+        assert_eq!(named, [(1, Evidence::Ended, false), (2, Evidence::Silent(MILLISECOND), false)]);
+    }
+
+    #[test]
+    fn witnesses_have_time_to_answer() {
+        let mut now = Instant::now();
+        let mut suspects = Suspects::new(now);
+        suspects.asked(1, Evidence::Silent(MILLISECOND));
+        suspects.asked(2, Evidence::Silent(MILLISECOND));
+        assert_eq!(suspects.answered(3), None);
+        assert_eq!(suspects.answered(2), Some(Evidence::Silent(MILLISECOND)));
+        assert_eq!(suspects.answered(2), None, "the second answer");
+        let mut waited = Duration::ZERO;
+        let named = loop {
+            (now, waited) = (now + STEP, waited + STEP);
+            if let Some(named) = suspects.confirm(now, true) {
+                break named;
+            }
+        };
+        assert_eq!((named, waited), ((1, Evidence::Silent(MILLISECOND), true), ANSWER));
+        assert!(suspects.is_empty());
     }
 
     proptest! {

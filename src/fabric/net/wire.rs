@@ -2,7 +2,9 @@
 //! memory, and says what to sleep on.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -113,6 +115,9 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// Writes and changes of cells at a peer become visible in the order in which they were posted.
     const IN_ORDER: bool;
 
+    /// Other processes than ranks may connect to this wire, as long as it lets them.
+    const CAN_BE_FOUND: bool = false;
+
     /// The registrar of this wire.
     fn registrar(&self) -> &Self::Registrar;
 
@@ -126,6 +131,17 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// Adds the next rank, by its address. All ranks are added, this one too, before any operation
     /// names one.
     fn insert(&mut self, address: &[u8]) -> Result<(), Self::Error>;
+
+    /// What this rank tells the others once all are connected, so that they know its connections.
+    fn connections(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// All ranks are connected and have told their connections: from now on no other process can connect, and none stays
+    /// connected. Returns where those came from that are so no longer.
+    fn keep_strangers_out(&mut self, _told: &[Vec<u8>]) -> BTreeSet<SocketAddr> {
+        BTreeSet::new()
+    }
 
     /// Takes the next message of any peer into a buffer.
     ///

@@ -78,7 +78,12 @@ fn choose(entries: &[Entry], settings: &OfiSettings, limit: Option<u64>) -> Opti
     let has_device = |entry: &Entry| settings.device.as_deref().is_none_or(|device| device == entry.device);
     let all = || entries.iter().enumerate().filter(|(_, entry)| has_device(entry));
     let rank = |&(index, entry): &(usize, &Entry)| (exceeds(entry).is_some(), Reverse(entry.scope()), index);
-    let (index, entry) = all().min_by_key(rank)?;
+    let best = all().min_by_key(rank)?;
+    // Other machines need not reach a rank whose job is on this one.
+    let is_inside = |&(_, entry): &(usize, &Entry)| {
+        entry.provider == best.1.provider && entry.address.is_some_and(|at| at.is_loopback())
+    };
+    let (index, entry) = all().find(is_inside).filter(|_| settings.on_one_machine).unwrap_or(best);
     let better = all().filter(|&(other, _)| other < index && exceeds(entry).is_none());
     let passed_over = better.filter_map(|(_, other)| Some((other, exceeds(other)?))).next();
     let passed_over = passed_over.map(|(other, limit)| {
@@ -254,6 +259,19 @@ mod tests {
         let choice = choose(&host, &named(None, Some("lo")), None).unwrap();
         assert_eq!((choice.index, choice.scope), (2, Scope::Anywhere));
         assert_eq!(choose(&host, &named(None, Some("eth7")), None), None);
+    }
+
+    #[test]
+    fn a_job_on_one_machine_listens_inside() {
+        let (mut inside, host) = (OfiSettings { on_one_machine: true, ..OfiSettings::default() }, rdma_host());
+        let index = |settings: &OfiSettings, entries: &[Entry]| choose(entries, settings, None).unwrap().index;
+        assert_eq!(index(&inside, &host[1..]), 1);
+        // A device is not left for a slower provider.
+        assert_eq!(index(&inside, &host), 0);
+        inside.provider = Some("tcp;ofi_rxm".to_owned());
+        assert_eq!(index(&inside, &host[1..3]), 1);
+        inside.device = Some("eth0".to_owned());
+        assert_eq!(index(&inside, &host[1..3]), 0);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod change;
 mod choice;
 #[cfg(test)]
 mod device_tests;
+mod door;
 #[cfg(test)]
 mod engine_tests;
 mod environment;

@@ -13,6 +13,7 @@ use earlybird_ffi::ofi::{
 };
 use parking_lot::Mutex;
 
+use super::door;
 use super::fabric::OfiFabric;
 use super::probe;
 use super::wire::OfiWire;
@@ -70,6 +71,11 @@ impl World {
         World::of(ranks.into())
     }
 
+    /// Messages that rank 0 has dropped.
+    fn strangers(&self) -> u64 {
+        self.ranks[0].shared().lock().strangers.messages
+    }
+
     /// Memory of rank 0, filled with a byte: its key and the provider's remote address.
     fn share(&mut self, access: Access, byte: u8) -> (u64, u64) {
         let region = self.ends[0].register(LEN, access).unwrap();
@@ -81,7 +87,7 @@ impl World {
     /// Sends more messages and writes from rank 1 to rank 0 than can be in flight at once; none may
     /// be lost, and none be taken for a stranger's.
     pub(super) fn works(&mut self) {
-        let before = self.ranks[0].strangers();
+        let before = self.strangers();
         let region = self.ends[0].register(LEN, Access::Write).unwrap();
         let key = self.ends[0].key(region);
         let far = self.ends[1].import(0, key).unwrap();
@@ -99,7 +105,7 @@ impl World {
             }
             assert_eq!(self.ends[0].window(region).unwrap().cell(0).load(Ordering::Acquire), round);
         }
-        assert_eq!(self.ranks[0].strangers(), before);
+        assert_eq!(self.strangers(), before);
     }
 }
 
@@ -118,6 +124,8 @@ impl Stranger {
         let info = list.iter().next().unwrap();
         let domain = Domain::open(ofi::Fabric::open(library, info).unwrap(), info).unwrap();
         let address = world.ranks[0].shared().lock().link.wire.endpoint.name().unwrap();
+        // What a stranger can do that has connected all the same.
+        door::open(door::internet_address(&address).unwrap());
         Stranger { domain, address, list }
     }
 
@@ -166,11 +174,11 @@ impl Stranger {
     /// Sends messages, each of which must be counted as a stranger's.
     fn sends(&self, world: &World, messages: &[Vec<u8>]) {
         let (endpoint, peer) = self.endpoint();
-        let counted = world.ranks[0].strangers() + messages.len() as u64;
+        let counted = world.strangers() + messages.len() as u64;
         let until = Instant::now() + PATIENCE;
         let spin = || {
             _ = endpoint.queue().read(&mut []);
-            assert!(Instant::now() < until, "{} strangers were counted, not {counted}", world.ranks[0].strangers());
+            assert!(Instant::now() < until, "{} strangers were counted, not {counted}", world.strangers());
         };
         for message in messages {
             while let Err(code) = endpoint.inject(message, peer) {
@@ -178,7 +186,7 @@ impl Stranger {
                 spin();
             }
         }
-        while world.ranks[0].strangers() < counted {
+        while world.strangers() < counted {
             spin();
         }
     }
@@ -303,9 +311,9 @@ fn a_write_without_the_tag_has_not_landed() {
         let mut engine = world.ranks[0].shared().lock();
         let tag = engine.secret.tag;
         let mut dropped = |from: u32, which: u16, tag: u32| {
-            let (strangers, told) = (engine.strangers, engine.peer_state());
+            let (strangers, told) = (engine.strangers.messages, engine.peer_state());
             engine.process(Event::Landed(ImmediateData { from, which }.encode(tag)));
-            assert_eq!(engine.strangers, strangers + 1, "{which} of rank {from}");
+            assert_eq!(engine.strangers.messages, strangers + 1, "{which} of rank {from}");
             assert_eq!(engine.peer_state(), told, "{which} of rank {from}");
         };
         for tag in [tag ^ 1, tag ^ 1 << 31, !tag] {

@@ -4,9 +4,10 @@
 //! 2.5) follows a null pointer, since `tcp` reports the failure of an operation without a context.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::c_void;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use earlybird_ffi::abandon;
 use earlybird_ffi::ofi::{self, Atomics, Code, Endpoint, NO_COMPLETION, sys};
 
 use super::change::{Changing, Words, operands};
+use super::door;
 use super::registration::{Failed, Registered, Registrar};
 use super::watchdog::Watchdog;
 use crate::fabric::net::{
@@ -29,8 +31,11 @@ struct Context(sys::fi_context2);
 pub(in crate::fabric) struct OfiWire {
     pub(super) endpoint: Arc<Endpoint>,
     registrar: Registrar,
+    rank: u32,
     /// libfabric's number of each rank.
     peers: Vec<u64>,
+    /// Internet addresses of ranks.
+    addresses: Vec<SocketAddr>,
     /// The context of each operation, by its number. libfabric holds their addresses until the
     /// endpoint ends, so they never move, and are declared behind it.
     contexts: Box<[Context]>,
@@ -91,7 +96,9 @@ impl OfiWire {
                 left: vec![None; operations].into(),
                 stalled: VecDeque::with_capacity(operations),
             }),
+            rank,
             peers: Vec::new(),
+            addresses: Vec::new(),
             contexts: (0..operations).map(|_| internal()).collect(),
             entries: [NO_COMPLETION; 16],
             read: 0..0,
@@ -171,6 +178,7 @@ impl Wire for OfiWire {
     type Registrar = Registrar;
 
     const IN_ORDER: bool = false;
+    const CAN_BE_FOUND: bool = true;
 
     fn registrar(&self) -> &Registrar {
         &self.registrar
@@ -182,7 +190,20 @@ impl Wire for OfiWire {
 
     fn insert(&mut self, address: &[u8]) -> Result<(), Code> {
         self.peers.push(self.endpoint.insert(address)?);
+        self.addresses.extend(door::internet_address(address));
         Ok(())
+    }
+
+    fn connections(&self) -> Vec<u8> {
+        door::made(&self.addresses)
+    }
+
+    fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> BTreeSet<SocketAddr> {
+        // A rank whose device changes its own cells may yet connect to itself.
+        match self.cell_changes.is_none() && self.addresses.len() == self.peers.len() {
+            true => door::shut(self.rank as usize, &self.addresses, told),
+            false => BTreeSet::new(),
+        }
     }
 
     unsafe fn receive(&mut self, to: Local<'_, Registered>, number: usize) -> Result<(), Code> {
@@ -351,6 +372,13 @@ impl Wire for OfiWire {
             std::mem::forget((self.endpoint.clone(), std::mem::take(&mut self.contexts)));
         }
         !keeps
+    }
+
+    fn ailment(&self) -> Option<String> {
+        let places =
+            self.addresses.get(self.rank as usize).map(|_| door::from_elsewhere(self.rank as usize, &self.addresses));
+        let places = places.filter(|places| places.all() > 0)?;
+        Some(format!("connections to this rank came from hosts on which no rank is: {places}"))
     }
 
     fn expect_by(due: Option<Deadline>) {

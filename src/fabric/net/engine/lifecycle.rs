@@ -3,8 +3,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::error::of_strangers;
-
 use super::{
     Act, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Suspects, Transfer, TransferPart, Trouble, Way, Wire,
@@ -39,6 +37,14 @@ impl<W: Wire> Engine<W> {
     /// Takes what all ranks gave to an exchange.
     pub(in crate::fabric::net) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
+    }
+
+    /// All ranks have told the connections that they have made: others are cut, and none can be made any more.
+    pub(in crate::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) {
+        for from in self.link.wire.keep_strangers_out(told) {
+            tracing::warn!(rank = self.rank, %from, "cuts a connection that no rank of this job has made");
+            self.strangers.connections.came(&from.ip().to_string());
+        }
     }
 
     /// An operation did not reach a peer.
@@ -98,8 +104,13 @@ impl<W: Wire> Engine<W> {
         self.transfers.iter().any(|transfer| transfer.peer == peer && undecided(transfer))
     }
 
+    /// What may be why peers are not heard, as text that continues a sentence.
+    pub(in crate::fabric::net) fn ailment(&self) -> String {
+        self.link.wire.ailment().map_or(String::new(), |ailment| format!("; {ailment}"))
+    }
+
     /// Confirms suspicions after a look at the network: a confirmed peer that had left has ended in
-    /// good order; any other is dead, and the world fails.
+    /// good order. Any other is dead, unless a rank on its host sees it run; the world fails.
     pub(super) fn confirm_suspects(&mut self) {
         let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
         suspects.clear(|peer, evidence| {
@@ -108,14 +119,16 @@ impl<W: Wire> Engine<W> {
         });
         let confirmed = suspects.confirm(Instant::now(), self.idle > 0);
         self.suspects = suspects;
-        let Some((peer, evidence)) = confirmed else { return };
+        let Some((peer, evidence, asked_in_vain)) = confirmed else { return };
         if !self.peers[peer as usize].left {
             // The cause may be on this side.
             self.look_at_device();
-            let ailment = self.link.wire.ailment().filter(|_| evidence != Evidence::Ended);
-            let ailment = ailment.map_or(String::new(), |ailment| format!("; {ailment}"));
-            let strangers = of_strangers(self.strangers);
-            return self.fail(Failure::Died { peer, how: format!("{evidence}{ailment}{strangers}") });
+            if evidence != Evidence::Ended && !asked_in_vain && self.ask_witnesses(peer) {
+                return self.suspects.asked(peer, evidence);
+            }
+            let ailment = if evidence == Evidence::Ended { String::new() } else { self.ailment() };
+            let how = format!("{evidence}{ailment}{}", self.strangers);
+            return self.fail(Failure::Died { peer, how });
         }
         // The peer cannot answer, whatever the provider reports of operations in flight, and when.
         let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);
@@ -135,8 +148,11 @@ impl<W: Wire> Engine<W> {
     fn announce_failure(&mut self, last: bool) {
         let Some(failure) = self.failure.clone() else { return };
         let (content, text) = match failure {
-            Failure::Aborted { by, reason } | Failure::Transport { by, cause: reason, .. } => {
+            Failure::Aborted { by, reason } | Failure::Transport { by, peer: None, cause: reason } => {
                 (Content::Abort { by, last }, reason)
+            }
+            Failure::Transport { by, peer: Some(peer), cause } => {
+                (Content::Abort { by, last }, format!("the transport to rank {peer} failed: {cause}"))
             }
             Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };

@@ -10,6 +10,7 @@ mod operations;
 mod receiving;
 mod sending;
 mod wakes;
+mod witnesses;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use self::atomics::SoftwareAtomics;
 use self::wakes::Wakes;
+pub(super) use self::witnesses::Witnesses;
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
 use super::link::{Event, Link, Way};
@@ -33,6 +35,7 @@ use crate::error::{Error, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
+use crate::strangers::Strangers;
 
 /// Polls without an event after which pending acks are sent alone.
 const IDLE_LOOKS: u32 = 256;
@@ -206,8 +209,7 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     landings: Vec<Landing>,
     /// Channels that this rank has closed without having said so.
     closing: Vec<u16>,
-    /// Messages and writes without the secret.
-    pub(in crate::fabric) strangers: u64,
+    pub(in crate::fabric) strangers: Strangers,
     /// Writes with another tag, among them.
     guesses: u32,
     turn: u64,
@@ -215,6 +217,7 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
     /// Peers that seem to have ended.
     suspects: Suspects,
+    witnesses: Witnesses,
     failure: Option<Failure>,
     /// This rank has said that it ends.
     ended: bool,
@@ -229,6 +232,7 @@ impl<W: Wire> Engine<W> {
         secret: JobSecret,
         link: Link<W>,
         peers: Vec<(Option<HeaderSlots>, bool)>,
+        witnesses: Witnesses,
         failed: Arc<AtomicBool>,
     ) -> Self {
         let peer = |(header_slots, polls_memory)| Peer { header_slots, polls_memory, ..Peer::default() };
@@ -256,11 +260,12 @@ impl<W: Wire> Engine<W> {
             last_write_id: 0,
             landings: Vec::new(),
             closing: Vec::new(),
-            strangers: 0,
+            strangers: Strangers::default(),
             guesses: 0,
             turn: 0,
             gathered: BTreeMap::new(),
             suspects: Suspects::new(Instant::now()),
+            witnesses,
             failure: None,
             ended: false,
             failed,

@@ -14,7 +14,8 @@ impl<W: Wire> Engine<W> {
         let mut any = false;
         // One look, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.link.poll() {
-            let cause = format!("{} cannot read completions: {}", W::LIBRARY, self.link.wire.text(code));
+            let (why, ailment) = (self.link.wire.text(code), self.ailment());
+            let cause = format!("{} cannot read completions: {why}{ailment}{}", W::LIBRARY, self.strangers);
             self.fail(Failure::Transport { by: self.rank, peer: None, cause });
         }
         while let Some(event) = self.link.next() {
@@ -249,6 +250,12 @@ impl<W: Wire> Engine<W> {
             // A ping wants only an answer, and the ack is one.
             Content::Ping => self.ack_soon(from),
             Content::Ack => {}
+            Content::Ask { rank } => {
+                if self.is_asked(from, rank).is_none() {
+                    return self.reject_message(from);
+                }
+            }
+            Content::Seen { rank, runs } => self.take_answer(from, rank, runs),
             Content::Woken { count } => {
                 if self.wakes_were_taken(from, count).is_none() {
                     return self.reject_message(from);
@@ -286,8 +293,8 @@ impl<W: Wire> Engine<W> {
 
     /// Drops and counts a message or write without the job's secret.
     fn drop_stranger(&mut self, what: &'static str) {
-        self.strangers += 1;
-        if self.strangers == 1 {
+        self.strangers.messages += 1;
+        if self.strangers.messages == 1 {
             let why = "it does not carry this job's secret; another job or a stranger sends to this rank's address";
             tracing::warn!(rank = self.rank, "{what} is dropped: {why}. Further ones are only counted");
         }

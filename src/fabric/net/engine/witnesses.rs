@@ -1,0 +1,89 @@
+//! Whether a peer that is not heard runs all the same, as ranks on its host see: then it has not died, and the way to it is
+//! lost.
+
+use super::{Content, Data, Engine, Evidence, Failure, Outgoing, Wire};
+use crate::fabric::watch::ENDED;
+
+/// Ranks that are asked for one peer. A second one answers where the first one is not heard either.
+const ASKED: usize = 2;
+
+/// The ranks that see each other's processes, and what they are asked.
+#[derive(Debug)]
+pub(in crate::fabric::net) struct Witnesses {
+    /// The host of each rank, and its process there.
+    places: Vec<(u32, u32)>,
+    /// Which rank asks for which other one: answered at the next look at processes.
+    questions: Vec<(u32, u32)>,
+}
+
+impl Witnesses {
+    pub(in crate::fabric::net) fn new(places: Vec<(u32, u32)>) -> Self {
+        Witnesses { places, questions: Vec::new() }
+    }
+
+    /// The ranks that see the process of this one.
+    fn of(&self, rank: u32) -> impl Iterator<Item = u32> {
+        let (host, process) = self.places[rank as usize];
+        let sees = move |&(_, &(at, own)): &(u32, &(u32, u32))| at == host && own != process;
+        (0..).zip(&self.places).filter(sees).map(|(rank, _)| rank)
+    }
+}
+
+impl<W: Wire> Engine<W> {
+    /// Asks ranks on the host of a peer for it; returns whether there are any. This rank asks itself, too.
+    pub(super) fn ask_witnesses(&mut self, peer: u32) -> bool {
+        let can_answer = |rank: &u32| !self.suspects.has(*rank) && !self.peers[*rank as usize].ended;
+        let witnesses: Vec<u32> = self.witnesses.of(peer).filter(can_answer).take(ASKED).collect();
+        for &witness in &witnesses {
+            if witness == self.rank {
+                self.witnesses.questions.push((self.rank, peer));
+            } else {
+                let content = Content::Ask { rank: peer };
+                self.post(witness, Outgoing { channel: 0, content, data: Data::None, token: None });
+            }
+        }
+        !witnesses.is_empty()
+    }
+
+    /// A peer asks for the process of a rank; `None` if there is no such rank.
+    pub(super) fn is_asked(&mut self, from: u32, rank: u32) -> Option<()> {
+        if rank >= self.ranks() {
+            return None;
+        }
+        if !self.witnesses.questions.contains(&(from, rank)) {
+            self.witnesses.questions.push((from, rank));
+        }
+        Some(())
+    }
+
+    /// Answers what was asked. This rank has just looked which processes have ended; it sees those that `watches` names.
+    pub(in crate::fabric::net) fn answer_questions(&mut self, watches: impl Fn(u32) -> bool) {
+        for (asker, rank) in std::mem::take(&mut self.witnesses.questions) {
+            let runs = !self.knows_end_of(rank) && !self.has_left(rank);
+            if !watches(rank) {
+                continue;
+            }
+            if asker == self.rank {
+                self.take_answer(asker, rank, runs);
+            } else {
+                let content = Content::Seen { rank, runs };
+                self.post(asker, Outgoing { channel: 0, content, data: Data::None, token: None });
+            }
+        }
+    }
+
+    /// A rank on the host of another one says whether that one's process runs.
+    pub(super) fn take_answer(&mut self, from: u32, rank: u32, runs: bool) {
+        let Some(evidence) = self.suspects.answered(rank) else { return };
+        let why = format!("{}{}", self.ailment(), self.strangers);
+        self.fail(match (evidence, runs) {
+            (Evidence::Ended, _) | (_, false) => Failure::Died { peer: rank, how: ENDED.to_owned() },
+            (evidence, true) => {
+                let evidence = evidence.of_one_that_runs();
+                let seen = if from == self.rank { "this rank".to_owned() } else { format!("rank {from} on its host") };
+                let cause = format!("its process runs, as {seen} sees, but the way to it is lost ({evidence}{why})");
+                Failure::Transport { by: self.rank, peer: Some(rank), cause }
+            }
+        });
+    }
+}
