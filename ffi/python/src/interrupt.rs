@@ -17,6 +17,9 @@ use pyo3::prelude::*;
 /// A wait looks after signals this often.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
+/// How long a call may take to end that was given up.
+const ENDING: Duration = Duration::from_secs(2);
+
 thread_local! {
     static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
     /// What a handler raised.
@@ -91,7 +94,7 @@ pub(crate) fn beside<R: Send + 'static>(py: Python<'_>, call: impl FnOnce() -> R
     let (sender, made) = mpsc::channel();
     let made = Mutex::new(made);
     let theirs = given_up.clone();
-    let other = thread::Builder::new().name("earlybird join".to_owned()).spawn(move || {
+    thread::Builder::new().name("earlybird join".to_owned()).spawn(move || {
         GIVEN_UP.set(Some(theirs));
         let _ = sender.send(call());
     })?;
@@ -105,8 +108,8 @@ pub(crate) fn beside<R: Send + 'static>(py: Python<'_>, call: impl FnOnce() -> R
             Err(RecvTimeoutError::Timeout) => {
                 if let Err(raised) = py.check_signals() {
                     given_up.store(true, Ordering::Relaxed);
-                    // Its place in the meeting is free then: the program may join again.
-                    py.detach(|| _ = other.join());
+                    // Its place in the meeting is free then: the program may join again. A library may not return to it.
+                    py.detach(|| _ = made.lock().recv_timeout(ENDING));
                     return Err(raised);
                 }
             }

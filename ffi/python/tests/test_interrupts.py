@@ -91,21 +91,72 @@ def test_ctrl_c_ends_a_call_of_all_ranks(call: str) -> None:
     interrupt(INTERRUPTED.replace("CALL", call))
 
 
-def test_ctrl_c_ends_a_call_over_libfabric() -> None:
-    """Some versions of it load a library that takes the handlers of signals away."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@pytest.fixture
+def port() -> int:
+    """A free port, for a store of ranks that use libfabric."""
     try:
         ctypes.CDLL("libfabric.so.1")
     except OSError as absent:
         pytest.skip(f"SKIPPED: libfabric cannot be loaded: {absent}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_ctrl_c_ends_a_call_over_libfabric(port: int) -> None:
+    """Some versions of it load a library that takes the handlers of signals away."""
     # The handler is set before libfabric is loaded.
     join = f"""
     choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 30}}
     world = earlybird.World.join(rank, 2, "tcp:127.0.0.1:{port}", **choices)
     place ="""
     interrupt(INTERRUPTED.replace("CALL", "barrier").replace("\n    place =", join))
+
+
+def test_ctrl_c_works_where_a_stranger_has_stopped_libfabric(port: int) -> None:
+    """32 bytes stop its tcp inside a call, while ranks connect to each other."""
+    texts = run(
+        f"""
+        import os, signal, socket, threading, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 40}}
+
+        def listens():
+            own = set()
+            for number in os.listdir("/proc/self/fd"):
+                try:
+                    own.add(os.readlink("/proc/self/fd/" + number))
+                except OSError:
+                    pass
+            for line in open("/proc/self/net/tcp").readlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{{fields[9]}}]" in own:
+                    yield int(fields[1].split(":")[1], 16)
+
+        def stranger():
+            while not (ports := [at for at in listens() if at != {port}]):
+                time.sleep(0.01)
+            with socket.create_connection(("127.0.0.1", ports[0])) as connection:
+                connection.sendall(bytes([3, 0, 0, 0x18]) + bytes(28))
+                time.sleep(2.5)
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(30)
+
+        began = time.monotonic()
+        if rank == 0:
+            threading.Thread(target=stranger, daemon=True).start()
+        else:
+            time.sleep(1)
+        try:
+            earlybird.World.join(rank, 2, "tcp:127.0.0.1:{port}", **choices)
+        except KeyboardInterrupt:
+            print("INTERRUPTED", time.monotonic() - began < 8, flush=True)
+        except earlybird.Error as error:
+            assert rank == 1, error
+        """,
+        2,
+    )
+    assert "INTERRUPTED True" in texts[0], texts
 
 
 def test_outcomes_that_came_at_ctrl_c_are_not_lost() -> None:
