@@ -200,8 +200,10 @@ fn refused(
     let errors = pair((None, Some(file)), |world| {
         let all = world.allreduce::<f32>(&[1]).build().unwrap();
         let ended = play(world, solo(world));
-        if ended.is_err() {
-            world.abort("the replay is refused");
+        match ended {
+            Err(_) => world.abort("the replay is refused"),
+            // The other rank may be refused yet, and says why then.
+            Ok(()) => _ = world.barrier(DEADLINE),
         }
         drop(all);
         ended.map_or_else(|error| error.to_string(), |()| "it ended well".to_owned())

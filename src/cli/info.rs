@@ -92,6 +92,7 @@ fn tell(json: bool, config: &Config) {
             "{}",
             json!({"fabric": "ofi", "available": available, "library": "libfabric", "found": version.is_some(), "version": version, "problem": problem, "chosen": provider, "chosen_device": device, "leads_to": scope, "passed_over": passed_over, "progress": "by callers and a thread", "atomics": "messages to the home's processor, or the device"})
         );
+        say!("{}", json!({"secret": secret()}));
         devices.iter().for_each(|device| say!("{}", object(device)));
         rdma.objects().iter().for_each(|row| say!("{row}"));
         if libfabric.is_ok() {
@@ -150,7 +151,20 @@ fn tell(json: bool, config: &Config) {
     say!("");
     rdma.tell();
     say!("");
+    say!("Secret (EARLYBIRD_SECRET): {}.", secret());
+    say!("");
     say!("Environment: earlybird info --env");
+}
+
+/// What keeps other users out of jobs on several hosts.
+fn secret() -> &'static str {
+    match std::env::var_os("EARLYBIRD_SECRET").is_some_and(|secret| !secret.is_empty()) {
+        true => "set",
+        false => {
+            "not set. `earlybird run` and torch draw one for each job; with other launchers others can join a job on several \
+             hosts, unless this line is before the one that starts the ranks: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
+        }
+    }
 }
 
 /// Prints which provider and device a rank takes, and why.

@@ -23,6 +23,9 @@ use crate::trigger::{Chunk, LAST_ROUND};
 use cells::HostCells;
 use relaying::Parts;
 
+/// What a write to an outcome that has landed would break.
+const WRITTEN_ONCE: &str = "G2: no rank writes an outcome between its landing and its release";
+
 /// The longest sleep of a rank that waits for a provider, which wakes no rank.
 const DOZE: Duration = Duration::from_micros(50);
 
@@ -307,6 +310,7 @@ impl Driver {
                     let at = provider.place_of(round, entry.rank, entry.buffer);
                     reduction.source(entry, Place::Here(at))
                 };
+                debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");
                 let goal = Goal { at: plan.outcome(round), wide: false };
                 let (elements, divisor) = (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch));
                 arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);

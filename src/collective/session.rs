@@ -211,6 +211,7 @@ impl Session {
 
     /// Offset and bytes of a held round's outcome.
     pub(crate) fn place(&self, round: u64) -> (usize, usize) {
+        debug_assert!(self.held().contains(&round), "G2: an outcome is lent from its landing to its release");
         (self.places[self.facts.slot(round)], self.facts.bytes)
     }
 

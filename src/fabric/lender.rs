@@ -3,7 +3,8 @@
 //! Bytes that peers reach by one-sided operations become slices here, and where they are reduced
 //! (`reduce/kernel/arena.rs`). That is sound while the protocol of the collective holds: no rank
 //! reads the buffer that its owner writes next, and no rank writes an outcome between landing and
-//! release (G1 to G4; the simulator checks them in every schedule). No rank writes symmetric memory
+//! release (G1 to G4; the simulator checks them in every schedule, and debug builds assert at each loan and each reduction
+//! what this rank knows of it). No rank writes symmetric memory
 //! of another one, and the others read it only during a call, which needs it by `&mut`.
 #![allow(unsafe_code)]
 

@@ -161,6 +161,19 @@ impl World {
         if self.with_mail(operation, until, &mut poll)? {
             return Ok(());
         }
+        self.fabric().expect_by(Some(until.into()));
+        let waited = self.keep_polling(operation, until, peer, poll);
+        self.fabric().expect_by(None);
+        waited
+    }
+
+    fn keep_polling(
+        &self,
+        operation: &'static str,
+        until: Instant,
+        peer: Option<u32>,
+        mut poll: impl FnMut(&mut Pairs) -> Result<bool>,
+    ) -> Result<()> {
         let started = Instant::now();
         let now = || started.elapsed().as_nanos() as Time;
         let (mut looked, mut spins, mut gone) = (started, true, None);

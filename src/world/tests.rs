@@ -172,7 +172,8 @@ fn a_rank_that_does_not_come_is_named() {
     on_all(&worlds[..2], |world| {
         let told = world.all_reduce(&mut [1.0f32], crate::Reduce::Sum, Duration::from_millis(50));
         let Err(Error::Timeout { missing, together: true, .. }) = told else { panic!("{told:?}") };
-        assert_eq!(missing.0, [2]);
+        // On a busy machine the other one may come late, too.
+        assert!(missing.0.contains(&2) && !missing.0.contains(&world.rank()), "{missing}");
         let again = world.all_reduce(&mut [1.0f32], crate::Reduce::Sum, DEADLINE);
         assert!(matches!(again, Err(Error::Usage { .. })), "{again:?}");
     });

@@ -16,6 +16,17 @@ fn info_lists_every_variable() {
     assert!(text(&output).contains("(set)") && !text(&output).contains("speak friend and enter"), "{}", text(&output));
 }
 
+#[test]
+fn info_says_whether_jobs_have_a_secret() {
+    for arguments in [&["info"][..], &["info", "--json"]] {
+        let output = earlybird(arguments).env_remove("EARLYBIRD_SECRET").output().unwrap();
+        let advice = "export EARLYBIRD_SECRET=$(openssl rand -hex 16)";
+        assert!(text(&output).contains(advice), "{}", text(&output));
+        let output = earlybird(arguments).env("EARLYBIRD_SECRET", "speak friend and enter").output().unwrap();
+        assert!(!text(&output).contains(advice) && !text(&output).contains("speak"), "{}", text(&output));
+    }
+}
+
 /// What programs refuse, information warns of.
 #[test]
 fn info_warns_of_a_variable_that_it_does_not_know() {

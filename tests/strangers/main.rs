@@ -221,7 +221,7 @@ fn a_meeting_takes_place_among_strangers() {
         });
         check(&format!("{way:?} {attacks:?}"), &ends, &mut all);
         assert_eq!(all.well, 1, "{ends:?}");
-        assert!(connections > 10, "{connections} connections");
+        assert!(connections > 0, "no stranger came");
     }
 }
 

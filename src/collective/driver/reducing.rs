@@ -1,6 +1,6 @@
 //! Reductions: from the machine's words to places in memory.
 
-use super::Driver;
+use super::{Driver, WRITTEN_ONCE};
 use crate::collective::core::{Cells, Entry, Part};
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Goal, Place, Source};
@@ -98,6 +98,7 @@ impl Driver {
                 if chunk.from == 0 {
                     control.store_all(plan.program_cell(round, layout.record()), scratch.encode());
                 }
+                debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");
                 let divisor = reduction.divisor(plan.ranks, scratch);
                 let goal = Goal { at: plan.outcome(round) + skip, wide: false };
                 arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);

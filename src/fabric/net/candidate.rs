@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use super::alarm::Alarm;
 use super::engine::{Engine, Witnesses};
 use super::fabric::{Neighbourhood, NetFabric, OverWire};
 use super::link::Link;
@@ -141,7 +142,8 @@ impl<F: OverWire> NetCandidate<F> {
             places.push((*hosts.entry(host).or_insert(next), *pid));
         }
         let witnesses = Witnesses::new(places);
-        let engine = Engine::new(rank, infos[0].secret, link, peers, witnesses, failed.clone());
+        let alarm = Alarm::new(rank, &infos[0].secret, witnesses.of(rank));
+        let engine = Engine::new(rank, infos[0].secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };

@@ -118,6 +118,7 @@ impl<W: Wire> Shared<W> {
     /// calls.
     pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
+        self.lock().hear_alarm();
         let known = |peer| self.lock().knows_end_of(peer);
         if let Some(&peer) = self.watch.ended(known).first() {
             self.lock().suspect(peer, Evidence::Ended);

@@ -147,7 +147,7 @@ impl<W: Wire> Engine<W> {
     /// Tells the other ranks why the world has failed, if it has. `last` if this rank ends.
     fn announce_failure(&mut self, last: bool) {
         let Some(failure) = self.failure.clone() else { return };
-        let (content, text) = match failure {
+        let (content, text) = match failure.clone() {
             Failure::Aborted { by, reason } | Failure::Transport { by, peer: None, cause: reason } => {
                 (Content::Abort { by, last }, reason)
             }
@@ -156,11 +156,22 @@ impl<W: Wire> Engine<W> {
             }
             Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };
+        if matches!(failure, Failure::Transport { .. }) && !last {
+            // The messages may go nowhere.
+            self.alarm.ring(&text);
+        }
         let len = text.floor_char_boundary(MOST_DATA);
         let is_dead = |peer: &u32| matches!(content, Content::Died { rank, .. } if rank == *peer);
         for peer in self.others().filter(|peer| !is_dead(peer)) {
             let data = Data::Bytes(text.as_bytes()[..len].into());
             self.post(peer, Outgoing { channel: 0, content, data, token: None });
+        }
+    }
+
+    /// Learns what ranks of this host say whose network works no more, and tells the others.
+    pub(in crate::fabric::net) fn hear_alarm(&mut self) {
+        if let Some((by, reason)) = self.alarm.heard().filter(|&(by, _)| by < self.ranks()) {
+            self.fail(Failure::Aborted { by, reason });
         }
     }
 

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use self::atomics::SoftwareAtomics;
 use self::wakes::Wakes;
 pub(super) use self::witnesses::Witnesses;
+use super::alarm::Alarm;
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
 use super::link::{Event, Link, Way};
@@ -218,6 +219,7 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     /// Peers that seem to have ended.
     suspects: Suspects,
     witnesses: Witnesses,
+    alarm: Alarm,
     failure: Option<Failure>,
     /// This rank has said that it ends.
     ended: bool,
@@ -232,7 +234,7 @@ impl<W: Wire> Engine<W> {
         secret: JobSecret,
         link: Link<W>,
         peers: Vec<(Option<HeaderSlots>, bool)>,
-        witnesses: Witnesses,
+        (witnesses, alarm): (Witnesses, Alarm),
         failed: Arc<AtomicBool>,
     ) -> Self {
         let peer = |(header_slots, polls_memory)| Peer { header_slots, polls_memory, ..Peer::default() };
@@ -266,6 +268,7 @@ impl<W: Wire> Engine<W> {
             gathered: BTreeMap::new(),
             suspects: Suspects::new(Instant::now()),
             witnesses,
+            alarm,
             failure: None,
             ended: false,
             failed,

@@ -21,8 +21,8 @@ impl Witnesses {
         Witnesses { places, questions: Vec::new() }
     }
 
-    /// The ranks that see the process of this one.
-    fn of(&self, rank: u32) -> impl Iterator<Item = u32> {
+    /// The ranks that see the process of this one: those of its host in other processes.
+    pub(in crate::fabric::net) fn of(&self, rank: u32) -> impl Iterator<Item = u32> {
         let (host, process) = self.places[rank as usize];
         let sees = move |&(_, &(at, own)): &(u32, &(u32, u32))| at == host && own != process;
         (0..).zip(&self.places).filter(sees).map(|(rank, _)| rank)

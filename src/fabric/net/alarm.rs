@@ -1,0 +1,99 @@
+//! How a rank whose network works no more tells those of its host: by a datagram (unix(7)). They tell the others.
+#![forbid(unsafe_code)]
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use sha2::{Digest, Sha256};
+
+use super::message::MOST_DATA;
+use super::secret::JobSecret;
+
+/// Bytes before the reason: the job's secret, and the rank.
+const HEADING: usize = 12;
+
+/// Where a rank rings, and hears others. Without the job's secret no process can ring, or find a rank's name.
+#[derive(Debug)]
+pub(super) struct Alarm {
+    /// None where the kernel gives none: the others notice by themselves then.
+    socket: Option<UnixDatagram>,
+    others: Vec<SocketAddr>,
+    heading: [u8; HEADING],
+}
+
+/// The name at which a rank hears.
+fn name(secret: &JobSecret, rank: u32) -> std::io::Result<SocketAddr> {
+    let mut hash = Sha256::new();
+    hash.update(b"earlybird alarm");
+    hash.update(secret.word.to_le_bytes());
+    hash.update(secret.tag.to_le_bytes());
+    hash.update(rank.to_le_bytes());
+    let name: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("earlybird-alarm-{name}"))
+}
+
+impl Alarm {
+    /// The alarm of a rank, which rings at `others`, ranks of its host.
+    pub(super) fn new(rank: u32, secret: &JobSecret, others: impl Iterator<Item = u32>) -> Self {
+        let mut heading = [0; HEADING];
+        heading[..8].copy_from_slice(&secret.word.to_le_bytes());
+        heading[8..].copy_from_slice(&rank.to_le_bytes());
+        let open = || {
+            let socket = UnixDatagram::bind_addr(&name(secret, rank)?)?;
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        };
+        let socket = open().inspect_err(|error: &std::io::Error| tracing::debug!(rank, %error, "hears no alarm")).ok();
+        Alarm { socket, others: others.filter_map(|other| name(secret, other).ok()).collect(), heading }
+    }
+
+    /// Tells the others why the world has failed. One that takes nothing misses it.
+    pub(super) fn ring(&self, reason: &str) {
+        let Some(socket) = &self.socket else { return };
+        let reason = &reason.as_bytes()[..reason.floor_char_boundary(MOST_DATA)];
+        let message = [&self.heading, reason].concat();
+        self.others.iter().for_each(|other| _ = socket.send_to_addr(&message, other));
+    }
+
+    /// The rank that rang, and why; what came without the secret is dropped.
+    pub(super) fn heard(&self) -> Option<(u32, String)> {
+        let socket = self.socket.as_ref()?;
+        let mut message = [0; HEADING + MOST_DATA];
+        while let Ok(len) = socket.recv(&mut message) {
+            let Some((heading, reason)) = message[..len].split_first_chunk::<HEADING>() else { continue };
+            if heading[..8] == self.heading[..8] {
+                let by = u32::from_le_bytes([heading[8], heading[9], heading[10], heading[11]]);
+                return Some((by, String::from_utf8_lossy(reason).into_owned()));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_of_the_host_hear_it_and_strangers_do_not_ring() {
+        let secret = JobSecret::draw(0).unwrap();
+        let alarms = [0, 1, 2].map(|rank| Alarm::new(rank, &secret, (0..3).filter(move |&other| other != rank)));
+        assert!(alarms.iter().all(|alarm| alarm.heard().is_none()));
+        let stranger = UnixDatagram::unbound().unwrap();
+        for message in [&b""[..], b"short", &[0; 100]] {
+            stranger.send_to_addr(message, &name(&secret, 2).unwrap()).unwrap();
+        }
+        alarms[1].ring("no network");
+        assert_eq!(alarms[0].heard(), Some((1, "no network".to_owned())));
+        assert_eq!(alarms[2].heard(), Some((1, "no network".to_owned())));
+        assert!(alarms.iter().all(|alarm| alarm.heard().is_none()));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut() {
+        let secret = JobSecret::draw(0).unwrap();
+        let [one, other] = [0, 1].map(|rank| Alarm::new(rank, &secret, [1 - rank].into_iter()));
+        one.ring(&"é".repeat(MOST_DATA));
+        assert_eq!(other.heard(), Some((0, "é".repeat(MOST_DATA / 2))));
+    }
+}
