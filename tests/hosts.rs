@@ -4,15 +4,14 @@
 
 mod common;
 
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use common::hosts::Hosts;
 use common::marks::Marks;
 use common::{Job, PROVIDERS, libfabric, said};
 use earlybird::{Config, Error, Fire, Grace, Outcome, Reduce, World};
-use rustix::net::{Shutdown, getpeername, shutdown};
+use earlybird_ffi::socket::Tcp;
 use rustix::process::Signal;
 
 #[test]
@@ -187,12 +186,8 @@ fn sum_until_cut(role: &str) {
     let mut sum = vec![1.0f32; 10_000];
     world.all_reduce(&mut sum, Reduce::Max, Duration::from_secs(20)).unwrap();
     if world.rank() == 2 {
-        let is_there = |socket: &OwnedFd| {
-            let there = getpeername(socket).ok().flatten();
-            there.is_some_and(|there| SocketAddr::try_from(there).is_ok_and(|there| there.ip() == host))
-        };
-        let socket = (0..200).filter_map(earlybird_ffi::socket::internet_socket).find(is_there).unwrap();
-        shutdown(&socket, Shutdown::Both).unwrap();
+        let is_there = |socket: &Tcp| socket.there.is_some_and(|there| there.ip() == host);
+        assert!((0..200).filter_map(Tcp::of).find(is_there).unwrap().cut());
     }
     let until = Instant::now() + Duration::from_secs(30);
     while Instant::now() < until {

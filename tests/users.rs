@@ -142,6 +142,20 @@ fn a_program_with_more_rights_loads_and_writes_no_file_that_variables_name() {
     let (output, _) = run(bench.env("EARLYBIRD_RECORD", shared.path("run")).env("EARLYBIRD_HW_CONFIG", "/dev/zero"));
     assert!(output.status.success(), "{}", text(&output));
     assert!(!shared.path("run.0.0").exists());
+    // libfabric itself would load providers from there.
+    let (output, _) = run(shared.earlybird(other, &["info"]).env("FI_PROVIDER_PATH", shared.path("")));
+    assert!(
+        text(&output).contains("No libfabric: FI_PROVIDER_PATH is set, and this program has more rights"),
+        "{}",
+        text(&output)
+    );
+    let folder = shared.path("store");
+    let mut bench = shared.earlybird(other, &["bench", "-b", "8", "--iters", "3"]);
+    bench.env("EARLYBIRD_STORE", format!("file:{}", folder.display())).env("EARLYBIRD_FABRIC", "ofi");
+    let (output, _) =
+        run(bench.env("EARLYBIRD_RANK", "0").env("EARLYBIRD_WORLD_SIZE", "2").env("EARLYBIRD_DEADLINE", "2s"));
+    assert!(text(&output).contains("names a folder, and this program has more rights"), "{}", text(&output));
+    assert!(!folder.exists());
 }
 
 fn is_nosuid(folder: &Path) -> bool {

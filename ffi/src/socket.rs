@@ -1,7 +1,11 @@
 //! Sockets: the credentials of the process at the other end of one, and sockets that a library has opened.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use libc::c_int;
 
 /// The process at the other end, as it was when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,46 +37,144 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     Ok(Credentials { process, user: peer.uid })
 }
 
-/// A descriptor of its own for the internet socket that has `number` in this process now, which a library may close at any
-/// time. `None` if the number has no such socket; there is no copy of anything else then: to close one would end the process's
-/// locks of a file (fcntl(2)).
-#[must_use]
-pub fn internet_socket(number: RawFd) -> Option<OwnedFd> {
-    let (mut domain, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: it only looks, whatever the number has. The kernel writes an integer.
-    let code =
-        unsafe { libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_DOMAIN, (&raw mut domain).cast(), &raw mut len) };
-    if code != 0 || ![libc::AF_INET, libc::AF_INET6].contains(&domain) {
-        return None;
-    }
-    // SAFETY: a copy of a socket changes nothing that another part of the process relies on.
-    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
-    // SAFETY: the kernel has just made it, for this call.
-    (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
+/// A socket of TCP that has a number among this process's descriptors, which a library may close at any time. It is only named
+/// here: a copy that is closed would end the process's locks of a file, if the number had become one (fcntl(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tcp {
+    number: RawFd,
+    /// This end.
+    pub here: SocketAddr,
+    /// The other end of a connection; `None` for a listener.
+    pub there: Option<SocketAddr>,
 }
 
-/// Whether a listening socket takes connections. If it does not, the kernel drops all that comes for it, and processes that
-/// are connected already notice nothing. By a filter that takes all bytes of a packet or none, see `SO_ATTACH_FILTER` in
-/// socket(7).
+impl Tcp {
+    /// The socket that has this number now: one that listens, or is connected.
+    #[must_use]
+    pub fn of(number: RawFd) -> Option<Self> {
+        if option(number, libc::SO_PROTOCOL)? != libc::IPPROTO_TCP {
+            return None;
+        }
+        let here = address(number, libc::getsockname)?;
+        match option(number, libc::SO_ACCEPTCONN)? {
+            0 => Some(Tcp { number, here, there: Some(address(number, libc::getpeername)?) }),
+            _ => Some(Tcp { number, here, there: None }),
+        }
+    }
+
+    /// Whether this listener takes connections. If it does not, the kernel drops all that comes for it, and processes that are
+    /// connected already notice nothing. By a filter that takes all bytes of a packet or none, see `SO_ATTACH_FILTER` in
+    /// socket(7).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn admit(&self, all: bool) -> io::Result<()> {
+        attach(self.number, &mut [instruction(END, if all { u32::MAX } else { 0 }, (0, 0))])
+    }
+
+    /// Closes the oldest connection that waits at this listener; returns where it came from, or `None` if none waits.
+    ///
+    /// # Errors
+    /// The kernel's, if this process has no descriptor left.
+    pub fn turn_away(&self) -> io::Result<Option<SocketAddr>> {
+        let mut polled = libc::pollfd { fd: self.number, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which lives during the call.
+        if unsafe { libc::poll(&raw mut polled, 1, 0) } <= 0 {
+            return Ok(None);
+        }
+        // SAFETY: it may be told no address.
+        let taken = unsafe { libc::accept4(self.number, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
+        if taken < 0 {
+            let cause = io::Error::last_os_error();
+            let is_used_up = matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+            return if is_used_up { Err(cause) } else { Ok(None) };
+        }
+        // SAFETY: the kernel has just made it, for this call.
+        let taken = unsafe { OwnedFd::from_raw_fd(taken) };
+        Ok(address(taken.as_raw_fd(), libc::getpeername))
+    }
+
+    /// Ends this connection, if the number still has it; the library that has it finds it ended. Returns whether it did.
+    #[must_use]
+    pub fn cut(&self) -> bool {
+        // SAFETY: it has no memory to do with.
+        Tcp::of(self.number) == Some(*self) && unsafe { libc::shutdown(self.number, libc::SHUT_RDWR) } == 0
+    }
+}
+
+/// An option of the socket that has a number.
+fn option(number: RawFd, name: c_int) -> Option<c_int> {
+    let (mut value, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: it only looks, whatever the number has. The kernel writes an integer.
+    let code = unsafe { libc::getsockopt(number, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+    (code == 0).then_some(value)
+}
+
+/// An end of the socket that has a number, without the scope; one of IPv4 as that.
+fn address(
+    number: RawFd,
+    ask: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int,
+) -> Option<SocketAddr> {
+    // SAFETY: any bytes are a valid one.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: it only looks, whatever the number has. The kernel writes at most `len` bytes, which `storage` has.
+    if unsafe { ask(number, (&raw mut storage).cast(), &raw mut len) } != 0 {
+        return None;
+    }
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which structure is there, and the storage is as large and as aligned as any.
+            let it = unsafe { (&raw const storage).cast::<libc::sockaddr_in>().read() };
+            let ip = Ipv4Addr::from(it.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddr::new(ip.into(), u16::from_be(it.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let it = unsafe { (&raw const storage).cast::<libc::sockaddr_in6>().read() };
+            let ip = IpAddr::from(Ipv6Addr::from(it.sin6_addr.s6_addr)).to_canonical();
+            Some(SocketAddr::new(ip, u16::from_be(it.sin6_port)))
+        }
+        _ => None,
+    }
+}
+
+/// Loads a word of the packet; goes on by a comparison with a word; takes so many bytes.
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const END: u32 = libc::BPF_RET | libc::BPF_K;
+
+/// An instruction of a filter, with how many to leave out if it holds, and if it does not.
+fn instruction(code: u32, k: u32, (jt, jf): (u8, u8)) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// A filter of packets for a socket.
+fn attach(number: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // SAFETY: the kernel copies the program, of which it is told the length.
+    let code =
+        unsafe { libc::setsockopt(number, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, (&raw const program).cast(), len) };
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Lets a datagram socket take only what begins with these bytes: the kernel drops the rest before it takes any room there.
 ///
 /// # Errors
 /// The kernel's error for a descriptor that is no socket.
-pub fn admit(listener: BorrowedFd<'_>, all: bool) -> io::Result<()> {
-    let most = if all { u32::MAX } else { 0 };
-    let mut take = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: most };
-    let program = libc::sock_fprog { len: 1, filter: &raw mut take };
-    let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
-    // SAFETY: the descriptor is open while it is borrowed. The kernel copies the program, of one instruction.
-    let code = unsafe {
-        libc::setsockopt(
-            listener.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            (&raw const program).cast(),
-            len,
-        )
-    };
-    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+pub fn take_only(socket: BorrowedFd<'_>, beginning: [u8; 8]) -> io::Result<()> {
+    let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|index| beginning[at + index]));
+    // A load beyond the packet drops it.
+    let mut program = [
+        instruction(LOAD, 0, (0, 0)),
+        instruction(EQUALS, word(0), (0, 3)),
+        instruction(LOAD, 4, (0, 0)),
+        instruction(EQUALS, word(4), (0, 1)),
+        instruction(END, u32::MAX, (0, 0)),
+        instruction(END, 0, (0, 0)),
+    ];
+    attach(socket.as_raw_fd(), &mut program)
 }
 
 #[cfg(test)]
@@ -107,22 +209,57 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut before = TcpStream::connect(address).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
-        let copy = internet_socket(listener.as_raw_fd()).unwrap();
-        admit(copy.as_fd(), false).unwrap();
+        let waiting = TcpStream::connect(address).unwrap();
+        let tcp = Tcp::of(listener.as_raw_fd()).unwrap();
+        assert_eq!((tcp.here, tcp.there), (address, None));
+        tcp.admit(false).unwrap();
         let after = TcpStream::connect_timeout(&address, Duration::from_millis(300));
         assert_eq!(after.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(tcp.turn_away().unwrap(), Some(waiting.local_addr().unwrap()));
+        assert_eq!(tcp.turn_away().unwrap(), None);
         before.write_all(b"here").unwrap();
         accepted.write_all(b"there").unwrap();
         let (mut here, mut there) = ([0; 4], [0; 5]);
         accepted.read_exact(&mut here).unwrap();
         before.read_exact(&mut there).unwrap();
         assert_eq!((&here, &there), (b"here", b"there"));
-        admit(copy.as_fd(), true).unwrap();
+        tcp.admit(true).unwrap();
         TcpStream::connect_timeout(&address, Duration::from_secs(30)).unwrap();
-        assert!(admit(std::fs::File::open("/dev/null").unwrap().as_fd(), false).is_err());
+        let connection = Tcp::of(accepted.as_raw_fd()).unwrap();
+        assert_eq!((connection.here, connection.there), (address, Some(before.local_addr().unwrap())));
+        assert!(connection.cut());
+        assert_eq!(before.read(&mut [0]).unwrap(), 0);
+        assert!(!Tcp { there: None, ..connection }.cut(), "another socket has the number");
+    }
+
+    #[test]
+    fn only_tcp_is_found() {
         let (one, _other) = UnixStream::pair().unwrap();
-        for number in [1 << 20, one.as_raw_fd(), std::fs::File::open("/dev/null").unwrap().as_raw_fd()] {
-            assert!(internet_socket(number).is_none());
+        let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        datagrams.connect("127.0.0.1:9").unwrap();
+        let unconnected =
+            TcpListener::bind("[::1]:0").map(|listener| Tcp::of(listener.as_raw_fd()).unwrap().here.is_ipv6());
+        assert!(unconnected.unwrap_or(true));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for number in [1 << 20, one.as_raw_fd(), datagrams.as_raw_fd(), file.as_raw_fd()] {
+            assert_eq!(Tcp::of(number), None);
         }
+    }
+
+    #[test]
+    fn datagrams_that_begin_otherwise_are_dropped() {
+        let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        take_only(other.as_fd(), *b"12345678").unwrap();
+        other.set_nonblocking(true).unwrap();
+        for text in [&b"12345678 and more"[..], b"12345678"] {
+            for dropped in [&b""[..], b"1234567", b"12345679", b"02345678 and more"] {
+                let _ = one.send(dropped);
+            }
+            one.send(text).unwrap();
+            let mut came = [0; 100];
+            let len = other.recv(&mut came).unwrap();
+            assert_eq!(&came[..len], text);
+        }
+        assert!(other.recv(&mut [0; 8]).is_err());
     }
 }

@@ -2,6 +2,8 @@
 
 use super::slurm;
 use super::store_address::StoreAddress;
+use earlybird_ffi::rights;
+
 use crate::error::{Error, Result};
 
 /// The identity of this process.
@@ -196,6 +198,13 @@ impl Identity {
         }
         let bad_store = |problem| Error::Config(format!("EARLYBIRD_STORE={problem}"));
         let store = lookup("EARLYBIRD_STORE").map(|text| text.parse()).transpose().map_err(bad_store)?;
+        if matches!(store, Some(StoreAddress::File(_))) && rights::are_raised() {
+            return Err(Error::Config(
+                "EARLYBIRD_STORE names a folder, and this program has more rights than the user who started it (setuid, \
+                 setgid or file capabilities); meet at tcp:HOST:PORT or unix:NAME"
+                    .to_owned(),
+            ));
+        }
         let (job, common) = (job(launcher, &lookup, parent), common(launcher, &lookup));
         let together = match store {
             None if launcher.name == SLURM.name => slurm::together(&lookup),

@@ -8,6 +8,7 @@ use super::info::{InfoList, Wanted};
 use super::sys::{fi_fabric_attr, fi_info, fid_fabric};
 use crate::abandon;
 use crate::loader::{NoFunction, Shared};
+use crate::rights;
 use crate::signals::keep_handlers;
 
 /// The name under which every version since 1.0 is installed.
@@ -27,6 +28,12 @@ pub enum LoadError {
         /// The system's error.
         cause: String,
     },
+    /// It would load what the user names who started this program, which has more rights than that user.
+    #[error(
+        "{PROVIDERS} is set, and this program has more rights than the user who started it (setuid, setgid or file \
+         capabilities): libfabric would load that user's providers; unset it"
+    )]
+    NamesProviders,
     /// It lacks a symbol.
     #[error("{name} has no {symbol} of version {version}: it is too old, or no libfabric; install 1.17 or later")]
     TooOld {
@@ -46,6 +53,9 @@ pub enum LoadError {
         version: (u32, u32),
     },
 }
+
+/// The variable from which libfabric takes a path of providers to load, whatever its process may do.
+const PROVIDERS: &str = "FI_PROVIDER_PATH";
 
 type GetInfo = unsafe extern "C" fn(
     version: u32,
@@ -81,8 +91,11 @@ impl Library {
     /// Loads libfabric from `file`, or from the system's path.
     ///
     /// # Errors
-    /// It is missing or too old; the error says what to install.
+    /// It is missing or too old, and the error says what to install; or it would load what another user names.
     pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
+        if rights::are_raised() && std::env::var_os(PROVIDERS).is_some() {
+            return Err(LoadError::NamesProviders);
+        }
         let file = file.unwrap_or(OsStr::new(NAME));
         let name = file.to_string_lossy().into_owned();
         let shared = Shared::open(file).map_err(|cause| LoadError::Missing { name: name.clone(), cause })?;

@@ -1,18 +1,21 @@
 //! How a rank whose network works no more tells those of its host: by a datagram (unix(7)). They tell the others.
 #![forbid(unsafe_code)]
 
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+use earlybird_ffi::socket::take_only;
 use sha2::{Digest, Sha256};
 
 use super::message::MOST_DATA;
 use super::secret::JobSecret;
 
-/// Bytes before the reason: the job's secret, and the rank.
+/// Bytes before the reason: the key, and the rank.
 const HEADING: usize = 12;
 
-/// Where a rank rings, and hears others. Without the job's secret no process can ring, or find a rank's name.
+/// Where a rank rings, and hears others. No process can foresee a rank's name without the job's secret, and the kernel drops
+/// what comes there without a key that follows from the secret.
 #[derive(Debug)]
 pub(super) struct Alarm {
     /// None where the kernel gives none: the others notice by themselves then.
@@ -21,26 +24,34 @@ pub(super) struct Alarm {
     heading: [u8; HEADING],
 }
 
-/// The name at which a rank hears.
-fn name(secret: &JobSecret, rank: u32) -> std::io::Result<SocketAddr> {
+/// What follows from the secret for a use.
+fn derived(secret: &JobSecret, of: &[u8]) -> [u8; 8] {
     let mut hash = Sha256::new();
     hash.update(b"earlybird alarm");
     hash.update(secret.word.to_le_bytes());
     hash.update(secret.tag.to_le_bytes());
-    hash.update(rank.to_le_bytes());
-    let name: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    SocketAddr::from_abstract_name(format!("earlybird-alarm-{name}"))
+    hash.update(of);
+    let hash = hash.finalize();
+    std::array::from_fn(|index| hash[index])
+}
+
+/// The name at which a rank hears.
+fn name(secret: &JobSecret, rank: u32) -> std::io::Result<SocketAddr> {
+    let name = u64::from_le_bytes(derived(secret, &rank.to_le_bytes()));
+    SocketAddr::from_abstract_name(format!("earlybird-alarm-{name:016x}"))
 }
 
 impl Alarm {
     /// The alarm of a rank, which rings at `others`, ranks of its host.
     pub(super) fn new(rank: u32, secret: &JobSecret, others: impl Iterator<Item = u32>) -> Self {
         let mut heading = [0; HEADING];
-        heading[..8].copy_from_slice(&secret.word.to_le_bytes());
+        let key = derived(secret, b"key");
+        heading[..8].copy_from_slice(&key);
         heading[8..].copy_from_slice(&rank.to_le_bytes());
         let open = || {
             let socket = UnixDatagram::bind_addr(&name(secret, rank)?)?;
             socket.set_nonblocking(true)?;
+            take_only(socket.as_fd(), key)?;
             Ok(socket)
         };
         let socket = open().inspect_err(|error: &std::io::Error| tracing::debug!(rank, %error, "hears no alarm")).ok();
@@ -55,18 +66,15 @@ impl Alarm {
         self.others.iter().for_each(|other| _ = socket.send_to_addr(&message, other));
     }
 
-    /// The rank that rang, and why; what came without the secret is dropped.
+    /// The rank that rang, and why.
     pub(super) fn heard(&self) -> Option<(u32, String)> {
         let socket = self.socket.as_ref()?;
         let mut message = [0; HEADING + MOST_DATA];
-        while let Ok(len) = socket.recv(&mut message) {
-            let Some((heading, reason)) = message[..len].split_first_chunk::<HEADING>() else { continue };
-            if heading[..8] == self.heading[..8] {
-                let by = u32::from_le_bytes([heading[8], heading[9], heading[10], heading[11]]);
-                return Some((by, String::from_utf8_lossy(reason).into_owned()));
-            }
-        }
-        None
+        let len = socket.recv(&mut message).ok()?;
+        // It may have come before the filter was there.
+        let (heading, reason) = message[..len].split_first_chunk::<HEADING>()?;
+        let by = u32::from_le_bytes([heading[8], heading[9], heading[10], heading[11]]);
+        (heading[..8] == self.heading[..8]).then(|| (by, String::from_utf8_lossy(reason).into_owned()))
     }
 }
 
@@ -81,7 +89,7 @@ mod tests {
         assert!(alarms.iter().all(|alarm| alarm.heard().is_none()));
         let stranger = UnixDatagram::unbound().unwrap();
         for message in [&b""[..], b"short", &[0; 100]] {
-            stranger.send_to_addr(message, &name(&secret, 2).unwrap()).unwrap();
+            (0..100).for_each(|_| _ = stranger.send_to_addr(message, &name(&secret, 2).unwrap()));
         }
         alarms[1].ring("no network");
         assert_eq!(alarms[0].heard(), Some((1, "no network".to_owned())));

@@ -93,6 +93,46 @@ impl<W: Wire> NetFabric<W> {
         format!("{}{}", engine.ailment(), engine.strangers)
     }
 
+    /// Gives each rank its own bytes, at most [`MOST_EXCHANGED`] of them, and returns what all ranks gave to this one.
+    ///
+    /// # Errors
+    /// As [`Fabric::exchange`].
+    fn swap<'d>(
+        &self,
+        (operation, deadline): (&'static str, Instant),
+        to: &dyn Fn(u32) -> &'d [u8],
+    ) -> Result<Vec<Vec<u8>>> {
+        let NetFabric { shared, bell, exchange, host_names, .. } = self;
+        let longest = (0..self.ranks).map(to).max_by_key(|bytes| bytes.len()).unwrap_or_default();
+        self.expect_by(Some(deadline.into()));
+        let given = exchange.take(self, (operation, deadline), (longest, MOST_EXCHANGED), |turn| {
+            let started = Instant::now();
+            shared.visit().give(turn, to);
+            let complete = |engine: &Engine<W>| engine.not_gathered(turn).is_empty();
+            loop {
+                let slice = deadline.min(Instant::now() + HEARTBEAT);
+                if shared.wait_until(0, bell, slice, complete) {
+                    break;
+                }
+                self.look_for_dead(operation)?;
+                interrupt::check(self.rank, operation)?;
+                let engine = shared.lock();
+                if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
+                    return Err(Error::left(self.rank, operation, peer));
+                }
+                drop(engine);
+                if Instant::now() >= deadline {
+                    let missing = Ranks(shared.lock().not_gathered(turn));
+                    let waited = started.elapsed();
+                    return Err(Error::timeout(self.rank, operation, waited, missing, true));
+                }
+            }
+            Ok(shared.visit().take_gathered(turn))
+        });
+        self.expect_by(None);
+        given.map_err(|error| error.on(host_names).beside_strangers(self.strangers()))
+    }
+
     /// Once all ranks are connected to each other, no other process may connect.
     ///
     /// # Errors
@@ -102,7 +142,7 @@ impl<W: Wire> NetFabric<W> {
             return Ok(());
         }
         let made = self.shared.lock().link.wire.connections();
-        let told = self.exchange_long("join", &made, deadline)?;
+        let told = self.swap(("join", deadline), &|rank| made.get(rank as usize).map_or(&[], Vec::as_slice))?;
         self.shared.lock().keep_strangers_out(&told);
         Ok(())
     }
@@ -231,34 +271,7 @@ impl<T: OverWire> Fabric for T {
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let NetFabric { shared, bell, exchange, host_names, .. } = self.world();
-        self.expect_by(Some(deadline.into()));
-        let given = exchange.take(self, (operation, deadline), (mine, MOST_EXCHANGED), |turn| {
-            let started = Instant::now();
-            shared.visit().give(turn, mine);
-            let complete = |engine: &Engine<T::Wire>| engine.not_gathered(turn).is_empty();
-            loop {
-                let slice = deadline.min(Instant::now() + HEARTBEAT);
-                if shared.wait_until(0, bell, slice, complete) {
-                    break;
-                }
-                self.look_for_dead(operation)?;
-                interrupt::check(self.rank(), operation)?;
-                let engine = shared.lock();
-                if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
-                    return Err(Error::left(self.rank(), operation, peer));
-                }
-                drop(engine);
-                if Instant::now() >= deadline {
-                    let missing = Ranks(shared.lock().not_gathered(turn));
-                    let waited = started.elapsed();
-                    return Err(Error::timeout(self.rank(), operation, waited, missing, true));
-                }
-            }
-            Ok(shared.visit().take_gathered(turn))
-        });
-        self.expect_by(None);
-        given.map_err(|error| error.on(host_names).beside_strangers(self.strangers()))
+        self.world().swap((operation, deadline), &|_| mine)
     }
 
     fn health(&self, operation: &'static str) -> Result<()> {

@@ -120,7 +120,7 @@ impl<W: Wire> Shared<W> {
         self.health(operation)?;
         self.lock().hear_alarm();
         let known = |peer| self.lock().knows_end_of(peer);
-        if let Some(&peer) = self.watch.ended(known).first() {
+        for peer in self.watch.ended(known) {
             self.lock().suspect(peer, Evidence::Ended);
         }
         {

@@ -132,8 +132,8 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// names one.
     fn insert(&mut self, address: &[u8]) -> Result<(), Self::Error>;
 
-    /// What this rank tells the others once all are connected, so that they know its connections.
-    fn connections(&self) -> Vec<u8> {
+    /// What this rank tells each rank once all are connected, so that it knows the connections that this one has made to it.
+    fn connections(&self) -> Vec<Vec<u8>> {
         Vec::new()
     }
 

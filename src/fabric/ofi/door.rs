@@ -6,23 +6,15 @@
 //! no rank has made are cut.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 
+use earlybird_ffi::socket::Tcp;
+use rustix::net::AddressFamily;
+use rustix::process::{Resource, getrlimit};
+
+use crate::fabric::MOST_EXCHANGED;
 use crate::strangers::Places;
-use earlybird_ffi::socket::{admit, internet_socket};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, Shutdown, acceptfrom, getpeername, getsockname, shutdown, sockopt};
-
-/// Where one connection or listener of this process is.
-#[derive(Debug)]
-struct Socket {
-    here: SocketAddr,
-    /// The other end of a connection; `None` for a listener.
-    there: Option<SocketAddr>,
-    descriptor: OwnedFd,
-}
 
 /// The internet address in a `sockaddr` (ip(7), ipv6(7)); `None` for another one.
 pub(super) fn internet_address(bytes: &[u8]) -> Option<SocketAddr> {
@@ -41,29 +33,34 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// The internet sockets of this process: those that listen, and those that are connected.
-fn sockets() -> Vec<Socket> {
-    let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    // All before the first one is duplicated.
-    let numbers: Vec<i32> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    let socket = |number: i32| {
-        let descriptor = internet_socket(number)?;
-        let here = SocketAddr::try_from(getsockname(&descriptor).ok()?).ok()?;
-        let there = match sockopt::socket_acceptconn(&descriptor).ok()? {
-            true => None,
-            false => Some(SocketAddr::try_from(getpeername(&descriptor).ok()??).ok()?),
-        };
-        Some(Socket { here: canonical(here), there: there.map(canonical), descriptor })
-    };
-    numbers.into_iter().filter_map(socket).collect()
+/// Numbers to look at where the kernel does not list those of descriptors, as where a process has none left for that.
+const MOST_NUMBERS: u64 = 1 << 16;
+
+/// The sockets of TCP of this process, one after the other: those that listen, and those that are connected.
+fn sockets() -> impl Iterator<Item = Tcp> {
+    let listed = std::fs::read_dir("/proc/self/fd").map(|entries| {
+        let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+        entries.filter_map(number).collect::<Vec<i32>>()
+    });
+    let most = || getrlimit(Resource::Nofile).current.unwrap_or(MOST_NUMBERS).min(MOST_NUMBERS) as i32;
+    listed.unwrap_or_else(|_| (0..most()).collect()).into_iter().filter_map(Tcp::of)
 }
 
-/// The connections that this process has made to these addresses, by their own ends: what it tells the other ranks.
-pub(super) fn made(to: &[SocketAddr]) -> Vec<u8> {
-    let to: BTreeSet<&SocketAddr> = to.iter().collect();
-    let made = sockets().into_iter().filter(|socket| socket.there.is_some_and(|there| to.contains(&there)));
-    made.flat_map(|socket| encode(socket.here)).collect()
+/// The connections that this process has made to each of these addresses, by their own ends: what it tells the rank there.
+pub(super) fn made(to: &[SocketAddr]) -> Vec<Vec<u8>> {
+    let mut made: BTreeMap<SocketAddr, Vec<u8>> = BTreeMap::new();
+    for Tcp { here, there, .. } in sockets() {
+        there.into_iter().for_each(|there| made.entry(there).or_default().extend(encode(here)));
+    }
+    let told = |address| match made.get(address) {
+        Some(made) if made.len() > MOST_EXCHANGED => TOO_MANY.to_vec(),
+        made => made.cloned().unwrap_or_default(),
+    };
+    to.iter().map(told).collect()
 }
+
+/// What a rank tells that has made more connections than fit, as where many ranks share a process.
+const TOO_MANY: [u8; 1] = [0];
 
 const ENCODED: usize = 18;
 
@@ -85,42 +82,56 @@ fn decode(bytes: &[u8; ENCODED]) -> SocketAddr {
 }
 
 /// Admits nothing more at `ranks[me]`, where this process listens, and cuts what no rank has made. `ranks` are the addresses
-/// of all, and `told` is what each has told. Returns where the cut connections came from. libfabric must make no progress
-/// meanwhile.
+/// of all, and `told` is what each has told this one. Returns where the cut connections came from. libfabric must make no
+/// progress meanwhile.
 ///
-/// Where a connection seems to come from elsewhere than its maker says, as where addresses are translated, no rank's
-/// connection can be told from a stranger's, and none is cut.
+/// Where a rank has told of too many, or a connection seems to come from elsewhere than its maker says, as where addresses are
+/// translated, no rank's connection can be told from a stranger's, and none is cut.
 pub(super) fn shut(me: usize, ranks: &[SocketAddr], told: &[Vec<u8>]) -> BTreeSet<SocketAddr> {
+    let none = BTreeSet::new();
+    let own = ranks[me];
+    let all_told = !told.iter().any(|bytes| bytes == &TOO_MANY);
     let told: Vec<BTreeSet<SocketAddr>> =
         told.iter().map(|bytes| bytes.as_chunks::<ENCODED>().0.iter().map(decode).collect()).collect();
-    let is_here = |socket: &Socket| socket.here.port() == ranks[me].port();
-    let (listeners, connections): (Vec<_>, Vec<_>) = sockets().into_iter().partition(|socket| socket.there.is_none());
-    let listeners: Vec<Socket> = listeners.into_iter().filter(is_here).collect();
-    for listener in &listeners {
-        if let Err(error) = admit(listener.descriptor.as_fd(), false) {
-            tracing::debug!(rank = me, ?listener, %error, "listens on");
+    let (mut listener, mut known) = (None, BTreeSet::from([me]));
+    for socket in sockets() {
+        match socket.there {
+            None if socket.here == own => listener = Some(socket),
+            None => {}
+            Some(there) if socket.here == own => {
+                known.extend((0..told.len()).filter(|&rank| told[rank].contains(&there)));
+            }
+            Some(there) => known.extend(ranks.iter().position(|&rank| rank == there)),
         }
     }
-    let mut known = BTreeSet::from([me]);
-    for socket in &connections {
-        let Some(there) = socket.there else { continue };
-        match is_here(socket) {
-            true => known.extend((0..told.len()).filter(|&rank| told[rank].contains(&there))),
-            false => known.extend(ranks.iter().position(|&rank| rank == there)),
+    // Other devices than those of TCP have such addresses, too.
+    let Some(listener) = listener else { return none };
+    let problem = match listener.admit(false) {
+        Err(cause) => Some(format!("the kernel takes no filter: {cause}")),
+        Ok(()) if known.len() < ranks.len() || !all_told => {
+            Some("not all connections of ranks are known: are addresses translated between them?".to_owned())
         }
-    }
-    if known.len() < ranks.len() {
-        tracing::debug!(rank = me, ?known, "cannot tell strangers' connections from those of ranks");
-        return BTreeSet::new();
+        Ok(()) => None,
+    };
+    if let Some(problem) = problem {
+        tracing::warn!(rank = me, "strangers' connections may stay: {problem}");
+        return none;
     }
     // Those that libfabric has not taken yet. It is connected to all ranks.
-    let mut cut: BTreeSet<SocketAddr> = listeners.iter().flat_map(drain).collect();
-    let is_strange = |there: &SocketAddr| told.iter().all(|made| !made.contains(there));
-    for socket in sockets() {
-        let Some(there) = socket.there.filter(|there| is_here(&socket) && is_strange(there)) else { continue };
-        if shutdown(&socket.descriptor, Shutdown::Both).is_ok() {
-            cut.insert(there);
+    let mut cut = BTreeSet::new();
+    loop {
+        match listener.turn_away() {
+            Ok(Some(from)) => _ = cut.insert(from),
+            Ok(None) => break,
+            Err(cause) => {
+                tracing::warn!(rank = me, "strangers' connections may stay: {cause}; raise ulimit -n");
+                break;
+            }
         }
+    }
+    for socket in sockets().filter(|socket| socket.here == own) {
+        let there = socket.there.filter(|there| told.iter().all(|made| !made.contains(there)));
+        cut.extend(there.filter(|_| socket.cut()));
     }
     cut
 }
@@ -129,29 +140,18 @@ pub(super) fn shut(me: usize, ranks: &[SocketAddr], told: &[Vec<u8>]) -> BTreeSe
 pub(super) fn from_elsewhere(me: usize, ranks: &[SocketAddr]) -> Places {
     let hosts: BTreeSet<IpAddr> = ranks.iter().map(SocketAddr::ip).collect();
     let mut places = Places::default();
-    for Socket { here, there, .. } in sockets() {
-        let there = there.filter(|there| here.port() == ranks[me].port() && !hosts.contains(&there.ip()));
+    for socket in sockets().filter(|socket| socket.here == ranks[me]) {
+        let there = socket.there.filter(|there| !hosts.contains(&there.ip()));
         there.iter().for_each(|there| places.came(&there.ip().to_string()));
     }
     places
 }
 
-/// Closes the connections that wait at a listener; returns where they came from.
-fn drain(listener: &Socket) -> Vec<SocketAddr> {
-    let mut from = Vec::new();
-    while let Ok(1..) = poll(&mut [PollFd::new(&listener.descriptor, PollFlags::IN)], Some(&Timespec::default())) {
-        let Ok((_, Some(address))) = acceptfrom(&listener.descriptor) else { break };
-        from.extend(SocketAddr::try_from(address).map(canonical));
-    }
-    from
-}
-
 /// All processes may connect here again.
 #[cfg(test)]
 pub(super) fn open(own: SocketAddr) {
-    let is_here = |socket: &Socket| socket.there.is_none() && socket.here.port() == own.port();
-    let listeners = sockets().into_iter().filter(is_here);
-    listeners.for_each(|listener| admit(listener.descriptor.as_fd(), true).unwrap());
+    let listeners = sockets().filter(|socket| socket.there.is_none() && socket.here == own);
+    listeners.for_each(|listener| listener.admit(true).unwrap());
 }
 
 #[cfg(test)]
@@ -188,6 +188,7 @@ mod tests {
 
         // Its maker seems to be elsewhere.
         assert_eq!(shut(0, &ranks, &[Vec::new(), encode("10.0.0.1:9".parse().unwrap()).to_vec()]), BTreeSet::new());
+        assert_eq!(shut(0, &ranks, &[TOO_MANY.to_vec(), of_rank.clone()]), BTreeSet::new());
         let came = strangers.each_ref().map(|stranger| stranger.local_addr().unwrap());
         assert_eq!(shut(0, &ranks, &[Vec::new(), of_rank]), BTreeSet::from(came));
         for stranger in &mut strangers {

@@ -194,7 +194,7 @@ impl Wire for OfiWire {
         Ok(())
     }
 
-    fn connections(&self) -> Vec<u8> {
+    fn connections(&self) -> Vec<Vec<u8>> {
         door::made(&self.addresses)
     }
 

@@ -9,13 +9,14 @@ use super::{
 };
 
 impl<W: Wire> Engine<W> {
-    /// Gives this rank's bytes to the next exchange.
-    pub(in crate::fabric::net) fn give(&mut self, turn: u64, mine: &[u8]) {
+    /// Gives this rank's bytes for each rank to the next exchange.
+    pub(in crate::fabric::net) fn give<'d>(&mut self, turn: u64, to: impl Fn(u32) -> &'d [u8]) {
         self.turn = turn;
         let content = Content::Exchange { turn };
-        self.gather(turn, self.rank, mine.to_vec());
+        self.gather(turn, self.rank, to(self.rank).to_vec());
         for peer in self.others() {
-            let data = if mine.is_empty() { Data::None } else { Data::Bytes(mine.into()) };
+            let bytes = to(peer);
+            let data = if bytes.is_empty() { Data::None } else { Data::Bytes(bytes.into()) };
             self.post(peer, Outgoing { channel: 0, content, data, token: None });
         }
     }
