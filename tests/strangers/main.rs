@@ -182,7 +182,7 @@ fn under_attack<R>(
     })
 }
 
-/// Whoever knows no more than the ports does nothing to ranks that have joined: they get no connection.
+/// Processes that know no more than the ports do nothing to ranks that have joined: they get no connection.
 #[test]
 fn ranks_that_have_joined_notice_nothing() {
     for (way, executor) in ways().into_iter().zip([Executor::Caller, Executor::Thread].into_iter().cycle()) {
@@ -204,7 +204,7 @@ fn ranks_that_have_joined_notice_nothing() {
     }
 }
 
-/// The store alone: all who know no secret are sent away, and the job begins.
+/// The store alone: processes that do not know the secret are sent away, and the job begins.
 #[test]
 fn a_meeting_takes_place_among_strangers() {
     let Some(&way) = ways().first() else { return };

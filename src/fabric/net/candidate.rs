@@ -166,6 +166,7 @@ impl<F: OverWire> NetCandidate<F> {
                 unreached(host_names.ranks(&missing.0).to_string(), heard)
             }
             Error::PeerDied { peer, how, .. } if how != ENDED => unreached(host_names.rank(peer).to_string(), how),
+            Error::Transport { peer: Some(peer), cause, .. } => unreached(host_names.rank(peer).to_string(), cause),
             other => other,
         });
         if let Err(error) = all_here {

@@ -59,10 +59,11 @@ impl<W: Wire> Engine<W> {
     /// Answers what was asked. This rank has just looked which processes have ended; it sees those that `watches` names.
     pub(in crate::fabric::net) fn answer_questions(&mut self, watches: impl Fn(u32) -> bool) {
         for (asker, rank) in std::mem::take(&mut self.witnesses.questions) {
-            let runs = !self.knows_end_of(rank) && !self.has_left(rank);
-            if !watches(rank) {
+            // One that has left says so itself.
+            if !watches(rank) || self.has_left(rank) {
                 continue;
             }
+            let runs = !self.knows_end_of(rank);
             if asker == self.rank {
                 self.take_answer(asker, rank, runs);
             } else {
@@ -74,6 +75,9 @@ impl<W: Wire> Engine<W> {
 
     /// A rank on the host of another one says whether that one's process runs.
     pub(super) fn take_answer(&mut self, from: u32, rank: u32, runs: bool) {
+        if self.peers.get(rank as usize).is_none_or(|peer| peer.left) {
+            return;
+        }
         let Some(evidence) = self.suspects.answered(rank) else { return };
         let why = format!("{}{}", self.ailment(), self.strangers);
         self.fail(match (evidence, runs) {
