@@ -37,6 +37,7 @@
 //! [delegates](Endpoint::delegate_wait) each announced wait to the rank's [`Sleeper`].
 
 mod access;
+mod alarm;
 mod cache_line;
 #[cfg(feature = "internals")]
 pub mod conformance;

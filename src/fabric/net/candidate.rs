@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::alarm::Alarm;
 use super::engine::{Engine, Witnesses};
 use super::fabric::{Neighbourhood, NetFabric, OverWire};
 use super::link::Link;
@@ -17,6 +16,7 @@ use super::secret::JobSecret;
 use super::wire::Wire;
 use crate::config::Patience;
 use crate::error::{Error, HostNames, Result};
+use crate::fabric::alarm::Alarm;
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Candidate, Fabric, Scope};
 use crate::machine::{host_identity, host_name};
@@ -142,7 +142,7 @@ impl<F: OverWire> NetCandidate<F> {
             places.push((*hosts.entry(host).or_insert(next), *pid));
         }
         let witnesses = Witnesses::new(places);
-        let alarm = Alarm::new(rank, &infos[0].secret, witnesses.of(rank));
+        let alarm = Alarm::new(rank, &infos[0].secret.bytes(), witnesses.of(rank));
         let engine = Engine::new(rank, infos[0].secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);

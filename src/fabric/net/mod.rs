@@ -65,7 +65,6 @@
 //! A device also reports trouble by itself, such as a queue that has failed: no operation need end
 //! then. Ranks ask for that where they look for dead ranks.
 
-mod alarm;
 mod candidate;
 mod channel;
 mod endpoint;

@@ -18,6 +18,14 @@ pub(crate) struct JobSecret {
 }
 
 impl JobSecret {
+    /// All of it.
+    pub(super) fn bytes(&self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.tag.to_le_bytes());
+        bytes
+    }
+
     /// Draws a new secret.
     pub(super) fn draw(rank: u32) -> Result<Self> {
         Ok(JobSecret { word: u64::from_le_bytes(draw(rank)?), tag: u32::from_le_bytes(draw(rank)?) })

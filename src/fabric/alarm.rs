@@ -8,8 +8,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use earlybird_ffi::socket::take_only;
 use sha2::{Digest, Sha256};
 
-use super::message::MOST_DATA;
-use super::secret::JobSecret;
+/// Most bytes of a reason.
+const MOST_REASON: usize = 4096;
 
 /// Bytes before the reason: the key, and the rank.
 const HEADING: usize = 12;
@@ -17,7 +17,7 @@ const HEADING: usize = 12;
 /// Where a rank rings, and hears others. No process can foresee a rank's name without the job's secret, and the kernel drops
 /// what comes there without a key that follows from the secret.
 #[derive(Debug)]
-pub(super) struct Alarm {
+pub(crate) struct Alarm {
     /// None where the kernel gives none: the others notice by themselves then.
     socket: Option<UnixDatagram>,
     others: Vec<SocketAddr>,
@@ -25,25 +25,24 @@ pub(super) struct Alarm {
 }
 
 /// What follows from the secret for a use.
-fn derived(secret: &JobSecret, of: &[u8]) -> [u8; 8] {
+fn derived(secret: &[u8], of: &[u8]) -> [u8; 8] {
     let mut hash = Sha256::new();
     hash.update(b"earlybird alarm");
-    hash.update(secret.word.to_le_bytes());
-    hash.update(secret.tag.to_le_bytes());
+    hash.update(secret);
     hash.update(of);
     let hash = hash.finalize();
     std::array::from_fn(|index| hash[index])
 }
 
 /// The name at which a rank hears.
-fn name(secret: &JobSecret, rank: u32) -> std::io::Result<SocketAddr> {
+fn name(secret: &[u8], rank: u32) -> std::io::Result<SocketAddr> {
     let name = u64::from_le_bytes(derived(secret, &rank.to_le_bytes()));
     SocketAddr::from_abstract_name(format!("earlybird-alarm-{name:016x}"))
 }
 
 impl Alarm {
-    /// The alarm of a rank, which rings at `others`, ranks of its host.
-    pub(super) fn new(rank: u32, secret: &JobSecret, others: impl Iterator<Item = u32>) -> Self {
+    /// The alarm of a rank of the job with this secret, which rings at `others`, ranks of its host.
+    pub(crate) fn new(rank: u32, secret: &[u8], others: impl Iterator<Item = u32>) -> Self {
         let mut heading = [0; HEADING];
         let key = derived(secret, b"key");
         heading[..8].copy_from_slice(&key);
@@ -59,17 +58,17 @@ impl Alarm {
     }
 
     /// Tells the others why the world has failed. One that takes nothing misses it.
-    pub(super) fn ring(&self, reason: &str) {
+    pub(crate) fn ring(&self, reason: &str) {
         let Some(socket) = &self.socket else { return };
-        let reason = &reason.as_bytes()[..reason.floor_char_boundary(MOST_DATA)];
+        let reason = &reason.as_bytes()[..reason.floor_char_boundary(MOST_REASON)];
         let message = [&self.heading, reason].concat();
         self.others.iter().for_each(|other| _ = socket.send_to_addr(&message, other));
     }
 
     /// The rank that rang, and why.
-    pub(super) fn heard(&self) -> Option<(u32, String)> {
+    pub(crate) fn heard(&self) -> Option<(u32, String)> {
         let socket = self.socket.as_ref()?;
-        let mut message = [0; HEADING + MOST_DATA];
+        let mut message = [0; HEADING + MOST_REASON];
         let len = socket.recv(&mut message).ok()?;
         // It may have come before the filter was there.
         let (heading, reason) = message[..len].split_first_chunk::<HEADING>()?;
@@ -84,7 +83,7 @@ mod tests {
 
     #[test]
     fn those_of_the_host_hear_it_and_strangers_do_not_ring() {
-        let secret = JobSecret::draw(0).unwrap();
+        let secret = crate::random::draw::<12>(0).unwrap();
         let alarms = [0, 1, 2].map(|rank| Alarm::new(rank, &secret, (0..3).filter(move |&other| other != rank)));
         assert!(alarms.iter().all(|alarm| alarm.heard().is_none()));
         let stranger = UnixDatagram::unbound().unwrap();
@@ -99,9 +98,9 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut() {
-        let secret = JobSecret::draw(0).unwrap();
+        let secret = crate::random::draw::<12>(0).unwrap();
         let [one, other] = [0, 1].map(|rank| Alarm::new(rank, &secret, [1 - rank].into_iter()));
-        one.ring(&"é".repeat(MOST_DATA));
-        assert_eq!(other.heard(), Some((0, "é".repeat(MOST_DATA / 2))));
+        one.ring(&"é".repeat(MOST_REASON));
+        assert_eq!(other.heard(), Some((0, "é".repeat(MOST_REASON / 2))));
     }
 }
