@@ -39,12 +39,8 @@ const CALLS: [(&str, u32); 16] = [
 ];
 
 /// A call of the library, which ends by its deadline or a little later.
-fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R>) -> Result<R> {
-    let start = Instant::now();
-    let result = call();
-    let took = start.elapsed();
-    assert!(took < DEADLINE + LATE, "{what} took {took:?}");
-    result
+fn in_time<R>(what: &str, call: impl FnOnce() -> R) -> R {
+    common::in_time(what, DEADLINE + LATE, call)
 }
 
 /// Works until something fails, for a few seconds at most; then it ends as a program does.

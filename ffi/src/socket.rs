@@ -139,7 +139,7 @@ fn address(
     }
 }
 
-/// Loads a word of the packet; goes on by a comparison with a word; takes so many bytes.
+// The operations of a filter: load a word of the packet, compare it with another one, and end with the bytes to take.
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const END: u32 = libc::BPF_RET | libc::BPF_K;

@@ -183,6 +183,15 @@ pub fn wait_at_most(time: Duration, mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Makes a call, which must end within `limit`.
+pub fn in_time<R>(what: &str, limit: Duration, call: impl FnOnce() -> R) -> R {
+    let start = Instant::now();
+    let result = call();
+    let took = start.elapsed();
+    assert!(took < limit, "{what} took {took:?}");
+    result
+}
+
 /// Waits until something holds, for longer than any rank waits.
 pub fn until(what: &str, holds: impl FnMut() -> bool) {
     assert!(wait_at_most(Duration::from_secs(100), holds), "not within the limit: {what}");

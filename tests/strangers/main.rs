@@ -37,12 +37,8 @@ const LATE: Duration = Duration::from_secs(10);
 /// How long ranks work that have joined.
 const WORK: Duration = Duration::from_secs(1);
 
-fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R>) -> Result<R> {
-    let start = Instant::now();
-    let result = call();
-    let took = start.elapsed();
-    assert!(took < DEADLINE + LATE, "{what} took {took:?}");
-    result
+fn in_time<R>(what: &str, call: impl FnOnce() -> R) -> R {
+    common::in_time(what, DEADLINE + LATE, call)
 }
 
 /// Descriptors of this process, and bytes of its memory.

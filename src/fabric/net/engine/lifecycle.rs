@@ -149,7 +149,8 @@ impl<W: Wire> Engine<W> {
     /// Tells the other ranks why the world has failed, if it has. `last` if this rank ends.
     fn announce_failure(&mut self, last: bool) {
         let Some(failure) = self.failure.clone() else { return };
-        let (content, text) = match failure.clone() {
+        let is_own_network = matches!(failure, Failure::Transport { .. });
+        let (content, text) = match failure {
             Failure::Aborted { by, reason } | Failure::Transport { by, peer: None, cause: reason } => {
                 (Content::Abort { by, last }, reason)
             }
@@ -158,7 +159,7 @@ impl<W: Wire> Engine<W> {
             }
             Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };
-        if matches!(failure, Failure::Transport { .. }) && !last {
+        if is_own_network && !last {
             // The messages may go nowhere.
             self.alarm.ring(&text);
         }
