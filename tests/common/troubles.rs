@@ -189,7 +189,12 @@ impl Case {
     fn judge(&self, ends: &[(ExitStatus, String)]) -> Result<(), String> {
         let blamed: Vec<Vec<usize>> = ends.iter().map(|(_, text)| blamed(text)).collect();
         for (rank, (status, text)) in ends.iter().enumerate() {
-            let bad = |what: &str| Err(format!("rank {rank} {what} ({status}): {text}"));
+            let bad = |what: &str| {
+                let others = ends.iter().enumerate().filter(|(other, _)| *other != rank);
+                let told =
+                    others.map(|(other, (_, text))| format!("\n  rank {other}: {}", said(text, "TEXT").concat()));
+                Err(format!("rank {rank} {what} ({status}): {text}{}", told.collect::<String>()))
+            };
             if !said(text, "WRONG").is_empty() || text.contains("panicked") {
                 return bad("is wrong");
             }
@@ -229,8 +234,9 @@ impl Case {
     ///
     /// In two cases a rank cannot know better and blames others. It names all others when one of
     /// them holds something of a round and has not recorded its own number: the closing of a cut, a
-    /// segment, a deposit without its signal. And it names ranks that the stopped one delays. They
-    /// name it themselves, and do not wait for the rank that is ahead.
+    /// segment, a deposit without its signal. And it names ranks that the stopped one delays, perhaps
+    /// only these, if its own data from the stopped one has come. They name it themselves, and do not
+    /// wait for the rank that is ahead.
     fn blames_rightly(&self, rank: usize, blamed: &[Vec<usize>]) -> bool {
         let names_all = |rank: usize| {
             let others = !blamed[rank].contains(&rank) && blamed[rank].len() + 1 == self.ranks as usize;
@@ -239,7 +245,7 @@ impl Case {
         let names_it = |rank: usize| blamed[rank].contains(&self.victim);
         let is_behind = |other: usize| names_it(other) && (names_all(other) || !blamed[other].contains(&rank));
         let others_are_behind = || blamed[rank].iter().all(|&other| other == self.victim || is_behind(other));
-        names_it(rank) && (names_all(rank) || others_are_behind())
+        !blamed[rank].is_empty() && (names_all(rank) || others_are_behind())
     }
 
     /// Whether a rank may hold something of a round for which others wait. If all ranks have the
