@@ -338,9 +338,9 @@ impl Error {
     }
 
     /// The same with what strangers sent, if it is a timeout.
-    pub(crate) fn beside_strangers(mut self, told: String) -> Self {
+    pub(crate) fn beside_strangers(mut self, told: impl FnOnce() -> String) -> Self {
         if let Error::Timeout { strangers, .. } = &mut self {
-            *strangers = told;
+            *strangers = told();
         }
         self
     }
@@ -431,7 +431,7 @@ mod tests {
         assert!(barrier.contains("start a new world, with a longer deadline"), "{barrier}");
         assert!(!barrier.contains("Call again"), "{barrier}");
         let beside = Error::timeout(1, "wait", Duration::from_secs(1), Ranks(vec![2]), false);
-        let beside = beside.beside_strangers("; 3 messages were dropped here".to_owned());
+        let beside = beside.beside_strangers(|| "; 3 messages were dropped here".to_owned());
         assert!(beside.to_string().contains("waiting for rank 2; 3 messages were dropped here. "), "{beside}");
     }
 

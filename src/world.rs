@@ -286,7 +286,7 @@ impl World {
 
     /// The error with the names of the ranks' hosts.
     pub(crate) fn with_hosts(&self, error: Error) -> Error {
-        error.on(&self.fabric().host_names()).beside_strangers(self.fabric().strangers())
+        error.on(&self.fabric().host_names()).beside_strangers(|| self.fabric().strangers())
     }
 
     /// The number of the collective that is being built, from 0. All ranks build theirs in the same order.

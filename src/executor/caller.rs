@@ -82,7 +82,7 @@ impl Waiter {
     /// A provider that refuses something usually does so because a peer is gone: which one, comes out soon.
     #[cold]
     fn explain_error(&self, operation: &'static str, error: Error) -> Error {
-        let error = error.in_call(operation).on(&self.fabric.host_names()).beside_strangers(self.fabric.strangers());
+        let error = error.in_call(operation).on(&self.fabric.host_names()).beside_strangers(|| self.fabric.strangers());
         if !matches!(error, Error::Transport { .. }) {
             return error;
         }

@@ -130,7 +130,7 @@ impl<W: Wire> NetFabric<W> {
             Ok(shared.visit().take_gathered(turn))
         });
         self.expect_by(None);
-        given.map_err(|error| error.on(host_names).beside_strangers(self.strangers()))
+        given.map_err(|error| error.on(host_names).beside_strangers(|| self.strangers()))
     }
 
     /// Once all ranks are connected to each other, no other process may connect.

@@ -118,9 +118,6 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// Other processes than ranks may connect to this wire, as long as it lets them.
     const CAN_BE_FOUND: bool = false;
 
-    /// Before a peer is called dead, ranks on its host are asked for its process. Not where a device reports which port is down.
-    const ASKS_NEIGHBOURS: bool = false;
-
     /// The registrar of this wire.
     fn registrar(&self) -> &Self::Registrar;
 

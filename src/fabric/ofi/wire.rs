@@ -179,7 +179,6 @@ impl Wire for OfiWire {
 
     const IN_ORDER: bool = false;
     const CAN_BE_FOUND: bool = true;
-    const ASKS_NEIGHBOURS: bool = true;
 
     fn registrar(&self) -> &Registrar {
         &self.registrar

@@ -124,7 +124,7 @@ impl<W: Wire> Engine<W> {
         if !self.peers[peer as usize].left {
             // The cause may be on this side.
             self.look_at_device();
-            let may_run = W::ASKS_NEIGHBOURS && evidence != Evidence::Ended && !asked_in_vain;
+            let may_run = evidence != Evidence::Ended && !asked_in_vain;
             if may_run && self.ask_witnesses(peer) {
                 return self.suspects.asked(peer, evidence);
             }
