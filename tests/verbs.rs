@@ -56,6 +56,17 @@ fn processor_time(pid: u32) -> u64 {
     threads.map(|thread| of(thread.unwrap())).sum()
 }
 
+/// The same of a process that has just been stopped: what its threads used last is counted when they have given up their
+/// processors, a little after the kernel calls them stopped.
+fn processor_time_when_stopped(pid: u32) -> u64 {
+    let mut used = processor_time(pid);
+    until("a stopped rank uses no processor", || {
+        std::thread::sleep(Duration::from_millis(20));
+        std::mem::replace(&mut used, processor_time(pid)) == used
+    });
+    used
+}
+
 /// How often the devices of this machine have told a sender, or were told, that a receiver had no buffer. `None` if no
 /// device counts that.
 fn receivers_not_ready() -> Option<u64> {
@@ -134,7 +145,7 @@ fn rounds_need_no_processor_of_a_stopped_rank() {
         }
         job.stop(away);
         let pid = job.ranks[away].id();
-        let (used, asked, began) = (processor_time(pid), receivers_not_ready(), Instant::now());
+        let (used, asked, began) = (processor_time_when_stopped(pid), receivers_not_ready(), Instant::now());
         marks.set(&format!("stopped-{turn}"));
         let others = (0..RANKS as usize).filter(|&rank| rank != away);
         let have_made = || others.clone().all(|rank| marks.has(&format!("made-{turn}-{rank}")));
