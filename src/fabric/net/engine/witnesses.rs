@@ -32,7 +32,9 @@ impl Witnesses {
 impl<W: Wire> Engine<W> {
     /// Asks ranks on the host of a peer for it; returns whether there are any. This rank asks itself, too.
     pub(super) fn ask_witnesses(&mut self, peer: u32) -> bool {
-        let can_answer = |rank: &u32| !self.suspects.has(*rank) && !self.peers[*rank as usize].ended;
+        // One that a rail does not reach may be heard by another.
+        let is_heard = |rank| self.link.wire.rails() > 1 || !self.suspects.has(rank);
+        let can_answer = |rank: &u32| is_heard(*rank) && !self.peers[*rank as usize].ended;
         let witnesses: Vec<u32> = self.witnesses.of(peer).filter(can_answer).take(ASKED).collect();
         for &witness in &witnesses {
             if witness == self.rank {
