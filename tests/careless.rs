@@ -41,7 +41,10 @@ fn parts(file: &File) -> Vec<(u64, u64)> {
     let mut at = 0;
     while let Ok(from) = seek(file, SeekFrom::Data(at)) {
         let to = seek(file, SeekFrom::Hole(from)).unwrap();
-        parts.push((from, to));
+        // A rank may give a part back between the two.
+        if from < to {
+            parts.push((from, to));
+        }
         at = to;
     }
     parts

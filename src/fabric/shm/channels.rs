@@ -68,7 +68,8 @@ impl<const N: usize> Channels<N> {
     pub(super) fn close(&self, channel: u32, ranks: u32, free: impl FnOnce(bool)) {
         let closed = &self.closed[channel as usize];
         // Acquire and release: the last rank sees what all others did with it.
-        let is_last = closed.fetch_add(1, Ordering::AcqRel) + 1 == ranks;
+        // The count may be any number, if a rank has written where it must not.
+        let is_last = closed.fetch_add(1, Ordering::AcqRel).wrapping_add(1) == ranks;
         free(is_last);
         if is_last {
             closed.store(0, Ordering::Relaxed);
