@@ -120,6 +120,7 @@ mod machine;
 mod named;
 mod random;
 mod rank_set;
+mod seal;
 #[cfg(test)]
 #[path = "../ffi/tests/skipped/mod.rs"]
 mod skipped;

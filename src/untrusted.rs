@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use crate::bootstrap::identity::Identity;
-use crate::bootstrap::store::{Secret, frame};
+use crate::bootstrap::store::frame;
 use crate::bootstrap::wire::{Heading, Hello, decode_pids, encode_pids};
 use crate::collective::choices::compare;
 use crate::collective::recording;
@@ -18,6 +18,7 @@ use crate::fabric::net::{Message, PeerInfo};
 use crate::model::{BUILT_IN, HwConfig};
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
+use crate::seal::Secret;
 use crate::simulation::{Case, Recording};
 use crate::units::parse_size;
 

@@ -19,7 +19,7 @@ use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
 use crate::bootstrap::identity::{Identity, Machines};
-use crate::bootstrap::store::{self, Secret};
+use crate::bootstrap::store;
 use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
@@ -33,6 +33,7 @@ use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
 use crate::machine::{Cores, host_identity, is_crowded};
 use crate::model::{HwConfig, Parameters};
+use crate::seal::Secret;
 use crate::time::Deadline;
 use collectives::Boards;
 use messages::Mail;

@@ -74,13 +74,20 @@ pub fn first_abandoned() -> Option<(&'static str, Duration)> {
     *FIRST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This thread waits until then for what others may do in the library, or for nothing.
-pub fn expect_by(due: Option<Instant>) {
+/// This thread waits until then for what others may do in the library, or for nothing. Returns until when it did before.
+pub fn expect_by(due: Option<Instant>) -> Option<Instant> {
     let nanos = due.map_or(0, |due| due.saturating_duration_since(*origin()).as_nanos() as u64 + 1);
-    if let Some(place) = NonNull::new(HERE.get().cast_mut()).or_else(first) {
-        // SAFETY: this thread's own place.
-        unsafe { place.as_ref() }.due.store(nanos, Ordering::Relaxed);
-    }
+    let place = NonNull::new(HERE.get().cast_mut()).or_else(first)?;
+    // SAFETY: this thread's own place.
+    let due = unsafe { &place.as_ref().due };
+    let before = due.load(Ordering::Relaxed);
+    due.store(nanos, Ordering::Relaxed);
+    time_of(before)
+}
+
+/// The time that a place has; `None` for 0.
+fn time_of(nanos: u64) -> Option<Instant> {
+    origin().checked_add(Duration::from_nanos(nanos.checked_sub(1)?))
 }
 
 /// The earliest time by which a thread expects something.
@@ -88,7 +95,7 @@ pub fn expect_by(due: Option<Instant>) {
 pub fn earliest_due() -> Option<Instant> {
     let dues = places();
     let nanos = dues.iter().map(|place| place.due.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0).min()?;
-    origin().checked_add(Duration::from_nanos(nanos - 1))
+    time_of(nanos)
 }
 
 /// Times are counted from here.

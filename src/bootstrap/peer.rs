@@ -1,14 +1,49 @@
 //! Identifies the process at the other end of a local socket, by the kernel's word and not by the
 //! peer's.
 
+use std::io;
 use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 
 use earlybird_ffi::socket::{Credentials, peer_credentials};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// What a rank asks that waits at an abstract socket in vain: the kernel has a list of such names for
 /// each network namespace. The text continues "was rank N started".
 pub(super) const ONE_NETWORK: &str =
     ", in one network namespace (of containers: docker run --network=host, or --network=container:NAME)";
+
+/// Connects to an abstract name. It does not wait where a process has the name and takes no connection: it may be any
+/// process.
+///
+/// # Errors
+/// No process listens there, or it has taken none for long ([`io::ErrorKind::WouldBlock`]).
+pub(super) fn connect_to(name: &SocketAddr) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_abstract_name().unwrap_or_default())?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Why a name that rank 0 wants to listen at is taken.
+pub(super) fn holder_of(name: &SocketAddr) -> String {
+    match connect_to(name).map(|holder| of_this_user(&holder)) {
+        Ok(Err(why)) => why,
+        Ok(Ok(_)) => {
+            "rank 0 of this job is there already: two processes were told to be rank 0, or a job with the same \
+                      identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart"
+                .to_owned()
+        }
+        Err(_) => {
+            "another process has taken the name at which ranks are to meet, and admits none; any user of this machine \
+                   can do that: set EARLYBIRD_STORE=unix:NAME to another name"
+                .to_owned()
+        }
+    }
+}
 
 /// The process at the other end of a socket. It must belong to this process's user: names of
 /// abstract sockets are public, and any process may listen on one or connect to it.
@@ -36,7 +71,7 @@ pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
 }
 
 /// Whether a user's number here is that of all users without a number in this user namespace.
-fn stands_for_others(user: u32) -> bool {
+pub(super) fn stands_for_others(user: u32) -> bool {
     let text = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let overflow = text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
     user == overflow && !is_of_all_users(&text("/proc/self/uid_map"))

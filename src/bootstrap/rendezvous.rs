@@ -2,7 +2,7 @@
 //! ranks, and hands them the memory of the world, which the caller has made. Abstract sockets have
 //! no file, so nothing is left after the meeting.
 
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -18,11 +18,12 @@ use rustix::net::{
 
 use super::attendance::{Attendance, Terms};
 use super::peer;
-use super::store::{SEAL, Secret};
+use super::store::read_until;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::interrupt;
+use crate::seal::{SEAL, Secret};
 
 const PAUSE: Duration = Duration::from_millis(2);
 /// How long rank 0 waits for a greeting: a stranger may connect and send nothing.
@@ -76,17 +77,7 @@ fn host(
 ) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
     let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            let holder = UnixStream::connect_addr(address).ok().and_then(|holder| peer::of_this_user(&holder).err());
-            Error::join(
-                0,
-                holder.unwrap_or_else(|| {
-                    "rank 0 of this job is there already: two processes were told to be rank 0, or a job with the same \
-                     identity runs; set EARLYBIRD_STORE=unix:NAME to tell them apart"
-                        .to_owned()
-                }),
-            )
-        }
+        std::io::ErrorKind::AddrInUse => Error::join(0, peer::holder_of(address)),
         _ => os(cause),
     })?;
     listener.set_nonblocking(true).map_err(os)?;
@@ -175,11 +166,11 @@ const OTHER_SECRET: &str =
 /// Reads a guest's greeting and its seal; `None` from a stranger.
 fn greet(stream: &UnixStream) -> Option<(Hello, [u8; SEAL])> {
     stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(GREETING_TIMEOUT)).ok()?;
     stream.set_write_timeout(Some(GREETING_TIMEOUT)).ok()?;
     let (mut hello, mut seal) = ([0; HELLO], [0; SEAL]);
-    (&mut &*stream).read_exact(&mut hello).ok()?;
-    (&mut &*stream).read_exact(&mut seal).ok()?;
+    let soon = Instant::now() + GREETING_TIMEOUT;
+    read_until(stream, &mut hello, soon).ok()?;
+    read_until(stream, &mut seal, soon).ok()?;
     Some((Hello::decode(&hello)?, seal))
 }
 
@@ -217,7 +208,7 @@ fn visit(
 ) -> Result<Joined> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
     let mut stream = loop {
-        match UnixStream::connect_addr(address) {
+        match peer::connect_to(address) {
             Ok(stream) => break stream,
             Err(_) if Instant::now() < until => {
                 goes_on()?;
@@ -238,18 +229,21 @@ fn visit(
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
     // Rank 0 answers when the meeting is over, at most a little after the deadline.
-    let patience = until.saturating_duration_since(Instant::now()) + LINGER + GREETING_TIMEOUT;
-    stream.set_read_timeout(Some(patience)).map_err(os)?;
-    let latest = Instant::now() + patience;
-    while !comes(&stream) && Instant::now() < latest {
+    let latest = until.max(Instant::now()) + LINGER + GREETING_TIMEOUT;
+    while !comes(&stream) {
+        if Instant::now() >= latest {
+            return Err(Error::join(rank, "rank 0 is there, and did not answer in time: it is stopped, or very busy"));
+        }
         goes_on()?;
         interrupt::check(rank, "join")?;
     }
+    stream.set_read_timeout(Some(GREETING_TIMEOUT)).map_err(os)?;
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
     let (mut body, mut seal) = (vec![0; len], [0; SEAL]);
-    stream.read_exact(&mut body).map_err(|_| lost())?;
-    stream.read_exact(&mut seal).map_err(|_| lost())?;
+    let soon = Instant::now() + GREETING_TIMEOUT;
+    read_until(&stream, &mut body, soon).map_err(|_| lost())?;
+    read_until(&stream, &mut seal, soon).map_err(|_| lost())?;
     if refused {
         return Err(Error::join(rank, String::from_utf8_lossy(&body)));
     }

@@ -102,9 +102,9 @@ impl Waiter {
     /// [`Error::Timeout`] at the deadline; a dead peer or an aborted job; an operation that failed.
     #[inline]
     pub(crate) fn block(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
-        self.fabric.expect_by(Some(deadline));
+        let outer = self.fabric.expect_by(Some(deadline));
         let done = self.carry_on(work, operation, deadline);
-        self.fabric.expect_by(None);
+        self.fabric.expect_by(outer);
         done
     }
 

@@ -6,7 +6,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use earlybird_ffi::socket::take_only;
-use sha2::{Digest, Sha256};
+
+use crate::seal::Secret;
 
 /// Most bytes of a reason.
 const MOST_REASON: usize = 4096;
@@ -24,27 +25,17 @@ pub(crate) struct Alarm {
     heading: [u8; HEADING],
 }
 
-/// What follows from the secret for a use.
-fn derived(secret: &[u8], of: &[u8]) -> [u8; 8] {
-    let mut hash = Sha256::new();
-    hash.update(b"earlybird alarm");
-    hash.update(secret);
-    hash.update(of);
-    let hash = hash.finalize();
-    std::array::from_fn(|index| hash[index])
-}
-
 /// The name at which a rank hears.
-fn name(secret: &[u8], rank: u32) -> std::io::Result<SocketAddr> {
-    let name = u64::from_le_bytes(derived(secret, &rank.to_le_bytes()));
+fn name(secret: &Secret, rank: u32) -> std::io::Result<SocketAddr> {
+    let name = u64::from_le_bytes(secret.derive(&[b"alarm", &rank.to_le_bytes()]));
     SocketAddr::from_abstract_name(format!("earlybird-alarm-{name:016x}"))
 }
 
 impl Alarm {
     /// The alarm of a rank of the job with this secret, which rings at `others`, ranks of its host.
-    pub(crate) fn new(rank: u32, secret: &[u8], others: impl Iterator<Item = u32>) -> Self {
+    pub(crate) fn new(rank: u32, secret: &Secret, others: impl Iterator<Item = u32>) -> Self {
         let mut heading = [0; HEADING];
-        let key = derived(secret, b"key");
+        let key = secret.derive::<8>(&[b"key of alarms"]);
         heading[..8].copy_from_slice(&key);
         heading[8..].copy_from_slice(&rank.to_le_bytes());
         let open = || {
@@ -83,7 +74,7 @@ mod tests {
 
     #[test]
     fn those_of_the_host_hear_it_and_strangers_do_not_ring() {
-        let secret = crate::random::draw::<12>(0).unwrap();
+        let secret = Secret::of(&crate::random::draw::<16>(0).unwrap());
         let alarms = [0, 1, 2].map(|rank| Alarm::new(rank, &secret, (0..3).filter(move |&other| other != rank)));
         assert!(alarms.iter().all(|alarm| alarm.heard().is_none()));
         let stranger = UnixDatagram::unbound().unwrap();
@@ -98,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut() {
-        let secret = crate::random::draw::<12>(0).unwrap();
+        let secret = Secret::of(&crate::random::draw::<16>(0).unwrap());
         let [one, other] = [0, 1].map(|rank| Alarm::new(rank, &secret, [1 - rank].into_iter()));
         one.ring(&"é".repeat(MOST_REASON));
         assert_eq!(other.heard(), Some((0, "é".repeat(MOST_REASON / 2))));

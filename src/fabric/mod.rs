@@ -397,8 +397,11 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
         String::new()
     }
 
-    /// This thread's call has to end by then, or has ended. A provider that does not return is given up then.
-    fn expect_by(&self, _due: Option<Deadline>) {}
+    /// This thread's call has to end by then, or has ended. A provider that does not return is given up then. Returns what was
+    /// said before: by when a call has to end of which this one is a part.
+    fn expect_by(&self, _due: Option<Deadline>) -> Option<Deadline> {
+        None
+    }
 
     /// Looks for dead peers, which takes system calls; then as [`Fabric::health`].
     ///

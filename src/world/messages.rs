@@ -161,9 +161,9 @@ impl World {
         if self.with_mail(operation, until, &mut poll)? {
             return Ok(());
         }
-        self.fabric().expect_by(Some(until.into()));
+        let outer = self.fabric().expect_by(Some(until.into()));
         let waited = self.keep_polling(operation, until, peer, poll);
-        self.fabric().expect_by(None);
+        self.fabric().expect_by(outer);
         waited
     }
 

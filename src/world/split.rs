@@ -11,13 +11,13 @@ use std::time::Instant;
 use super::network::{self, Meeting};
 use super::{World, join_by_memory};
 use crate::bootstrap::Terms;
-use crate::bootstrap::store::Secret;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Ranks, Result};
 use crate::fabric::Fabric;
 use crate::model::HwConfig;
 use crate::random::draw;
+use crate::seal::Secret;
 use crate::time::Deadline;
 
 const OPERATION: &str = "split";
@@ -86,8 +86,7 @@ impl World {
             }
             // A rank that dies now may be one that the others wait for.
             let goes_on = || self.fabric().look_for_dead(OPERATION);
-            // The name was drawn for this group, and no other process has heard of it.
-            let secret = Secret::new(Some(&group.place), "");
+            let secret = Secret::of(&group.secret);
             return join_by_memory(&group.place, ranks, &secret, (terms, until), &goes_on);
         }
         let told = Cell::new(false);
@@ -123,9 +122,13 @@ struct Wish {
     host: String,
     /// Whether the user's choice allows shared memory.
     allows_memory: bool,
-    /// Where the ranks of its group would meet if it is the first of them.
+    /// Where the ranks of its group would meet if it is the first of them. The kernel shows such names to all.
     place: String,
+    /// What they would know each other by there.
+    secret: [u8; SECRET],
 }
+
+const SECRET: usize = 16;
 
 impl Wish {
     fn new(world: &World, config: &Config, (color, key): (u32, i32)) -> Result<Self> {
@@ -135,7 +138,7 @@ impl Wish {
             let _ = write!(place, "{byte:02x}");
         }
         let allows_memory = matches!(config.fabric, FabricChoice::Auto | FabricChoice::Shm);
-        Ok(Wish { color, key, host: world.inner.host.clone(), allows_memory, place })
+        Ok(Wish { color, key, host: world.inner.host.clone(), allows_memory, place, secret: draw(world.rank())? })
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -145,11 +148,12 @@ impl Wish {
             vec![u8::from(self.allows_memory)],
             self.host.clone().into(),
             self.place.clone().into(),
+            self.secret.to_vec(),
         ])
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let [color, key, allows, host, place] = decode_world(bytes, 5)?.try_into().ok()?;
+        let [color, key, allows, host, place, secret] = decode_world(bytes, 6)?.try_into().ok()?;
         let allows_memory = match allows[..] {
             [allows @ (0 | 1)] => allows == 1,
             _ => return None,
@@ -160,6 +164,7 @@ impl Wish {
             host: String::from_utf8(host).ok()?,
             allows_memory,
             place: String::from_utf8(place).ok()?,
+            secret: secret.try_into().ok()?,
         })
     }
 }
@@ -175,6 +180,8 @@ struct Group {
     meets_by_memory: bool,
     /// Where they meet then.
     place: String,
+    /// What they know each other by there.
+    secret: [u8; SECRET],
 }
 
 impl Group {
@@ -187,8 +194,8 @@ impl Group {
         let position = members.iter().position(|&member| member == rank).unwrap_or_default();
         let wishes = || members.iter().map(|&rank| &all[rank as usize]);
         let meets_by_memory = wishes().all(|wish| wish.allows_memory && wish.host == own.host);
-        let place = wishes().next().unwrap_or(own).place.clone();
-        Group { rank: position as u32, meets_by_memory, place, members }
+        let Wish { place, secret, .. } = wishes().next().unwrap_or(own).clone();
+        Group { rank: position as u32, meets_by_memory, place, secret, members }
     }
 }
 
@@ -197,7 +204,8 @@ mod tests {
     use super::*;
 
     fn wish(color: u32, key: i32, host: &str) -> Wish {
-        Wish { color, key, host: host.to_owned(), allows_memory: true, place: format!("{color} {key} {host}") }
+        let secret = [key as u8; SECRET];
+        Wish { color, key, host: host.to_owned(), allows_memory: true, place: format!("{color} {key} {host}"), secret }
     }
 
     #[test]
@@ -214,7 +222,8 @@ mod tests {
         let members = [2, 0, 4];
         for (rank, &member) in (0..).zip(&members) {
             let place = "7 -1 a".to_owned();
-            let expected = Group { members: members.to_vec(), rank, meets_by_memory: true, place };
+            let secret = [u8::MAX; SECRET];
+            let expected = Group { members: members.to_vec(), rank, meets_by_memory: true, place, secret };
             assert_eq!(Group::of(&all, member), expected);
         }
         let other = Group::of(&all, 3);

@@ -171,8 +171,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::bootstrap::store::Secret;
     use crate::bootstrap::store_address::StoreAddress;
+    use crate::seal::Secret;
 
     /// A folder that only this user can write to.
     fn folder(name: &str) -> PathBuf {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, open, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
+use crate::bootstrap::peer;
 use crate::fault::Fault;
 
 /// Why a folder cannot be used.
@@ -88,10 +89,14 @@ impl Folder {
     }
 
     pub(super) fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory, name, flags, Mode::empty())?;
+        // A pipe is refused and not waited for.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&self.directory, name, flags, Mode::empty())?);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other(format!("{name} in that folder is no file")));
+        }
         let mut bytes = Vec::new();
-        File::from(file).read_to_end(&mut bytes)?;
+        file.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -118,6 +123,12 @@ fn check(stat: &Stat) -> Result<(), String> {
     }
     if stat.st_uid != own {
         return Err(format!("it belongs to user {}, where user {own} was expected", stat.st_uid));
+    }
+    if peer::stands_for_others(own) {
+        return Err(format!(
+            "it may belong to any user that this user namespace has no number for: user {own} stands for all of them \
+             (user_namespaces(7)); start the ranks as another user"
+        ));
     }
     if mode.intersects(Mode::WGRP | Mode::WOTH) {
         return Err(format!("others can write to it (its mode is {:o}; chmod go-w would do)", mode.as_raw_mode()));

@@ -1,8 +1,8 @@
 //! The encoding of messages at a store.
 
-use super::seal::{SEAL, Secret};
 use super::{MOST, MOST_RANKS};
 use crate::fault::Fault;
+use crate::seal::{SEAL, Secret};
 
 const MAGIC: u32 = 0x4542_5354;
 const VERSION: u32 = 2;

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use super::folder::Folder;
 use super::frame::{self, Hello, NONCE};
-use super::{Secret, gather};
+use super::gather;
 use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
 use crate::error::Result;
 use crate::fabric::shm::ShmFabric;
 use crate::fault::Fault;
+use crate::seal::Secret;
 
 /// The deadline; some meetings last that long.
 const DEADLINE: Duration = Duration::from_secs(2);

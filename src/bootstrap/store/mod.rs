@@ -11,18 +11,17 @@ pub(crate) mod frame;
 #[cfg(test)]
 mod meeting_tests;
 mod net;
-mod seal;
 mod socket;
 
 #[cfg(test)]
 use std::time::Duration;
 use std::time::Instant;
 
-pub(crate) use seal::{SEAL, Secret};
-
 use super::attendance::Terms;
 use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
+use crate::seal::Secret;
+pub(super) use socket::read_until;
 
 /// Most bytes that a rank may give.
 const MOST: usize = 4096;

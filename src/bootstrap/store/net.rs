@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Meeting;
 use super::frame::{self, GREETING, HEADING, Hello, MOST_HELLO, NONCE, Parsed};
-use super::socket::{GREETING_TIMEOUT, PAUSE, Stream, connect, listen};
+use super::socket::{GREETING_TIMEOUT, PAUSE, Stream, abstract_name, connect, listen};
 use crate::bootstrap::attendance::Attendance;
 use crate::bootstrap::peer;
 use crate::bootstrap::store_address::StoreAddress;
@@ -79,15 +79,15 @@ impl Guest {
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     let listener = listen(meeting.store).map_err(|cause| match cause.kind() {
         io::ErrorKind::AddrInUse => {
-            // Of an abstract name the kernel says whose it is.
-            let is_name = matches!(meeting.store, StoreAddress::Unix(_));
-            let holder = is_name.then(|| connect(meeting.store, Instant::now()).ok()).flatten();
-            let holder = holder.and_then(|holder| holder.check_user().err());
-            meeting.error(holder.unwrap_or_else(|| {
-                "another process listens there already: another job, another program, or a second process that was told to \
-                 be rank 0; choose another EARLYBIRD_STORE"
-                    .to_owned()
-            }))
+            let name = if let StoreAddress::Unix(name) = meeting.store { abstract_name(name).ok() } else { None };
+            meeting.error(name.map_or_else(
+                || {
+                    "another process listens there already: another job, another program, or a second process that was told \
+                     to be rank 0; choose another EARLYBIRD_STORE"
+                        .to_owned()
+                },
+                |name| peer::holder_of(&name),
+            ))
         }
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
@@ -248,7 +248,7 @@ mod tests {
 
     use super::super::socket::abstract_name;
     use super::*;
-    use crate::bootstrap::store::Secret;
+    use crate::seal::Secret;
     use crate::skipped::{Need, skipped};
 
     /// Makes the calling thread, and no other, act as another user.

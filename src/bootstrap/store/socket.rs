@@ -83,21 +83,10 @@ impl Stream {
 
     /// Fills `to` by `until`, however slowly the bytes come.
     pub(super) fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
-        let mut filled = 0;
-        while filled < to.len() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || interrupt::check(0, "join").is_err() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            self.wait_at_most(left.min(SLICE))?;
-            match self.read(&mut to[filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => filled += read,
-                Err(cause) if matches!(cause.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-                Err(cause) => return Err(cause),
-            }
+        match self {
+            Stream::Unix(stream) => read_until(stream, to, until),
+            Stream::Tcp(stream) => fill(&*stream, |time| stream.set_read_timeout(Some(time)), to, until),
         }
-        Ok(())
     }
 
     pub(super) fn do_not_block(&self) -> io::Result<()> {
@@ -127,6 +116,34 @@ impl Stream {
             Stream::Tcp(_) => Ok(()),
         }
     }
+}
+
+/// Fills `to` by `until`, however slowly the bytes come, from a socket that blocks.
+pub(in crate::bootstrap) fn read_until(stream: &UnixStream, to: &mut [u8], until: Instant) -> io::Result<()> {
+    fill(stream, |time| stream.set_read_timeout(Some(time)), to, until)
+}
+
+fn fill(
+    mut from: impl Read,
+    wait_at_most: impl Fn(Duration) -> io::Result<()>,
+    to: &mut [u8],
+    until: Instant,
+) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < to.len() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || interrupt::check(0, "join").is_err() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        wait_at_most(left.clamp(PAUSE, SLICE))?;
+        match from.read(&mut to[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => filled += read,
+            Err(cause) if matches!(cause.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn abstract_name(name: &str) -> io::Result<UnixAddr> {
@@ -227,7 +244,7 @@ pub(super) fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream
             }
             Err(last)
         }
-        StoreAddress::Unix(name) => UnixStream::connect_addr(&abstract_name(name)?).map(Stream::Unix),
+        StoreAddress::Unix(name) => peer::connect_to(&abstract_name(name)?).map(Stream::Unix),
         StoreAddress::Among { .. } | StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }

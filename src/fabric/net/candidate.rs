@@ -142,12 +142,14 @@ impl<F: OverWire> NetCandidate<F> {
             places.push((*hosts.entry(host).or_insert(next), *pid));
         }
         let witnesses = Witnesses::new(places);
-        let alarm = Alarm::new(rank, &infos[0].secret.bytes(), witnesses.of(rank));
+        let alarm = Alarm::new(rank, &infos[0].secret.secret(), witnesses.of(rank));
         let engine = Engine::new(rank, infos[0].secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };
         let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
+        // Also what is done after the deadline, when ranks could not be reached.
+        let outer = fabric.expect_by(Some(deadline.into()));
         // No rank goes on before all can be reached.
         let unreached = |whom: String, how: String| {
             let advice = match how.contains("Too many open files") {
@@ -169,13 +171,14 @@ impl<F: OverWire> NetCandidate<F> {
             Error::Transport { peer: Some(peer), cause, .. } => unreached(host_names.rank(peer).to_string(), cause),
             other => other,
         });
-        if let Err(error) = all_here {
+        if let Err(error) = &all_here {
             // The abort tells ranks that still wait the reason; without it they would find this
             // rank dead.
             fabric.abort(&error.to_string());
             fabric.leave();
-            return Err(error);
         }
+        fabric.expect_by(outer);
+        all_here?;
         Ok(F::over(fabric))
     }
 }

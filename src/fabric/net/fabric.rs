@@ -104,7 +104,7 @@ impl<W: Wire> NetFabric<W> {
     ) -> Result<Vec<Vec<u8>>> {
         let NetFabric { shared, bell, exchange, host_names, .. } = self;
         let longest = (0..self.ranks).map(to).max_by_key(|bytes| bytes.len()).unwrap_or_default();
-        self.expect_by(Some(deadline.into()));
+        let outer = self.expect_by(Some(deadline.into()));
         let given = exchange.take(self, (operation, deadline), (longest, MOST_EXCHANGED), |turn| {
             let started = Instant::now();
             shared.visit().give(turn, to);
@@ -129,22 +129,59 @@ impl<W: Wire> NetFabric<W> {
             }
             Ok(shared.visit().take_gathered(turn))
         });
-        self.expect_by(None);
+        self.expect_by(outer);
         given.map_err(|error| error.on(host_names).beside_strangers(|| self.strangers()))
     }
 
-    /// Once all ranks are connected to each other, no other process may connect.
+    /// Once all ranks are connected to each other, no other process may connect. Until then, one may have connected in the name
+    /// of a rank, and pass on or forge what these ranks tell each other: so that is sealed.
     ///
     /// # Errors
-    /// As an exchange.
+    /// As an exchange; [`Error::Join`] where a rank cannot tell whether it is connected to another one.
     pub(super) fn keep_strangers_out(&self, deadline: Instant) -> Result<()> {
         if !W::CAN_BE_FOUND {
             return Ok(());
         }
         let made = self.shared.lock().link.wire.connections();
-        let told = self.swap(("join", deadline), &|rank| made.get(rank as usize).map_or(&[], Vec::as_slice))?;
-        self.shared.lock().keep_strangers_out(&told);
+        let of = |rank: u32| made.get(rank as usize).map_or(&[][..], Vec::as_slice);
+        let told = self.swap_sealed("connections", deadline, of)?;
+        let kept_out = self.shared.lock().keep_strangers_out(&told);
+        kept_out.map_err(|(unknown, why)| {
+            let of = self.host_names.ranks(&unknown.0);
+            let cause =
+                format!("the connection to {of} is none of its own: {why}; see What is not protected in SECURITY.md");
+            Error::join(self.rank, cause)
+        })?;
+        // Messages carry another word from here on. Those of a rank with the former one have come before this one of it.
+        self.swap_sealed("shut", deadline, |_| &[])?;
+        self.shared.lock().end_joining();
         Ok(())
+    }
+
+    /// As [`NetFabric::swap`], with seals that only ranks of this job can make.
+    fn swap_sealed<'d>(
+        &self,
+        what: &'static str,
+        deadline: Instant,
+        to: impl Fn(u32) -> &'d [u8],
+    ) -> Result<Vec<Vec<u8>>> {
+        let NetFabric { rank: me, ranks, .. } = *self;
+        let secret = self.shared.lock().secret;
+        let sealed: Vec<Vec<u8>> = (0..ranks).map(|rank| secret.sealed(what, (me, rank), to(rank))).collect();
+        let told = self.swap(("join", deadline), &|rank| &sealed[rank as usize])?;
+        let open = |(rank, sealed): (u32, &Vec<u8>)| {
+            let forged = || {
+                let of = self.host_names.rank(rank);
+                Error::join(
+                    me,
+                    format!(
+                        "what came in the name of {of} was not told by it: another process has connected in its name"
+                    ),
+                )
+            };
+            secret.opened(what, (rank, me), sealed).map(<[u8]>::to_vec).ok_or_else(forged)
+        };
+        (0..).zip(&told).map(open).collect()
     }
 
     #[cfg(test)]
@@ -282,8 +319,8 @@ impl<T: OverWire> Fabric for T {
         self.world().shared.lock().strangers.to_string()
     }
 
-    fn expect_by(&self, due: Option<Deadline>) {
-        T::Wire::expect_by(due);
+    fn expect_by(&self, due: Option<Deadline>) -> Option<Deadline> {
+        T::Wire::expect_by(due)
     }
 
     fn look_for_dead(&self, operation: &'static str) -> Result<()> {

@@ -88,6 +88,29 @@ pub(crate) struct Message {
     pub(crate) content: Content,
 }
 
+impl Content {
+    /// Whether ranks that join send such messages.
+    pub(super) fn is_of_joining(&self) -> bool {
+        match self {
+            Content::Exchange { .. }
+            | Content::Ack
+            | Content::Ping
+            | Content::Ask { .. }
+            | Content::Seen { .. }
+            | Content::Abort { .. }
+            | Content::Died { .. }
+            | Content::Leave
+            | Content::Ended => true,
+            Content::Put { .. }
+            | Content::Landing { .. }
+            | Content::Atomic { .. }
+            | Content::Value { .. }
+            | Content::Woken { .. }
+            | Content::Close => false,
+        }
+    }
+}
+
 const PUT: u8 = 1;
 const ATOMIC: u8 = 2;
 const VALUE: u8 = 3;

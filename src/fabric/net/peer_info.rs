@@ -34,18 +34,19 @@ pub(crate) struct PeerInfo {
     pub(crate) address: Vec<u8>,
 }
 
-const MAGIC: u32 = 0x4542_4C49;
+const MAGIC: u32 = 0x4542_4C4A;
 
 impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let device = [self.by_device, self.in_order, self.polls_memory];
         let device = (0..).zip(device).map(|(bit, is)| u32::from(is) << bit).sum();
-        for number in [MAGIC, self.pid, self.secret.tag, self.cq_data, device] {
+        for number in [MAGIC, self.pid, self.cq_data, device] {
             bytes.extend(number.to_le_bytes());
         }
+        bytes.extend(self.secret.key());
         let HeaderSlots { key, base } = self.header_slots.unwrap_or(NONE);
-        for number in [self.secret.word, key, base] {
+        for number in [key, base] {
             bytes.extend(number.to_le_bytes());
         }
         for part in [self.provider.as_bytes(), self.host.as_bytes(), self.host_name.as_bytes(), &self.address] {
@@ -64,10 +65,12 @@ impl PeerInfo {
             Some(u32::from_le_bytes(*number))
         };
         let mut next = || number(&mut rest);
-        let (magic, pid, tag, cq_data, device) = (next()?, next()?, next()?, next()?, next()?);
+        let (magic, pid, cq_data, device) = (next()?, next()?, next()?, next()?);
         let [by_device, in_order, polls_memory] = [0, 1, 2].map(|bit| device >> bit & 1 != 0);
-        let mut long = || Some(u64::from(next()?) | u64::from(next()?) << 32);
-        let secret = JobSecret { word: long()?, tag };
+        let (key, after) = rest.split_first_chunk()?;
+        rest = after;
+        let secret = JobSecret::of(*key);
+        let mut long = || Some(u64::from(number(&mut rest)?) | u64::from(number(&mut rest)?) << 32);
         let header_slots =
             Some(HeaderSlots { key: long()?, base: long()? }).filter(|&header_slots| header_slots != NONE);
         let mut part = || -> Option<Vec<u8>> {
@@ -112,7 +115,7 @@ mod tests {
             by_device: true,
             in_order: false,
             polls_memory: true,
-            secret: JobSecret { word: u64::MAX - 1, tag: 5 },
+            secret: JobSecret::of([200; 16]),
             address: vec![0, 255, 3],
         };
         let bytes = own_info.encode();

@@ -1,39 +1,92 @@
 //! The secret that the ranks of a job share.
 //!
-//! Rank 0 draws it and tells the others at the meeting. It crosses the network in the clear, in
-//! every message: it stops strangers that guess, not those that listen.
+//! Rank 0 draws a key and tells the others at the meeting. What follows from it crosses the network in the clear, in every
+//! message: it stops strangers that guess, not those that listen. The key does not, so it also seals what ranks tell each
+//! other while a stranger may stand where a rank should.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
 use crate::random::draw;
+use crate::seal::{SEAL, Secret};
 
-/// The secret that every message of a job carries, and its tag in immediate data.
+const KEY: usize = 16;
+
+/// The secret of a job, and what messages and immediate data carry of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobSecret {
-    /// Travels in the header of each message.
+    key: [u8; KEY],
+    /// Travels in the header of each message once all ranks have joined. No process but the ranks has heard it before.
     pub(in crate::fabric) word: u64,
-    /// Travels in immediate data, where that has bytes for it. It is drawn apart from the word, so
-    /// that a stranger that finds these few bits by trying learns nothing of the word.
+    /// Travels in the header of messages before that. A stranger may learn it, and nothing of the word.
+    pub(in crate::fabric) joining: u64,
+    /// Travels in immediate data, where that has bytes for it. A stranger that finds these few bits by trying learns nothing
+    /// of the word.
     pub(in crate::fabric) tag: u32,
 }
 
 impl JobSecret {
-    /// All of it.
-    pub(super) fn bytes(&self) -> [u8; 12] {
-        let mut bytes = [0; 12];
-        bytes[..8].copy_from_slice(&self.word.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.tag.to_le_bytes());
-        bytes
+    /// The secret that is a key.
+    pub(super) fn of(key: [u8; KEY]) -> Self {
+        let secret = Secret::of(&key);
+        JobSecret {
+            key,
+            word: u64::from_le_bytes(secret.derive(&[b"word"])),
+            joining: u64::from_le_bytes(secret.derive(&[b"joining"])),
+            tag: u32::from_le_bytes(secret.derive(&[b"tag"])),
+        }
     }
 
     /// Draws a new secret.
     pub(super) fn draw(rank: u32) -> Result<Self> {
-        Ok(JobSecret { word: u64::from_le_bytes(draw(rank)?), tag: u32::from_le_bytes(draw(rank)?) })
+        Ok(Self::of(draw(rank)?))
+    }
+
+    /// All that there is to tell.
+    pub(super) fn key(&self) -> [u8; KEY] {
+        self.key
+    }
+
+    /// What seals with the key.
+    pub(super) fn secret(&self) -> Secret {
+        Secret::of(&self.key)
+    }
+
+    /// Bytes that a rank tells another one, with a seal for this use.
+    pub(super) fn sealed(&self, what: &str, (from, to): (u32, u32), bytes: &[u8]) -> Vec<u8> {
+        let ends = [from.to_le_bytes(), to.to_le_bytes()].concat();
+        [bytes, &self.secret().seal(&[what.as_bytes(), &ends, bytes])].concat()
+    }
+
+    /// The bytes without the seal; `None` if it is another one.
+    pub(super) fn opened<'a>(&self, what: &str, (from, to): (u32, u32), sealed: &'a [u8]) -> Option<&'a [u8]> {
+        let (bytes, seal) = sealed.split_last_chunk::<SEAL>()?;
+        let ends = [from.to_le_bytes(), to.to_le_bytes()].concat();
+        self.secret().is_sealed(&[what.as_bytes(), &ends, bytes], seal).then_some(bytes)
     }
 }
 
 impl std::fmt::Debug for JobSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("JobSecret")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_rank_has_sealed_for_this_one_is_opened() {
+        let secret = JobSecret::of([7; KEY]);
+        let sealed = secret.sealed("use", (1, 2), b"told");
+        assert_eq!(secret.opened("use", (1, 2), &sealed), Some(&b"told"[..]));
+        for (what, ends) in [("other", (1, 2)), ("use", (2, 1)), ("use", (1, 3)), ("use", (0, 2))] {
+            assert_eq!(secret.opened(what, ends, &sealed), None);
+        }
+        assert_eq!(JobSecret::of([8; KEY]).opened("use", (1, 2), &sealed), None);
+        assert_eq!(secret.opened("use", (1, 2), &sealed[1..]), None);
+        assert_eq!(secret.opened("use", (1, 2), b"told"), None);
+        let JobSecret { word, joining, .. } = secret;
+        assert!(word != joining && word != JobSecret::of([8; KEY]).word);
     }
 }

@@ -78,7 +78,7 @@ impl<W: Wire> Shared<W> {
             sleepers: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             watch,
-            silence: silence.as_millis().div_ceil(BEAT.as_millis()).max(2) as u32,
+            silence: u32::try_from(silence.as_millis().div_ceil(BEAT.as_millis())).unwrap_or(u32::MAX).max(2),
         }))
     }
 

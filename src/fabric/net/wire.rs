@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::registration::{Failed, Purpose, Registered};
+use crate::error::Ranks;
 use crate::fabric::Atomic;
 use crate::time::Deadline;
 
@@ -139,8 +140,11 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
 
     /// All ranks are connected and have told their connections: from now on no other process can connect, and none stays
     /// connected. Returns where those came from that are so no longer.
-    fn keep_strangers_out(&mut self, _told: &[Vec<u8>]) -> BTreeSet<SocketAddr> {
-        BTreeSet::new()
+    ///
+    /// # Errors
+    /// Ranks whose connections are not among those that they have told, and what may be why.
+    fn keep_strangers_out(&mut self, _told: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, (Ranks, String)> {
+        Ok(BTreeSet::new())
     }
 
     /// Takes the next message of any peer into a buffer.
@@ -266,8 +270,10 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     }
 
     /// This thread waits until then for what may be done in the provider, also by others; or for nothing any more. A provider
-    /// that does not return is given up then.
-    fn expect_by(_due: Option<Deadline>) {}
+    /// that does not return is given up then. Returns what was said before.
+    fn expect_by(_due: Option<Deadline>) -> Option<Deadline> {
+        None
+    }
 
     /// What the device has reported that may be why a peer is not heard.
     fn ailment(&self) -> Option<String> {

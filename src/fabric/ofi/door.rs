@@ -13,7 +13,7 @@ use earlybird_ffi::socket::Tcp;
 use rustix::net::AddressFamily;
 use rustix::process::{Resource, getrlimit};
 
-use crate::fabric::MOST_EXCHANGED;
+use crate::error::Ranks;
 use crate::strangers::Places;
 
 /// The internet address in a `sockaddr` (ip(7), ipv6(7)); `None` for another one.
@@ -53,11 +53,14 @@ pub(super) fn made(to: &[SocketAddr]) -> Vec<Vec<u8>> {
         there.into_iter().for_each(|there| made.entry(there).or_default().extend(encode(here)));
     }
     let told = |address| match made.get(address) {
-        Some(made) if made.len() > MOST_EXCHANGED => TOO_MANY.to_vec(),
+        Some(made) if made.len() > MOST_MADE => TOO_MANY.to_vec(),
         made => made.cloned().unwrap_or_default(),
     };
     to.iter().map(told).collect()
 }
+
+/// Most bytes of what a rank tells another one.
+const MOST_MADE: usize = 50 * ENCODED;
 
 /// What a rank tells that has made more connections than fit, as where many ranks share a process.
 const TOO_MANY: [u8; 1] = [0];
@@ -81,14 +84,22 @@ fn decode(bytes: &[u8; ENCODED]) -> SocketAddr {
     canonical(SocketAddr::new(ip.into(), u16::from_le_bytes([port[0], port[1]])))
 }
 
-/// Admits nothing more at `ranks[me]`, where this process listens, and cuts what no rank has made. `ranks` are the addresses
-/// of all, and `told` is what each has told this one. Returns where the cut connections came from. libfabric must make no
-/// progress meanwhile.
+/// Admits nothing more at `ranks[me]`, where this process listens, unless it may `connect_later` itself, and cuts what no rank
+/// has made. `ranks` are the addresses of all, and `told` is what each has told this one. Returns where the cut connections
+/// came from. libfabric must make no progress meanwhile.
 ///
-/// Where a rank has told of too many, or a connection seems to come from elsewhere than its maker says, as where addresses are
-/// translated, no rank's connection can be told from a stranger's, and none is cut.
-pub(super) fn shut(me: usize, ranks: &[SocketAddr], told: &[Vec<u8>]) -> BTreeSet<SocketAddr> {
-    let none = BTreeSet::new();
+/// Where a rank has told of too many, no rank's connection can be told from a stranger's, and none is cut.
+///
+/// # Errors
+/// Ranks to which there is no connection that they have made, or that was made to them: what is sent to such a rank may go to
+/// a process that has connected in its name.
+pub(super) fn shut(
+    me: usize,
+    ranks: &[SocketAddr],
+    told: &[Vec<u8>],
+    connect_later: bool,
+) -> Result<BTreeSet<SocketAddr>, (Ranks, String)> {
+    let none = Ok(BTreeSet::new());
     let own = ranks[me];
     let all_told = !told.iter().any(|bytes| bytes == &TOO_MANY);
     let told: Vec<BTreeSet<SocketAddr>> =
@@ -106,20 +117,23 @@ pub(super) fn shut(me: usize, ranks: &[SocketAddr], told: &[Vec<u8>]) -> BTreeSe
     }
     // Other devices than those of TCP have such addresses, too.
     let Some(listener) = listener else { return none };
-    let problem = match listener.admit(false) {
-        Err(cause) => Some(format!("the kernel takes no filter: {cause}")),
-        Ok(()) if known.len() < ranks.len() || !all_told => {
-            Some("not all connections of ranks are known: are addresses translated between them?".to_owned())
-        }
-        Ok(()) => None,
-    };
-    if let Some(problem) = problem {
-        tracing::warn!(rank = me, "strangers' connections may stay: {problem}");
+    let unknown: Vec<u32> = (0..ranks.len()).filter(|rank| !known.contains(rank)).map(|rank| rank as u32).collect();
+    if !all_told {
+        tracing::warn!(rank = me, "strangers' connections may stay: a process has too many ranks");
+        return none;
+    }
+    if !unknown.is_empty() {
+        let why = "another process has connected in its name, or addresses are translated between hosts";
+        return Err((Ranks(unknown), why.to_owned()));
+    }
+    let shuts = if connect_later { Ok(()) } else { listener.admit(false) };
+    if let Err(cause) = shuts {
+        tracing::warn!(rank = me, "strangers' connections may stay: the kernel takes no filter: {cause}");
         return none;
     }
     // Those that libfabric has not taken yet. It is connected to all ranks.
     let mut cut = BTreeSet::new();
-    loop {
+    while !connect_later {
         match listener.turn_away() {
             Ok(Some(from)) => _ = cut.insert(from),
             Ok(None) => break,
@@ -133,7 +147,7 @@ pub(super) fn shut(me: usize, ranks: &[SocketAddr], told: &[Vec<u8>]) -> BTreeSe
         let there = socket.there.filter(|there| told.iter().all(|made| !made.contains(there)));
         cut.extend(there.filter(|_| socket.cut()));
     }
-    cut
+    Ok(cut)
 }
 
 /// The connections that have come to `ranks[me]` from addresses at which no rank is.
@@ -187,10 +201,13 @@ mod tests {
         let of_rank = encode(rank.local_addr().unwrap()).to_vec();
 
         // Its maker seems to be elsewhere.
-        assert_eq!(shut(0, &ranks, &[Vec::new(), encode("10.0.0.1:9".parse().unwrap()).to_vec()]), BTreeSet::new());
-        assert_eq!(shut(0, &ranks, &[TOO_MANY.to_vec(), of_rank.clone()]), BTreeSet::new());
+        let elsewhere = encode("10.0.0.1:9".parse().unwrap()).to_vec();
+        assert_eq!(shut(0, &ranks, &[Vec::new(), elsewhere], false).unwrap_err().0, Ranks(vec![1]));
+        assert_eq!(shut(0, &ranks, &[TOO_MANY.to_vec(), of_rank.clone()], false), Ok(BTreeSet::new()));
         let came = strangers.each_ref().map(|stranger| stranger.local_addr().unwrap());
-        assert_eq!(shut(0, &ranks, &[Vec::new(), of_rank]), BTreeSet::from(came));
+        // Where a rank may connect to itself later, what waits to be accepted stays.
+        assert_eq!(shut(0, &ranks, &[Vec::new(), of_rank.clone()], true), Ok(BTreeSet::from([came[0]])));
+        assert!(shut(0, &ranks, &[Vec::new(), of_rank], false).unwrap().contains(&came[1]));
         for stranger in &mut strangers {
             stranger.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
             assert_eq!(stranger.read(&mut [0]).unwrap(), 0);

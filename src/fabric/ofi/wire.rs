@@ -18,6 +18,7 @@ use super::change::{Changing, Words, operands};
 use super::door;
 use super::registration::{Failed, Registered, Registrar};
 use super::watchdog::Watchdog;
+use crate::error::Ranks;
 use crate::fabric::net::{
     Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Registered as _, Remote, Watched, Wire,
 };
@@ -198,12 +199,12 @@ impl Wire for OfiWire {
         door::made(&self.addresses)
     }
 
-    fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> BTreeSet<SocketAddr> {
-        // A rank whose device changes its own cells may yet connect to itself.
-        match self.cell_changes.is_none() && self.addresses.len() == self.peers.len() {
-            true => door::shut(self.rank as usize, &self.addresses, told),
-            false => BTreeSet::new(),
+    fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, (Ranks, String)> {
+        if self.addresses.len() != self.peers.len() {
+            return Ok(BTreeSet::new());
         }
+        // A rank whose device changes its own cells may yet connect to itself.
+        door::shut(self.rank as usize, &self.addresses, told, self.cell_changes.is_some())
     }
 
     unsafe fn receive(&mut self, to: Local<'_, Registered>, number: usize) -> Result<(), Code> {
@@ -381,8 +382,8 @@ impl Wire for OfiWire {
         Some(format!("connections to this rank came from hosts on which no rank is: {places}"))
     }
 
-    fn expect_by(due: Option<Deadline>) {
-        abandon::expect_by(due.map(Deadline::instant));
+    fn expect_by(due: Option<Deadline>) -> Option<Deadline> {
+        abandon::expect_by(due.map(Deadline::instant)).map(Deadline::from)
     }
 
     fn text(&self, code: Code) -> String {

@@ -279,7 +279,8 @@ impl Segment {
     /// Maps a region.
     pub(super) fn window(&self, offset: u64, bytes: usize) -> Result<Window> {
         let len = bytes.max(1).next_multiple_of(PAGE);
-        let taken = self.head().free.load(Ordering::Acquire);
+        // Nothing is behind the end of the file, whatever a rank has written there.
+        let taken = self.head().free.load(Ordering::Acquire).min(self.size);
         let inside = offset >= head_bytes(self.ranks) as u64
             && offset.is_multiple_of(PAGE as u64)
             && offset.checked_add(len as u64).is_some_and(|end| end <= taken);

@@ -7,6 +7,7 @@ use super::{
     Act, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Suspects, Transfer, TransferPart, Trouble, Way, Wire,
 };
+use crate::error::Ranks;
 
 impl<W: Wire> Engine<W> {
     /// Gives this rank's bytes for each rank to the next exchange.
@@ -40,12 +41,23 @@ impl<W: Wire> Engine<W> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
     }
 
-    /// All ranks have told the connections that they have made: others are cut, and none can be made any more.
-    pub(in crate::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) {
-        for from in self.link.wire.keep_strangers_out(told) {
+    /// All ranks have told the connections that they have made: others are cut, and none can be made any more. So no process
+    /// but the ranks hears what this rank sends from now on.
+    ///
+    /// # Errors
+    /// Ranks, and how another process may hear what is sent to them.
+    pub(in crate::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<(), (Ranks, String)> {
+        for from in self.link.wire.keep_strangers_out(told)? {
             tracing::warn!(rank = self.rank, %from, "cuts a connection that no rank of this job has made");
             self.strangers.connections.came(&from.ip().to_string());
         }
+        self.word = self.secret.word;
+        Ok(())
+    }
+
+    /// All ranks have kept strangers out.
+    pub(in crate::fabric::net) fn end_joining(&mut self) {
+        self.is_joining = false;
     }
 
     /// An operation did not reach a peer.

@@ -183,6 +183,10 @@ struct TransferPart {
 pub(in crate::fabric) struct Engine<W: Wire> {
     pub(super) rank: u32,
     pub(in crate::fabric) secret: JobSecret,
+    /// What the messages of this rank carry of it.
+    word: u64,
+    /// Ranks may still send what belongs to joining.
+    is_joining: bool,
     /// The part of the secret that immediate data carries.
     tag: u32,
     // Before the link: registrations end before the wire.
@@ -243,6 +247,8 @@ impl<W: Wire> Engine<W> {
         Engine {
             rank,
             secret,
+            word: if W::CAN_BE_FOUND { secret.joining } else { secret.word },
+            is_joining: W::CAN_BE_FOUND,
             tag: if link.tags_immediate { secret.tag } else { 0 },
             channels: Vec::new(),
             link,

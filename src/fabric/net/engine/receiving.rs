@@ -176,7 +176,7 @@ impl<W: Wire> Engine<W> {
             Source::HeaderSlot(_, header) => header,
         };
         // No state changes before the secret is checked, whichever sender the message names.
-        let decoded = Message::decode(bytes).filter(|(message, _)| message.secret == self.secret.word);
+        let decoded = Message::decode(bytes).filter(|(message, _)| self.is_of_job(message));
         let Some((message, data)) = decoded else { return self.drop_stranger("a message") };
         let Message { from, channel, content, .. } = message;
         if matches!(source, Source::HeaderSlot(writer, _) if writer != from) {
@@ -283,6 +283,14 @@ impl<W: Wire> Engine<W> {
         if ack_now {
             self.ack_soon(from);
         }
+    }
+
+    /// Whether a message carries this job's secret. What it carries while ranks join may be known to a process that stood
+    /// where a rank should: then nothing is believed that could outlast that.
+    fn is_of_job(&self, message: &Message) -> bool {
+        let Engine { secret, is_joining, .. } = self;
+        message.secret == secret.word
+            || *is_joining && message.secret == secret.joining && message.content.is_of_joining()
     }
 
     /// The state that messages and writes of peers change.

@@ -103,7 +103,7 @@ impl<W: Wire> Engine<W> {
 
     /// Sends what waits for a peer, as far as possible; returns whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
-        let Engine { rank, secret, peers, channels, link, fault, .. } = self;
+        let Engine { rank, word, peers, channels, link, fault, .. } = self;
         let to = &mut peers[peer as usize];
         while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
             if content.is_counted() && !to.has_credit(*fault) {
@@ -115,7 +115,7 @@ impl<W: Wire> Engine<W> {
                 Data::Bytes(bytes) => bytes.len(),
             };
             let (channel, content) = (*channel, *content);
-            let header = to.next_message((*rank, secret.word), (channel, len), content).encode();
+            let header = to.next_message((*rank, *word), (channel, len), content).encode();
             let own = &channels.get(usize::from(channel));
             let fill = |buffer: &Window, at: usize| match data {
                 Data::None => {}
@@ -159,7 +159,7 @@ impl<W: Wire> Engine<W> {
         let may = first && fits && to.has_credit(self.fault);
         let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
         let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
-        let header = to.next_message((self.rank, self.secret.word), (channel, 0), content).encode();
+        let header = to.next_message((self.rank, self.word), (channel, 0), content).encode();
         let operation = (channel, token, peer);
         let transfer =
             self.add_transfer(Transfer { parts: 1, ..Transfer::new(operation, "put", OnComplete::AwaitAck) });

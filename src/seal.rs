@@ -17,10 +17,15 @@ impl Secret {
     /// apart but keeps out no process that knows the name.
     pub(crate) fn new(given: Option<&str>, job: &str) -> Self {
         let (kind, text) = given.map_or(("job", job), |secret| ("secret", secret));
+        Self::of(format!("earlybird {kind} {text}").as_bytes())
+    }
+
+    /// The secret that is this key.
+    pub(crate) fn of(key: &[u8]) -> Self {
         // HMAC takes keys of any length, so this cannot fail; and if it could, a different key
         // would only keep this process out.
         let keyed = |key: &[u8]| <Hmac<Sha256> as KeyInit>::new_from_slice(key);
-        let mac = keyed(format!("earlybird {kind} {text}").as_bytes()).or_else(|_| keyed(b"no key"));
+        let mac = keyed(key).or_else(|_| keyed(b"no key"));
         match mac {
             Ok(mac) => Secret(mac),
             Err(_) => unreachable!("HMAC takes keys of any length"),
@@ -40,6 +45,13 @@ impl Secret {
     /// The seal of some parts.
     pub(crate) fn seal(&self, parts: &[&[u8]]) -> [u8; SEAL] {
         self.over(parts).finalize().into_bytes().into()
+    }
+
+    /// The first bytes of the seal of some parts: what follows from the secret for a use, and tells nothing of it.
+    pub(crate) fn derive<const N: usize>(&self, parts: &[&[u8]]) -> [u8; N] {
+        const { assert!(N <= SEAL) };
+        let seal = self.seal(parts);
+        std::array::from_fn(|index| seal[index])
     }
 
     /// Whether a seal is that of these parts, in constant time.
