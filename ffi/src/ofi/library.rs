@@ -28,12 +28,15 @@ pub enum LoadError {
         /// The system's error.
         cause: String,
     },
-    /// It would load what the user names who started this program, which has more rights than that user.
+    /// It would follow a variable of the user who started this program, which has more rights than that user.
     #[error(
-        "{PROVIDERS} is set, and this program has more rights than the user who started it (setuid, setgid or file \
-         capabilities): libfabric would load that user's providers; unset it"
+        "{variable} is set, and this program has more rights than the user who started it (setuid, setgid or file \
+         capabilities): the library might load or write files that such variables name; unset it"
     )]
-    NamesProviders,
+    FollowsVariable {
+        /// The variable.
+        variable: String,
+    },
     /// It lacks a symbol.
     #[error("{name} has no {symbol} of version {version}: it is too old, or no libfabric; install 1.17 or later")]
     TooOld {
@@ -53,9 +56,6 @@ pub enum LoadError {
         version: (u32, u32),
     },
 }
-
-/// The variable from which libfabric takes a path of providers to load, whatever its process may do.
-const PROVIDERS: &str = "FI_PROVIDER_PATH";
 
 type GetInfo = unsafe extern "C" fn(
     version: u32,
@@ -93,8 +93,8 @@ impl Library {
     /// # Errors
     /// It is missing or too old, and the error says what to install; or it would load what another user names.
     pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
-        if rights::are_raised() && std::env::var_os(PROVIDERS).is_some() {
-            return Err(LoadError::NamesProviders);
+        if let Some(variable) = rights::followed_variable() {
+            return Err(LoadError::FollowsVariable { variable: variable.to_string_lossy().into_owned() });
         }
         let file = file.unwrap_or(OsStr::new(NAME));
         let name = file.to_string_lossy().into_owned();

@@ -12,6 +12,7 @@ use super::sys::{
     ibv_srq_init_attr, ibv_wc_status,
 };
 use crate::loader::{NoFunction, Shared};
+use crate::rights;
 
 /// The name under which every version since 1.0 is installed.
 const NAME: &str = "libibverbs.so.1";
@@ -29,6 +30,15 @@ pub enum LoadError {
         name: String,
         /// The system's error.
         cause: String,
+    },
+    /// It would follow a variable of the user who started this program, which has more rights than that user.
+    #[error(
+        "{variable} is set, and this program has more rights than the user who started it (setuid, setgid or file \
+         capabilities): the library might load or write files that such variables name; unset it"
+    )]
+    FollowsVariable {
+        /// The variable.
+        variable: String,
     },
     /// It lacks a function.
     #[error(
@@ -128,6 +138,9 @@ impl Library {
     /// # Errors
     /// It is missing or too old; the error says what to install.
     pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
+        if let Some(variable) = rights::followed_variable() {
+            return Err(LoadError::FollowsVariable { variable: variable.to_string_lossy().into_owned() });
+        }
         let file = file.unwrap_or(OsStr::new(NAME));
         let name = file.to_string_lossy().into_owned();
         let shared = match Shared::open(file) {
