@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -34,6 +34,14 @@ pub fn create(path: &Path) -> io::Result<File> {
     // Removed and not emptied: others may read the one that was there, or have it open.
     fs::remove_file(path)?;
     make()
+}
+
+/// Writes a file, as [`create`] makes it.
+///
+/// # Errors
+/// As `create`.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    create(path)?.write_all(bytes)
 }
 
 /// Opens a file for reading. A pipe is refused and not waited for.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use earlybird::files;
 use earlybird::simulation::{Case, Failure, Found, Options, Pair, Recording, fuzz, shrink, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
@@ -139,7 +140,7 @@ fn report(args: &Args, found: &Found) {
 fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
     let (result, story) = quietly(|| trace(case, options));
     if let Some(file) = &args.save {
-        std::fs::write(file, case.record(options).to_string())
+        files::write(file, case.record(options).to_string().as_bytes())
             .map_err(|error| format!("{}: {error}", file.display()))?;
     }
     if !args.json {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use earlybird::World;
 use earlybird::units::Number;
+use earlybird::{World, files};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::json;
 
@@ -157,7 +157,7 @@ impl Report {
             say!("{label}: digest of the models {}", run.models);
         }
         let Some(path) = &self.page else { return Ok(()) };
-        std::fs::write(path, html::page(&self.title(), &self.runs))
+        files::write(path, html::page(&self.title(), &self.runs).as_bytes())
             .map_err(|error| format!("{}: {error}", path.display()))?;
         if !self.json {
             say!("curves: {}", path.display());
