@@ -98,7 +98,23 @@ pub(super) fn process(peer: Credentials) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_of_all_users;
+    use rustix::net::{bind, listen, socket};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_a_name_and_takes_no_connection_holds_no_rank_up() {
+        let name = SocketAddr::from_abstract_name(format!("earlybird-test-{}-taken", std::process::id())).unwrap();
+        let taken = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&taken, &SocketAddrUnix::new_abstract_name(name.as_abstract_name().unwrap()).unwrap()).unwrap();
+        assert!(connect_to(&name).is_err());
+        assert!(holder_of(&name).contains("another process has taken the name"));
+        listen(&taken, 0).unwrap();
+        let waiting: Vec<UnixStream> = (0..10).map_while(|_| connect_to(&name).ok()).collect();
+        assert!(waiting.len() < 10, "its queue has no end");
+        assert_eq!(connect_to(&name).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(holder_of(&name).contains("another process has taken the name"));
+    }
 
     #[test]
     fn maps_that_leave_users_out_are_known() {

@@ -102,6 +102,8 @@ pub(super) use message::{Content, Location};
 #[cfg(test)]
 pub(crate) use peer_info::PeerInfo;
 pub(super) use registration::{Failed, Purpose, Registered, allocate};
+#[cfg(all(test, not(loom)))]
+pub(crate) use secret::JobSecret;
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]
 pub(super) use shares::share;

@@ -19,7 +19,9 @@ use super::probe;
 use super::wire::OfiWire;
 use crate::config::OfiSettings;
 use crate::fabric::net::stepping_tests::{self, PATIENCE};
-use crate::fabric::net::{Content, Event, IN_SLOT, ImmediateData, Location, MOST_GUESSES, Message, PeerInfo};
+use crate::fabric::net::{
+    Content, Event, IN_SLOT, ImmediateData, JobSecret, Location, MOST_GUESSES, Message, PeerInfo,
+};
 use crate::fabric::{Access, At, Atomic, Change, Fabric, Key, Posted, Signal};
 use crate::skipped::{Need, skipped};
 
@@ -260,7 +262,7 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
     let mut world = World::new(&library);
     let stranger = Stranger::new(&library, &world);
     let region = world.ends[0].register(LEN, Access::ReadWrite).unwrap();
-    let secret = world.ranks[0].shared().lock().secret.word;
+    let JobSecret { word: secret, joining, .. } = world.ranks[0].shared().lock().secret;
     let cell = Location { region: 0, offset: 0 };
     let contents = [
         Content::Put { to: Location { region: 0, offset: 8 }, signal: Some((cell, Change::Set(666))), ack_now: true },
@@ -275,7 +277,8 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
         Content::Ack,
     ];
     let mut messages = Vec::new();
-    for secret in [0, u64::MAX, secret ^ 1, secret ^ 1 << 63, !secret] {
+    // Also with what messages carried while the ranks joined, which a stranger may have heard.
+    for secret in [0, u64::MAX, secret ^ 1, secret ^ 1 << 63, !secret, joining] {
         for (content, number) in contents.into_iter().zip(1..) {
             let data = [0xEE; 8];
             let message = Message { secret, from: 1, number, ack: 1, channel: 1, len: 8, content };

@@ -6,6 +6,7 @@ it has just made up, and goes on only when rank 0 has repeated it.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -120,4 +121,11 @@ def meet(store: dist.Store, rank: int, size: int, timeout: float) -> tuple[str, 
     store.set(f"earlybird/here/{rank}", f"{word} {_this_machine()}")
     meeting = _lead(store, size, until) if rank == 0 else _follow(store, rank, word, until)
     secret, place, *_ = meeting.split()
-    return place, secret
+    # A process that reaches torch's store can read what is in it.
+    given = os.environ.get("EARLYBIRD_SECRET", "")
+    if not given and rank == 0 and place.startswith("tcp:"):
+        logging.getLogger("earlybird").warning(
+            "the ranks are on several hosts, and other processes that reach torch's store (MASTER_ADDR, MASTER_PORT) can join "
+            "in place of one: set EARLYBIRD_SECRET on all ranks to the same 16 bytes or more; openssl rand -hex 16 makes them"
+        )
+    return place, f"{given} {secret}" if given else secret
