@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use earlybird::rule::drawn;
 use earlybird::{
-    Absent, Allreduce, Element, Entry, Error, Executor, Fire, Grace, Mover, Reduce, Scale, World, bf16, f16,
+    Absent, Allreduce, Element, Entry, Error, Executor, Fire, Grace, Mover, Part, Reduce, Scale, World, bf16, f16,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -284,6 +284,97 @@ fn a_rank_that_was_away_catches_up_with_a_sum() {
         world.barrier(DEADLINE).unwrap();
         sum.finish(DEADLINE).unwrap();
     });
+}
+
+/// One rank is away while the other makes more rounds than a rank may have unreleased, and hands in once or never.
+#[test]
+fn a_rank_that_leaves_can_take_all_that_it_missed() {
+    for (mover, hands_in) in MOVERS.into_iter().flat_map(|mover| [(mover, true), (mover, false)]) {
+        world(2, |world| {
+            let sum = world.allreduce::<u64>(&[1000]).fire(Fire::SOLO).grace(Grace::NONE).depth(2).mover(mover);
+            let mut sum = sum.build().unwrap();
+            if world.rank() == 0 {
+                for _ in 0..2 {
+                    hand_in(&mut sum, 1);
+                    drop(sum.wait(DEADLINE).unwrap());
+                }
+                world.barrier(DEADLINE).unwrap();
+                hand_in(&mut sum, 1);
+                drop(sum.wait(DEADLINE).unwrap());
+                return sum.finish(DEADLINE).unwrap();
+            }
+            world.barrier(DEADLINE).unwrap();
+            if hands_in {
+                hand_in(&mut sum, 100);
+            }
+            let (mut rounds, mut total, mut own, mut has_left) = (0, 0, 0, false);
+            while let Some(outcomes) = sum.leave(DEADLINE).unwrap() {
+                for outcome in outcomes {
+                    assert!(!has_left && outcome.round() == rounds + 1, "{} after {rounds}", outcome.round());
+                    rounds += 1;
+                    total += outcome.data()[0];
+                    assert!(outcome.iter().all(|x| *x == outcome.data()[0]));
+                    own += outcome.own().filter(|entry| entry.part != Part::Leaving).count();
+                    has_left = outcome.own().any(|entry| entry.part == Part::Leaving);
+                }
+            }
+            // The other one may leave before it has made its third round, or after that.
+            assert!(has_left && rounds >= 3, "{rounds} rounds");
+            assert_eq!((own, total / 100), if hands_in { (1, 1) } else { (0, 0) });
+            assert!((2..=3).contains(&(total % 100)), "{total}");
+            assert!(sum.leave(DEADLINE).unwrap().is_none() && sum.contribution().is_err());
+            sum.finish(DEADLINE).unwrap();
+        });
+    }
+}
+
+/// A rank that applies one outcome after the other makes room for the others with each.
+#[test]
+fn outcomes_are_released_one_by_one() {
+    for (mover, kept) in MOVERS.into_iter().flat_map(|mover| [(mover, true), (mover, false)]) {
+        world(2, |world| {
+            let sum = world.allreduce::<u64>(&[1000]).fire(Fire::SOLO).grace(Grace::NONE).depth(2).mover(mover);
+            let mut sum = sum.build().unwrap();
+            if world.rank() == 0 {
+                for value in [1, 2] {
+                    hand_in(&mut sum, value);
+                    drop(sum.wait(DEADLINE).unwrap());
+                }
+                world.barrier(DEADLINE).unwrap();
+                hand_in(&mut sum, 3);
+                let early = sum.wait(Duration::from_millis(50));
+                assert!(matches!(&early, Err(Error::Timeout { missing, .. }) if missing.0 == [1]), "{early:?}");
+                drop(early);
+                world.barrier(DEADLINE).unwrap();
+                assert_eq!(sum.wait(DEADLINE).unwrap().newest().data()[0], 3);
+                world.barrier(DEADLINE).unwrap();
+            } else {
+                world.barrier(DEADLINE).unwrap();
+                hand_in(&mut sum, 0);
+                let outcomes = sum.wait(DEADLINE).unwrap();
+                assert_eq!(outcomes.len(), 2);
+                world.barrier(DEADLINE).unwrap();
+                if kept {
+                    assert_eq!(outcomes.keep(), 1..=2);
+                    sum.release_up_to(1);
+                    world.barrier(DEADLINE).unwrap();
+                    assert!(sum.kept(1).is_none());
+                    assert!(sum.kept(2).unwrap().iter().all(|x| *x == 2));
+                    sum.release_up_to(1);
+                    assert!(sum.kept(2).is_some());
+                    sum.release();
+                    assert!(sum.kept(2).is_none());
+                } else {
+                    let mut outcomes = outcomes.into_iter();
+                    assert_eq!(outcomes.next().unwrap().round(), 1);
+                    let second = outcomes.next().unwrap();
+                    world.barrier(DEADLINE).unwrap();
+                    assert!(second.iter().all(|x| *x == 2) && second.round() == 2);
+                }
+            }
+            sum.finish(DEADLINE).unwrap();
+        });
+    }
 }
 
 trait Number: Element {

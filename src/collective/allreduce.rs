@@ -197,9 +197,16 @@ impl<T: Item> Allreduce<T> {
         self.calls.settle();
     }
 
+    /// The same, of those up to a round.
+    pub fn release_up_to(&mut self, round: u64) {
+        let base = self.calls.session().facts().base;
+        self.calls.release(round.saturating_sub(base));
+    }
+
     /// Leaves in good order: with one more, empty arrival, which counts towards firing. After the
     /// round that it enters, no rank waits for this one. Blocks until that round is complete, so
-    /// all contributions of this rank have entered. Outcomes that were not taken are dropped.
+    /// all contributions of this rank have entered. Outcomes that were not taken are dropped; [`leave`](Allreduce::leave)
+    /// returns them.
     ///
     /// A rank that leaves several collectives earlier than others leaves them by turns: it calls `finish` for each with a
     /// deadline of a millisecond, until all calls succeed. Otherwise it may wait in one for ranks that wait for it in another.
@@ -207,7 +214,38 @@ impl<T: Item> Allreduce<T> {
     /// # Errors
     /// [`Error::Timeout`]: call again to go on; a dead peer, a failed transport or an aborted job.
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
-        self.calls.finish(deadline.into())
+        let deadline = Deadline::from(deadline.into().instant());
+        while self.leave(deadline)?.is_some() {}
+        Ok(())
+    }
+
+    /// Leaves as [`finish`](Allreduce::finish), a part of the way: returns the next outcomes that were not taken, oldest
+    /// first, and `None` once this rank has left. The last ones end with the round that has this rank's last arrival, so a
+    /// rank that takes them all has all that it contributed.
+    ///
+    /// Call it until it returns `None`; other ranks may wait meanwhile. In groups by order of arrival a rank gets no outcome
+    /// for its last arrival.
+    ///
+    /// ```
+    /// # use earlybird::{Config, World};
+    /// # let deadline = std::time::Duration::from_secs(10);
+    /// # let world = World::from_env(&Config::default())?;
+    /// let mut sum = world.allreduce::<f32>(&[100]).build()?;
+    /// let mut model = vec![0.0; 100];
+    /// sum.arrive()?;
+    /// while let Some(outcomes) = sum.leave(deadline)? {
+    ///     for outcome in outcomes {
+    ///         model.iter_mut().zip(outcome.data()).for_each(|(x, gradient)| *x -= gradient);
+    ///     }
+    /// }
+    /// # Ok::<(), earlybird::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`finish`](Allreduce::finish).
+    pub fn leave(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Outcomes<'_, T>>> {
+        let rounds = self.calls.leave(deadline.into())?;
+        Ok(rounds.map(|rounds| self.held(rounds)))
     }
 
     /// Whether the outcome of the last arrival is there. Does no work for it.

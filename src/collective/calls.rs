@@ -61,8 +61,8 @@ impl Calls {
         fn is_complete(&self) -> Result<bool>;
         #[inline] fn check_process(&self, operation: &'static str) -> Result<()>;
         fn completion(&self) -> Result<BorrowedFd<'_>>;
-        #[inline] fn hold(&self) -> ();
-        #[inline] fn drop_one(&self) -> ();
+        #[inline] fn hold(&self, rounds: RangeInclusive<u64>) -> ();
+        #[inline] fn drop_held(&self, rounds: RangeInclusive<u64>) -> ();
     }
 
     forward! {
@@ -72,8 +72,9 @@ impl Calls {
         fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()>;
         #[inline] fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>>;
         fn test(&mut self) -> Result<Option<RangeInclusive<u64>>>;
-        fn finish(&mut self, deadline: Deadline) -> Result<()>;
+        fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>>;
         fn tend(&mut self, operation: &'static str) -> Result<()>;
         #[inline] fn settle(&mut self) -> ();
+        fn release(&mut self, newest: u64) -> ();
     }
 }

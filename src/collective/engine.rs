@@ -219,6 +219,10 @@ impl Protocol for Engine {
         self.machine_mut().leave();
     }
 
+    fn has_left(&self) -> bool {
+        self.machine().has_left()
+    }
+
     fn let_go(&mut self) {
         self.machine_mut().release(FOREVER);
     }

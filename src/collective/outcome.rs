@@ -11,8 +11,9 @@ use crate::rank_set::RankSet;
 use crate::reduce::{self, Element, Item};
 use crate::rule::Absent;
 
-/// The outcomes that a call returned, oldest first. When this and every [`Outcome`] of it are
-/// dropped, the rounds are released: their memory may be used again.
+/// The outcomes that a call returned, oldest first. A round is released when this, its [`Outcome`]s and those of the rounds
+/// before it are dropped: its memory may be used again. A loop over this by value drops them one by one, so that ranks which
+/// wait for room go on while a rank catches up.
 #[derive(Debug)]
 pub struct Outcomes<'a, T: Item> {
     of: &'a Allreduce<T>,
@@ -31,7 +32,7 @@ pub struct Outcome<'a, T: Item> {
 
 impl<'a, T: Item> Outcomes<'a, T> {
     pub(super) fn new(of: &'a Allreduce<T>, rounds: RangeInclusive<u64>) -> Self {
-        of.calls().hold();
+        of.calls().hold(rounds.clone());
         Outcomes { of, rounds }
     }
 
@@ -102,39 +103,41 @@ impl<'a, T: Item> IntoIterator for Outcomes<'a, T> {
     type IntoIter = IntoIter<'a, T>;
 
     fn into_iter(self) -> Self::IntoIter {
-        IntoIter { rounds: self.rounds.clone(), outcomes: self }
+        IntoIter { first: *self.rounds.start(), rest: self }
     }
 }
 
-/// Iterates over outcomes, oldest first. None is released before all of them and this are dropped.
+/// Iterates over outcomes, oldest first. Each is released when it and those before it are dropped.
 #[derive(Debug)]
 pub struct IntoIter<'a, T: Item> {
-    rounds: RangeInclusive<u64>,
-    outcomes: Outcomes<'a, T>,
+    first: u64,
+    rest: Outcomes<'a, T>,
 }
 
 impl<'a, T: Item> Iterator for IntoIter<'a, T> {
     type Item = Outcome<'a, T>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let first = *self.outcomes.rounds.start();
-        self.rounds.next().map(|round| Outcome::new(self.outcomes.of, round, first))
+        let round = self.rest.rounds.next()?;
+        let outcome = Outcome::new(self.rest.of, round, self.first);
+        self.rest.of.calls().drop_held(round..=round);
+        Some(outcome)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.rounds.size_hint()
+        self.rest.rounds.size_hint()
     }
 }
 
 impl<T: Item> Drop for Outcomes<'_, T> {
     fn drop(&mut self) {
-        self.of.calls().drop_one();
+        self.of.calls().drop_held(self.rounds.clone());
     }
 }
 
 impl<'a, T: Item> Outcome<'a, T> {
     pub(super) fn new(of: &'a Allreduce<T>, round: u64, first: u64) -> Self {
-        of.calls().hold();
+        of.calls().hold(round..=round);
         Outcome { of, data: of.data(round), round, first }
     }
 
@@ -322,6 +325,6 @@ impl<T: Item> Deref for Outcome<'_, T> {
 
 impl<T: Item> Drop for Outcome<'_, T> {
     fn drop(&mut self) {
-        self.of.calls().drop_one();
+        self.of.calls().drop_held(self.round..=self.round);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum Goal {
     Outcome,
     /// No work is left for the arrival: its outcome is there, or there is no arrival.
     Arrival,
-    /// The round in which this rank leaves.
+    /// After the round in which this rank leaves: nothing of it is under way.
     Left,
     /// All ranks know that this one has released everything.
     Gone,
@@ -96,15 +96,18 @@ pub(crate) trait Protocol: Shared {
     /// All pieces are there: reports what this rank has moved meanwhile.
     fn filled(&mut self) {}
 
-    /// Takes the outcomes that are there, one or more: their cuts and places. Whether the caller has `begun` to write the
+    /// Takes the outcomes that are there: their cuts and places. There are one or more, except for a rank that leaves. Whether the caller has `begun` to write the
     /// next contribution.
     fn take(&mut self, begun: bool, cuts: &mut [Cut], places: &mut [usize]) -> RangeInclusive<u64>;
 
     /// The caller releases all that it holds, up to a round.
     fn release(&mut self, newest: u64);
 
-    /// Hands in the last, empty arrival.
+    /// Hands in the last, empty arrival; again, if the outcomes that were taken for it are of rounds without it.
     fn leave(&mut self, now: Time);
+
+    /// Whether the last arrival is in a round.
+    fn has_left(&self) -> bool;
 
     /// The last arrival is in a round: this rank releases everything.
     fn let_go(&mut self);

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::core::{Effort, Stats};
-use super::protocol::Protocol;
+use super::protocol::{Goal, Protocol};
 use super::recording::Tape;
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -29,8 +29,8 @@ pub(crate) struct Raw<P: Protocol> {
     executor: Executor,
     memory: Lender,
     waiter: Waiter,
-    /// Outcomes that the caller holds.
-    held: Cell<usize>,
+    /// How many handles the caller has of each round that it holds, by slot.
+    handles: Vec<Cell<u32>>,
     finished: bool,
     /// What is recorded or replayed, if anything.
     tape: Option<Box<Tape>>,
@@ -66,8 +66,9 @@ impl<P: Protocol> Raw<P> {
             // Others may need this rank before it calls for the first time.
             seat.leave_work();
         }
-        let (held, world) = (Cell::new(0), world.clone());
-        Ok(Raw { seat, session, executor, memory, waiter, held, finished: false, tape, last_timeout: None, world })
+        let handles = (0..session.facts().slots).map(|_| Cell::new(0)).collect();
+        let world = world.clone();
+        Ok(Raw { seat, session, executor, memory, waiter, handles, finished: false, tape, last_timeout: None, world })
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -299,33 +300,43 @@ impl<P: Protocol> Raw<P> {
         Ok(None)
     }
 
-    /// Leaves in good order.
-    pub(super) fn finish(&mut self, deadline: Deadline) -> Result<()> {
-        let (operation, deadline) = ("finish", Deadline::from(deadline.instant()));
+    /// Leaves in good order, as far as the next outcomes, which the caller releases before it calls again; nothing when
+    /// this rank has left.
+    pub(super) fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>> {
+        let operation = "finish";
         self.check_process(operation)?;
         if self.finished {
-            return Ok(());
+            return Ok(None);
         }
-        self.check(operation)?;
         self.settle();
         if !self.session.is_leaving() {
+            self.check(operation)?;
             self.tape.as_deref().map_or(Ok(()), |tape| tape.check_leaving(operation))?;
             if self.session.is_outstanding() {
-                self.take(operation, deadline)?;
+                return self.take(operation, deadline).map(Some);
             }
-            self.settle();
+        }
+        if self.session.is_to_leave() {
             let mut engine = self.seat.take();
             let now = self.waiter.clock().now();
             self.session.leave(&mut *engine, now);
+        }
+        if self.session.goal() == Goal::Outcome {
+            // A recording has these rounds at its end.
+            let rounds = self.reach(operation, deadline, Session::take)?;
+            self.lower_notice();
+            if !rounds.is_empty() {
+                return Ok(Some(rounds));
+            }
         }
         while !self.session.is_gone() {
             self.reach(operation, deadline, Session::go_on_leaving)?;
         }
         self.part()?;
         self.finished = true;
-        let Some(tape) = self.tape.take() else { return Ok(()) };
+        let Some(tape) = self.tape.take() else { return Ok(None) };
         let cuts = self.seat.take().recorded();
-        tape.left(self.world.rank(), operation, &cuts)
+        tape.left(self.world.rank(), operation, &cuts).map(|()| None)
     }
 
     /// If a provider ran the rounds: triggers the operations that it has still queued, for rounds that no rank wants
@@ -363,41 +374,59 @@ impl<P: Protocol> Raw<P> {
         Ok(engine.is_complete())
     }
 
-    /// The caller holds one more handle of outcomes.
+    /// The caller holds one more handle of these rounds.
     #[inline]
-    pub(super) fn hold(&self) {
-        self.held.set(self.held.get() + 1);
-    }
-
-    /// The caller has dropped a handle.
-    #[inline]
-    pub(super) fn drop_one(&self) {
-        let held = self.held.get() - 1;
-        self.held.set(held);
-        if held == 0 {
-            self.let_go();
+    pub(super) fn hold(&self, rounds: RangeInclusive<u64>) {
+        for round in rounds {
+            let handles = self.handles(round);
+            handles.set(handles.get() + 1);
         }
     }
 
-    /// Releases the outcomes that were taken.
+    /// The caller has dropped a handle of these rounds. Those that it holds no more are released, oldest first.
     #[inline]
-    fn let_go(&self) {
+    pub(super) fn drop_held(&self, rounds: RangeInclusive<u64>) {
+        for round in rounds {
+            let handles = self.handles(round);
+            handles.set(handles.get() - 1);
+        }
+        if let Some(newest) = self.session.held().take_while(|&round| self.handles(round).get() == 0).last() {
+            self.let_go(newest);
+        }
+    }
+
+    fn handles(&self, round: u64) -> &Cell<u32> {
+        &self.handles[self.session.facts().slot(round)]
+    }
+
+    /// Releases the outcomes that were taken, up to a round.
+    #[inline]
+    fn let_go(&self, newest: u64) {
         if !self.world.is_own() {
             return;
         }
         let mut engine = self.seat.take();
-        self.session.release(&mut *engine);
+        self.session.release(&mut *engine, newest);
         let now = self.now(&engine);
         // The next call reports an endpoint that failed.
         let _ = engine.drive(now, Effort::Nothing);
     }
 
-    /// A caller with `&mut self` has no borrow of an outcome, even if it forgot to drop a handle.
+    /// Releases what was taken. A caller with `&mut self` has no borrow of an outcome, even if it forgot to drop a handle.
     #[inline]
     pub(super) fn settle(&mut self) {
-        self.held.set(0);
         if self.session.holds() {
-            self.let_go();
+            self.release(*self.session.held().end());
+        }
+    }
+
+    /// The same, up to a round.
+    pub(super) fn release(&mut self, newest: u64) {
+        let held = self.session.held();
+        let newest = newest.min(*held.end());
+        (*held.start()..=newest).for_each(|round| self.handles(round).set(0));
+        if held.contains(&newest) {
+            self.let_go(newest);
         }
     }
 

@@ -23,7 +23,11 @@ enum Leaving {
     No,
     /// Its last arrival is handed in.
     HandedIn,
-    /// The last arrival is in a round, and this rank has released everything.
+    /// The round of its last arrival has fired without it: it is to be handed in again.
+    Missed,
+    /// The last arrival is in a round, whose outcome the caller has.
+    Entered,
+    /// This rank has released everything.
     LetGo,
     /// All ranks know that.
     Gone,
@@ -132,8 +136,8 @@ impl Session {
     #[inline]
     pub(crate) fn goal(&self) -> Goal {
         match self.leaving {
-            Leaving::No => Goal::Outcome,
-            Leaving::HandedIn => Goal::Left,
+            Leaving::No | Leaving::HandedIn | Leaving::Missed => Goal::Outcome,
+            Leaving::Entered => Goal::Left,
             Leaving::LetGo | Leaving::Gone => Goal::Gone,
         }
     }
@@ -143,10 +147,13 @@ impl Session {
     pub(crate) fn take(&mut self, engine: &mut impl Protocol) -> RangeInclusive<u64> {
         let begun = self.begun && !self.facts.fault(Fault::ForgetBegun);
         let rounds = engine.take(begun, &mut self.cuts, &mut self.places);
-        debug_assert!(!rounds.is_empty());
+        debug_assert!(!rounds.is_empty() || self.is_leaving());
         (self.first, self.taken) = (*rounds.start(), *rounds.end());
         self.buffer = engine.buffer();
         self.outstanding = false;
+        if self.leaving == Leaving::HandedIn {
+            self.leaving = if engine.has_left() { Leaving::Entered } else { Leaving::Missed };
+        }
         rounds
     }
 
@@ -154,6 +161,11 @@ impl Session {
     #[inline]
     pub(crate) fn leaves_work(&self, engine: &mut impl Protocol) -> bool {
         engine.left_undone().is_some() && !self.facts.fault(Fault::ForgetThread)
+    }
+
+    /// Whether the last arrival is to be handed in, once the caller has released what it has.
+    pub(crate) fn is_to_leave(&self) -> bool {
+        matches!(self.leaving, Leaving::No | Leaving::Missed)
     }
 
     /// Hands in the last, empty arrival.
@@ -165,8 +177,8 @@ impl Session {
     /// The goal of a leaving rank is reached: sets the next one.
     pub(crate) fn go_on_leaving(&mut self, engine: &mut impl Protocol) {
         match self.leaving {
-            Leaving::No => {}
-            Leaving::HandedIn => {
+            Leaving::No | Leaving::HandedIn | Leaving::Missed => {}
+            Leaving::Entered => {
                 engine.let_go();
                 // If an operation failed after this rank has left, others would wait, and no rank could say why.
                 self.leaving = Leaving::LetGo;
@@ -241,13 +253,14 @@ impl Session {
         (taken, buffer, begun, weight, outstanding, leaving, released.get()).hash(state);
     }
 
-    /// The caller releases all that it holds.
+    /// The caller releases what it holds, up to a round.
     #[inline]
-    pub(crate) fn release(&self, engine: &mut impl Protocol) {
+    pub(crate) fn release(&self, engine: &mut impl Protocol, newest: u64) {
+        debug_assert!(newest <= self.taken);
         let oldest = self.oldest_held();
-        self.released.set(self.taken);
+        self.released.set(newest);
         let (mut last_fresh, mut active) = (self.last_fresh.borrow_mut(), self.active.borrow_mut());
-        for round in oldest..=self.taken {
+        for round in oldest..=newest {
             for entry in self.cut(round).entries.iter() {
                 match entry.part {
                     Part::Fresh => last_fresh[entry.rank as usize] = round,
@@ -256,7 +269,7 @@ impl Session {
                 }
             }
         }
-        engine.release(self.taken);
+        engine.release(newest);
     }
 
     /// Checks that there may be another arrival.

@@ -333,7 +333,7 @@ impl Actor {
 
     fn call(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         match self.doing {
-            Doing::Computing if self.has_heard() => {
+            Doing::Computing if self.has_heard() && !self.is_leaving() => {
                 self.doing = Doing::Failed;
                 return Ok(Next::Gone);
             }
@@ -381,10 +381,15 @@ impl Actor {
                     return Ok(self.go(now, true, rng, oracle));
                 }
             },
-            Doing::Holding { round } => self.release(now, round, oracle)?,
+            Doing::Holding { round } => self.release(now, round, rng, oracle)?,
             Doing::Releasing => {
                 if !self.step(now, Effort::Nothing, oracle)? || self.engine.machine().peek_op().is_none() {
-                    if !self.session.has_begun() {
+                    if self.session.holds() {
+                        self.doing = Doing::Holding { round: *self.session.held().end() };
+                        self.leave_work(now, rng);
+                        return Ok(Next::After(rng.random_range(1..=self.habits.holds)));
+                    }
+                    if !self.session.has_begun() && !self.is_leaving() {
                         self.begin(oracle);
                     }
                     self.doing = Doing::Computing;
@@ -519,8 +524,12 @@ impl Actor {
 
     /// What it waited for is there.
     fn reached(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
-        if self.session.goal() != Goal::Outcome {
+        let goal = self.session.goal();
+        if goal != Goal::Outcome {
             self.session.go_on_leaving(&mut self.engine);
+            if goal == Goal::Left {
+                oracle.has_left(self.rank())?;
+            }
             if self.session.is_gone() {
                 self.doing = Doing::Gone;
                 return Ok(Next::Gone);
@@ -528,9 +537,12 @@ impl Actor {
             self.doing = Doing::Waiting { until: None, idle: false };
             return Ok(self.pause(rng));
         }
+        let leaves = self.is_leaving();
         let rounds = self.session.take(&mut self.engine);
         let (rank, newest) = (self.rank(), *rounds.end());
-        self.ends.push(newest);
+        if !leaves {
+            self.ends.push(newest);
+        }
         for round in rounds {
             Rc::make_mut(oracle).receives(rank, round)?;
             self.judge_held(round, oracle)?;
@@ -540,15 +552,17 @@ impl Actor {
         Ok(Next::After(rng.random_range(1..=self.habits.holds)))
     }
 
-    fn release(&mut self, now: Time, newest: u64, oracle: &mut Rc<Oracle>) -> Step<()> {
+    /// Releases what it holds up to a round, or a part of that.
+    fn release(&mut self, now: Time, newest: u64, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<()> {
         let rank = self.rank();
-        // It may hold several; all of them must read as they did.
-        for round in oracle.released(rank) + 1..=newest {
-            self.judge_held(round, oracle)?;
-        }
+        let held = *self.session.held().start()..=newest;
+        // All of them must read as they did.
+        held.clone().try_for_each(|round| self.judge_held(round, oracle))?;
+        let several = held.end() > held.start() && !self.habits.hasty;
+        let newest = if several { rng.random_range(held) } else { newest };
         Rc::make_mut(oracle).releases(rank, newest);
         self.take_seat(now);
-        self.session.release(&mut self.engine);
+        self.session.release(&mut self.engine, newest);
         self.doing = Doing::Releasing;
         Ok(())
     }

@@ -174,23 +174,29 @@ impl Oracle {
         self.rounds.values().map(move |round| (round.cut.clone(), of_all(round)))
     }
 
-    #[inline]
-    pub(super) fn released(&self, rank: u32) -> u64 {
-        self.released[rank as usize]
-    }
-
     pub(super) fn rounds(&self) -> u64 {
         self.rounds.len() as u64
     }
 
     pub(super) fn releases(&mut self, rank: u32, round: u64) {
-        self.released[rank as usize] = round;
+        let released = &mut self.released[rank as usize];
+        *released = round.max(*released);
     }
 
     /// A rank received a round.
     pub(super) fn receives(&mut self, rank: u32, round: u64) -> Verdict {
         let last = std::mem::replace(&mut self.received[rank as usize], round);
         if round == last + 1 { Ok(()) } else { Err(format!("order: rank {rank} received round {round} after {last}")) }
+    }
+
+    /// A rank has left: checks that it received all rounds up to the one with its last arrival.
+    pub(super) fn has_left(&self, rank: u32) -> Verdict {
+        let last = self.rounds.iter().find(|(_, round)| round.cut.holds(rank, Part::Leaving)).map(|(&round, _)| round);
+        let received = self.received[rank as usize];
+        match last == Some(received) {
+            true => Ok(()),
+            false => Err(format!("order: rank {rank} left with round {last:?} and received up to {received}")),
+        }
     }
 
     /// The outcome of a round is complete where a rank can see it: checks that it is right, and the
@@ -225,6 +231,7 @@ impl Oracle {
         }
         for entry in cut.entries().filter(|entry| entry.part == Part::Leaving) {
             self.active.remove(entry.rank);
+            // The rounds that follow need not wait for it. What it holds is looked at all the same.
             self.released[entry.rank as usize] = u64::MAX;
         }
         self.rounds.insert(round, Round { cut: cut.clone(), outcome });

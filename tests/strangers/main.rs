@@ -210,7 +210,7 @@ fn a_meeting_takes_place_among_strangers() {
         let first = start(way, Executor::Caller, &marks, 0..1, port);
         let mut all = Ends::default();
         let (ends, connections) = under_attack(attacks, &|| vec![port], 2, || {
-            std::thread::sleep(by_tier(Duration::from_millis(200), Duration::from_secs(3)));
+            std::thread::sleep(by_tier(Duration::from_millis(200), Duration::from_secs(1)));
             let others = start(way, Executor::Caller, &marks, 1..RANKS, port);
             let first = first.finish(Duration::from_secs(60));
             [first, others.finish(Duration::from_secs(60))].concat()

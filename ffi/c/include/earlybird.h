@@ -643,8 +643,17 @@ enum eb_status eb_allreduce_completion_fd(struct eb_allreduce allreduce,
                                           int *fd);
 
 /**
+ * Leaves as eb_allreduce_finish, a part of the way: gives the number of outcomes that were not taken, and 0 once this rank has
+ * left. Call it until then, and read the outcomes in between: together they have all that this rank contributed. After
+ * EB_TIMEOUT, call again.
+ */
+enum eb_status eb_allreduce_leave(struct eb_allreduce allreduce,
+                                  double timeout,
+                                  size_t *outcomes);
+
+/**
  * Leaves in good order: what is carried enters a round, and the other ranks no longer count on this one. Outcomes that were
- * not taken are dropped. After EB_TIMEOUT, call again.
+ * not taken are dropped; eb_allreduce_leave gives them. After EB_TIMEOUT, call again.
  */
 enum eb_status eb_allreduce_finish(struct eb_allreduce allreduce,
                                    double timeout);

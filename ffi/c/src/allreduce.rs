@@ -345,8 +345,24 @@ pub unsafe extern "C" fn eb_allreduce_completion_fd(allreduce: eb_allreduce, fd:
     })
 }
 
+/// Leaves as eb_allreduce_finish, a part of the way: gives the number of outcomes that were not taken, and 0 once this rank has
+/// left. Call it until then, and read the outcomes in between: together they have all that this rank contributed. After
+/// EB_TIMEOUT, call again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eb_allreduce_leave(allreduce: eb_allreduce, timeout: f64, outcomes: *mut usize) -> eb_status {
+    with(allreduce, |Sum { sum, rounds }| {
+        check_place(outcomes, "outcomes")?;
+        let timeout = seconds(timeout, "timeout")?;
+        let taken = sum.leave(timeout).map(|taken| taken.map_or((0, NONE), |taken| (taken.len(), taken.keep())));
+        let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
+        *rounds = taken;
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(outcomes, count, "outcomes") }
+    })
+}
+
 /// Leaves in good order: what is carried enters a round, and the other ranks no longer count on this one. Outcomes that were
-/// not taken are dropped. After EB_TIMEOUT, call again.
+/// not taken are dropped; eb_allreduce_leave gives them. After EB_TIMEOUT, call again.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_allreduce_finish(allreduce: eb_allreduce, timeout: f64) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {

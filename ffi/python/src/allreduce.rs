@@ -251,10 +251,11 @@ impl Allreduce {
         Ok((kept.cut().initiator(), entries.collect()))
     }
 
-    /// Releases the outcomes of the last wait: their memory may be used again.
-    fn release(&self, py: Python<'_>) -> PyResult<()> {
+    /// Releases the outcomes of the last wait, up to a round if one is given: their memory may be used again.
+    #[pyo3(signature = (round = None))]
+    fn release(&self, py: Python<'_>, round: Option<u64>) -> PyResult<()> {
         let mut held = self.enter_and_release(py)?;
-        held.get_mut().release();
+        held.get_mut().release_up_to(round.unwrap_or(u64::MAX));
         Ok(())
     }
 
@@ -269,6 +270,11 @@ impl Allreduce {
     /// Makes every later call of every rank fail.
     fn _abort(&self, py: Python<'_>, reason: &str) {
         py.detach(|| self.world.abort(reason));
+    }
+
+    /// The first and the last round of the next outcomes of a rank that leaves; nothing once it has left.
+    fn _leave(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(u64, u64)>> {
+        self.wait_for(py, timeout, |sum, within| Ok(sum.leave(within)?.map(|outcomes| ends(&outcomes.keep()))))
     }
 
     fn _finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {

@@ -34,6 +34,36 @@ def test_a_quorum_does_not_wait_and_loses_nothing() -> None:
     assert any("LATE 0" not in text for text in texts), texts
 
 
+def test_a_rank_that_leaves_takes_what_it_missed() -> None:
+    run(
+        """
+        import time
+        own, rounds = 0, []
+        sum = world.allreduce(1000, fire="solo")
+
+        def take(outcomes):
+            global own
+            for outcome in outcomes:
+                count = len(outcome.fresh) + len(outcome.carried)
+                assert (outcome.data == count).all()
+                own += len([entry for entry in outcome.entries if entry.rank == rank and entry.part != "leaving"])
+                rounds.append(outcome.round)
+
+        for step in range(20):
+            time.sleep(0.003 if rank == 2 else 0)
+            sum.contribution()[:] = 1
+            sum.arrive()
+            if step < 19:
+                take(sum.wait(30))
+        take(sum.leave(30))
+        assert own == 20 and rounds == list(range(1, len(rounds) + 1)), (own, rounds)
+        assert list(sum.leave(30)) == []
+        sum.finish(30)
+        """,
+        3,
+    )
+
+
 def test_every_type_is_summed() -> None:
     run(
         """

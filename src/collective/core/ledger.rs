@@ -42,8 +42,8 @@ pub(super) struct Ledger {
     others: RankSet,
     /// Ranks that died.
     dead: RankSet,
-    /// Left: this rank's last arrival is in a cut.
-    left: bool,
+    /// The round that has this rank's last arrival.
+    left: Option<u64>,
     /// The cuts of rounds that fired and were not fetched, if they are recorded.
     log: Option<Vec<Cut>>,
 }
@@ -89,7 +89,7 @@ impl Ledger {
             leavers: RankSet::empty(plan.ranks),
             others: RankSet::empty(plan.ranks),
             dead: RankSet::empty(plan.ranks),
-            left: false,
+            left: None,
             log: None,
         }
     }
@@ -121,7 +121,12 @@ impl Ledger {
 
     #[inline]
     pub(super) fn has_left(&self) -> bool {
-        self.left
+        self.left.is_some()
+    }
+
+    /// Whether this rank has left, and its caller has released all that it had.
+    pub(super) fn reads_no_more(&self) -> bool {
+        self.left.is_some_and(|round| self.released >= round)
     }
 
     /// Ranks that take part in the round that fires next.
@@ -148,7 +153,7 @@ impl Ledger {
     /// Whether this rank has a use for the next round, and the ring a slot for it.
     #[inline]
     pub(super) fn wants_next(&self, plan: &Plan) -> bool {
-        !self.left && self.is_within_depth(self.open(), plan)
+        !self.has_left() && self.is_within_depth(self.open(), plan)
     }
 
     #[inline]
@@ -269,10 +274,10 @@ impl Ledger {
         self.landed = round;
     }
 
-    /// The caller has what has landed.
+    /// The caller has what has landed, up to the round in which it leaves.
     #[inline]
     pub(super) fn take(&mut self) {
-        self.taken = self.landed;
+        self.taken = self.left.map_or(self.landed, |last| self.landed.min(last));
     }
 
     /// The caller has the rounds up to this one, which have landed.
@@ -287,8 +292,9 @@ impl Ledger {
         (self.taken, self.landed) = (round, round);
     }
 
-    pub(super) fn leave(&mut self) {
-        self.left = true;
+    /// This rank's last arrival is in a round.
+    pub(super) fn leave(&mut self, round: u64) {
+        self.left = Some(round);
     }
 
     /// A rank died.

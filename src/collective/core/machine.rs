@@ -153,7 +153,7 @@ impl Machine {
         self.buffers.hand_in(self.cx.ledger.taken() + 1);
     }
 
-    /// Hands in the last, empty arrival.
+    /// Hands in the last, empty arrival; again, if its round has fired without it.
     pub(crate) fn leave(&mut self) {
         self.arrival.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
     }
@@ -312,6 +312,11 @@ impl Machine {
         self.cx.release(round);
     }
 
+    /// Whether this rank's last arrival is in a round.
+    pub(crate) fn has_left(&self) -> bool {
+        self.cx.ledger.has_left()
+    }
+
     /// Whether this rank left and nothing of it is in flight.
     pub(crate) fn is_finished(&self) -> bool {
         let has_all = self.cx.ledger.has_left() && self.cx.ledger.landed() >= self.cx.ledger.fired();
@@ -422,7 +427,7 @@ impl Machine {
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let Machine { cx, arrival, agreement, movement, .. } = self;
         let mut missing = RankSet::empty(cx.plan.ranks);
-        if !arrival.is_outstanding() {
+        if !arrival.is_outstanding() && !cx.ledger.has_left() {
             return missing;
         }
         if cx.ledger.has_left() && agreement.relay().is_none() && !self.has_served() {

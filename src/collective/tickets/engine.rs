@@ -40,7 +40,8 @@ impl Engine {
     fn has_reached(&self, goal: Goal) -> bool {
         let machine = self.driver.machine();
         match goal {
-            Goal::Outcome | Goal::Left => machine.is_ready(),
+            Goal::Outcome => machine.is_ready(),
+            Goal::Left => machine.has_left(),
             Goal::Arrival => machine.is_at_rest(),
             Goal::Gone => self.driver.has_gone(),
         }
@@ -89,6 +90,10 @@ impl Protocol for Engine {
         self.iteration += 1;
         // Rounds are counted from 1.
         let round = cut.group + 1;
+        if cut.members.iter().any(|member| member.rank == me && member.leaving) {
+            // The others' model is none of its own.
+            return round + 1..=round;
+        }
         if let (Some(taken), Some(place)) = (cuts.first_mut(), places.first_mut()) {
             let entries = cut.members.iter().map(|member| {
                 let part = if member.leaving { Part::Leaving } else { Part::Fresh };
@@ -106,9 +111,11 @@ impl Protocol for Engine {
         self.driver.machine_mut().finish(now, self.iteration);
     }
 
-    fn let_go(&mut self) {
-        self.driver.machine_mut().take();
+    fn has_left(&self) -> bool {
+        self.driver.machine().has_left()
     }
+
+    fn let_go(&mut self) {}
 
     fn members(&self, _round: u64, mut active: RankSet) -> RankSet {
         let cut = self.driver.machine().cut();

@@ -53,13 +53,6 @@ impl Actor {
             self.performed |= operation(op);
         }
         let done = work(&mut self.engine).map_err(|_| Trouble::Broke)?;
-        if self.is_leaving() {
-            // What a leaver misses it lets go by itself.
-            let released = oracle.released(self.rank()).max(self.engine.machine().taken());
-            if released != oracle.released(self.rank()) {
-                Rc::make_mut(oracle).releases(self.rank(), released);
-            }
-        }
         let machine = self.engine.machine();
         if matches!(machine.plan().absent, Absent::Drop | Absent::Hold) && self.dropped < machine.stats().dropped {
             self.dropped += 1;

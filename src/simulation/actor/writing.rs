@@ -16,9 +16,13 @@ impl Actor {
         self.doing = Doing::Arriving;
         let rank = self.rank();
         if self.made == self.habits.steps {
-            self.left_off = Some(self.turns);
-            Rc::make_mut(oracle).leaves(rank, now);
-            self.session.leave(&mut self.engine, now);
+            if !self.is_leaving() {
+                self.left_off = Some(self.turns);
+                Rc::make_mut(oracle).leaves(rank, now);
+            }
+            if self.session.is_to_leave() {
+                self.session.leave(&mut self.engine, now);
+            }
             return Ok(());
         }
         let buffer = self.session.buffer();

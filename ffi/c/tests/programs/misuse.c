@@ -176,6 +176,19 @@ static void alone(eb_world world) {
   EXPECT(eb_allreduce_outcome(sum, 0, &outcome), EB_ARGUMENT, "released");
   int fd;
   EXPECT(eb_allreduce_completion_fd(sum, &fd), EB_USAGE, "executor=thread");
+  size_t outcomes;
+  EXPECT(eb_allreduce_leave(sum, 1, NULL), EB_ARGUMENT, "outcomes is NULL");
+  OK(eb_allreduce_leave(sum, 1, &outcomes));
+  OK(eb_allreduce_entries(sum, 0, &entry, 1, &count));
+  if (outcomes != 1 || count != 1 || entry.part != EB_LEAVING) {
+    fprintf(stderr, "%zu outcomes of a rank that leaves, %zu entries\n", outcomes, count);
+    failures++;
+  }
+  EXPECT(eb_allreduce_contribution(sum, &data, &bytes), EB_USAGE, "has finished");
+  OK(eb_allreduce_leave(sum, 1, &outcomes));
+  if (outcomes != 0) {
+    failures++;
+  }
   OK(eb_allreduce_finish(sum, 1));
   EXPECT(eb_allreduce_contribution(sum, &data, &bytes), EB_USAGE, "has finished");
   OK(eb_allreduce_finish(sum, 1));

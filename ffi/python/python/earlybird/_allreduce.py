@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -148,8 +149,22 @@ class Allreduce(_earlybird.Allreduce):
         return taken
 
     def finish(self, timeout: float | None = None) -> None:
-        """Leaves in good order: what is carried enters a round, and no other rank counts on this one."""
+        """Leaves in good order: what is carried enters a round, and no other rank counts on this one.
+
+        Outcomes that were not taken are dropped; ``leave`` gives them.
+        """
         self._finish(timeout)
+
+    def leave(self, timeout: float | None = None) -> Iterator[Outcome]:
+        """Leaves as ``finish`` does, and gives the outcomes that were not taken, oldest first: with them this rank has all that
+        it contributed.
+
+        Other ranks may wait until the loop over them ends. Do not keep arrays of an outcome. ``timeout`` is for each outcome.
+        After :class:`Timeout`, or a loop that was left early, call ``leave`` or ``finish`` again.
+        """
+        while (rounds := self._leave(timeout)) is not None:
+            for round in range(rounds[0], rounds[1] + 1):
+                yield Outcome(self, round)
 
     def __enter__(self) -> Allreduce:
         return self

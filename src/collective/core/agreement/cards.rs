@@ -60,7 +60,7 @@ impl Slots {
     pub(crate) fn expected(&self, cx: &Context) -> Option<(u64, bool)> {
         let (round, left) = (cx.ledger.open(), cx.ledger.has_left());
         let wanted = round <= self.ready && !has_everyone_left(cx);
-        let fits = left || cx.ledger.is_within_depth(round, &cx.plan);
+        let fits = if left { cx.ledger.reads_no_more() } else { cx.ledger.is_within_depth(round, &cx.plan) };
         (wanted && fits).then_some((round, !left))
     }
 
@@ -105,8 +105,7 @@ impl Slots {
         if has_everyone_left(cx) || cx.ledger.released() == FOREVER {
             return;
         }
-        // A rank that has left reads nothing any more.
-        let released = if cx.ledger.has_left() { cx.ledger.fired() } else { cx.ledger.released() };
+        let released = if cx.ledger.reads_no_more() { cx.ledger.fired() } else { cx.ledger.released() };
         let last = released + plan.depth;
         loop {
             let round = self.armed + 1;

@@ -19,7 +19,6 @@ struct Rank {
     /// Newest round that it has taken, and released.
     taken: u64,
     released: u64,
-    leaving: bool,
     gone: bool,
 }
 
@@ -53,7 +52,6 @@ impl World {
             made: Vec::new(),
             taken: 0,
             released: 0,
-            leaving: false,
             gone: false,
         };
         World { cards, ranks: (0..ranks).map(rank).collect(), slots, cuts: BTreeMap::new(), counters, hasty }
@@ -155,17 +153,16 @@ impl World {
         if rank.gone {
             return;
         }
-        if rank.leaving {
+        if rank.released < rank.taken {
+            rank.released = rank.taken;
+            rank.machine.release(rank.taken);
+        } else if rank.machine.has_left() && !rank.machine.has_arrival() {
             if rank.machine.is_finished() {
                 rank.machine.release(FOREVER);
             }
             rank.gone = rank.machine.has_gone();
-        } else if rank.released < rank.taken {
-            rank.released = rank.taken;
-            rank.machine.release(rank.taken);
         } else if !rank.machine.has_arrival() {
             if rank.steps == 0 {
-                rank.leaving = true;
                 return rank.machine.leave();
             }
             rank.steps -= 1;

@@ -104,14 +104,13 @@ impl Agreement {
             (&ArrivalStage::Late { tried }, Agreement::Cards(slots)) if arrival.fits_gate(tried + 1, &cx.plan) => {
                 slots.revoke_token(tried + 1, arrival, cx);
             }
-            (&ArrivalStage::Late { tried }, form) => {
+            (&ArrivalStage::Late { tried }, _) => {
                 // Also what is not carried: its tag tells the others that this rank has arrived.
                 if arrival.hidden {
                     arrival.show_elsewhere(movement, cx);
                 }
                 if fired >= tried {
-                    let owes_nothing = form.owes_nothing() && movement.owes_nothing();
-                    arrival.find_a_place(owes_nothing, cx);
+                    arrival.find_a_place(cx);
                 }
             }
             (_, Agreement::Words(words)) => words.step(arrival, cx, cells),

@@ -52,7 +52,7 @@ impl Given {
     }
 
     /// The last round that is to be returned for an arrival: none in time if it was not given yet. Nothing for the last
-    /// arrival, for which none is returned.
+    /// arrival, for which all is returned that is there.
     #[inline]
     pub(crate) fn end(&self, arrival: &Arrival) -> Option<u64> {
         (arrival.part == Part::Fresh).then(|| self.ends.front().copied().unwrap_or(u64::MAX))
@@ -157,7 +157,7 @@ impl Given {
         true
     }
 
-    /// Shows the arrival's tag. The last arrival shows it for the round in which it leaves, and passes over those before.
+    /// Shows the arrival's tag. The last arrival shows it only for the round in which it leaves.
     pub(super) fn arrive(&self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
         if arrival.part == Part::Leaving {
             let Some(cut) = self.cut(arrival.target, cx) else { return };

@@ -28,20 +28,13 @@ impl Arrival {
     }
 
     /// Late, and every round up to the last attempt has fired: tries the one that is open now.
-    pub(super) fn find_a_place(&mut self, owes_nothing: bool, cx: &mut Context) {
+    pub(super) fn find_a_place(&mut self, cx: &mut Context) {
         let (plan, buffer) = (&cx.plan, self.buffer);
         let (open, passed) = (cx.ledger.open(), ArrivalStage::Over { needs: cx.ledger.fired() });
         if self.part == Part::Leaving {
-            // What was missed is not wanted any more, but must be complete before this rank goes;
-            // and the tag it shows next must not be overtaken by the one before.
-            let complete = cx.ledger.landed() == cx.ledger.fired() && owes_nothing;
-            if complete && !cx.outbox.has_tag(buffer) {
-                cx.stats.finish_retries += 1;
-                cx.ledger.take();
-                cx.release(cx.ledger.fired());
-                self.target = open;
-                self.enter(ArrivalStage::Blocked, &mut cx.outbox);
-            }
+            // The caller takes what it missed, and leaves again.
+            cx.stats.finish_retries += 1;
+            self.enter(passed, &mut cx.outbox);
         } else if plan.absent == Absent::Drop {
             cx.stats.dropped += u64::from(!plan.fault(Fault::DropUncounted));
             self.enter(passed, &mut cx.outbox);

@@ -289,7 +289,7 @@ impl Arrival {
             cx.problem = Some("a round that this rank has entered lacks its contribution");
         }
         match part {
-            Part::Leaving => cx.ledger.leave(),
+            Part::Leaving => cx.ledger.leave(target),
             Part::Fresh => cx.stats.fresh += 1,
             Part::Carried => cx.stats.jumps += u64::from(target - made_for >= 2),
         }
@@ -349,8 +349,8 @@ impl Arrival {
     pub(super) fn awaits(&self, what: Counted, Context { plan, ledger, .. }: &Context) -> bool {
         let by_tags = plan.by_tags();
         match (what, &self.stage) {
-            (_, ArrivalStage::Away) => false,
             _ if ledger.has_left() => true,
+            (_, ArrivalStage::Away) => false,
             (Counted::Read, _) => true,
             (Counted::Outcome, ArrivalStage::Tagged | ArrivalStage::Over { .. }) => true,
             (Counted::Tag { buffer }, &ArrivalStage::Over { needs }) => {
