@@ -126,21 +126,12 @@ pub(super) fn shut(
         let why = "another process has connected in its name, or addresses are translated between hosts";
         return Err((Ranks(unknown), why.to_owned()));
     }
-    let shuts = if connect_later { Ok(()) } else { listener.admit(false) };
-    if let Err(cause) = shuts {
-        tracing::warn!(rank = me, "strangers' connections may stay: the kernel takes no filter: {cause}");
-        return none;
-    }
-    // Those that libfabric has not taken yet. It is connected to all ranks.
     let mut cut = BTreeSet::new();
-    while !connect_later {
-        match listener.turn_away() {
-            Ok(Some(from)) => _ = cut.insert(from),
-            Ok(None) => break,
-            Err(cause) => {
-                tracing::warn!(rank = me, "strangers' connections may stay: {cause}; raise ulimit -n");
-                break;
-            }
+    if !connect_later {
+        // Also those that libfabric has not taken yet. It is connected to all ranks.
+        let shut = listener.admit(false).and_then(|()| turn_away(&listener, &mut cut));
+        if let Err(cause) = shut {
+            tracing::warn!(rank = me, "strangers may connect: {cause} (is ulimit -n too low?)");
         }
     }
     for socket in sockets().filter(|socket| socket.here == own) {
@@ -148,6 +139,14 @@ pub(super) fn shut(
         cut.extend(there.filter(|_| socket.cut()));
     }
     Ok(cut)
+}
+
+/// Accepts and closes the connections that wait at a listener, and adds where they came from.
+fn turn_away(listener: &Tcp, from: &mut BTreeSet<SocketAddr>) -> std::io::Result<()> {
+    while let Some(one) = listener.turn_away()? {
+        from.insert(one);
+    }
+    Ok(())
 }
 
 /// The connections that have come to `ranks[me]` from addresses at which no rank is.
