@@ -96,8 +96,8 @@ pub(crate) trait Protocol: Shared {
     /// All pieces are there: reports what this rank has moved meanwhile.
     fn filled(&mut self) {}
 
-    /// Takes the outcomes that are there: their cuts and places. There are one or more, except for a rank that leaves. Whether the caller has `begun` to write the
-    /// next contribution.
+    /// Takes the outcomes that are there: their cuts and places. There are one or more, except for a rank that leaves. Whether
+    /// the caller has `begun` to write the next contribution.
     fn take(&mut self, begun: bool, cuts: &mut [Cut], places: &mut [usize]) -> RangeInclusive<u64>;
 
     /// The caller releases all that it holds, up to a round.

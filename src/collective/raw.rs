@@ -303,7 +303,7 @@ impl<P: Protocol> Raw<P> {
     /// Leaves in good order, as far as the next outcomes, which the caller releases before it calls again; nothing when
     /// this rank has left.
     pub(super) fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>> {
-        let operation = "finish";
+        let (operation, deadline) = ("finish", Deadline::from(deadline.instant()));
         self.check_process(operation)?;
         if self.finished {
             return Ok(None);
