@@ -4,13 +4,34 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// How variables begin that libfabric, libibverbs and what these load follow. Some name files to load or to write.
-const FOLLOWED: [&str; 9] = ["FI_", "HFI_", "IBV_", "IPATH_", "MLX", "PSM", "RDMAV_", "UCX_", "VERBS_"];
+const FOLLOWED: [&str; 15] = [
+    "CUDA_",
+    "FI_",
+    "HFI_",
+    "HSA_",
+    "IBV_",
+    "IPATH_",
+    "MLX",
+    "NEURON_",
+    "PSM",
+    "QELR_",
+    "RDMAV_",
+    "SYSFS_PATH",
+    "UCX_",
+    "VERBS_",
+    "ZE_",
+];
+
+/// Those that this library sets itself (`fabric/ofi/environment.rs`), and which name no file.
+const HARMLESS: [&str; 3] = ["FI_OFI_RXM_MSG_RX_SIZE", "FI_OFI_RXM_USE_SRX", "FI_SOCKETS_MAX_BUF_SZ"];
 
 /// A variable that those libraries would follow and that is set, if this process has more rights than the user who set it.
 #[must_use]
 pub fn followed_variable() -> Option<OsString> {
-    let is_followed =
-        |name: &OsString| FOLLOWED.iter().any(|beginning| name.as_bytes().starts_with(beginning.as_bytes()));
+    let is_followed = |name: &OsString| {
+        let begins = |beginning: &&str| name.as_bytes().starts_with(beginning.as_bytes());
+        FOLLOWED.iter().any(begins) && !HARMLESS.iter().any(|harmless| name == harmless)
+    };
     std::env::vars_os().map(|(name, _)| name).find(is_followed).filter(|_| are_raised())
 }
 

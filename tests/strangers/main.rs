@@ -10,6 +10,7 @@
 mod common;
 
 mod attack;
+mod name;
 mod session;
 
 use std::io::{Read, Write};
@@ -25,6 +26,7 @@ use common::marks::Marks;
 use common::tier::by_tier;
 use common::{Job, Way, role, said};
 use earlybird::{Config, Executor, Fire, Outcome, Reduce, Result, World};
+use name::{Between, FORGED};
 
 const RANKS: u32 = 4;
 
@@ -241,6 +243,35 @@ fn joining_ends_by_its_deadline_where_a_stranger_stops_libfabric() {
         check(&format!("{way:?}"), &ends, &mut all);
         println!("{way:?}: {all:?}: {:?}", ends.iter().map(|(_, text)| said(text, "ERROR ")).collect::<Vec<_>>());
     }
+}
+
+/// What a stranger hears that stands between two ranks while they join is worth nothing once ranks have joined.
+#[test]
+fn a_stranger_in_the_name_of_a_rank_is_not_believed() {
+    let Some(&way) = ways().iter().find(|way| matches!(way, Way::Ofi("tcp;ofi_rxm"))) else { return };
+    let (marks, port) = (Marks::make(), free_port());
+    let early = start(way, Executor::Caller, &marks, 0..RANKS - 1, port);
+    let of = |pid: u32| ports(pid).into_iter().find(|&at| at != port);
+    let pids = early.pids();
+    common::until("the ranks listen", || pids.iter().all(|&pid| of(pid).is_some()));
+    let mut between = Between::new([pids[0], pids[1]].map(|pid| (of(pid).unwrap(), pid)));
+    let last = start(way, Executor::Caller, &marks, RANKS - 1..RANKS, port);
+    let until = Instant::now() + DEADLINE;
+    let have_joined = || (0..RANKS).all(|rank| marks.has(&format!("joined {rank}")));
+    while !have_joined() && Instant::now() < until {
+        between.pass_on();
+    }
+    if have_joined() {
+        between.forge();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    marks.set("work");
+    let ends = [early.finish(Duration::from_secs(60)), last.finish(Duration::from_secs(60))].concat();
+    check(&format!("{way:?}"), &ends, &mut Ends::default());
+    let told: Vec<String> = ends.iter().map(|(_, text)| said(text, "ERROR ").concat()).collect();
+    println!("all joined: {}, it has heard something: {}: {told:?}", have_joined(), between.has_heard());
+    assert!(!told.iter().any(|text| text.contains(FORGED)), "{told:?}");
+    assert!(between.has_heard() || have_joined(), "{told:?}");
 }
 
 /// The role of a process on a host without ranks.

@@ -47,6 +47,8 @@ pub(crate) enum Content {
     Ack,
     /// The sender's bytes (the data) for an exchange, by its number.
     Exchange { turn: u64 },
+    /// The same, of one by which ranks join. It is not counted: one of a stranger takes no number of a rank's later message.
+    Join { turn: u64 },
     /// Asks for a sign of life.
     Ping,
     /// Asks a rank whether it sees the process of another one of its host run.
@@ -92,16 +94,17 @@ impl Content {
     /// Whether ranks that join send such messages.
     pub(super) fn is_of_joining(&self) -> bool {
         match self {
-            Content::Exchange { .. }
+            Content::Join { .. }
             | Content::Ack
             | Content::Ping
             | Content::Ask { .. }
             | Content::Seen { .. }
             | Content::Abort { .. }
-            | Content::Died { .. }
+            | Content::Died { .. } => true,
+            Content::Exchange { .. }
             | Content::Leave
-            | Content::Ended => true,
-            Content::Put { .. }
+            | Content::Ended
+            | Content::Put { .. }
             | Content::Landing { .. }
             | Content::Atomic { .. }
             | Content::Value { .. }
@@ -126,6 +129,7 @@ const ENDED: u8 = 12;
 const WOKEN: u8 = 13;
 const ASK: u8 = 14;
 const SEEN: u8 = 15;
+const JOIN: u8 = 16;
 
 /// How a cell changes, and whether the sender waits for the ack.
 const NONE: u8 = 0;
@@ -148,6 +152,7 @@ impl Content {
         !matches!(
             self,
             Content::Ack
+                | Content::Join { .. }
                 | Content::Ping
                 | Content::Ask { .. }
                 | Content::Seen { .. }
@@ -223,6 +228,7 @@ impl Message {
             Content::Value { id, value } => (fields.kind, fields.id, fields.value) = (VALUE, id, value),
             Content::Ack => fields.kind = ACK,
             Content::Exchange { turn } => (fields.kind, fields.value) = (EXCHANGE, turn),
+            Content::Join { turn } => (fields.kind, fields.value) = (JOIN, turn),
             Content::Ping => fields.kind = PING,
             Content::Ask { rank } => (fields.kind, fields.id) = (ASK, rank),
             Content::Seen { rank, runs } => (fields.kind, fields.change, fields.id) = (SEEN, u8::from(runs), rank),
@@ -299,6 +305,7 @@ impl Message {
             (VALUE, 0) => Content::Value { id, value },
             (ACK, 0) => Content::Ack,
             (EXCHANGE, 0) => Content::Exchange { turn: value },
+            (JOIN, 0) => Content::Join { turn: value },
             (PING, 0) => Content::Ping,
             (ASK, 0) => Content::Ask { rank: id },
             (SEEN, runs @ (0 | 1)) => Content::Seen { rank: id, runs: runs == 1 },
@@ -342,6 +349,7 @@ mod tests {
             Content::Value { id: 4, value: 5 },
             Content::Ack,
             Content::Exchange { turn: 1 << 33 },
+            Content::Join { turn: 1 << 33 },
             Content::Ping,
             Content::Ask { rank: 3 },
             Content::Seen { rank: 3, runs: false },

@@ -269,6 +269,7 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
         Content::Landing { write_id: 1, parts: 0, signal: (cell, Change::Add(1)), ack_now: true },
         Content::Atomic { at: cell, atomic: Atomic::FetchAdd(1), id: 1 },
         Content::Exchange { turn: 2 },
+        Content::Join { turn: 2 },
         Content::Abort { by: 1, last: false },
         Content::Died { rank: 1, last: true },
         Content::Close,

@@ -13,7 +13,8 @@ impl<W: Wire> Engine<W> {
     /// Gives this rank's bytes for each rank to the next exchange.
     pub(in crate::fabric::net) fn give<'d>(&mut self, turn: u64, to: impl Fn(u32) -> &'d [u8]) {
         self.turn = turn;
-        let content = Content::Exchange { turn };
+        let joins = self.word != self.secret.word;
+        let content = if joins { Content::Join { turn } } else { Content::Exchange { turn } };
         self.gather(turn, self.rank, to(self.rank).to_vec());
         for peer in self.others() {
             let bytes = to(peer);
@@ -57,7 +58,7 @@ impl<W: Wire> Engine<W> {
 
     /// All ranks have kept strangers out.
     pub(in crate::fabric::net) fn end_joining(&mut self) {
-        self.is_joining = false;
+        self.joining_turns = 0;
     }
 
     /// An operation did not reach a peer.

@@ -185,8 +185,8 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     pub(in crate::fabric) secret: JobSecret,
     /// What the messages of this rank carry of it.
     word: u64,
-    /// Ranks may still send what belongs to joining.
-    is_joining: bool,
+    /// The exchanges by which ranks join before messages carry another word; none once all have joined.
+    joining_turns: u64,
     /// The part of the secret that immediate data carries.
     tag: u32,
     // Before the link: registrations end before the wire.
@@ -248,7 +248,7 @@ impl<W: Wire> Engine<W> {
             rank,
             secret,
             word: if W::CAN_BE_FOUND { secret.joining } else { secret.word },
-            is_joining: W::CAN_BE_FOUND,
+            joining_turns: if W::CAN_BE_FOUND { link.wire.rails().min(2) as u64 + 1 } else { 0 },
             tag: if link.tags_immediate { secret.tag } else { 0 },
             channels: Vec::new(),
             link,

@@ -184,7 +184,9 @@ impl<W: Wire> Engine<W> {
         }
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
-        while let Some(sent) = peer.sent.pop_acked(message.ack) {
+        // Nothing is to be acknowledged of what is sent while ranks join.
+        let acks = message.secret == self.secret.word;
+        while let Some(sent) = acks.then(|| peer.sent.pop_acked(message.ack)).flatten() {
             // A message without a token may be what a caller on channel 0 waits for.
             let (channel, token) = sent.map_or((0, None), |(channel, token)| (channel, Some(token)));
             match (self.channels.get_mut(usize::from(channel)), token) {
@@ -247,6 +249,11 @@ impl<W: Wire> Engine<W> {
                 let data = data.to_vec();
                 self.gather(turn, from, data);
             }
+            Content::Join { turn } => {
+                if (1..=self.joining_turns.min(self.turn + 1)).contains(&turn) {
+                    self.gather(turn, from, data.to_vec());
+                }
+            }
             // A ping wants only an answer, and the ack is one.
             Content::Ping => self.ack_soon(from),
             Content::Ack => {}
@@ -288,9 +295,9 @@ impl<W: Wire> Engine<W> {
     /// Whether a message carries this job's secret. What it carries while ranks join may be known to a process that stood
     /// where a rank should: then nothing is believed that could outlast that.
     fn is_of_job(&self, message: &Message) -> bool {
-        let Engine { secret, is_joining, .. } = self;
-        message.secret == secret.word
-            || *is_joining && message.secret == secret.joining && message.content.is_of_joining()
+        let Engine { secret, joining_turns, .. } = self;
+        let is_of_joining = || message.secret == secret.joining && message.content.is_of_joining();
+        message.secret == secret.word || *joining_turns > 0 && is_of_joining()
     }
 
     /// The state that messages and writes of peers change.
