@@ -176,7 +176,6 @@ static void alone(eb_world world) {
   EXPECT(eb_allreduce_outcome(sum, 0, &outcome), EB_ARGUMENT, "released");
   int fd;
   EXPECT(eb_allreduce_completion_fd(sum, &fd), EB_USAGE, "executor=thread");
-  size_t outcomes;
   EXPECT(eb_allreduce_leave(sum, 1, NULL), EB_ARGUMENT, "outcomes is NULL");
   OK(eb_allreduce_leave(sum, 1, &outcomes));
   OK(eb_allreduce_entries(sum, 0, &entry, 1, &count));
