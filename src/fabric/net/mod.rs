@@ -102,7 +102,7 @@ pub(super) use message::{Content, Location};
 #[cfg(test)]
 pub(crate) use peer_info::PeerInfo;
 pub(super) use registration::{Failed, Purpose, Registered, allocate};
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 pub(crate) use secret::JobSecret;
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]
