@@ -25,14 +25,26 @@ const FOLLOWED: [&str; 15] = [
 /// Those that this library sets itself (`fabric/ofi/environment.rs`), and which name no file.
 const HARMLESS: [&str; 3] = ["FI_OFI_RXM_MSG_RX_SIZE", "FI_OFI_RXM_USE_SRX", "FI_SOCKETS_MAX_BUF_SZ"];
 
-/// A variable that those libraries would follow and that is set, if this process has more rights than the user who set it.
-#[must_use]
-pub fn followed_variable() -> Option<OsString> {
+/// A variable is set that those libraries would follow, and this process has more rights than the user who set it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "{0} is set, and this program has more rights than the user who started it (setuid, setgid or file capabilities): the \
+     library might load or write files that such variables name; unset it"
+)]
+pub struct FollowsVariable(String);
+
+/// Checks that those libraries may be loaded.
+///
+/// # Errors
+/// A variable that they would follow.
+pub fn check_variables() -> Result<(), FollowsVariable> {
     let is_followed = |name: &OsString| {
         let begins = |beginning: &&str| name.as_bytes().starts_with(beginning.as_bytes());
         FOLLOWED.iter().any(begins) && !HARMLESS.iter().any(|harmless| name == harmless)
     };
-    std::env::vars_os().map(|(name, _)| name).find(is_followed).filter(|_| are_raised())
+    let mut names = std::env::vars_os().map(|(name, _)| name).filter(|_| are_raised());
+    let followed = names.find(is_followed);
+    followed.map_or(Ok(()), |name| Err(FollowsVariable(name.to_string_lossy().into_owned())))
 }
 
 /// Whether this process has more rights than the user who started it: it is a setuid or setgid program, or its file has

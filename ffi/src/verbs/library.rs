@@ -32,14 +32,8 @@ pub enum LoadError {
         cause: String,
     },
     /// It would follow a variable of the user who started this program, which has more rights than that user.
-    #[error(
-        "{variable} is set, and this program has more rights than the user who started it (setuid, setgid or file \
-         capabilities): the library might load or write files that such variables name; unset it"
-    )]
-    FollowsVariable {
-        /// The variable.
-        variable: String,
-    },
+    #[error(transparent)]
+    FollowsVariable(#[from] rights::FollowsVariable),
     /// It lacks a function.
     #[error(
         "{name} has no {symbol} of version {version}: it is too old, or no libibverbs; install a newer one \
@@ -138,9 +132,7 @@ impl Library {
     /// # Errors
     /// It is missing or too old; the error says what to install.
     pub fn load(file: Option<&OsStr>) -> Result<Self, LoadError> {
-        if let Some(variable) = rights::followed_variable() {
-            return Err(LoadError::FollowsVariable { variable: variable.to_string_lossy().into_owned() });
-        }
+        rights::check_variables()?;
         let file = file.unwrap_or(OsStr::new(NAME));
         let name = file.to_string_lossy().into_owned();
         let shared = match Shared::open(file) {
