@@ -20,6 +20,7 @@ use crate::fabric::alarm::Alarm;
 use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Candidate, Fabric, Scope};
 use crate::machine::{host_identity, host_name};
+use crate::random::draw;
 
 /// An open endpoint whose peers are not known yet.
 pub(in crate::fabric) struct Opened<W: Wire> {
@@ -77,7 +78,7 @@ impl<F: OverWire> NetCandidate<F> {
             by_device: link.is_by_device(),
             in_order: link.wire.writes_in_order(),
             polls_memory: link.polls_memory(),
-            secret: JobSecret::draw(rank)?,
+            key: draw(rank)?,
             address,
         };
         Ok(NetCandidate { rank, ranks, patience, link, own_info, taken })
@@ -142,8 +143,9 @@ impl<F: OverWire> NetCandidate<F> {
             places.push((*hosts.entry(host).or_insert(next), *pid));
         }
         let witnesses = Witnesses::new(places);
-        let alarm = Alarm::new(rank, &infos[0].secret.secret(), witnesses.of(rank));
-        let engine = Engine::new(rank, infos[0].secret, link, peers, (witnesses, alarm), failed.clone());
+        let secret = JobSecret::of(infos[0].key);
+        let alarm = Alarm::new(rank, &secret.secret(), witnesses.of(rank));
+        let engine = Engine::new(rank, secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };

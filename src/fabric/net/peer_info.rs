@@ -1,7 +1,7 @@
 //! What the other ranks must know of a rank before the network can carry anything.
 
 use super::header_slots::HeaderSlots;
-use super::secret::JobSecret;
+use super::secret::KEY;
 
 /// Encodes "no header slots".
 const NONE: HeaderSlots = HeaderSlots { key: u64::MAX, base: u64::MAX };
@@ -28,8 +28,8 @@ pub(crate) struct PeerInfo {
     pub(crate) in_order: bool,
     /// What peers' devices change in its memory needs no wake.
     pub(crate) polls_memory: bool,
-    /// Drawn at random. The secret of rank 0 is the job's.
-    pub(crate) secret: JobSecret,
+    /// Drawn at random. The job's secret follows from that of rank 0.
+    pub(crate) key: [u8; KEY],
     /// Its address, as the provider encodes it.
     pub(crate) address: Vec<u8>,
 }
@@ -44,7 +44,7 @@ impl PeerInfo {
         for number in [MAGIC, self.pid, self.cq_data, device] {
             bytes.extend(number.to_le_bytes());
         }
-        bytes.extend(self.secret.key());
+        bytes.extend(self.key);
         let HeaderSlots { key, base } = self.header_slots.unwrap_or(NONE);
         for number in [key, base] {
             bytes.extend(number.to_le_bytes());
@@ -67,9 +67,8 @@ impl PeerInfo {
         let mut next = || number(&mut rest);
         let (magic, pid, cq_data, device) = (next()?, next()?, next()?, next()?);
         let [by_device, in_order, polls_memory] = [0, 1, 2].map(|bit| device >> bit & 1 != 0);
-        let (key, after) = rest.split_first_chunk()?;
+        let (&own_key, after) = rest.split_first_chunk()?;
         rest = after;
-        let secret = JobSecret::of(*key);
         let mut long = || Some(u64::from(number(&mut rest)?) | u64::from(number(&mut rest)?) << 32);
         let header_slots =
             Some(HeaderSlots { key: long()?, base: long()? }).filter(|&header_slots| header_slots != NONE);
@@ -92,7 +91,7 @@ impl PeerInfo {
             by_device,
             in_order,
             polls_memory,
-            secret,
+            key: own_key,
             address,
         })
     }
@@ -115,7 +114,7 @@ mod tests {
             by_device: true,
             in_order: false,
             polls_memory: true,
-            secret: JobSecret::of([200; 16]),
+            key: [200; KEY],
             address: vec![0, 255, 3],
         };
         let bytes = own_info.encode();

@@ -5,11 +5,10 @@
 //! other while a stranger may stand where a rank should.
 #![forbid(unsafe_code)]
 
-use crate::error::Result;
-use crate::random::draw;
 use crate::seal::{SEAL, Secret};
 
-const KEY: usize = 16;
+/// Bytes of a key.
+pub(crate) const KEY: usize = 16;
 
 /// The secret of a job, and what messages and immediate data carry of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,16 +33,6 @@ impl JobSecret {
             joining: u64::from_le_bytes(secret.derive(&[b"joining"])),
             tag: u32::from_le_bytes(secret.derive(&[b"tag"])),
         }
-    }
-
-    /// Draws a new secret.
-    pub(super) fn draw(rank: u32) -> Result<Self> {
-        Ok(Self::of(draw(rank)?))
-    }
-
-    /// All that there is to tell.
-    pub(super) fn key(&self) -> [u8; KEY] {
-        self.key
     }
 
     /// What seals with the key.
