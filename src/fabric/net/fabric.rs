@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::endpoint::{NetEndpoint, NetSleeper};
 use super::engine::Engine;
 use super::shared::Shared;
-use super::wire::Wire;
+use super::wire::{Telling, Wire};
 use crate::config::Patience;
 use crate::error::{Error, HostNames, Ranks, Result};
 use crate::fabric::failure::Failure;
@@ -142,12 +142,17 @@ impl<W: Wire> NetFabric<W> {
         if !W::CAN_BE_FOUND {
             return Ok(());
         }
-        let made = self.shared.lock().link.wire.connections();
-        let of = |rank: u32| made.get(rank as usize).map_or(&[][..], Vec::as_slice);
-        let told = self.swap_sealed("connections", deadline, of)?;
+        let mut told = Vec::new();
+        for step in Telling::ALL {
+            let telling = self.shared.lock().link.wire.tell_connections(step, &told);
+            let telling = telling.map_err(|why| Error::join(self.rank, format!("strangers may connect: {why}")))?;
+            let of = |rank: u32| telling.get(rank as usize).map_or(&[][..], Vec::as_slice);
+            told = self.swap_sealed(step.name(), deadline, of)?;
+        }
         let kept_out = self.shared.lock().keep_strangers_out(&told);
-        kept_out.map_err(|(unknown, why)| {
+        kept_out.map_err(|unknown| {
             let of = self.host_names.ranks(&unknown.0);
+            let why = "another process has connected in its name, or addresses are translated between hosts";
             let cause =
                 format!("the connection to {of} is none of its own: {why}; see What is not protected in SECURITY.md");
             Error::join(self.rank, cause)

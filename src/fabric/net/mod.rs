@@ -107,4 +107,4 @@ pub(crate) use secret::JobSecret;
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]
 pub(super) use shares::share;
-pub(super) use wire::{Atomicity, CellChange, Ends, Entry, Local, Posted, Remote, Trouble, Watched, Wire};
+pub(super) use wire::{Atomicity, CellChange, Ends, Entry, Local, Posted, Remote, Telling, Trouble, Watched, Wire};

@@ -30,6 +30,9 @@ const LONGEST_NAP: Duration = Duration::from_millis(4);
 /// this rank looks at its memory by itself. The kernel adds its timer slack.
 pub(super) const DOZE: Duration = Duration::from_micros(50);
 
+/// Looks at the network in which the helper thread keeps callers waiting.
+const MOST_LOOKS: u32 = 64;
+
 /// How long a sleeping caller delays its acks.
 const ACK_DELAY: Duration = Duration::from_micros(200);
 
@@ -283,9 +286,9 @@ impl<W: Wire> Shared<W> {
             nap = NAP;
             let mut engine = self.lock();
             // `may_sleep` can consume the event that a sleeping caller waits for: what that event
-            // announced is processed here then.
+            // announced is processed here then. Callers get their turn even where messages never end.
             let may_sleep = (0..4).find_map(|_| {
-                while engine.progress() {}
+                let _ = (0..MOST_LOOKS).find(|_| !engine.progress());
                 engine.ack_all();
                 engine.link.wire.may_sleep()
             });

@@ -87,6 +87,30 @@ pub(in crate::fabric) struct Trouble {
 /// Whether an operation was posted; `false` if the provider or this rank has no free resource now.
 pub(in crate::fabric) type Posted<E> = Result<bool, E>;
 
+/// What ranks tell each other of their connections, once all are connected, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric) enum Telling {
+    /// Those that they have made.
+    Made,
+    /// Those that have come to them, among these. Nothing comes any more.
+    Kept,
+    /// Those that they have made and still have, among these.
+    StillMade,
+}
+
+impl Telling {
+    pub(in crate::fabric) const ALL: [Telling; 3] = [Telling::Made, Telling::Kept, Telling::StillMade];
+
+    /// What seals name the step.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Telling::Made => "made",
+            Telling::Kept => "kept",
+            Telling::StillMade => "still made",
+        }
+    }
+}
+
 /// A provider's endpoint. It knows nothing of messages, credit or collectives.
 ///
 /// Peers are named by their ranks. Each operation has a number, below [`Limits::operations`], which
@@ -133,17 +157,21 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// names one.
     fn insert(&mut self, address: &[u8]) -> Result<(), Self::Error>;
 
-    /// What this rank tells each rank once all are connected, so that it knows the connections that this one has made to it.
-    fn connections(&self) -> Vec<Vec<u8>> {
-        Vec::new()
-    }
-
-    /// All ranks are connected and have told their connections: from now on no other process can connect, and none stays
-    /// connected. Returns where those came from that are so no longer.
+    /// What this rank tells each rank of its connections at a step, once each has told it (`told`) what belongs to the step
+    /// before.
     ///
     /// # Errors
-    /// Ranks whose connections are not among those that they have told, and what may be why.
-    fn keep_strangers_out(&mut self, _told: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, (Ranks, String)> {
+    /// Why other processes may yet connect.
+    fn tell_connections(&mut self, _step: Telling, _told: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String> {
+        Ok(Vec::new())
+    }
+
+    /// All ranks have told what belongs to the last step: from now on no other process can connect, and none stays connected.
+    /// Returns where those came from that are so no longer.
+    ///
+    /// # Errors
+    /// Ranks to which this rank has no connection that they know.
+    fn keep_strangers_out(&mut self, _still_made: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, Ranks> {
         Ok(BTreeSet::new())
     }
 

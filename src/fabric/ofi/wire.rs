@@ -15,12 +15,12 @@ use earlybird_ffi::abandon;
 use earlybird_ffi::ofi::{self, Atomics, Code, Endpoint, NO_COMPLETION, sys};
 
 use super::change::{Changing, Words, operands};
-use super::door;
+use super::door::{Door, internet_address};
 use super::registration::{Failed, Registered, Registrar};
 use super::watchdog::Watchdog;
 use crate::error::Ranks;
 use crate::fabric::net::{
-    Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Registered as _, Remote, Watched, Wire,
+    Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Registered as _, Remote, Telling, Watched, Wire,
 };
 use crate::time::Deadline;
 
@@ -32,11 +32,10 @@ struct Context(sys::fi_context2);
 pub(in crate::fabric) struct OfiWire {
     pub(super) endpoint: Arc<Endpoint>,
     registrar: Registrar,
-    rank: u32,
     /// libfabric's number of each rank.
     peers: Vec<u64>,
-    /// Internet addresses of ranks.
-    addresses: Vec<SocketAddr>,
+    /// The connections with ranks that have internet addresses.
+    door: Door,
     /// The context of each operation, by its number. libfabric holds their addresses until the
     /// endpoint ends, so they never move, and are declared behind it.
     contexts: Box<[Context]>,
@@ -97,9 +96,8 @@ impl OfiWire {
                 left: vec![None; operations].into(),
                 stalled: VecDeque::with_capacity(operations),
             }),
-            rank,
             peers: Vec::new(),
-            addresses: Vec::new(),
+            door: Door::new(rank),
             contexts: (0..operations).map(|_| internal()).collect(),
             entries: [NO_COMPLETION; 16],
             read: 0..0,
@@ -191,20 +189,28 @@ impl Wire for OfiWire {
 
     fn insert(&mut self, address: &[u8]) -> Result<(), Code> {
         self.peers.push(self.endpoint.insert(address)?);
-        self.addresses.extend(door::internet_address(address));
+        if let Some(address) = internet_address(address) {
+            self.door.add(address);
+        }
         Ok(())
     }
 
-    fn connections(&self) -> Vec<Vec<u8>> {
-        door::made(&self.addresses)
+    fn tell_connections(&mut self, step: Telling, told: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String> {
+        if self.door.ranks() != self.peers.len() {
+            return Ok(Vec::new());
+        }
+        Ok(match step {
+            Telling::Made => self.door.made(),
+            Telling::Kept => {
+                // A rank whose device changes its own cells may yet connect to itself.
+                self.door.shut(told, self.cell_changes.is_some())?
+            }
+            Telling::StillMade => self.door.still_made(told),
+        })
     }
 
-    fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, (Ranks, String)> {
-        if self.addresses.len() != self.peers.len() {
-            return Ok(BTreeSet::new());
-        }
-        // A rank whose device changes its own cells may yet connect to itself.
-        door::shut(self.rank as usize, &self.addresses, told, self.cell_changes.is_some())
+    fn keep_strangers_out(&mut self, still_made: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, Ranks> {
+        self.door.cut(still_made)
     }
 
     unsafe fn receive(&mut self, to: Local<'_, Registered>, number: usize) -> Result<(), Code> {
@@ -376,10 +382,8 @@ impl Wire for OfiWire {
     }
 
     fn ailment(&self) -> Option<String> {
-        let places =
-            self.addresses.get(self.rank as usize).map(|_| door::from_elsewhere(self.rank as usize, &self.addresses));
-        let places = places.filter(|places| places.all() > 0)?;
-        Some(format!("connections to this rank came from hosts on which no rank is: {places}"))
+        let places = self.door.hosts_without_ranks();
+        (places.all() > 0).then(|| format!("connections to this rank came from hosts on which no rank is: {places}"))
     }
 
     fn expect_by(due: Option<Deadline>) -> Option<Deadline> {

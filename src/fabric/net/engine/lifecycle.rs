@@ -42,12 +42,12 @@ impl<W: Wire> Engine<W> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
     }
 
-    /// All ranks have told the connections that they have made: others are cut, and none can be made any more. So no process
-    /// but the ranks hears what this rank sends from now on.
+    /// All ranks have told which connections are theirs: others are cut, and none can be made any more. So no process but the
+    /// ranks hears what this rank sends from now on.
     ///
     /// # Errors
-    /// Ranks, and how another process may hear what is sent to them.
-    pub(in crate::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<(), (Ranks, String)> {
+    /// Ranks to which another process may hear what is sent.
+    pub(in crate::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<(), Ranks> {
         for from in self.link.wire.keep_strangers_out(told)? {
             tracing::warn!(rank = self.rank, %from, "cuts a connection that no rank of this job has made");
             self.strangers.connections.came(&from.ip().to_string());

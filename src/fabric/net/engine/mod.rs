@@ -30,7 +30,7 @@ use super::secret::JobSecret;
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
-use super::wire::{CellChange, Trouble, Wire};
+use super::wire::{CellChange, Telling, Trouble, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::alarm::Alarm;
 use crate::fabric::failure::Failure;
@@ -248,7 +248,7 @@ impl<W: Wire> Engine<W> {
             rank,
             secret,
             word: if W::CAN_BE_FOUND { secret.joining } else { secret.word },
-            joining_turns: if W::CAN_BE_FOUND { link.wire.rails().min(2) as u64 + 1 } else { 0 },
+            joining_turns: if W::CAN_BE_FOUND { (link.wire.rails().min(2) + Telling::ALL.len()) as u64 } else { 0 },
             tag: if link.tags_immediate { secret.tag } else { 0 },
             channels: Vec::new(),
             link,
