@@ -34,11 +34,21 @@ fn fresh(what: &str) -> String {
     format!("meeting-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An empty folder that only this user can write to.
-fn folder(what: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("earlybird-{}", fresh(what)));
-    fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
-    path
+/// An empty folder that only this user can write to. It goes with the test, also where that has found a fault.
+struct TestFolder(PathBuf);
+
+impl TestFolder {
+    fn new(what: &str) -> TestFolder {
+        let path = std::env::temp_dir().join(format!("earlybird-{}", fresh(what)));
+        fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        TestFolder(path)
+    }
+}
+
+impl Drop for TestFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// Runs all concurrently, with the mistake that this thread has chosen; returns the result of each.
@@ -175,7 +185,8 @@ fn met(told: Vec<Told>) {
 
 /// An answer of an earlier job with the same secret, sealed for the number that its guest drew.
 fn an_old_answer_is_not_believed() {
-    let path = folder("answer");
+    let folder = TestFolder::new("answer");
+    let path = &folder.0;
     let old = Ok(frame::encode_world(&[b"an old".to_vec(), b"world".to_vec()]));
     let answer = frame::verdict(&old, &[7; NONCE], &Secret::new(Some("s"), ""));
     fs::write(path.join("earlybird-answer-1"), answer).unwrap();
@@ -193,25 +204,25 @@ fn an_old_answer_is_not_believed() {
         told
     });
     met(told);
-    fs::remove_dir_all(path).unwrap();
 }
 
 fn an_old_guest_is_not_let_in() {
-    let path = folder("guest");
+    let folder = TestFolder::new("guest");
+    let path = &folder.0;
     let old = Hello { rank: 1, ranks: 2, nonce: [7; NONCE], data: b"an old guest".to_vec() };
     // In a folder there is no greeting.
     let said = old.encode(&[0; NONCE], &Secret::new(Some("s"), ""));
     fs::write(path.join("earlybird-guest-1"), said).unwrap();
     met(gather_at(&StoreAddress::File(path.clone()), 2, &[(0, "s"), (1, "s")]));
-    fs::remove_dir_all(path).unwrap();
 }
 
 /// A rank that reads a file while it is written anew finds all of the old or all of the new
 /// content.
 fn files_appear_whole() {
     const BYTES: usize = 256 << 10;
-    let path = folder("whole");
-    let shared = Folder::open(&path).unwrap();
+    let folder = TestFolder::new("whole");
+    let path = &folder.0;
+    let shared = Folder::open(path).unwrap();
     shared.put("word", &[0; BYTES]).unwrap();
     let (fault, shared) = (Fault::chosen(), &shared);
     thread::scope(|scope| {
@@ -225,7 +236,6 @@ fn files_appear_whole() {
             assert!(found.iter().all(|byte| *byte == found[0]), "half of one file and half of another");
         }
     });
-    fs::remove_dir_all(path).unwrap();
 }
 
 const MEETINGS: [fn(); 8] = [
