@@ -151,7 +151,7 @@ impl<F: OverWire> NetCandidate<F> {
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };
         let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
         // Also what is done after the deadline, when ranks could not be reached.
-        let outer = fabric.expect_by(Some(deadline.into()));
+        let outer = F::Wire::expect_by(Some(deadline.into()));
         // No rank goes on before all can be reached.
         let unreached = |whom: String, how: String| {
             let advice = match how.contains("Too many open files") {
@@ -173,15 +173,19 @@ impl<F: OverWire> NetCandidate<F> {
             Error::Transport { peer: Some(peer), cause, .. } => unreached(host_names.rank(peer).to_string(), cause),
             other => other,
         });
-        if let Err(error) = &all_here {
-            // The abort tells ranks that still wait the reason; without it they would find this
-            // rank dead.
-            fabric.abort(&error.to_string());
-            fabric.leave();
-        }
-        fabric.expect_by(outer);
-        all_here?;
-        Ok(F::over(fabric))
+        let joined = match all_here {
+            Ok(()) => Ok(F::over(fabric)),
+            Err(error) => {
+                // The abort tells ranks that still wait the reason; without it they would find this
+                // rank dead.
+                fabric.abort(&error.to_string());
+                fabric.leave();
+                drop(fabric);
+                Err(error)
+            }
+        };
+        F::Wire::expect_by(outer);
+        joined
     }
 }
 

@@ -20,6 +20,10 @@ const BEAT: Duration = Duration::from_millis(100);
 /// Looks that find the same call before it may be abandoned at all: what a busy machine or a large registration takes.
 const LEAST: u32 = 10;
 
+/// A deadline that passed so long ago leaves a call these few looks: a rank that ends makes many calls.
+const LONG: Duration = Duration::from_secs(2);
+const LEAST_LONG_AFTER: u32 = 3;
+
 /// Those that rely on it, each with the looks that find the same call before it is abandoned.
 static USERS: Mutex<Users> = Mutex::new(Users { all: Vec::new(), next: 0, runs_in: None });
 
@@ -79,14 +83,19 @@ fn run() {
             };
             most
         };
-        let is_due = abandon::earliest_due().is_some_and(|due| due <= Instant::now());
+        let overdue = abandon::earliest_due().and_then(|due| Instant::now().checked_duration_since(due));
+        let enough = match overdue {
+            Some(overdue) if overdue > LONG => LEAST_LONG_AFTER,
+            Some(_) => LEAST,
+            None => most,
+        };
         let count = |found: Found| {
             let before = seen.iter().find(|(call, _)| *call == found).map_or(0, |&(_, count)| count);
             (found, before + 1)
         };
         let now: Vec<_> = abandon::find().into_iter().map(count).collect();
         for (call, looks) in &now {
-            if *looks >= most || (is_due && *looks >= LEAST) {
+            if *looks >= enough.min(most) {
                 let (name, after) = (call.name(), BEAT * *looks);
                 let left = call.abandon(after);
                 tracing::warn!(call = name, ?after, left, "libfabric does not return: this process uses it no more");
