@@ -184,15 +184,18 @@ fn sum_until_cut(role: &str) {
     let host: IpAddr = role[CUTS.len()..].parse().unwrap();
     let world = World::from_env(&Config::from_env().unwrap()).unwrap();
     let mut sum = vec![1.0f32; 10_000];
-    world.all_reduce(&mut sum, Reduce::Max, Duration::from_secs(20)).unwrap();
-    if world.rank() == 2 {
-        let is_there = |socket: &Tcp| socket.there.is_some_and(|there| there.ip() == host);
-        assert!((0..200).filter_map(Tcp::of).find(is_there).unwrap().cut());
-    }
     let until = Instant::now() + Duration::from_secs(30);
-    while Instant::now() < until {
+    for turn in 0.. {
+        // Rank 2 may have made the first one, and cut, before another rank has made it.
         if let Err(error) = world.all_reduce(&mut sum, Reduce::Max, Duration::from_secs(20)) {
             return println!("\nTEXT {error}");
+        }
+        if turn == 0 && world.rank() == 2 {
+            let is_there = |socket: &Tcp| socket.there.is_some_and(|there| there.ip() == host);
+            assert!((0..200).filter_map(Tcp::of).find(is_there).unwrap().cut());
+        }
+        if Instant::now() >= until {
+            return;
         }
     }
 }
