@@ -4,14 +4,16 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// How variables begin that libfabric, libibverbs and what these load follow. Some name files to load or to write.
-const FOLLOWED: [&str; 15] = [
+const FOLLOWED: [&str; 19] = [
     "CUDA_",
     "FI_",
+    "HABANA_",
     "HFI_",
     "HSA_",
     "IBV_",
     "IPATH_",
     "MLX",
+    "NEO",
     "NEURON_",
     "PSM",
     "QELR_",
@@ -19,6 +21,8 @@ const FOLLOWED: [&str; 15] = [
     "SYSFS_PATH",
     "UCX_",
     "VERBS_",
+    "ZES_",
+    "ZET_",
     "ZE_",
 ];
 

@@ -103,9 +103,11 @@ def _follow(store: dist.Store, rank: int, word: str, until: float) -> str:
     def is_done() -> bool:
         nonlocal meeting, confirmed
         meeting = _said(store, "earlybird/meeting")
-        version, _, *words = meeting.split() or ["", ""]
+        version, place, *words = meeting.split() or ["", ""]
         if len(words) <= rank or words[rank] != word:
             return False
+        if not place.startswith(("unix:earlybird-", "tcp:")):
+            raise RuntimeError(f"rank {rank}: torch's store names {place!r}, where no group meets: another process writes to it")
         if confirmed != version:
             confirmed = version
             store.set(f"earlybird/confirmed/{rank}", version)
