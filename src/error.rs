@@ -404,6 +404,12 @@ impl Error {
     }
 }
 
+/// What another process has said, for people to read. A terminal would obey control characters.
+pub(crate) fn text_of(bytes: &[u8]) -> String {
+    let harmless = |char: char| if char.is_control() { ' ' } else { char };
+    String::from_utf8_lossy(bytes).chars().map(harmless).collect()
+}
+
 /// A list of ranks; a long one is printed in part.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Ranks(pub Vec<u32>);
@@ -416,6 +422,11 @@ impl fmt::Display for Ranks {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn what_others_say_moves_no_cursor() {
+        assert_eq!(super::text_of(b"a\x1b[2Jb\n\xc3\xa9\xff"), "a [2Jb é\u{fffd}");
+    }
+
     use super::*;
 
     #[test]

@@ -26,7 +26,7 @@ use super::protocol::Protocol;
 use super::raw::Raw;
 use super::recording::Tape;
 use super::regions::{check_answers, decode_run, encode_keys, import_regions, make_regions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text_of};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
 use crate::fabric::{Key, Lender, MOST_EXCHANGED, RawAccess, Region};
@@ -371,7 +371,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let connections = fabric.exchange(operation, &told[..told.len().min(MOST_EXCHANGED)], until)?;
         let refused = everybody.iter().chain(&connections).find(|answer| !answer.starts_with(b"ok"));
         if let Some(reason) = refused {
-            let reason = String::from_utf8_lossy(reason);
+            let reason = text_of(reason);
             match rank {
                 0 => tracing::warn!(%reason, "no provider carries this collective out; its ranks do"),
                 _ => tracing::debug!(rank, %reason, "no provider carries this collective out; its ranks do"),

@@ -4,7 +4,7 @@
 use super::choices::digest;
 use super::core::{Path, Plan, Topology};
 use super::driver::Regions;
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, HostNames, Result, text_of};
 use crate::fabric::{Access, Endpoint, Key, Lender, Region};
 
 /// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If all
@@ -92,7 +92,7 @@ pub(super) fn import_regions(
 pub(super) fn check_answers(rank: u32, operation: &'static str, everybody: &[Vec<u8>]) -> Result<()> {
     for (peer, answer) in everybody.iter().enumerate() {
         if !answer.starts_with(b"ok") {
-            let reason = String::from_utf8_lossy(answer).into_owned();
+            let reason = text_of(answer);
             return Err(Error::Aborted { rank, operation, by: peer as u32, reason, hosts: HostNames::default() });
         }
     }

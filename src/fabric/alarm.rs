@@ -7,6 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use earlybird_ffi::socket::take_only;
 
+use crate::error::text_of;
 use crate::seal::Secret;
 
 /// Most bytes of a reason.
@@ -64,7 +65,7 @@ impl Alarm {
         // It may have come before the filter was there.
         let (heading, reason) = message[..len].split_first_chunk::<HEADING>()?;
         let by = u32::from_le_bytes([heading[8], heading[9], heading[10], heading[11]]);
-        (heading[..8] == self.heading[..8]).then(|| (by, String::from_utf8_lossy(reason).into_owned()))
+        (heading[..8] == self.heading[..8]).then(|| (by, text_of(reason)))
     }
 }
 

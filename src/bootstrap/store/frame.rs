@@ -1,6 +1,7 @@
 //! The encoding of messages at a store.
 
 use super::{MOST, MOST_RANKS};
+use crate::error::text_of;
 use crate::fault::Fault;
 use crate::seal::{SEAL, Secret};
 
@@ -131,7 +132,7 @@ pub(crate) fn judged(
     let [_, refused, _] = words(heading)?;
     Some(match refused {
         0 => Ok(body.to_vec()),
-        _ => Err(String::from_utf8_lossy(body).into_owned()),
+        _ => Err(text_of(body)),
     })
 }
 

@@ -1,6 +1,7 @@
 //! The record of a world's failure, which the first rank that fails the world writes once.
 
 use super::mailbox::{load_bytes, store_bytes};
+use crate::error::text_of;
 use crate::fabric::failure::Failure;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,7 +41,7 @@ impl FailureCell {
             return None;
         }
         let text = load_bytes(&self.text, self.len.load(Ordering::Relaxed) as usize);
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let text = text_of(&text);
         let rank = self.rank.load(Ordering::Relaxed);
         Some(if state == 2 {
             Failure::Aborted { by: rank, reason: text }
