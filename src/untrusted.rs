@@ -45,7 +45,7 @@ fn environment(bytes: &[u8]) -> Result<()> {
 /// Every message between ranks, each kind in turn.
 fn wire(bytes: &[u8]) {
     if let Some(hello) = Hello::decode(bytes) {
-        assert_eq!(hello.encode(), bytes[..16]);
+        assert_eq!(hello.encode(), bytes[..20]);
     }
     if let Some(heading) = bytes.first_chunk().and_then(|first| Heading::decode(*first)) {
         assert_eq!(heading.encode()[4..], bytes[4..8]);

@@ -20,7 +20,7 @@ use super::attendance::{Attendance, Terms};
 use super::peer;
 use super::store::read_until;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text_of};
 use crate::fault::Fault;
 use crate::interrupt;
 use crate::seal::{SEAL, Secret};
@@ -120,14 +120,15 @@ fn host(
                 continue;
             }
         };
-        let Some((Hello { rank, ranks: told }, seal)) = greet(&stream) else {
+        let Some((hello, seal)) = greet(&stream) else {
             // Of two processes that do not see each other, the guest has found out first, and sends
             // nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
             unseen.into_iter().for_each(|why| attendance.refuse(why));
             continue;
         };
-        let said = Hello { rank, ranks: told }.encode();
+        let Hello { rank, ranks: told, .. } = hello;
+        let said = hello.encode();
         if !secret.is_sealed(&[b"greeting", &said], &seal) && !Fault::GreetStrangers.is_chosen() {
             attendance.refuse("a process came that does not know this job's secret, EARLYBIRD_SECRET".to_owned());
             let _ = refuse(&stream, OTHER_SECRET);
@@ -137,6 +138,10 @@ fn host(
             attendance.fail(format!("rank {rank} {problem}"));
             0
         });
+        if pid != 0 && pid != hello.process && !Fault::GreetStrangers.is_chosen() {
+            attendance.refuse(format!("process {pid} came with the greeting of process {}", hello.process));
+            continue;
+        }
         attendance.enter(rank, told);
         guests.push((rank, pid, stream));
     };
@@ -146,10 +151,10 @@ fn host(
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
     guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, pid, _)| pids[*rank as usize] = *pid);
-    for (.., stream) in &mut guests {
+    for (_, pid, stream) in &mut guests {
         // The other ranks find a guest dead that has ended by now.
         let _ = match (&verdict, &made) {
-            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd(), secret),
+            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd(), (secret, *pid)),
             (Err(problem), _) => refuse(stream, problem),
             (Ok(()), Err(error)) => refuse(stream, &error.to_string()),
         };
@@ -186,7 +191,7 @@ fn hand_over(
     stream: &mut UnixStream,
     pids: &[u32],
     memory: std::os::fd::BorrowedFd<'_>,
-    secret: &Secret,
+    (secret, guest): (&Secret, u32),
 ) -> std::io::Result<()> {
     let body = encode_pids(pids);
     let heading = Heading { refused: false, len: body.len() }.encode();
@@ -196,7 +201,7 @@ fn hand_over(
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(&*stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
     stream.write_all(&body)?;
-    stream.write_all(&secret.seal(&[b"memory", &heading, &body]))
+    stream.write_all(&secret.seal(&[b"memory", &guest.to_le_bytes(), &heading, &body]))
 }
 
 fn visit(
@@ -224,7 +229,8 @@ fn visit(
     // Rank 0 checks the same of this process, so all process ids that it sends are of one
     // namespace.
     peer::process(host).map_err(|problem| Error::join(rank, format!("rank 0 {problem}")))?;
-    let hello = Hello { rank, ranks }.encode();
+    let process = std::process::id();
+    let hello = Hello { rank, ranks, process }.encode();
     let hello = [&hello[..], &secret.seal(&[b"greeting", &hello])].concat();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
     stream.write_all(&hello).map_err(|_| lost())?;
@@ -245,9 +251,9 @@ fn visit(
     read_until(&stream, &mut body, soon).map_err(|_| lost())?;
     read_until(&stream, &mut seal, soon).map_err(|_| lost())?;
     if refused {
-        return Err(Error::join(rank, String::from_utf8_lossy(&body)));
+        return Err(Error::join(rank, text_of(&body)));
     }
-    if !secret.is_sealed(&[b"memory", &heading, &body], &seal) {
+    if !secret.is_sealed(&[b"memory", &process.to_le_bytes(), &heading, &body], &seal) {
         return Err(Error::join(rank, OTHER_SECRET));
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;

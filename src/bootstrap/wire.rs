@@ -6,10 +6,10 @@ use crate::fault::Fault;
 pub(super) const MOST_RANKS: u32 = 4096;
 
 const MAGIC: u32 = 0x4542_4452;
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Bytes of a greeting.
-pub(super) const HELLO: usize = 16;
+pub(super) const HELLO: usize = 20;
 
 /// Longest verdict: an error text, or the process ids.
 pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
@@ -19,12 +19,14 @@ pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
 pub(crate) struct Hello {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
+    /// The guest's process, so that no other one can repeat its greeting or pass it on as its own.
+    pub(crate) process: u32,
 }
 
 impl Hello {
     pub(crate) fn encode(self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
-        for (bytes, field) in bytes.chunks_exact_mut(4).zip([MAGIC, VERSION, self.rank, self.ranks]) {
+        for (bytes, field) in bytes.chunks_exact_mut(4).zip([MAGIC, VERSION, self.rank, self.ranks, self.process]) {
             bytes.copy_from_slice(&field.to_le_bytes());
         }
         bytes
@@ -35,7 +37,7 @@ impl Hello {
         let field = |index: usize| bytes.get(4 * index..4 * index + 4)?.try_into().ok().map(u32::from_le_bytes);
         let is_ours = field(0)? == MAGIC && field(1)? == VERSION;
         (is_ours || Fault::GreetStrangers.is_chosen()).then_some(())?;
-        Some(Hello { rank: field(2)?, ranks: field(3)? })
+        Some(Hello { rank: field(2)?, ranks: field(3)?, process: field(4)? })
     }
 }
 
