@@ -39,7 +39,8 @@ const MOST_NUMBERS: u64 = 1 << 20;
 
 /// The sockets of TCP of this process, one after the other: those that listen, and those that are connected.
 fn sockets() -> impl Iterator<Item = Tcp> {
-    let listed = std::fs::read_dir("/proc/self/fd").map(|entries| {
+    // Not those of the process, which is gone from there once its first thread has ended.
+    let listed = std::fs::read_dir("/proc/thread-self/fd").map(|entries| {
         let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
         entries.filter_map(number).collect::<Vec<i32>>()
     });
@@ -173,9 +174,11 @@ impl Door {
     }
 
     /// All ranks have told what they keep. Returns what this rank tells each one then: which of that it has made and still has.
-    pub(super) fn still_made(&mut self, kept: &[Vec<u8>]) -> Vec<Vec<u8>> {
-        let kept: Vec<BTreeSet<SocketAddr>> = kept.iter().map(|kept| decoded(kept).collect()).collect();
-        let mut still = vec![Vec::new(); kept.len()];
+    pub(super) fn still_made(&mut self, told: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        // A rank that could not tell strangers has warned of it.
+        self.known.extend((0..told.len()).filter(|&rank| told[rank] == TOO_MANY));
+        let kept: Vec<BTreeSet<SocketAddr>> = told.iter().map(|kept| decoded(kept).collect()).collect();
+        let mut still = vec![Vec::new(); told.len()];
         for Tcp { here, there, .. } in sockets() {
             for (rank, kept) in kept.iter().enumerate() {
                 if there.as_ref() == self.ranks.get(rank) && kept.contains(&here) {
@@ -341,6 +344,15 @@ mod tests {
         assert_eq!(four.door.shut(&made, false).unwrap(), [TOO_MANY, TOO_MANY]);
         assert_eq!(four.door.still_made(&[Vec::new(), TOO_MANY.to_vec()]), [[], []] as [[u8; 0]; 2]);
         assert_eq!(four.door.cut(&[Vec::new(), Vec::new()]), Ok(BTreeSet::new()));
+    }
+
+    #[test]
+    fn a_rank_that_cannot_tell_strangers_is_believed() {
+        let mut four = Four::new();
+        let elsewhere = encode("10.0.0.1:9".parse().unwrap()).to_vec();
+        four.door.shut(&[Vec::new(), elsewhere.clone()], true).unwrap();
+        assert_eq!(four.door.still_made(&[Vec::new(), TOO_MANY.to_vec()]), [[], []] as [[u8; 0]; 2]);
+        assert!(four.door.cut(&[Vec::new(), elsewhere]).is_ok());
     }
 
     /// The port of a rank's connection is taken by a stranger before its other end shuts the door: the rank, asked, does not
