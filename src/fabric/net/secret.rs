@@ -10,14 +10,20 @@ use crate::seal::{SEAL, Secret};
 /// Bytes of a key.
 pub(crate) const KEY: usize = 16;
 
-/// The secret of a job, and what messages and immediate data carry of it.
+/// The secret of a job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobSecret {
     key: [u8; KEY],
+    /// Travels in the header of messages until all ranks have joined. A stranger may learn it, and nothing of the words.
+    pub(in crate::fabric) joining: u64,
+}
+
+/// What one rank shows to another one, and to no third: a process that has taken the place of a rank that died hears what is
+/// meant for that rank, and can say nothing with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::fabric) struct Words {
     /// Travels in the header of each message once all ranks have joined. No process but the ranks has heard it before.
     pub(in crate::fabric) word: u64,
-    /// Travels in the header of messages before that. A stranger may learn it, and nothing of the word.
-    pub(in crate::fabric) joining: u64,
     /// Travels in immediate data, where that has bytes for it. A stranger that finds these few bits by trying learns nothing
     /// of the word.
     pub(in crate::fabric) tag: u32,
@@ -27,11 +33,15 @@ impl JobSecret {
     /// The secret that is a key.
     pub(super) fn of(key: [u8; KEY]) -> Self {
         let secret = Secret::of(&key);
-        JobSecret {
-            key,
-            word: u64::from_le_bytes(secret.derive(&[b"word"])),
-            joining: u64::from_le_bytes(secret.derive(&[b"joining"])),
-            tag: u32::from_le_bytes(secret.derive(&[b"tag"])),
+        JobSecret { key, joining: u64::from_le_bytes(secret.derive(&[b"joining"])) }
+    }
+
+    /// What one rank shows to another one.
+    pub(in crate::fabric) fn words(&self, from: u32, to: u32) -> Words {
+        let (secret, from, to) = (self.secret(), from.to_le_bytes(), to.to_le_bytes());
+        Words {
+            word: u64::from_le_bytes(secret.derive(&[b"word", &from, &to])),
+            tag: u32::from_le_bytes(secret.derive(&[b"tag", &from, &to])),
         }
     }
 
@@ -75,7 +85,14 @@ mod tests {
         assert_eq!(JobSecret::of([8; KEY]).opened("use", (1, 2), &sealed), None);
         assert_eq!(secret.opened("use", (1, 2), &sealed[1..]), None);
         assert_eq!(secret.opened("use", (1, 2), b"told"), None);
-        let JobSecret { word, joining, .. } = secret;
-        assert!(word != joining && word != JobSecret::of([8; KEY]).word);
+    }
+
+    #[test]
+    fn each_rank_shows_other_words_to_each() {
+        let secret = JobSecret::of([7; KEY]);
+        let words = secret.words(1, 2);
+        let others = [secret.words(2, 1), secret.words(1, 3), secret.words(3, 2), JobSecret::of([8; KEY]).words(1, 2)];
+        assert!(others.iter().all(|other| other.word != words.word && other.tag != words.tag));
+        assert_ne!(words.word, secret.joining);
     }
 }

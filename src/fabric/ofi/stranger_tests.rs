@@ -262,7 +262,8 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
     let mut world = World::new(&library);
     let stranger = Stranger::new(&library, &world);
     let region = world.ends[0].register(LEN, Access::ReadWrite).unwrap();
-    let JobSecret { word: secret, joining, .. } = world.ranks[0].shared().lock().secret;
+    let job: JobSecret = world.ranks[0].shared().lock().secret;
+    let (secret, joining) = (job.words(1, 0).word, job.joining);
     let cell = Location { region: 0, offset: 0 };
     let contents = [
         Content::Put { to: Location { region: 0, offset: 8 }, signal: Some((cell, Change::Set(666))), ack_now: true },
@@ -278,8 +279,9 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
         Content::Ack,
     ];
     let mut messages = Vec::new();
-    // Also with what messages carried while the ranks joined, which a stranger may have heard.
-    for secret in [0, u64::MAX, secret ^ 1, secret ^ 1 << 63, !secret, joining] {
+    // Also with what messages carried while the ranks joined, and with what rank 0 shows to rank 1: a stranger may have heard
+    // that which stands where rank 1 was.
+    for secret in [0, u64::MAX, secret ^ 1, secret ^ 1 << 63, !secret, joining, job.words(0, 1).word] {
         for (content, number) in contents.into_iter().zip(1..) {
             let data = [0xEE; 8];
             let message = Message { secret, from: 1, number, ack: 1, channel: 1, len: 8, content };
@@ -313,14 +315,14 @@ fn a_write_without_the_tag_has_not_landed() {
     let mut world = World::new(&library);
     {
         let mut engine = world.ranks[0].shared().lock();
-        let tag = engine.secret.tag;
+        let (tag, other) = (engine.secret.words(1, 0).tag, engine.secret.words(0, 1).tag);
         let mut dropped = |from: u32, which: u16, tag: u32| {
             let (strangers, told) = (engine.strangers.messages, engine.peer_state());
             engine.process(Event::Landed(ImmediateData { from, which }.encode(tag)));
             assert_eq!(engine.strangers.messages, strangers + 1, "{which} of rank {from}");
             assert_eq!(engine.peer_state(), told, "{which} of rank {from}");
         };
-        for tag in [tag ^ 1, tag ^ 1 << 31, !tag] {
+        for tag in [tag ^ 1, tag ^ 1 << 31, !tag, other] {
             [0, 1, IN_SLOT - 1, IN_SLOT, IN_SLOT | 2].into_iter().for_each(|which| dropped(1, which, tag));
         }
         dropped(2, 1, tag);
@@ -357,7 +359,7 @@ fn a_job_does_not_let_its_tag_be_guessed() {
     let Some(library) = library() else { return };
     let world = World::new(&library);
     let mut engine = world.ranks[0].shared().lock();
-    let tag = engine.secret.tag;
+    let tag = engine.secret.words(1, 0).tag;
     for guess in 1..=MOST_GUESSES {
         assert!(engine.health("test").is_ok(), "after {guess} guesses");
         engine.process(Event::Landed(ImmediateData { from: 1, which: 1 }.encode(tag.wrapping_add(guess))));

@@ -13,8 +13,7 @@ impl<W: Wire> Engine<W> {
     /// Gives this rank's bytes for each rank to the next exchange.
     pub(in crate::fabric::net) fn give<'d>(&mut self, turn: u64, to: impl Fn(u32) -> &'d [u8]) {
         self.turn = turn;
-        let joins = self.word != self.secret.word;
-        let content = if joins { Content::Join { turn } } else { Content::Exchange { turn } };
+        let content = if self.joins { Content::Join { turn } } else { Content::Exchange { turn } };
         self.gather(turn, self.rank, to(self.rank).to_vec());
         for peer in self.others() {
             let bytes = to(peer);
@@ -52,7 +51,7 @@ impl<W: Wire> Engine<W> {
             tracing::warn!(rank = self.rank, %from, "cuts a connection that no rank of this job has made");
             self.strangers.connections.came(&from.ip().to_string());
         }
-        self.word = self.secret.word;
+        self.joins = false;
         Ok(())
     }
 

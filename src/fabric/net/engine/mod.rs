@@ -26,7 +26,7 @@ use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
 use super::link::{Event, Link, Way};
 use super::message::{Content, Location, MOST_DATA, MOST_HEADER, Message};
 use super::registration::{Failed, Registered};
-use super::secret::JobSecret;
+use super::secret::{JobSecret, Words};
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::{Evidence, Suspects};
@@ -57,6 +57,9 @@ const ACCESS: u32 = 48;
 /// The state of one peer.
 #[derive(Debug, Default)]
 struct Peer {
+    /// What this rank shows to it, and it to this rank.
+    shows: Words,
+    shown: Words,
     /// Where this rank writes headers to it.
     header_slots: Option<HeaderSlots>,
     /// It needs no wakes.
@@ -183,12 +186,10 @@ struct TransferPart {
 pub(in crate::fabric) struct Engine<W: Wire> {
     pub(super) rank: u32,
     pub(in crate::fabric) secret: JobSecret,
-    /// What the messages of this rank carry of it.
-    word: u64,
+    /// Messages of this rank carry the joining word.
+    joins: bool,
     /// The exchanges by which ranks join before messages carry another word; none once all have joined.
     joining_turns: u64,
-    /// The part of the secret that immediate data carries.
-    tag: u32,
     // Before the link: registrations end before the wire.
     pub(super) channels: Vec<Channel<W::Memory>>,
     pub(in crate::fabric) link: Link<W>,
@@ -241,15 +242,21 @@ impl<W: Wire> Engine<W> {
         (witnesses, alarm): (Witnesses, Alarm),
         failed: Arc<AtomicBool>,
     ) -> Self {
-        let peer = |(header_slots, polls_memory)| Peer { header_slots, polls_memory, ..Peer::default() };
-        let peers: Vec<Peer> = peers.into_iter().map(peer).collect();
+        let words = |from, to| match secret.words(from, to) {
+            words if link.tags_immediate => words,
+            words => Words { tag: 0, ..words },
+        };
+        let peer = |(other, (header_slots, polls_memory))| {
+            let (shows, shown) = (words(rank, other), words(other, rank));
+            Peer { shows, shown, header_slots, polls_memory, ..Peer::default() }
+        };
+        let peers: Vec<Peer> = (0..).zip(peers).map(peer).collect();
         let most_wakes = wakes::most(link.limits.receives, peers.len() as u32);
         Engine {
             rank,
             secret,
-            word: if W::CAN_BE_FOUND { secret.joining } else { secret.word },
+            joins: W::CAN_BE_FOUND,
             joining_turns: if W::CAN_BE_FOUND { (link.wire.rails().min(2) + Telling::ALL.len()) as u64 } else { 0 },
-            tag: if link.tags_immediate { secret.tag } else { 0 },
             channels: Vec::new(),
             link,
             kept: Vec::new(),

@@ -125,7 +125,10 @@ impl<W: Wire> Engine<W> {
                 let content = Content::Landing { write_id: self.last_write_id, parts, signal: (cell, change), ack_now };
                 self.post(peer, Outgoing { channel, content, data: Data::None, token: Some(token) });
                 let immediate = ImmediateData { from: self.rank, which: self.last_write_id };
-                (way, then) = (Way::OutWithImmediate(immediate.encode(self.tag)), OnComplete::AwaitAck);
+                (way, then) = (
+                    Way::OutWithImmediate(immediate.encode(self.peers[peer as usize].shows.tag)),
+                    OnComplete::AwaitAck,
+                );
             } else {
                 then = OnComplete::SendSignal(cell, change, ack_now);
             }

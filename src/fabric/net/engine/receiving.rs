@@ -7,6 +7,7 @@ use super::{
     Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, Receipt, Received, WINDOW,
     Wire,
 };
+use crate::error::text_of;
 
 impl<W: Wire> Engine<W> {
     /// Processes events and sends what waits; returns whether there was an event.
@@ -146,8 +147,10 @@ impl<W: Wire> Engine<W> {
                 self.end_part(index, true);
             }
             Event::Landed(data) => {
-                let immediate = ImmediateData::decode(data, self.tag).filter(|data| data.from < self.ranks());
-                let Some(immediate) = immediate else { return self.drop_untagged_write() };
+                let (immediate, tag) = ImmediateData::decode(data);
+                if self.peers.get(immediate.from as usize).is_none_or(|peer| peer.shown.tag != tag) {
+                    return self.drop_untagged_write();
+                }
                 if self.is_by_device() {
                     return self.wake_channel(immediate);
                 }
@@ -185,7 +188,7 @@ impl<W: Wire> Engine<W> {
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
         // Nothing is to be acknowledged of what is sent while ranks join.
-        let acks = message.secret == self.secret.word;
+        let acks = message.secret == peer.shown.word;
         while let Some(sent) = acks.then(|| peer.sent.pop_acked(message.ack)).flatten() {
             // A message without a token may be what a caller on channel 0 waits for.
             let (channel, token) = sent.map_or((0, None), |(channel, token)| (channel, Some(token)));
@@ -269,11 +272,11 @@ impl<W: Wire> Engine<W> {
                 }
             }
             Content::Abort { by, .. } => {
-                let reason = String::from_utf8_lossy(data).into_owned();
+                let reason = text_of(data);
                 self.record_failure(Failure::Aborted { by, reason });
             }
             Content::Died { rank, .. } => {
-                let how = String::from_utf8_lossy(data).into_owned();
+                let how = text_of(data);
                 self.record_failure(Failure::Died { peer: rank, how });
             }
             Content::Ended => self.peers[from as usize].announced_end = true,
@@ -292,12 +295,13 @@ impl<W: Wire> Engine<W> {
         }
     }
 
-    /// Whether a message carries this job's secret. What it carries while ranks join may be known to a process that stood
+    /// Whether a message carries what the rank that it names shows to this one. What it carries while ranks join may be known to a process that stood
     /// where a rank should: then nothing is believed that could outlast that.
     fn is_of_job(&self, message: &Message) -> bool {
-        let Engine { secret, joining_turns, .. } = self;
+        let Engine { secret, joining_turns, peers, .. } = self;
+        let Some(peer) = peers.get(message.from as usize) else { return false };
         let is_of_joining = || message.secret == secret.joining && message.content.is_of_joining();
-        message.secret == secret.word || *joining_turns > 0 && is_of_joining()
+        message.secret == peer.shown.word || *joining_turns > 0 && is_of_joining()
     }
 
     /// The state that messages and writes of peers change.

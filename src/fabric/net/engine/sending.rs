@@ -48,7 +48,7 @@ fn post_part<W: Wire>(
 }
 
 impl Peer {
-    /// The next message for the peer.
+    /// The next message for the peer, with what this rank shows to it.
     fn next_message(&self, (from, secret): (u32, u64), (channel, len): (u16, usize), content: Content) -> Message {
         let (number, ack) = (self.sent.next(), self.received.processed());
         Message { secret, from, number, ack, channel, len: len as u32, content }
@@ -103,8 +103,9 @@ impl<W: Wire> Engine<W> {
 
     /// Sends what waits for a peer, as far as possible; returns whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
-        let Engine { rank, word, peers, channels, link, fault, .. } = self;
+        let Engine { rank, joins, secret, peers, channels, link, fault, .. } = self;
         let to = &mut peers[peer as usize];
+        let word = if *joins { secret.joining } else { to.shows.word };
         while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
             if content.is_counted() && !to.has_credit(*fault) {
                 return false;
@@ -115,7 +116,7 @@ impl<W: Wire> Engine<W> {
                 Data::Bytes(bytes) => bytes.len(),
             };
             let (channel, content) = (*channel, *content);
-            let header = to.next_message((*rank, *word), (channel, len), content).encode();
+            let header = to.next_message((*rank, word), (channel, len), content).encode();
             let own = &channels.get(usize::from(channel));
             let fill = |buffer: &Window, at: usize| match data {
                 Data::None => {}
@@ -159,12 +160,12 @@ impl<W: Wire> Engine<W> {
         let may = first && fits && to.has_credit(self.fault);
         let (Some((immediate, slot)), true) = (to.next_header_slot(self.rank, self.fault), may) else { return false };
         let content = Content::Put { to: Location::default(), signal: Some((cell, change)), ack_now };
-        let header = to.next_message((self.rank, self.word), (channel, 0), content).encode();
+        let header = to.next_message((self.rank, to.shows.word), (channel, 0), content).encode();
         let operation = (channel, token, peer);
         let transfer =
             self.add_transfer(Transfer { parts: 1, ..Transfer::new(operation, "put", OnComplete::AwaitAck) });
-        let Engine { channels, link, peers, tag, .. } = self;
-        let immediate = immediate.encode(*tag);
+        let Engine { channels, link, peers, .. } = self;
+        let immediate = immediate.encode(peers[peer as usize].shows.tag);
         let to = &mut peers[peer as usize];
         let moved = match between(&channels[usize::from(channel)].entries, own, remote, len) {
             None => Ok(false),

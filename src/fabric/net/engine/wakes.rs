@@ -66,7 +66,7 @@ pub(super) fn most(receives: usize, ranks: u32) -> u32 {
 impl<W: Wire> Engine<W> {
     /// The wake to send behind a change of a peer's cell, if one may be sent.
     pub(super) fn wake_behind(&mut self, channel: u16, peer: u32, at: At) -> Option<u64> {
-        let Peer { wakes, polls_memory, .. } = &mut self.peers[peer as usize];
+        let Peer { wakes, polls_memory, shows, .. } = &mut self.peers[peer as usize];
         if *polls_memory {
             return None;
         }
@@ -74,7 +74,7 @@ impl<W: Wire> Engine<W> {
             wakes.owe(channel, at);
             return None;
         }
-        Some(ImmediateData { from: self.rank, which: channel }.encode(self.tag))
+        Some(ImmediateData { from: self.rank, which: channel }.encode(shows.tag))
     }
 
     /// A peer has changed a cell in a channel.
