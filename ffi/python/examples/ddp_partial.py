@@ -71,21 +71,21 @@ def main() -> None:
     for name in ("gloo", f"earlybird, {chosen.fire}"):
         network = model()
         generator = torch.Generator().manual_seed(100 + rank)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+        wrapped, partial = network, None
         if name == "gloo":
             wrapped = DistributedDataParallel(network, process_group=gloo)
-            hook = None
         else:
-            wrapped = DistributedDataParallel(network)
-            hook = earlybird.torch.partial_hook(fire=chosen.fire, timeout=60).register(wrapped)
-        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+            partial = earlybird.torch.Gradients(network, fire=chosen.fire, meet_every=50)
+            partial.optimizer(optimizer)
         dist.barrier()
         begun, done = time.perf_counter(), 0
         while done < goal:
             step(wrapped, optimizer, pause, generator)
-            done = hook.contributions if hook is not None else done + size
+            done = partial.contributions if partial is not None else done + size
         taken = time.perf_counter() - begun
-        if hook is not None:
-            hook.finish(60)
+        if partial is not None:
+            partial.finish()
         results.append((name, BATCH * done / taken, accuracy(network)))
     if rank == 0:
         print(f"{size} ranks, {1e3 * chosen.compute:g} ms a step, rank {LATE} {1e3 * chosen.late:g} ms late in each")

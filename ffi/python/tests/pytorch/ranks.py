@@ -1,6 +1,7 @@
 """Starts ranks of a program with torch, as processes; the tests of this folder share it."""
 
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def start(program: str, ranks: int) -> list[subprocess.Popen[str]]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(pathlib.Path(__file__).parent),
         }
         command = [sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(program)]
         started.append(

@@ -15,6 +15,8 @@ def network():
 def train(make, steps=5):
     model = make(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if partial and not partial[-1].rounds:
+        partial[-1].optimizer(optimizer)
     torch.manual_seed(10 + rank)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -27,17 +29,27 @@ def ddp(net, group=None):
 
 def hooked(net):
     model = ddp(net)
-    hooks.append(earlybird.torch.partial_hook(fire="all").register(model))
+    partial.append(earlybird.torch.partial_hook(fire="all").register(model))
     return torch.compile(model, backend="aot_eager")
 
-hooks = []
+def resting(net):
+    model = ddp(net)
+    partial.append(earlybird.torch.Gradients(model, fire="all"))
+    return torch.compile(model, backend="aot_eager")
+
+def plain_module(net):
+    model = torch.compile(net, backend="aot_eager")
+    partial.append(earlybird.torch.Gradients(model, fire="all"))
+    return model
+
+partial = []
 plain = train(ddp)
 for make in (lambda net: torch.compile(ddp(net), backend="aot_eager"), lambda net: ddp(torch.compile(net, backend="aot_eager")),
-             hooked):
+             hooked, resting, plain_module):
     torch._dynamo.reset()
     found = train(make)
     assert torch.allclose(found, plain, atol=1e-6), (found - plain).abs().max()
-[hook.finish() for hook in hooks]
+[each.finish() for each in partial]
 
 # A function that is compiled as a whole makes calls of its own.
 @torch.compile(backend="aot_eager")

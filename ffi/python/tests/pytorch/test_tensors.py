@@ -49,15 +49,17 @@ except earlybird.UsageError as problem:
 else:
     raise AssertionError("a mean of truth values")
 
-# The first two steps of a partial hook.
+# Partial rounds.
 network = nn.Linear(4, 1, bias=False).half()
 wrapped = DistributedDataParallel(network)
-hook = earlybird.torch.partial_hook(fire="all").register(wrapped)
+partial = earlybird.torch.partial_hook(fire="all").register(wrapped)
+partial.on_round(lambda: None)
 for step in range(4):
     network.weight.grad = None
     wrapped(torch.full((1, 4), 60_000.0).half()).sum().backward()
+    partial.step()
     assert (network.weight.grad == 60_000).all(), (step, network.weight.grad)
-hook.finish()
+partial.finish()
 """
 
 

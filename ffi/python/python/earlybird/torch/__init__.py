@@ -7,8 +7,8 @@ started by torchrun as any backend is. Tensors are on CPUs, or on GPUs: those go
 process group is a world of its own. Its collectives are synchronous. They run one after the other in the order of their
 calls, on a thread of the group where they are asynchronous.
 
-:func:`partial_hook` makes a partial collective of the gradients of ``DistributedDataParallel``. :func:`empty` makes tensors
-that are reduced in place.
+:class:`Gradients` sums the gradients of a model in partial rounds that all ranks apply alike; :func:`partial_hook` is the same
+as a hook of ``DistributedDataParallel``. :func:`empty` makes tensors that are reduced in place.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from ._agreement import Agreement
 from ._compiler import never_compiled
+from ._gradients import Gradients, Round
 from ._group import EarlybirdProcessGroup, group_of
-from ._partial import PartialHook, PartialOptimizer, partial_hook
+from ._handin import HandIn
+from ._hook import PartialHook, partial_hook
 from ._queue import MadeCall
 
-__all__ = ["EarlybirdProcessGroup", "PartialHook", "empty", "partial_hook", "register"]
+__all__ = ["EarlybirdProcessGroup", "Gradients", "PartialHook", "Round", "empty", "partial_hook", "register"]
 
 
 def register() -> None:
@@ -49,4 +52,4 @@ def empty(
 
 
 register()
-never_compiled(EarlybirdProcessGroup, MadeCall, PartialHook, PartialOptimizer)
+never_compiled(EarlybirdProcessGroup, MadeCall, Gradients, HandIn, Agreement)

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from ._meeting import meet
 from ._monitored import monitored_barrier
 from ._queue import Calls, MadeCall, end_all
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name, result_of
+
+if TYPE_CHECKING:
+    from ._gradients import Gradients
 
 
 class EarlybirdProcessGroup(dist.ProcessGroup):
@@ -45,6 +48,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._messages: dict[tuple[str, int | None], Calls] = {}
         self._opening = threading.Lock()
         self._barriers = 0
+        self.partial: list[Gradients] = []
+        """Trainings whose ranks are in different rounds."""
 
     # What torch asks a group about itself.
 
@@ -100,8 +105,18 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
         return chosen.total_seconds()
 
+    def _check_rounds(self) -> None:
+        """Refuses a call for which ranks would wait that are in other rounds, and may never come."""
+        for training in self.partial:
+            if not training.met:
+                raise UsageError(
+                    f"a synchronous call after round {training.rounds} of partial gradients on the same group: other ranks are in "
+                    "other rounds. Make it where partial.met is true, after partial.finish(), or on a group of its own"
+                )
+
     def _make(self, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:
         """Makes a call with tensors, those in lists as well."""
+        self._check_rounds()
         seconds, events = self._seconds(opts), ready(tensors)
 
         def on_host() -> list[Tensor]:
@@ -112,6 +127,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in memory that the other ranks read in place (:func:`earlybird.torch.empty`)."""
+        self._check_rounds()
         tensors: list[Tensor] = []
 
         def call() -> list[Tensor]:
@@ -141,6 +157,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         seconds = (timeout if timeout is not None else self._timeout).total_seconds()
+        self._check_rounds()
         # Messages, which need not wait for collectives that were handed in.
         self._calls.check()
         with self._opening:

@@ -35,20 +35,21 @@ _REDUCTIONS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT
 
 
 class _Memory:
-    """The memory of a contiguous tensor, as NumPy asks for it. An array of it keeps the tensor."""
+    """Bytes at an address, as NumPy asks for them. An array of them keeps what has them."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        length = self.tensor.numel() * self.tensor.element_size()
-        return {"version": 3, "typestr": "|u1", "shape": (length,), "data": (self.tensor.data_ptr(), False)}
+    def __init__(self, owner: Any, address: int, length: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (length,), "data": (address, False)}
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The memory of a contiguous tensor. After `tensor.numpy()` the program could not resize its tensor any more."""
-    return np.asarray(_Memory(tensor))
+    return np.asarray(_Memory(tensor, tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
+
+def lent(array: np.ndarray[Any, Any]) -> Tensor:
+    """The bytes of an array that may only be read, as a tensor. torch has none that says so, and warns of such arrays."""
+    return torch.from_numpy(np.asarray(_Memory(array, array.ctypes.data, array.nbytes)))
 
 
 def contiguous(tensor: Tensor) -> Tensor:

@@ -1,0 +1,120 @@
+"""How ranks of a training find out that they have the same, and how one gives the others what it has."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from .._earlybird import collectives
+from .._world import World
+from ._group import EarlybirdProcessGroup
+from ._replica import Fingerprint, Replica
+from ._tensors import bytes_of, contiguous, keep, result_of
+
+Result = TypeVar("Result")
+
+
+class Agreement:
+    """Calls of the ranks of a group, in the order of the group's calls."""
+
+    def __init__(self, group: EarlybirdProcessGroup, replica: Replica, timeout: float) -> None:
+        self._group, self._replica, self._timeout = group, replica, timeout
+        self._equal_after = 0
+
+    def together(self, call: Callable[[World, float], Result]) -> Result:
+        """Makes a call of the group's world in its turn."""
+        results: list[Result] = []
+
+        def made() -> list[torch.Tensor]:
+            results.append(call(self._group.world, self._timeout))
+            return []
+
+        self._group._calls.make(made, False).wait()
+        return results[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank has, by rank."""
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+
+        def call(world: World, timeout: float) -> list[Any]:
+            lengths = world.all_gather(np.array([mine.size], np.int64), timeout=timeout).ravel()
+            padded = np.zeros(lengths.max(), np.uint8)
+            padded[: mine.size] = mine
+            rows = world.all_gather(padded, timeout=timeout).reshape(world.size, -1)
+            return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+        return self.together(call)
+
+    def give(self, giver: int) -> None:
+        """One rank's model and state become those of all, to the bit and in place."""
+        is_giver = self._group.rank() == giver
+        saved = self._replica.save() if is_giver else b""
+
+        def call(world: World, timeout: float) -> bytes:
+            for tensor in self._replica.tensors():
+                data = contiguous(tensor) if is_giver else result_of(tensor)
+                collectives.broadcast(world, bytes_of(data), giver, timeout)
+                if not is_giver:
+                    keep(tensor, data)
+            length = world.broadcast(np.array([len(saved)], np.int64), giver, timeout=timeout)[0]
+            data = np.frombuffer(saved, np.uint8).copy() if is_giver else np.empty(length, np.uint8)
+            return world.broadcast(data, giver, timeout=timeout).tobytes()
+
+        with torch.no_grad():
+            given = self.together(call)
+        if not is_giver:
+            self._replica.load(given)
+
+    @torch.no_grad()
+    def average_buffers(self) -> None:
+        """Buffers of floating-point numbers become the mean of all ranks', others the lowest rank's.
+
+        Those that are equal everywhere stay as they are: a sum and a division would change the last bit of constants.
+        """
+        buffers = self._replica.buffers()
+        if not buffers:
+            return
+        mine = np.concatenate([bytes_of(contiguous(buffer)) for buffer in buffers])
+        rows = self.together(lambda world, timeout: world.all_gather(mine, timeout=timeout).reshape(world.size, -1))
+        at = 0
+        for buffer in buffers:
+            length = buffer.numel() * buffer.element_size()
+            of_ranks, at = rows[:, at : at + length], at + length
+            if (of_ranks == of_ranks[0]).all():
+                continue
+            theirs = [torch.from_numpy(row.copy()).view(buffer.dtype).view(buffer.shape) for row in of_ranks]
+            if buffer.is_floating_point() or buffer.is_complex():
+                total = theirs[0].to(torch.promote_types(buffer.dtype, torch.float32))
+                for other in theirs[1:]:
+                    total = total + other
+                theirs[0] = total / len(theirs)
+            buffer.copy_(theirs[0])
+
+    def difference(self, rounds: int, buffers: bool = True) -> str | None:
+        """What is not the same on all ranks, after so many rounds; none if all is. All ranks wait for each other in it."""
+        mine = self._replica.fingerprints(buffers)
+        total = hashlib.blake2b(repr(mine).encode(), digest_size=8).digest()
+        sent = np.frombuffer(total, np.uint64)
+        totals = self.together(lambda world, timeout: world.all_gather(sent, timeout=timeout).ravel())
+        if (totals == totals[0]).all():
+            self._equal_after = rounds
+            return None
+        of_ranks = self.gather(mine)
+        sides: dict[tuple[Fingerprint, ...], list[int]] = {}
+        for rank, found in enumerate(of_ranks):
+            sides.setdefault(tuple(found), []).append(rank)
+        first, second = list(sides)[:2]
+        kinds: dict[str, list[str]] = {}
+        for one in dict.fromkeys((*first, *second)):
+            if (one not in first or one not in second) and one.name not in kinds.setdefault(one.kind, []):
+                kinds[one.kind].append(one.name)
+        kinds = {kind: names for kind, names in kinds.items() if names}
+        named = [f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0] for names in kinds.values()]
+        several = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in sides.values()]
+        which = " and ".join(several) if len(sides) < max(len(of_ranks), 3) else "all ranks"
+        return f"{which} differ after round {rounds} (equal after {self._equal_after}): {', '.join(named)}"

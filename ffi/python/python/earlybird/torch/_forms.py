@@ -1,0 +1,66 @@
+"""What has no partial form, and ranks that would compute different bits."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._errors import Mismatch, UsageError
+from ._agreement import Agreement
+from ._replica import Replica
+
+# Flags of optimizers that choose the order of their operations.
+_FLAGS = ("foreach", "fused", "capturable", "amsgrad", "nesterov", "maximize")
+
+
+def no_join(*_: Any, **__: Any) -> Any:
+    """What ``join`` of a model is."""
+    raise UsageError(
+        "model.join() waits for all ranks in each step: partial.finish() takes ranks with different numbers of steps"
+    )
+
+
+def refuse_forms(model: nn.Module) -> None:
+    """Models whose ranks wait for each other elsewhere than in rounds."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"{name} is a SyncBatchNorm, whose forward pass waits for all ranks: take BatchNorm, whose buffers are averaged "
+                "at meetings"
+            )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh") or hasattr(parameter, "_is_flat_param"):
+            raise UsageError(
+                f"{name} is sharded (FSDP, tensor parallelism), and shards of one replica would be in different rounds: take a "
+                "whole model on each rank"
+            )
+
+
+def ways(replica: Replica, device: torch.device) -> dict[str, str]:
+    """On what the bits depend that this rank computes from a gradient."""
+    optimizers = [
+        (type(optimizer).__name__, [{flag: group.get(flag) for flag in _FLAGS} for group in optimizer.param_groups])
+        for optimizer in replica.optimizers
+    ]
+    return {
+        "torch": torch.__version__,
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads of torch": str(torch.get_num_threads()),
+        "device": device.type,
+        "optimizers": str(optimizers),
+    }
+
+
+def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
+    """Refuses ranks that would compute different bits from the same gradients."""
+    first, *others = agreement.gather(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name, value in theirs.items():
+            if value != first[name]:
+                raise Mismatch(
+                    f"ranks compute differently: {name} of rank 0 is {first[name]}, and of rank {rank} {value}; make them "
+                    'equal, or take unequal="copy"'
+                )

@@ -1,0 +1,471 @@
+"""Partial rounds of gradients: all ranks apply the same rounds, in the same order, by the same function."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .._allreduce import Allreduce, Outcome
+from .._errors import Mismatch, UsageError, reason
+from ._agreement import Agreement
+from ._forms import compare_ways, no_join, refuse_forms, ways
+from ._group import EarlybirdProcessGroup, group_of
+from ._handin import HandIn
+from ._leaving import Leaving
+from ._replica import Replica
+from ._schedule import by_round
+from ._tensors import NAMES
+
+
+class Round(NamedTuple):
+    """A round that this rank has applied."""
+
+    round: int
+    fresh: list[int]
+    """Ranks whose contribution was made for it."""
+    carried: list[int]
+    """Ranks whose contribution was late."""
+    ages: list[int]
+    """How many rounds late each contribution is, in the order of reduction."""
+    initiator: int | None
+    """The rank that closed it; none in a synchronous one."""
+
+
+class Gradients:
+    """Sums the gradients of a model in partial rounds, so that all ranks train one model.
+
+    A training is the sequence of its rounds. Each rank applies all of them, in the same order, by the function that it gives to
+    :meth:`on_round`; only when it does so differs. So after the same round all ranks have the same model, to the bit.
+
+    >>> partial = Gradients(model, state=[optimizer, schedule], fire="quorum=3", meet_every=50)
+    >>> @partial.on_round
+    ... def apply():
+    ...     clip_grad_norm_(model.parameters(), 1.0); optimizer.step(); schedule.step()
+    >>> while partial.contributions < goal:
+    ...     optimizer.zero_grad(); loss(model(x), y).backward()
+    ...     partial.step()
+    ...     if partial.met: ...        # evaluate, save, any collective
+    >>> partial.finish()
+
+    ``model`` is any module, or one in ``DistributedDataParallel``, whose own reduction rests then; with ``by_hook`` it goes on,
+    and a communication hook takes its buckets (:func:`partial_hook`). ``state`` is what the function
+    changes beside the model. ``fire`` and further choices are those of ``World.allreduce``; gradients are divided by the number
+    of ranks, or by those that are in a round (``scale="contributions"``). Every ``meet_every`` rounds all ranks have the same
+    round, compare what they have, and :attr:`met` is true. ``timeout`` is in seconds, for each step: by default the group's.
+
+    ``unequal="copy"`` takes over the lowest rank's model and state at each meeting where ranks differ, instead of an error.
+    ``seed`` is that of random numbers in the function. ``scaler`` is a ``GradScaler`` for backward passes: ``step`` moves its
+    scale, and the program calls neither its ``step`` nor its ``update``.
+
+    All ranks of the group make it, with the same choices. The lowest rank gives the others its model and state then, or before
+    the first forward pass if there is no process group yet.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: Iterable[Any] = (),
+        *,
+        fire: str = "all",
+        meet_every: int = 100,
+        group: EarlybirdProcessGroup | None = None,
+        timeout: float | None = None,
+        unequal: str = "error",
+        seed: int = 0,
+        scaler: torch.amp.GradScaler | None = None,
+        by_hook: bool = False,
+        **choices: str | int,
+    ) -> None:
+        if "full=" in fire:
+            raise UsageError(f"meet_every={meet_every} is the rule's full={meet_every}: leave full= out of fire={fire!r}")
+        if "preset" in choices:
+            raise UsageError("name the rule by fire=: a preset has one without meetings")
+        if meet_every < 1 or unequal not in ("error", "copy"):
+            raise UsageError(f"meet_every={meet_every}, unequal={unequal!r}: a number of rounds, and \"error\" or \"copy\"")
+        self._no_sync = lambda: self._handin.resting()
+        wrapped = model if isinstance(model, DistributedDataParallel) else None
+        if wrapped is not None:
+            model, group = self._unwrap(wrapped, by_hook), wrapped.process_group if group is None else group
+        elif by_hook:
+            raise UsageError("by_hook=True is for a model in DistributedDataParallel")
+        refuse_forms(model)
+        self._replica = Replica(model, state)
+        self._is_synchronous = fire == "all"
+        self._choices: dict[str, str | int] = {"scale": "world"} | choices
+        self._choices["fire"] = fire if self._is_synchronous else f"{fire},full={meet_every}"
+        self._meet_every, self._unequal, self._seed = meet_every, unequal, seed
+        self._given_group, self._given_timeout = group, timeout
+        self._group: EarlybirdProcessGroup | None = None
+        self._timeout = 0.0
+        self._agreement: Agreement | None = None
+        self._sum: Allreduce | None = None
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._handin = HandIn(trained, scaler, self._begin_step, by_hook)
+        # DDP exchanges the order of its buckets in the second forward pass.
+        self._meets_after_the_first = by_hook
+        self._function: Callable[[], Any] | None = None
+        self._in_round = False
+        self._leaving: Leaving | None = None
+        # From a cut on: on all ranks from the same one.
+        self._some_left = False
+        self._has_finished = False
+        self._problem: str | None = None
+        self._remembered: dict[str, Any] = {}
+        self.met = True
+        """All ranks have the same round and have compared models: collectives, evaluation and checkpoints are right now.
+
+        It is true before the first round, after each ``meet_every`` of them until the next backward pass, and after ``finish``;
+        always if ``fire="all"``. It is false as soon as a rank has left."""
+        self._restored = 0
+        self.rounds = 0
+        """Rounds that this rank has applied."""
+        self.contributions = 0
+        """Gradients of all ranks that are in these rounds: the same number on all ranks after the same round."""
+        self.last: list[Round] = []
+        """The rounds that the last :meth:`step` has applied."""
+        self._waited = 0.0
+        self._begun = time.monotonic()
+        self._hooks: list[Any] = [register_optimizer_step_pre_hook(self._before_step_of)]
+        for item in self._replica.state:
+            if isinstance(item, LRScheduler):
+                by_round(item, lambda: True)
+        if wrapped is not None and by_hook:
+            wrapped.register_comm_hook(None, self._take_bucket)
+        if group is not None or dist.is_initialized():
+            self._connect()
+        else:
+            # A framework makes the group later.
+            first = model.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._connect()))
+            self._hooks.append(first)
+
+    # What a program calls.
+
+    def on_round(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """The function that has all that changes state: clipping, ``optimizer.step()``, ``schedule.step()``, averages.
+
+        It runs once for each round, on each rank, with the round's gradients in ``.grad``. Random numbers in it are those of the
+        round (torch, Python, NumPy); afterwards the program's own go on.
+        """
+        if self._function is not None:
+            raise UsageError("on_round was called before: one function has all that changes state")
+        self._function = function
+        return function
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes whose gradients are added up in ``.grad`` and not handed in."""
+        return self._no_sync()
+
+    def step(self) -> None:
+        """Hands in this rank's gradients, waits, and applies each round that this rank has not applied, oldest first.
+
+        After :class:`~earlybird.Timeout` nothing is lost: call again to go on.
+        """
+        sum = self._open()
+        self._check_hyperparameters()
+        self._handin.complete()
+        begun = time.monotonic()
+        try:
+            outcomes = sum.wait(self._timeout)
+        finally:
+            self._waited += time.monotonic() - begun
+        self.last = []
+        for outcome in outcomes:
+            self._apply(outcome)
+            sum.release(outcome.round)
+        self._handin.begin_again()
+        self._remembered = self._replica.hyperparameters()
+        self._meet()
+        if self._some_left and self._leaving is not None:
+            self._leaving.tell_of_rounds(self._timeout)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Ends with one model on all ranks, however many steps each has made. It waits until all ranks have called it.
+
+        What was begun is handed in, and no gradient is lost. The lowest rank with the most rounds gives its model and state to
+        the others. ``timeout`` is how long there may be no new round. After :class:`~earlybird.Timeout` call again to go on.
+        """
+        if self._has_finished:
+            return
+        sum = self._open()
+        agreement, leaving = self._agreement, self._leaving
+        assert agreement is not None and leaving is not None and self._group is not None
+        if self._handin.has_begun:
+            self.step()
+        seconds = self._timeout if timeout is None else timeout
+        for outcome in sum.leave(seconds):
+            self._apply(outcome)
+        leaving.wait_for_all(seconds)
+        counts = agreement.gather((self.rounds, self.contributions))
+        giver = counts.index(max(counts))
+        agreement.average_buffers()
+        agreement.give(giver)
+        self.rounds, self.contributions = counts[giver]
+        self._compare()
+        self._group.partial.remove(self)
+        self._handin.end()
+        self._sum, self.met, self._has_finished = None, True, True
+        for hook in self._hooks:
+            hook.remove()
+
+    def optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_grad_norm: float | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] = (),
+    ) -> torch.optim.Optimizer:
+        """Returns the same optimizer, whose ``step`` is that of this object: for programs whose framework calls it.
+
+        ``step(closure)`` calls the closure once and applies rounds then. Each round clips gradients, if that is chosen, makes a
+        step of the optimizer, and one of each ``scheduler``, whose ``step`` does nothing elsewhere.
+        """
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError("LBFGS makes several backward passes in a step, and each would be a round: take another optimizer")
+        schedules = [scheduler] if isinstance(scheduler, LRScheduler) else list(scheduler)
+        for item in (optimizer, *schedules):
+            self._replica.add(item)
+        for schedule in schedules:
+            by_round(schedule, lambda: self._in_round or self._has_finished)
+        step_by_gradients = optimizer.step
+
+        def apply() -> None:
+            if clip_grad_norm is not None:
+                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
+            step_by_gradients()
+            # A schedule warns if it is not there.
+            optimizer._opt_called = True
+            for schedule in schedules:
+                schedule.step()
+
+        def step(closure: Callable[[], Any] | None = None, **_: Any) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self.step()
+            return loss
+
+        # A schedule that is made later would wrap it.
+        step._wrapped_by_lr_sched = True
+        optimizer.step = step
+        self.on_round(apply)
+        return optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has beside the model: counts, and what is in ``state``. Only where :attr:`met` is true.
+
+        It has the tensors themselves: save it before the next round, or copy it."""
+        if not self.met:
+            raise UsageError("a checkpoint is right where partial.met is true: other ranks are in other rounds now")
+        state = [item.state_dict() if hasattr(item, "state_dict") else item for item in self._replica.state]
+        return {"rounds": self.rounds, "contributions": self.contributions, "choices": dict(self._choices), "state": state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from a checkpoint: on all ranks, each with what one has saved, before the first step. The program loads the
+        model itself."""
+        if self._sum is not None or self._has_finished:
+            raise UsageError("a checkpoint is loaded before the first step; make a new Gradients for it")
+        if len(saved["state"]) != len(self._replica.state):
+            here = len(self._replica.state)
+            raise UsageError(f"the checkpoint has {len(saved['state'])} things in state, and here are {here}")
+        self._replica.load_all(saved["state"])
+        self._restored = self.rounds = saved["rounds"]
+        self.contributions = saved["contributions"]
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of this training so far, for a log."""
+        seconds = max(time.monotonic() - self._begun, 1e-9)
+        return {
+            "rounds": self.rounds,
+            "contributions": self.contributions,
+            "rounds/s": self.rounds / seconds,
+            "contributions/s": self.contributions / seconds,
+            "waited": self._waited,
+            "non_finite": self._handin.non_finite,
+        }
+
+    # The group, and the collective.
+
+    def _unwrap(self, wrapped: DistributedDataParallel, by_hook: bool) -> nn.Module:
+        """The module that a framework has wrapped."""
+        if wrapped.find_unused_parameters:
+            raise UsageError(
+                "DistributedDataParallel(find_unused_parameters=False): a parameter without a gradient contributes zeros"
+            )
+        wrapped.join = no_join
+        if by_hook:
+            if wrapped.broadcast_buffers and any(True for _ in wrapped.module.buffers()):
+                raise UsageError("DistributedDataParallel(..., broadcast_buffers=False): a broadcast waits for all ranks")
+            self._no_sync = wrapped.no_sync
+        else:
+            # Its reducer rests, as in its own no_sync.
+            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False
+            wrapped.no_sync = self.no_sync
+        return wrapped.module
+
+    # torch looks at annotations of a hook, and these are texts.
+    def _take_bucket(self, state, bucket):  # type: ignore[no-untyped-def]
+        self._handin.take_bucket(bucket)
+        buffer = bucket.buffer()
+        future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        future.set_result(buffer)
+        return future
+
+    def _connect(self) -> None:
+        if self._group is not None:
+            return
+        self._group = group_of(self._given_group, "partial gradients")
+        self._timeout = self._group._seconds(None) if self._given_timeout is None else self._given_timeout
+        self._group.world.check_choices(**self._choices)
+        self._refuse_another(self._group)
+        self._agreement = Agreement(self._group, self._replica, self._timeout)
+        self._agreement.give(0)
+
+    def _open(self) -> Allreduce:
+        """The collective, which the first step makes: the optimizers are there then."""
+        if self._has_finished:
+            raise UsageError("this training has finished; a new Gradients begins another one")
+        self._check_problem()
+        if self._function is None:
+            raise UsageError("give all that changes state to partial.on_round(function), or use partial.optimizer(...)")
+        if self._sum is not None:
+            return self._sum
+        self._connect()
+        group, agreement = self._group, self._agreement
+        assert group is not None and agreement is not None
+        self._refuse_another(group)
+        if self._unequal != "copy":
+            compare_ways(agreement, ways(self._replica, self._handin.parameters[0].device))
+        # A forward pass has changed buffers by now.
+        self._compare(buffers=False)
+        lengths = [parameter.numel() for parameter in self._handin.parameters]
+        dtype = NAMES[self._handin.dtype]
+        self._sum = agreement.together(lambda world, _: world.allreduce(lengths, dtype=dtype, **self._choices))
+        self._handin.connect(self._sum)
+        self._leaving = Leaving(group.world)
+        group.partial.append(self)
+        return self._sum
+
+    def _refuse_another(self, group: EarlybirdProcessGroup) -> None:
+        if any(not (other._is_synchronous and self._is_synchronous) for other in group.partial):
+            raise UsageError(
+                "another Gradients has live rounds on this group, and each would wait in the other's meetings: use one for "
+                "both models, Gradients(nn.ModuleList([a, b]), ...), or a group for each"
+            )
+
+    # Rounds.
+
+    def _check_problem(self) -> None:
+        if self._problem is not None:
+            raise UsageError(
+                f"a round was not applied as a whole ({self._problem}): this rank's model is not that of the others any more"
+            )
+
+    def _begin_step(self) -> None:
+        """The first gradient of a step is ready: what may change at a meeting has changed."""
+        self._check_problem()
+        if self.met:
+            self._remembered = self._replica.hyperparameters()
+        self.met = self._is_synchronous and not self._some_left
+
+    def _apply(self, outcome: Outcome) -> None:
+        entries = outcome.entries
+        contributions = [entry for entry in entries if entry.part != "leaving"]
+        assert self._leaving is not None and self._function is not None
+        self._some_left = self._leaving.note(outcome)
+        # A round that has leavers only changes nothing: a step with zeros would change momentum.
+        if not contributions:
+            return
+        self.rounds += 1
+        self.contributions += len(contributions)
+        ages = [entry.age for entry in contributions]
+        number = self._restored + outcome.round
+        self.last.append(Round(number, outcome.fresh, outcome.carried, ages, outcome.initiator))
+        self._handin.load(outcome)
+        self._in_round = True
+        try:
+            with self._random_numbers(number):
+                self._function()
+        except BaseException as error:
+            self._problem = reason(error)
+            self._handin.begin_again()
+            raise
+        finally:
+            self._in_round = False
+
+    @contextlib.contextmanager
+    def _random_numbers(self, round: int) -> Iterator[None]:
+        """Those of the round; the program's own go on afterwards."""
+        of_python, of_numpy, seed = random.getstate(), np.random.get_state(), self._seed * 1_000_003 + round
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            try:
+                yield
+            finally:
+                random.setstate(of_python)
+                np.random.set_state(of_numpy)
+
+    def _meet(self) -> None:
+        if self._some_left:
+            self.met = False
+        elif self.rounds % self._meet_every == 0 or self._meets_after_the_first:
+            self._meets_after_the_first = False
+            assert self._agreement is not None
+            self._agreement.average_buffers()
+            self._compare()
+            self.met = True
+
+    def _compare(self, buffers: bool = True) -> None:
+        assert self._agreement is not None
+        difference = self._agreement.difference(self.rounds, buffers)
+        if difference is None:
+            return
+        if self._unequal == "copy":
+            self._agreement.give(0)
+            return
+        raise Mismatch(f"{difference}; what changes state must be in the function of on_round, or in state=[...]")
+
+    # Mistakes.
+
+    def _before_step_of(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not any(self._replica.has(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+            return
+        kind = type(optimizer).__name__
+        if not self._in_round:
+            raise UsageError(
+                f"{kind}.step() was called outside the function of on_round: move it, with clipping and schedule.step(), into "
+                "that function, or use partial.optimizer(...)"
+            )
+        if not any(optimizer is known for known in self._replica.optimizers):
+            raise UsageError(
+                f"{kind} steps this model's parameters and is not in state: Gradients(..., state=[optimizer, ...])"
+            )
+
+    def _check_hyperparameters(self) -> None:
+        if self.met:
+            return
+        now, before = self._replica.hyperparameters(), self._remembered
+        for name in before | now:
+            if before.get(name) == now.get(name):
+                continue
+            how = "has other parameters" if name.startswith("params ") else f"was {before.get(name)} and is {now.get(name)}"
+            raise UsageError(
+                f"{name} {how} between rounds, so ranks would apply different ones: change it in the function of on_round, or "
+                "on all ranks where partial.met is true"
+            )

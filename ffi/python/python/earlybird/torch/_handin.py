@@ -1,0 +1,197 @@
+"""What a rank hands in at a step: from the gradients of a backward pass to an arrival."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .._allreduce import Allreduce, Outcome
+from .._errors import UsageError
+from ._replica import words
+from ._tensors import NAMES, lent
+
+Tensor = torch.Tensor
+
+
+def widest(parameters: list[nn.Parameter]) -> torch.dtype:
+    """The type in which gradients of these parameters are summed."""
+    dtype = parameters[0].dtype
+    for parameter in parameters:
+        dtype = torch.promote_types(dtype, parameter.dtype)
+    if not dtype.is_floating_point or dtype not in NAMES:
+        raise UsageError(f"there are no partial sums of {dtype}")
+    return dtype
+
+
+def _sum_of_bits(tensor: Tensor) -> tuple[int, int]:
+    numbers, rest = words(tensor)
+    return int(numbers.sum()), int(rest.sum())
+
+
+class HandIn:
+    """Takes gradients as they become ready.
+
+    A hook on each parameter copies its gradient into the contribution, which arrives with the last one, still in the backward
+    pass; in place of these hooks, one of ``DistributedDataParallel`` gives buckets. With a scaler all that is done by
+    :meth:`complete`, because one number that is not finite makes all of it zeros.
+    """
+
+    def __init__(
+        self, named: dict[str, nn.Parameter], scaler: torch.amp.GradScaler | None, begins: Callable[[], None], by_bucket: bool
+    ) -> None:
+        self._names, self.parameters = list(named), list(named.values())
+        if not self.parameters:
+            raise UsageError("the model has no parameter that is trained")
+        self.dtype = widest(self.parameters)
+        self._index = {parameter: index for index, parameter in enumerate(self.parameters)}
+        self._smallest = min(range(len(self.parameters)), key=lambda index: self.parameters[index].numel())
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._finite_steps = 0
+        self.non_finite = 0
+        """Contributions that were zeros, because a number was not finite."""
+        self._begins = begins
+        self._sum: Allreduce | None = None
+        self._takes = True
+        # Where the contribution is written while it is open.
+        self._places: list[Tensor] = []
+        self._filled: set[int] = set()
+        # What the gradients of this step were: address, version, bits.
+        self._seen: dict[int, tuple[int, int, tuple[int, int]]] = {}
+        self._has_arrived = False
+        hooked = [] if by_bucket else self.parameters
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._is_ready) for parameter in hooked]
+
+    def connect(self, sum: Allreduce) -> None:
+        """Gradients go to this collective from now on."""
+        self._sum = sum
+
+    def end(self) -> None:
+        """Takes no gradient any more."""
+        self._sum = None
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def has_begun(self) -> bool:
+        """A backward pass of this step has handed in something."""
+        return bool(self._seen)
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Backward passes whose gradients are added up in ``.grad`` and not handed in."""
+        before, self._takes = self._takes, False
+        try:
+            yield
+        finally:
+            self._takes = before
+
+    def _is_ready(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if self._takes and gradient is not None:
+            address = gradient.data_ptr() if gradient.layout == torch.strided else 0
+            self._take(parameter, gradient, (address, gradient._version))
+
+    def take_bucket(self, bucket: dist.GradBucket) -> None:
+        """Takes the gradients of a bucket, which become ``.grad`` after the backward pass."""
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._take(parameter, gradient, (0, 0))
+
+    def _take(self, parameter: Tensor, gradient: Tensor, noted: tuple[int, int]) -> None:
+        index = self._index[parameter]
+        name = self._names[index]
+        if self._has_arrived or index in self._seen:
+            raise UsageError(
+                f"{name} has a second gradient in this step: put all backward passes but the last under "
+                "`with partial.no_sync():`, and use checkpoint(..., use_reentrant=False)"
+            )
+        if gradient.layout != torch.strided:
+            raise UsageError(f"{name} has a sparse gradient, which no round can sum: use Embedding(..., sparse=False)")
+        if not self._seen:
+            self._begins()
+        self._seen[index] = (*noted, _sum_of_bits(gradient))
+        if self._sum is not None and self._scaler is None:
+            self._fill(self._sum, index, gradient)
+            if len(self._filled) == len(self.parameters):
+                self._arrive(self._sum)
+
+    def _fill(self, sum: Allreduce, index: int, gradient: Tensor | None) -> None:
+        if not self._places:
+            self._places = [torch.from_numpy(part).view(self.dtype) for part in sum.tensors()]
+        place = self._places[index]
+        if gradient is None:
+            place.zero_()
+        else:
+            place.view(gradient.shape).copy_(gradient.detach())
+        self._filled.add(index)
+
+    def _arrive(self, sum: Allreduce) -> None:
+        self._places = []
+        sum.arrive()
+        self._has_arrived = True
+
+    def complete(self) -> None:
+        """Hands in what is not yet handed in: parameters without a gradient contribute zeros."""
+        sum = self._sum
+        assert sum is not None
+        self._check()
+        if self._has_arrived:
+            return
+        if not self._seen:
+            raise UsageError("there was no backward pass since the last step, or all were under no_sync()")
+        gradients = {index: self.parameters[index].grad for index in self._seen}
+        if self._scaler is not None:
+            gradients = self._unscaled(self._scaler, gradients)
+        for index in range(len(self.parameters)):
+            if index not in self._filled:
+                self._fill(sum, index, gradients.get(index))
+        self._arrive(sum)
+
+    def _check(self) -> None:
+        """Refuses gradients that were changed after they had been taken."""
+        for index, (address, version, bits) in self._seen.items():
+            gradient = self.parameters[index].grad
+            is_same = gradient is not None and gradient.data_ptr() == address and gradient._version == version
+            # A version does not tell of all changes, and tells of a multiplication by 1.
+            if is_same and index != self._smallest:
+                continue
+            if gradient is None or gradient.layout != torch.strided or _sum_of_bits(gradient) != bits:
+                raise UsageError(
+                    f"the gradient of {self._names[index]} was changed after backward, which had handed it in: clip and unscale "
+                    "in the function of on_round, or by partial.optimizer(..., clip_grad_norm=); for GradScaler use scaler="
+                )
+
+    def _unscaled(self, scaler: torch.amp.GradScaler, gradients: dict[int, Tensor | None]) -> dict[int, Tensor | None]:
+        """Gradients without this rank's scale, which moves as the scaler would move it."""
+        scale = scaler.get_scale()
+        unscaled = {index: gradient / scale for index, gradient in gradients.items() if gradient is not None}
+        is_finite = all(bool(torch.isfinite(gradient).all()) for gradient in unscaled.values())
+        self._finite_steps = self._finite_steps + 1 if is_finite else 0
+        self.non_finite += not is_finite
+        if not is_finite:
+            scaler.update(scale * scaler.get_backoff_factor())
+            return {}
+        grows = self._finite_steps % scaler.get_growth_interval() == 0
+        scaler.update(scale * (scaler.get_growth_factor() if grows else 1.0))
+        return dict(unscaled)
+
+    def begin_again(self) -> None:
+        """The outcomes of a step are applied."""
+        self._filled.clear()
+        self._seen.clear()
+        self._has_arrived = False
+
+    @torch.no_grad()
+    def load(self, outcome: Outcome) -> None:
+        """Puts the elements of an outcome into ``.grad``."""
+        for parameter, part in zip(self.parameters, outcome.tensors(), strict=True):
+            if not parameter.requires_grad:
+                # Frozen at a meeting.
+                parameter.grad = None
+                continue
+            if parameter.grad is None or parameter.grad.layout != torch.strided:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(lent(part).view(self.dtype).view(parameter.shape))

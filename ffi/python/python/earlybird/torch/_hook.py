@@ -1,0 +1,32 @@
+"""Partial rounds of gradients as a communication hook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from ._gradients import Gradients
+from ._group import EarlybirdProcessGroup
+
+
+class PartialHook:
+    """What :func:`partial_hook` makes."""
+
+    def __init__(self, choices: dict[str, Any]) -> None:
+        self._choices = choices
+
+    def register(self, model: DistributedDataParallel) -> Gradients:
+        """Makes a model give its buckets to partial rounds. Its buffers are not broadcast: that would wait for all ranks."""
+        return Gradients(model, by_hook=True, **self._choices)
+
+
+def partial_hook(group: EarlybirdProcessGroup | None = None, **choices: Any) -> PartialHook:
+    """:class:`Gradients` as a communication hook of ``DistributedDataParallel``, for scripts that have one.
+
+    >>> partial = partial_hook(fire="quorum=3").register(model)
+    >>> optimizer = partial.optimizer(optimizer)
+
+    It takes what :class:`Gradients` takes.
+    """
+    return PartialHook({"group": group} | choices)

@@ -1,0 +1,209 @@
+"""What ranks of a training have alike: a model, and what a step changes beside it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .._errors import UsageError
+
+Tensor = torch.Tensor
+
+# Bytes of a row of the table by which a large tensor is told from another one.
+_ROW = 8192
+
+
+def words(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The bits of a tensor in numbers of 8 bytes, and the bytes that are left."""
+    dense = tensor.detach()
+    dense = dense if dense.is_contiguous() and dense.data_ptr() % 8 == 0 else dense.clone(memory_format=torch.contiguous_format)
+    try:
+        flat = dense.view(-1).view(torch.uint8)
+        whole = flat.numel() // 8 * 8
+        return flat[:whole].view(torch.int64), flat[whole:]
+    except RuntimeError:
+        # A part of a larger one that does not begin where a number of 8 bytes could.
+        return words(dense.clone(memory_format=torch.contiguous_format))
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """A number of 64 bits that follows from type, shape and bits of a tensor.
+
+    Of a large one the sums of rows and columns are hashed, and not all bytes: that takes a fraction of the time.
+    """
+    hashed = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=8)
+    main, rest = words(tensor)
+    if main.numel() * 8 > 4 * _ROW:
+        end = main.numel() * 8 // _ROW * _ROW // 8
+        table = main[:end].view(-1, _ROW // 8)
+        parts = [table.sum(0), table.sum(1), main[end:], rest]
+    else:
+        parts = [main, rest]
+    for part in parts:
+        hashed.update(part.cpu().numpy().tobytes())
+    return int.from_bytes(hashed.digest(), "little")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, int]]:
+    """Names and fingerprints of what is in dictionaries and lists. Functions and the like have no bits and are left out."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(part, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{path}[{index}]")
+    elif isinstance(value, Tensor):
+        yield path, fingerprint(value)
+    elif isinstance(value, (bool, int, float, str, type(None))):
+        digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+        yield path, int.from_bytes(digest, "little")
+
+
+class Fingerprint(NamedTuple):
+    """The bits of something that is to be alike on all ranks."""
+
+    kind: str
+    """Of several of a kind that differ one is named."""
+    name: str
+    number: int
+
+
+class Replica:
+    """A model and its ``state``: optimizers, schedules, averages of weights, tensors."""
+
+    def __init__(self, model: nn.Module, state: Iterable[Any]) -> None:
+        self.model = model
+        self.state: list[Any] = []
+        self._names = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
+        for item in state:
+            self.add(item)
+
+    def add(self, item: Any) -> None:
+        """Adds what a step changes, if it is not there yet."""
+        if item is self.model or any(item is known for known in self.state):
+            return
+        if not isinstance(item, (Tensor, dict, list)) and not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+            raise UsageError(f"state has a {type(item).__name__}, which has no state_dict and load_state_dict")
+        self.state.append(item)
+
+    def name(self, parameter: Tensor) -> str:
+        """The model's name of a parameter."""
+        return self._names.get(parameter, "a parameter of another model")
+
+    def has(self, parameter: Tensor) -> bool:
+        """Whether it is a parameter of the model."""
+        return parameter in self._names
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those in the state."""
+        return [item for item in self.state if isinstance(item, torch.optim.Optimizer)]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The model, and modules in the state, such as averages of it."""
+        return [self.model, *(item for item in self.state if isinstance(item, nn.Module))]
+
+    @property
+    def others(self) -> list[Any]:
+        """What is in the state and no module."""
+        return [item for item in self.state if not isinstance(item, nn.Module)]
+
+    def tensors(self) -> list[Tensor]:
+        """Parameters and buffers of all modules."""
+        return [tensor for module in self.modules for tensor in (*module.parameters(), *module.buffers())]
+
+    def buffers(self) -> list[Tensor]:
+        """Buffers of all modules."""
+        return [buffer for module in self.modules for buffer in module.buffers()]
+
+    def fingerprints(self, buffers: bool = True) -> list[Fingerprint]:
+        """Those of all that is to be alike, with the buffers or without."""
+        found: list[Fingerprint] = []
+        for module in self.modules:
+            is_model, kind = module is self.model, f"{type(module).__name__} in state"
+            for name, tensor in (*module.named_parameters(), *(module.named_buffers() if buffers else ())):
+                name = name.replace("_orig_mod.", "") if is_model else f"{name.removeprefix('module.')} of {kind}"
+                found.append(Fingerprint("" if is_model else kind, name, fingerprint(tensor) ^ tensor.requires_grad))
+        for item in self.others:
+            if isinstance(item, torch.optim.Optimizer):
+                found += self._of_optimizer(item)
+            else:
+                kind, value = type(item).__name__, item.state_dict() if hasattr(item, "state_dict") else item
+                found += (Fingerprint(kind, f"{name} of {kind}" if name else kind, number) for name, number in _leaves(value, ""))
+        return found
+
+    def _of_optimizer(self, optimizer: torch.optim.Optimizer) -> Iterator[Fingerprint]:
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                for key, value in _leaves(optimizer.state.get(parameter, {}), ""):
+                    yield Fingerprint(key, f"{key} of {self.name(parameter)}", value)
+            for key, value in _leaves({key: value for key, value in group.items() if key != "params"}, ""):
+                yield Fingerprint(key, f"{key} of group {index}", value)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """What steps depend on and a gradient does not say: rates, groups, and which parameters are trained."""
+        seen: dict[str, Any] = {}
+        for optimizer in self.optimizers:
+            for index, group in enumerate(optimizer.param_groups):
+                for key, value in group.items():
+                    known = [id(parameter) for parameter in value] if key == "params" else repr(value)
+                    seen[f"{key} of group {index} of {type(optimizer).__name__}"] = known
+        for parameter, name in self._names.items():
+            seen[f"requires_grad of {name}"] = parameter.requires_grad
+        return seen
+
+    def save(self) -> bytes:
+        """The state without its modules."""
+        data = io.BytesIO()
+        torch.save([item.state_dict() if hasattr(item, "state_dict") else item for item in self.others], data)
+        return data.getvalue()
+
+    @torch.no_grad()
+    def load(self, data: bytes) -> None:
+        """Takes what another rank has saved, to the bit and in place."""
+        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        self._load(self.others, saved)
+
+    @torch.no_grad()
+    def load_all(self, saved: list[Any]) -> None:
+        """Takes the state from a checkpoint, to the bit and in place."""
+        self._load(self.state, copy.deepcopy(saved))
+
+    @staticmethod
+    def _load(items: list[Any], saved: list[Any]) -> None:
+        for item, value in zip(items, saved, strict=True):
+            if isinstance(item, torch.optim.Optimizer):
+                _load_optimizer(item, value)
+            elif hasattr(item, "load_state_dict"):
+                item.load_state_dict(value)
+            elif isinstance(item, Tensor):
+                item.copy_(value)
+            elif isinstance(item, dict):
+                item.clear()
+                item.update(value)
+            else:
+                item[:] = value
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, value: dict[str, Any]) -> None:
+    """As ``load_state_dict``, which would turn state of 32 bits into 16 where its parameter has 16."""
+    for group, theirs in zip(optimizer.param_groups, value["param_groups"], strict=True):
+        group.update({key: part for key, part in theirs.items() if key != "params"})
+        for parameter, number in zip(group["params"], theirs["params"], strict=True):
+            state = value["state"].get(number)
+            if state is None:
+                optimizer.state.pop(parameter, None)
+                continue
+            on_host = not (group.get("capturable") or group.get("fused"))
+            for key, part in state.items():
+                # A count of steps stays on the host, as where the optimizer has made it.
+                if isinstance(part, Tensor) and not (key == "step" and on_host):
+                    state[key] = part.to(parameter.device)
+            optimizer.state[parameter] = state

@@ -1,0 +1,25 @@
+"""Schedules that move by the round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+
+def by_round(schedule: LRScheduler, may_step: Callable[[], bool]) -> None:
+    """Makes ``step()`` of a schedule do nothing where it may not, and rest at the last value of one with ``total_steps``.
+
+    A schedule that goes beyond them raises its rate again, then fails. Its class is replaced: an attribute would be in its
+    ``state_dict``.
+    """
+    kind = type(schedule)
+
+    def step(self: Any, *arguments: Any, **named: Any) -> None:
+        is_over = self.last_epoch >= getattr(self, "total_steps", float("inf")) - 1
+        if may_step() and not is_over:
+            kind.step(self, *arguments, **named)
+
+    names = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    schedule.__class__ = type(kind.__name__, (kind,), names)

@@ -1,0 +1,358 @@
+"""What programs do wrong with partial gradients, each with what the library says: what the ranks of ``test_gradients.py`` run."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+import earlybird
+from earlybird.torch import Gradients
+
+MISTAKES: list[tuple[str, Callable[[Any], None]]] = []
+"""What an error says, and a function of a group that has the mistake. No text: the program is right."""
+
+
+def says(text: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    def add(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        MISTAKES.append((text, function))
+        return function
+
+    return add
+
+
+class Training:
+    """A model of two layers and all that belongs to its training."""
+
+    def __init__(self, group: Any, wrapped: bool = False, more: Any = (), **choices: Any) -> None:
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+        self.model: nn.Module = DistributedDataParallel(self.layers, process_group=group) if wrapped else self.layers
+        self.optimizer = torch.optim.AdamW(self.layers.parameters(), lr=1e-3)
+        chosen: dict[str, Any] = {"fire": "solo", "meet_every": 1000} | choices
+        self.partial = Gradients(self.model, state=[self.optimizer, *more], group=group, **chosen)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(3, 6)).square().sum().backward()
+
+    def steps(self, count: int = 2) -> None:
+        for _ in range(count):
+            self.backward()
+            self.partial.step()
+
+    def until_met(self, rounds: int) -> None:
+        while not (self.partial.met and self.partial.rounds == rounds):
+            self.steps(1)
+
+
+def plain(group: Any, **choices: Any) -> Training:
+    training = Training(group, **choices)
+    training.partial.on_round(training.optimizer.step)
+    return training
+
+
+@says("AdamW.step() was called outside the function of on_round: move it, with clipping")
+def step_outside(group: Any) -> None:
+    training = plain(group)
+    training.backward()
+    training.optimizer.step()
+
+
+@says("SGD steps this model's parameters and is not in state")
+def forgotten_optimizer(group: Any) -> None:
+    training = Training(group)
+    other = torch.optim.SGD(training.layers.parameters(), lr=0.1)
+    training.partial.on_round(other.step)
+    training.steps()
+
+
+@says("was changed after backward, which had handed it in: clip and unscale in the function of on_round")
+def clip_outside(group: Any) -> None:
+    training = plain(group)
+    training.backward()
+    nn.utils.clip_grad_norm_(training.layers.parameters(), 1e-3)
+    training.partial.step()
+
+
+@says("")
+def clip_that_changes_nothing(group: Any) -> None:
+    training = plain(group)
+    training.backward()
+    nn.utils.clip_grad_norm_(training.layers.parameters(), float("inf"))
+    training.partial.step()
+
+
+@says("was changed after backward")
+def zero_after_backward(group: Any) -> None:
+    training = plain(group)
+    training.backward()
+    training.optimizer.zero_grad()
+    training.partial.step()
+
+
+@says("the gradient of 2.bias was changed after backward")
+def change_without_a_version(group: Any) -> None:
+    training = plain(group)
+    training.backward()
+    bias = training.layers[2].bias
+    bias.grad.data.mul_(2)
+    training.partial.step()
+
+
+@says("lr of group 0 of AdamW was 0.001 and is 0.5 between rounds")
+def other_rate(group: Any) -> None:
+    training = plain(group)
+    training.steps()
+    training.optimizer.param_groups[0]["lr"] = 0.5
+    training.steps()
+
+
+@says("lr of group 0 of AdamW was 0.001 and is 0.0005 between rounds")
+def schedule_outside(group: Any) -> None:
+    training = plain(group)
+    schedule = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+    training.steps()
+    schedule.step()
+    training.steps()
+
+
+@says("params of group 1 of AdamW has other parameters between rounds")
+def other_group(group: Any) -> None:
+    training = plain(group)
+    training.steps()
+    training.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    training.steps()
+
+
+@says("requires_grad of 0.weight was True and is False between rounds")
+def frozen_layer(group: Any) -> None:
+    training = plain(group)
+    training.steps()
+    training.layers[0].weight.requires_grad_(False)
+    training.steps()
+
+
+@says("has a second gradient in this step: put all backward passes but the last under `with partial.no_sync():`")
+def second_backward(group: Any) -> None:
+    training = plain(group)
+    training.backward()
+    training.model(torch.randn(3, 6)).sum().backward()
+
+
+@says("has a second gradient in this step")
+def second_backward_of_a_part(group: Any) -> None:
+    training = plain(group)
+    for _ in range(2):
+        training.layers[0](torch.randn(3, 6)).sum().backward()
+
+
+@says("there was no backward pass since the last step, or all were under no_sync()")
+def nothing_to_hand_in(group: Any) -> None:
+    training = plain(group)
+    with training.partial.no_sync():
+        training.backward()
+    training.partial.step()
+
+
+@says("weight has a sparse gradient, which no round can sum: use Embedding(..., sparse=False)")
+def sparse(group: Any) -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    partial = Gradients(table, fire="solo", group=group)
+    partial.on_round(lambda: None)
+    table(torch.tensor([1])).sum().backward()
+
+
+@says("model.join() waits for all ranks in each step: partial.finish() takes")
+def join(group: Any) -> None:
+    training = Training(group, wrapped=True)
+    with training.model.join():
+        pass
+
+
+@says("1 is a SyncBatchNorm, whose forward pass waits for all ranks: take BatchNorm")
+def synchronous_norm(group: Any) -> None:
+    Gradients(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), group=group)
+
+
+@says("DistributedDataParallel(find_unused_parameters=False)")
+def unused_parameters(group: Any) -> None:
+    Gradients(DistributedDataParallel(nn.Linear(2, 2), process_group=group, find_unused_parameters=True))
+
+
+@says("weight is sharded (FSDP, tensor parallelism)")
+def sharded(group: Any) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    model = nn.Linear(4, 4, bias=False)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+    Gradients(model, group=group)
+
+
+@says("LBFGS makes several backward passes in a step")
+def several_passes(group: Any) -> None:
+    training = Training(group)
+    training.partial.optimizer(torch.optim.LBFGS(training.layers.parameters()))
+
+
+@says("meet_every=20 is the rule's full=20")
+def two_meetings(group: Any) -> None:
+    Training(group, fire="solo,full=10", meet_every=20)
+
+
+@says("name the rule by fire=")
+def preset(group: Any) -> None:
+    Training(group, preset="quorum")
+
+
+@says("state has a float, which has no state_dict")
+def no_state(group: Any) -> None:
+    Training(group, more=[0.5])
+
+
+@says("fire")
+def unknown_rule(group: Any) -> None:
+    Training(group, fire="sometimes")
+
+
+@says("AdamW.step() was called outside the function of on_round")
+def scaler_beside(group: Any) -> None:
+    training, scaler = plain(group), torch.amp.GradScaler("cpu")
+    scaler.scale(training.model(torch.randn(3, 6)).sum()).backward()
+    scaler.step(training.optimizer)
+
+
+@says("give all that changes state to partial.on_round(function)")
+def no_function(group: Any) -> None:
+    training = Training(group)
+    training.steps()
+
+
+@says("on_round was called before")
+def two_functions(group: Any) -> None:
+    training = plain(group)
+    training.partial.on_round(training.optimizer.step)
+
+
+@says("a round was not applied as a whole (ValueError: a mistake of its own)")
+def goes_on_after_an_error(group: Any) -> None:
+    training = Training(group)
+
+    def apply() -> None:
+        raise ValueError("a mistake of its own")
+
+    training.partial.on_round(apply)
+    with contextlib.suppress(ValueError):
+        training.steps(1)
+    training.steps(1)
+
+
+@says("differ after round 4 (equal after 0): 0.weight of AveragedModel in state (and 3 more); what changes state must be in")
+def average_outside(group: Any) -> None:
+    training = Training(group, meet_every=4)
+    average = AveragedModel(training.layers)
+    training.partial._replica.add(average)
+    training.partial.on_round(training.optimizer.step)
+    while True:
+        training.steps(1)
+        if dist.get_rank() != 1:
+            average.update_parameters(training.layers)
+
+
+@says("ranks 0, 1, 2 and rank 3 differ after round 8 (equal after 4): 0.weight; what changes state must be in")
+def weights_of_one_rank(group: Any) -> None:
+    training = plain(group, meet_every=4)
+    training.until_met(4)
+    if dist.get_rank() == 3:
+        with torch.no_grad():
+            training.layers[0].weight += 1
+    # No gradient of this weight, and no decay of it: only its own change is to be seen.
+    training.optimizer.param_groups[0]["lr"] = 0.0
+    training.until_met(8)
+    training.until_met(12)
+
+
+@says("ranks 0, 1, 2 and rank 3 differ after round 8 (equal after 4): 0.weight (and 3 more), lr of group 0;")
+def rate_of_one_rank(group: Any) -> None:
+    training = plain(group, meet_every=4)
+    training.until_met(4)
+    if dist.get_rank() == 3:
+        training.optimizer.param_groups[0]["lr"] = 0.5
+    training.until_met(12)
+
+
+@says("ranks compute differently: threads of torch of rank 0 is 1, and of rank 3 2; make them equal")
+def other_threads(group: Any) -> None:
+    training = plain(group)
+    if dist.get_rank() == 3:
+        torch.set_num_threads(2)
+    try:
+        training.steps()
+    finally:
+        torch.set_num_threads(1)
+
+
+def _call_between(group: Any, fire: str) -> None:
+    training = plain(group, fire=fire)
+    training.steps(1)
+    begun = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(1), group=group)
+    finally:
+        assert time.monotonic() - begun < 5
+
+
+for rule in ("solo", "quorum=3", "majority"):
+    text = "of partial gradients on the same group: other ranks are in other rounds. Make it where partial.met is true"
+    MISTAKES.append((text, lambda group, rule=rule: _call_between(group, rule)))
+
+
+@says("another Gradients has live rounds on this group, and each would wait in the other's meetings")
+def two_on_a_group(group: Any) -> None:
+    plain(group).steps(1)
+    second = nn.Linear(2, 1)
+    partial = Gradients(second, fire="solo", group=group)
+    partial.on_round(lambda: None)
+    second(torch.ones(1, 2)).sum().backward()
+    partial.step()
+
+
+@says("a checkpoint is right where partial.met is true")
+def checkpoint_between(group: Any) -> None:
+    training = plain(group)
+    training.steps(1)
+    training.partial.state_dict()
+
+
+@says("this training has finished")
+def step_after_the_end(group: Any) -> None:
+    training = plain(group)
+    training.steps(1)
+    training.partial.finish()
+    training.steps(1)
+
+
+def check_all(only: str = "") -> None:
+    """Makes each mistake on a group of its own, and reads what is said."""
+    torch.set_num_threads(1)
+    wrong = []
+    for text, mistake in MISTAKES:
+        if only not in mistake.__name__:
+            continue
+        group = dist.new_group()
+        try:
+            mistake(group)
+            said = ""
+        except earlybird.Error as error:
+            said = str(error)
+        if (text == "") != (said == "") or text not in said:
+            wrong.append(f"{mistake.__name__}: {said!r} has not {text!r}")
+    print(len(MISTAKES), "mistakes", flush=True)
+    assert not wrong, "\n".join(wrong)

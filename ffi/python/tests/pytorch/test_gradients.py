@@ -1,0 +1,234 @@
+"""Partial rounds of gradients: all ranks have one model."""
+
+import os
+
+import pytest
+
+pytest.importorskip("torch", reason="SKIPPED: torch is not installed; pip install torch")
+
+from ranks import run  # noqa: E402
+
+# Rounds of each training.
+ROUNDS = int(os.environ.get("TEST_ROUNDS", "60"))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("form", ["module", "ddp", "hook"])
+def test_all_ranks_and_one_process_have_the_same_bits(kind: str, form: str) -> None:
+    texts = run(
+        f"""
+        import training
+        training.check_all(({form!r},), ({kind!r},), training.EXTRAS, training.RULES, {ROUNDS})
+        """.replace("\n        ", "\n"),
+        4,
+        timeout=2400,
+    )
+    print(*texts)
+
+
+def test_mistakes_are_errors_that_name_the_cure() -> None:
+    run("import mistakes\nmistakes.check_all()\nos._exit(0)", 4)
+
+
+PROGRAM = """
+import random, time
+torch.set_num_threads(1)
+torch.manual_seed(rank)
+model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+partial = earlybird.torch.Gradients(model, state=[optimizer], fire="solo", meet_every=10)
+partial.on_round(optimizer.step)
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(4, 6)).tanh().sum().backward()
+    time.sleep(0.002 * random.random() + 0.01 * (rank == 1))
+    partial.step()
+def end(steps):
+    partial.finish()
+    digest = [value.sum().item() for value in (*model.state_dict().values(), *optimizer.state_dict()["state"][0].values())]
+    all = [None] * size
+    dist.all_gather_object(all, (digest, partial.rounds, partial.contributions, steps))
+    assert all[0][:3] == all[rank][:3], all
+    # No gradient is lost, and none is counted twice.
+    assert partial.contributions == sum(other[3] for other in all), all
+    dist.barrier()
+"""
+
+ENDS = {
+    "loops of different lengths": """
+steps = (20, 45, 7, 30)[rank]
+for _ in range(steps):
+    step()
+end(steps)
+""",
+    "a goal in contributions": """
+steps = 0
+while partial.contributions < 120:
+    step()
+    steps += 1
+end(steps)
+""",
+    "an early stop, and a rank without a step": """
+steps = (40, 3, 0, 25)[rank]
+for _ in range(steps):
+    step()
+end(steps)
+""",
+    "a timeout in the end": """
+for _ in range(5):
+    step()
+if rank == 0:
+    time.sleep(0.5)
+for _ in range(30):
+    try:
+        partial.finish(timeout=0.1)
+        break
+    except earlybird.Timeout:
+        pass
+end(5)
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_all_ranks_end_with_one_model(end: str) -> None:
+    run(PROGRAM + ENDS[end], 4)
+
+
+def test_a_framework_calls_the_optimizer() -> None:
+    run(
+        """
+        torch.set_num_threads(1)
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+        partial = earlybird.torch.Gradients(model, fire="quorum=2", meet_every=5)
+        assert partial.optimizer(optimizer, clip_grad_norm=1.0, scheduler=schedule) is optimizer
+        later = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        for _ in range(30):
+            def closure():
+                optimizer.zero_grad()
+                loss = model(torch.randn(4, 6)).square().sum()
+                loss.backward()
+                return loss
+            before = schedule.last_epoch
+            assert optimizer.step(closure).item() > 0
+            schedule.step()
+            assert schedule.last_epoch - before == len(partial.last) or schedule.last_epoch == 19
+            if partial.met:
+                rates = [None] * size
+                dist.all_gather_object(rates, (optimizer.param_groups[0]["lr"], schedule.state_dict()))
+                assert all(rate == rates[0] for rate in rates), rates
+        partial.finish()
+        assert schedule.last_epoch == 19
+        copied = copy.deepcopy(schedule.state_dict())
+        assert not any(callable(value) for value in copied.values()), copied
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        3,
+    )
+
+
+def test_a_synchronous_rule_has_the_bits_of_ddp() -> None:
+    for ranks in (2, 4):
+        run(
+            """
+            torch.set_num_threads(1)
+            models = [nn.Sequential(nn.Linear(6, 50), nn.ReLU(), nn.Linear(50, 2)) for _ in range(2)]
+            models[1].load_state_dict(models[0].state_dict())
+            wrapped = DistributedDataParallel(models[1])
+            optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+            partial = earlybird.torch.Gradients(models[0], state=[optimizers[0]], fire="all", meet_every=7)
+            partial.on_round(optimizers[0].step)
+            data = torch.Generator().manual_seed(rank)
+            for _ in range(40):
+                x = torch.randn(4, 6, generator=data)
+                optimizers[0].zero_grad()
+                models[0](x).square().sum().backward()
+                partial.step()
+                assert partial.met
+                optimizers[1].zero_grad()
+                wrapped(x).square().sum().backward()
+                optimizers[1].step()
+                for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+                    assert torch.equal(one, other)
+            partial.finish()
+            dist.barrier()
+            """.replace("\n            ", "\n"),
+            ranks,
+        )
+
+
+def test_the_group_may_come_after_the_model() -> None:
+    texts = run(
+        """
+        torch.set_num_threads(1)
+        dist.destroy_process_group()
+        torch.manual_seed(rank)
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        partial = earlybird.torch.Gradients(model, state=[optimizer], fire="solo", meet_every=5)
+        partial.on_round(optimizer.step)
+        dist.init_process_group("earlybird")
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.ones(1, 6)).sum().backward()
+            partial.step()
+        partial.finish()
+        print([parameter.sum().item() for parameter in model.parameters()])
+        """.replace("\n        ", "\n"),
+        3,
+    )
+    assert len(set(texts)) == 1, texts
+
+
+def test_a_checkpoint_goes_on_to_the_same_bits() -> None:
+    run(
+        """
+        import io
+        torch.set_num_threads(1)
+        def make():
+            torch.manual_seed(1)
+            model = nn.Linear(6, 3)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
+            partial = earlybird.torch.Gradients(model, state=[optimizer, schedule], fire="quorum=3", meet_every=10)
+            def apply():
+                for parameter in model.parameters():
+                    parameter.grad += 0.1 * torch.randn_like(parameter)
+                optimizer.step()
+                schedule.step()
+            partial.on_round(apply)
+            return model, optimizer, partial
+        def train(made, first, rounds):
+            model, optimizer, partial = made
+            # All ranks wait for each other, so that both trainings have the same rounds.
+            for step in range(first, rounds):
+                optimizer.zero_grad()
+                torch.manual_seed(100 * step + rank)
+                model(torch.randn(4, 6)).square().sum().backward()
+                partial.step()
+            return [parameter.detach().clone() for parameter in model.parameters()]
+        if size != 3:
+            raise AssertionError
+        whole = make()
+        train(whole, 0, 10)
+        assert whole[2].met
+        saved = io.BytesIO()
+        torch.save((whole[0].state_dict(), whole[2].state_dict()), saved)
+        expected = train(whole, 10, 25)
+        counts = whole[2].rounds, whole[2].contributions
+        whole[2].finish()
+        saved.seek(0)
+        of_model, of_partial = torch.load(saved, weights_only=False)
+        again = make()
+        again[0].load_state_dict(of_model)
+        again[2].load_state_dict(of_partial)
+        found = train(again, 10, 25)
+        assert (again[2].rounds, again[2].contributions) == counts == (25, 75)
+        assert all(map(torch.equal, found, expected))
+        again[2].finish()
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        3,
+    )
