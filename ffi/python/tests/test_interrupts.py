@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -187,3 +191,75 @@ def test_outcomes_that_came_at_ctrl_c_are_not_lost() -> None:
         """,
         2,
     )
+
+
+def _listens(process: int) -> set[int]:
+    """The ports at which a process listens."""
+    sockets, ports = set(), set()
+    for descriptor in os.listdir(f"/proc/{process}/fd"):
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(f"/proc/{process}/fd/{descriptor}"))
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/{process}/net/{name}", encoding="ascii") as table:
+            for line in list(table)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+JOINS = """
+import signal, earlybird
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    earlybird.World(deadline=60)
+except KeyboardInterrupt:
+    print("INTERRUPTED", flush=True)
+except earlybird.Error as error:
+    print(error, flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_process_whose_libfabric_does_not_return() -> None:
+    """A stranger stops it while ranks join: SECURITY.md has the bytes."""
+    try:
+        ctypes.CDLL("libfabric.so.1")
+    except OSError:
+        pytest.skip("SKIPPED: there is no libfabric")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        store = free.getsockname()[1]
+    variables = os.environ | {
+        "EARLYBIRD_WORLD_SIZE": "2",
+        "EARLYBIRD_STORE": f"tcp:127.0.0.1:{store}",
+        "EARLYBIRD_SECRET": "a secret of this test",
+        "EARLYBIRD_FABRIC": "ofi",
+        "EARLYBIRD_PROVIDER": "tcp;ofi_rxm",
+        "EARLYBIRD_SILENCE": "3s",
+    }
+
+    def begin(rank: int) -> subprocess.Popen[str]:
+        of_rank = variables | {"EARLYBIRD_RANK": str(rank)}
+        command = [sys.executable, "-c", JOINS]
+        return subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ports(process: subprocess.Popen[str]) -> set[int]:
+        until = time.monotonic() + 30
+        while not (found := _listens(process.pid) - {store}):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return found
+
+    first = begin(0)
+    with contextlib.ExitStack() as connected:
+        for port in ports(first):
+            stranger = connected.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(bytes([3, 0, 0, 24]) + bytes(28))
+        second = begin(1)
+        ports(second)
+        time.sleep(1)
+        first.send_signal(signal.SIGINT)
+        texts = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert first.returncode == 0 and second.returncode == 0, texts
+    # It ends by itself, long before its deadline: at the latest where the call is abandoned.
+    assert "INTERRUPTED" in texts[0] or "libfabric has not returned for" in texts[0], texts
