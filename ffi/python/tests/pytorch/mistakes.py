@@ -310,7 +310,7 @@ def _call_between(group: Any, fire: str) -> None:
 
 
 for rule in ("solo", "quorum=3", "majority"):
-    text = "of partial gradients on the same group: other ranks are in other rounds. Make it where partial.met is true"
+    text = "with partial rounds on the same group: other ranks are in other rounds. Make it where its `met` is true"
     MISTAKES.append((text, lambda group, rule=rule: _call_between(group, rule)))
 
 

@@ -232,3 +232,52 @@ def test_a_checkpoint_goes_on_to_the_same_bits() -> None:
         """.replace("\n        ", "\n"),
         3,
     )
+
+
+@pytest.mark.parametrize("preset", ["wagma", "p-reduce", "local"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_averages_of_models_lose_no_update(preset: str, every: int) -> None:
+    run(
+        f"""
+        import time
+        torch.set_num_threads(1)
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2).bfloat16())
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        average = earlybird.torch.ModelAverage(model, optimizer, preset={preset!r}, every={every})
+        begun = torch.cat([parameter.detach().float().reshape(-1) for parameter in model.parameters()])
+        updates, arrive = torch.zeros_like(begun), earlybird.Allreduce.arrive
+        def recorded(self):
+            updates.add_(torch.from_numpy(self.contribution().copy()))
+            arrive(self)
+        earlybird.Allreduce.arrive = recorded
+        for _ in range(20 + (rank if {preset!r} != "local" else 0)):
+            optimizer.zero_grad()
+            hidden = model[:2](torch.randn(4, 6))
+            model[2](hidden.bfloat16()).float().square().mean().backward()
+            time.sleep(0.01 * (rank == 1))
+            optimizer.step()
+            average.step()
+            if {preset!r} != "local":
+                try:
+                    dist.barrier()
+                except earlybird.UsageError as problem:
+                    assert "where its `met` is true" in str(problem), problem
+                else:
+                    raise AssertionError("a barrier between averages")
+        average.finish()
+        ended = torch.cat([parameter.detach().float().reshape(-1) for parameter in model.parameters()])
+        others = [torch.empty_like(ended) for _ in range(size)]
+        dist.all_gather(others, ended)
+        assert all(torch.equal(other, ended) for other in others)
+        buffers = [None] * size
+        dist.all_gather_object(buffers, [buffer.sum().item() for buffer in model.buffers()])
+        assert all(other == buffers[0] for other in buffers), buffers
+        dist.all_reduce(updates)
+        if {preset!r} != "p-reduce":
+            torch.testing.assert_close(ended, begun + updates / size, rtol=1e-2, atol=1e-3)
+        assert not torch.equal(ended, begun) and average.rounds > 0
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        4,
+    )

@@ -8,7 +8,7 @@ process group is a world of its own. Its collectives are synchronous. They run o
 calls, on a thread of the group where they are asynchronous.
 
 :class:`Gradients` sums the gradients of a model in partial rounds that all ranks apply alike; :func:`partial_hook` is the same
-as a hook of ``DistributedDataParallel``. :func:`empty` makes tensors that are reduced in place.
+as a hook of ``DistributedDataParallel``. :class:`ModelAverage` averages models of ranks in groups. :func:`empty` makes tensors that are reduced in place.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ._agreement import Agreement
+from ._average import ModelAverage
 from ._compiler import never_compiled
 from ._gradients import Gradients, Round
 from ._group import EarlybirdProcessGroup, group_of
@@ -27,7 +28,7 @@ from ._handin import HandIn
 from ._hook import PartialHook, partial_hook
 from ._queue import MadeCall
 
-__all__ = ["EarlybirdProcessGroup", "Gradients", "PartialHook", "Round", "empty", "partial_hook", "register"]
+__all__ = ["EarlybirdProcessGroup", "Gradients", "ModelAverage", "PartialHook", "Round", "empty", "partial_hook", "register"]
 
 
 def register() -> None:
@@ -52,4 +53,4 @@ def empty(
 
 
 register()
-never_compiled(EarlybirdProcessGroup, MadeCall, Gradients, HandIn, Agreement)
+never_compiled(EarlybirdProcessGroup, MadeCall, Gradients, HandIn, Agreement, ModelAverage)

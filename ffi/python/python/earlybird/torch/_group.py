@@ -25,6 +25,7 @@ from ._queue import Calls, MadeCall, end_all
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name, result_of
 
 if TYPE_CHECKING:
+    from ._average import ModelAverage
     from ._gradients import Gradients
 
 
@@ -48,7 +49,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._messages: dict[tuple[str, int | None], Calls] = {}
         self._opening = threading.Lock()
         self._barriers = 0
-        self.partial: list[Gradients] = []
+        self.partial: list[Gradients | ModelAverage] = []
         """Trainings whose ranks are in different rounds."""
 
     # What torch asks a group about itself.
@@ -110,8 +111,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         for training in self.partial:
             if not training.met:
                 raise UsageError(
-                    f"a synchronous call after round {training.rounds} of partial gradients on the same group: other ranks are in "
-                    "other rounds. Make it where partial.met is true, after partial.finish(), or on a group of its own"
+                    f"a synchronous call after round {training.rounds} of a training with partial rounds on the same group: other "
+                    "ranks are in other rounds. Make it where its `met` is true, after its finish(), or on a group of its own"
                 )
 
     def _make(self, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:

@@ -1,0 +1,149 @@
+"""Averages of models: each rank trains a model of its own, and ranks mix them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .._allreduce import Outcome
+from .._errors import UsageError
+from ._agreement import Agreement
+from ._forms import refuse_forms
+from ._group import EarlybirdProcessGroup, group_of
+from ._replica import Replica
+from ._tensors import NAMES, Tensor, bytes_of, lent
+
+# The choices of the collective for each preset.
+_PRESETS: dict[str, dict[str, str | int]] = {
+    "wagma": {"preset": "wagma"},
+    "p-reduce": {"preset": "p-reduce"},
+    "local": {"fire": "all", "group": "world"},
+}
+
+
+class ModelAverage:
+    """Ranks train models of their own, and average them.
+
+    >>> average = ModelAverage(model, optimizer, preset="wagma")
+    >>> for x, y in data:
+    ...     optimizer.zero_grad(); loss(model(x), y).backward(); optimizer.step()
+    ...     average.step()
+    >>> average.finish()
+
+    A rank contributes what its steps have added to its model, and goes on with the average of its group. The presets say which
+    ranks are a group: ``"wagma"`` takes ranks in turn and waits for none of them but in every tenth round; ``"p-reduce"`` takes
+    ranks that arrive one after the other; ``"local"`` takes all, which wait for each other. ``every`` is how many steps a rank
+    makes from one average to the next. Further choices are those of ``World.allreduce``. No update is lost: the sum of all
+    models grows by the sum of all updates.
+
+    All ranks of the group make it, with the same choices. The lowest rank gives the others its model and its optimizer's state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        preset: str = "wagma",
+        every: int = 1,
+        group: EarlybirdProcessGroup | None = None,
+        timeout: float | None = None,
+        **choices: str | int,
+    ) -> None:
+        if preset not in _PRESETS or every < 1:
+            names = ", ".join(_PRESETS)
+            raise UsageError(f"preset={preset!r}, every={every}: the presets are {names}, and every is a number of steps")
+        refuse_forms(model)
+        self._group = group_of(group, "averages of models")
+        self._timeout = self._group._seconds(None) if timeout is None else timeout
+        self._replica = Replica(model, [optimizer])
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self._parameters:
+            raise UsageError("the model has no parameter that is trained")
+        self._dtype = torch.float32
+        for parameter in self._parameters:
+            self._dtype = torch.promote_types(self._dtype, parameter.dtype)
+        if not self._dtype.is_floating_point:
+            raise UsageError(f"there are no averages of {self._dtype}")
+        self._agreement = Agreement(self._group, self._replica, self._timeout)
+        self._agreement.give(0)
+        # What this rank has taken last, as its parameters have it.
+        self._taken = self._flat()
+        lengths, chosen = [parameter.numel() for parameter in self._parameters], _PRESETS[preset] | choices
+        model_of_all, dtype = bytes_of(self._taken).view(f"f{self._dtype.itemsize}"), NAMES[self._dtype]
+        self._sum = self._agreement.together(
+            lambda world, _: world.allreduce(lengths, dtype=dtype, model=model_of_all, **chosen)
+        )
+        self._every = every
+        self._is_synchronous = preset == "local"
+        self._has_arrived = self._has_finished = False
+        self.met = True
+        """Collectives on the group are right: before the first step, after ``finish``, and always under ``"local"``."""
+        self.steps = 0
+        """Steps of this rank."""
+        self.rounds = 0
+        """Averages that this rank has taken."""
+        self._group.partial.append(self)
+
+    def _flat(self) -> Tensor:
+        parts = [parameter.detach().reshape(-1).to("cpu", self._dtype) for parameter in self._parameters]
+        return torch.cat(parts)
+
+    def step(self) -> bool:
+        """Call it after the optimizer's step. Returns whether the model is an average now.
+
+        After :class:`~earlybird.Timeout` nothing is lost: call again to go on.
+        """
+        if self._has_finished:
+            raise UsageError("these averages have finished; make a new ModelAverage")
+        if not self._has_arrived:
+            self.steps += 1
+            self.met = self._is_synchronous
+            if self.steps % self._every != 0:
+                return False
+        self._exchange()
+        return True
+
+    def _exchange(self) -> None:
+        if not self._has_arrived:
+            update = torch.from_numpy(self._sum.contribution())
+            torch.sub(self._flat(), self._taken, out=update)
+            del update
+            self._sum.arrive()
+            self._has_arrived = True
+        outcomes = self._sum.wait(self._timeout)
+        self._has_arrived = False
+        self.rounds += len(outcomes)
+        self._take(outcomes[-1])
+        del outcomes
+        self._sum.release()
+
+    @torch.no_grad()
+    def _take(self, outcome: Outcome) -> None:
+        for parameter, part in zip(self._parameters, outcome.tensors(), strict=True):
+            parameter.copy_(lent(part).view(self._dtype).view(parameter.shape))
+        self._taken = self._flat()
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Gives all ranks the mean of all models, buffers too. It waits until all ranks have called it."""
+        if self._has_finished:
+            return
+        if self._has_arrived or self.steps % self._every != 0:
+            self._exchange()
+        for outcome in self._sum.leave(self._timeout if timeout is None else timeout):
+            self._take(outcome)
+        group, flat = self._group, self._flat()
+        opts = dist.AllreduceOptions()
+        opts.reduceOp = dist.ReduceOp.AVG
+        group.partial.remove(self)
+        self.met = True
+        group.allreduce([flat], opts).wait()
+        with torch.no_grad():
+            parts = flat.split([parameter.numel() for parameter in self._parameters])
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.copy_(part.view(parameter.shape))
+        self._agreement.average_buffers()
+        self._has_finished = True
