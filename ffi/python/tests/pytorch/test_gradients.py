@@ -51,6 +51,10 @@ def end(steps):
     assert all[0][:3] == all[rank][:3], all
     # No gradient is lost, and none is counted twice.
     assert partial.contributions == sum(other[3] for other in all), all
+    numbers = partial.metrics()
+    assert numbers["contributions"] == partial.contributions
+    late = {name: number for name, number in numbers.items() if name.startswith("late/")}
+    assert 0 <= min(late.values()) <= max(late.values()) <= 1 and len(late) <= size, late
     dist.barrier()
 """
 

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from ._agreement import Agreement
 from ._average import ModelAverage
 from ._compiler import never_compiled
-from ._gradients import Gradients, Round
+from ._gradients import Gradients
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._hook import PartialHook, partial_hook
 from ._queue import MadeCall
+from ._rounds import Round
 
 __all__ = ["EarlybirdProcessGroup", "Gradients", "ModelAverage", "PartialHook", "Round", "empty", "partial_hook", "register"]
 

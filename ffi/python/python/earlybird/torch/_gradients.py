@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +26,11 @@ from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
 from ._replica import Replica
+from ._rounds import Ages, Round
 from ._schedule import by_round
 from ._tensors import NAMES
 
-
-class Round(NamedTuple):
-    """A round that this rank has applied."""
-
-    round: int
-    fresh: list[int]
-    """Ranks whose contribution was made for it."""
-    carried: list[int]
-    """Ranks whose contribution was late."""
-    ages: list[int]
-    """How many rounds late each contribution is, in the order of reduction."""
-    initiator: int | None
-    """The rank that closed it; none in a synchronous one."""
+_LOG = logging.getLogger("earlybird")
 
 
 class Gradients:
@@ -135,6 +125,7 @@ class Gradients:
         """Gradients of all ranks that are in these rounds: the same number on all ranks after the same round."""
         self.last: list[Round] = []
         """The rounds that the last :meth:`step` has applied."""
+        self._ages: dict[int, Ages] = {}
         self._waited = 0.0
         self._begun = time.monotonic()
         self._hooks: list[Any] = [register_optimizer_step_pre_hook(self._before_step_of)]
@@ -213,6 +204,7 @@ class Gradients:
         agreement.give(giver)
         self.rounds, self.contributions = counts[giver]
         self._compare()
+        _LOG.info("finished after round %d with one model (%d contributions)", self.rounds, self.contributions)
         self._group.partial.remove(self)
         self._handin.end()
         self._sum, self.met, self._has_finished = None, True, True
@@ -286,9 +278,13 @@ class Gradients:
         self.contributions = saved["contributions"]
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of this training so far, for a log."""
+        """Numbers of this training so far, for a log.
+
+        ``late/R`` is the share of rank R's contributions that were late, and ``age/R`` how many rounds they were late, as a mean
+        over all of its contributions; the same on all ranks after the same round. ``waited`` is in seconds, of this rank.
+        """
         seconds = max(time.monotonic() - self._begun, 1e-9)
-        return {
+        numbers: dict[str, float] = {
             "rounds": self.rounds,
             "contributions": self.contributions,
             "rounds/s": self.rounds / seconds,
@@ -296,6 +292,10 @@ class Gradients:
             "waited": self._waited,
             "non_finite": self._handin.non_finite,
         }
+        for rank, ages in sorted(self._ages.items()):
+            numbers[f"late/{rank}"] = ages.late / ages.all
+            numbers[f"age/{rank}"] = ages.sum / ages.all
+        return numbers
 
     # The group, and the collective.
 
@@ -392,6 +392,8 @@ class Gradients:
         self.rounds += 1
         self.contributions += len(contributions)
         ages = [entry.age for entry in contributions]
+        for entry in contributions:
+            self._ages.setdefault(entry.rank, Ages()).note(entry.age)
         number = self._restored + outcome.round
         self.last.append(Round(number, outcome.fresh, outcome.carried, ages, outcome.initiator))
         self._handin.load(outcome)
@@ -430,6 +432,7 @@ class Gradients:
             self._agreement.average_buffers()
             self._compare()
             self.met = True
+            _LOG.info("round %d: all ranks have the same model (%d contributions)", self.rounds, self.contributions)
 
     def _compare(self, buffers: bool = True) -> None:
         assert self._agreement is not None
