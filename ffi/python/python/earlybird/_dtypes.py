@@ -46,6 +46,9 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     wanted = numpy_dtype(dtype)
+    if wanted.name == "bfloat16":
+        # That of ml_dtypes.
+        return "bf16"
     for name, known in DTYPES.items():
         if known == wanted and name != "bf16":
             return name

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from . import _earlybird, _log
 from ._allreduce import Allreduce
+from ._arrays import Given, data, kinds, result, rows, source, view, written
 from ._dtypes import DTYPES, Array, dtype_name, numpy_dtype
 from ._earlybird import collectives
 from ._errors import UsageError, reason
@@ -44,19 +45,6 @@ class Copies(NamedTuple):
     """Out of that memory, which may be another rank's."""
 
 
-def _array(array: Array) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"a call needs a NumPy array, and no {type(array).__name__}")
-    return array
-
-
-def _result(out: Array, like: Array, elements: int) -> Array:
-    """An array for so many elements of a type."""
-    if _array(out).dtype != like.dtype or out.size != elements:
-        raise UsageError(f"{elements} elements of {like.dtype} are needed here, and not {out.size} of {out.dtype}")
-    return out
-
-
 def _whole(name: str, given: SupportsIndex, least: int, most: int) -> int:
     try:
         number = operator.index(given)
@@ -65,27 +53,6 @@ def _whole(name: str, given: SupportsIndex, least: int, most: int) -> int:
     if not least <= number <= most:
         raise UsageError(f"{name} is {number}; use {least} to {most}, where each rank gets the world of its color")
     return number
-
-
-def _rows(array: Array, count: int) -> Array:
-    if _array(array).ndim == 0 or array.shape[0] % count != 0:
-        raise UsageError(f"the rows of an array of shape {array.shape} cannot be divided among {count} ranks")
-    return array
-
-
-def _kinds(array: Array, dtype: str | None, reduce: str) -> tuple[str, str]:
-    """An element type and a reduction."""
-    name = dtype_name(_array(array).dtype if dtype is None else dtype)
-    if DTYPES[name] != array.dtype:
-        raise UsageError(f"an array of {array.dtype} has no elements of {name}")
-    return name, reduce
-
-
-def _bytes(array: Array) -> memoryview:
-    """The memory of an array."""
-    if not _array(array).flags.c_contiguous:
-        raise UsageError("a call needs contiguous arrays; use numpy.ascontiguousarray")
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _texts(choices: Mapping[str, str | int]) -> list[tuple[str, str]]:
@@ -163,110 +130,126 @@ class World(_earlybird.World):
         """Waits until all ranks have called it."""
         collectives.barrier(self, timeout)
 
-    def broadcast(self, array: Array, root: int = 0, timeout: float | None = None) -> Array:
+    def broadcast(self, array: Given, root: int = 0, timeout: float | None = None) -> Given:
         """Copies an array of rank ``root`` to all ranks, in place. No other thread may use the array meanwhile."""
-        collectives.broadcast(self, _bytes(array), root, timeout)
+        with written(array) as own:
+            collectives.broadcast(self, data(own), root, timeout)
         return array
 
-    def all_gather(self, array: Array, out: Array | None = None, timeout: float | None = None) -> Array:
+    def all_gather(self, array: Given, out: Given = None, timeout: float | None = None) -> Given:
         """Gives the array of every rank to every rank: one more dimension, the ranks, comes first."""
-        out = np.empty((self.size, *_array(array).shape), array.dtype) if out is None else out
-        collectives.all_gather(self, _bytes(array), _bytes(_result(out, array, self.size * array.size)), timeout)
+        own = source(array)
+        out = np.empty((self.size, *own.shape), own.dtype) if out is None else out
+        with written(result(out, own, self.size * own.size)) as all:
+            collectives.all_gather(self, data(own), data(all), timeout)
         return out
 
-    def gather(
-        self, array: Array, root: int = 0, out: Array | None = None, timeout: float | None = None
-    ) -> Array | None:
+    def gather(self, array: Given, root: int = 0, out: Given = None, timeout: float | None = None) -> Given:
         """Gives the array of every rank to rank ``root``; the others get nothing."""
-        if self.rank == root:
-            out = np.empty((self.size, *_array(array).shape), array.dtype) if out is None else out
-            _result(out, array, self.size * array.size)
-        collectives.gather(self, _bytes(array), None if out is None else _bytes(out), root, timeout)
+        own = source(array)
+        if self.rank != root:
+            collectives.gather(self, data(own), None, root, timeout)
+            return None
+        out = np.empty((self.size, *own.shape), own.dtype) if out is None else out
+        with written(result(out, own, self.size * own.size)) as all:
+            collectives.gather(self, data(own), data(all), root, timeout)
         return out
 
-    def scatter(self, out: Array, array: Array | None = None, root: int = 0, timeout: float | None = None) -> Array:
+    def scatter(self, out: Given, array: Given = None, root: int = 0, timeout: float | None = None) -> Given:
         """Gives each rank its part of the array of rank ``root``, whose first dimension is the ranks."""
-        if array is not None:
-            _result(out, _rows(array, self.size), array.size // self.size)
-        collectives.scatter(self, None if array is None else _bytes(array), _bytes(out), root, timeout)
+        all = None if array is None else rows(source(array), self.size)
+        if all is not None:
+            result(out, all, all.size // self.size)
+        with written(out) as own:
+            collectives.scatter(self, None if all is None else data(all), data(own), root, timeout)
         return out
 
-    def all_to_all(self, array: Array, out: Array | None = None, timeout: float | None = None) -> Array:
+    def all_to_all(self, array: Given, out: Given = None, timeout: float | None = None) -> Given:
         """Gives row i of each rank's array to rank i, which has them in the order of ranks.
 
         Where an array has more rows than there are ranks, each rank gets as many of them, one after the other.
         """
-        out = np.empty_like(_rows(array, self.size)) if out is None else out
-        collectives.all_to_all(self, _bytes(array), _bytes(_result(out, array, array.size)), None, timeout)
+        all = rows(source(array), self.size)
+        out = np.empty_like(all) if out is None else out
+        with written(result(out, all, all.size)) as own:
+            collectives.all_to_all(self, data(all), data(own), None, timeout)
         return out
 
     def all_to_all_of(
         self,
-        array: Array,
+        array: Given,
         lengths: Sequence[int],
-        out: Array,
+        out: Given,
         out_lengths: Sequence[int],
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Given:
         """As ``all_to_all`` with any lengths: so many rows of the array go to each rank, and so many of ``out`` come."""
-        _result(out, _array(array), _array(out).size)
-        size = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        all = source(array)
+        size = all.itemsize * int(np.prod(all.shape[1:], dtype=np.int64))
         scaled = ([length * size for length in lengths], [length * size for length in out_lengths])
-        collectives.all_to_all(self, _bytes(array), _bytes(out), scaled, timeout)
+        with written(result(out, all, view(out).size)) as own:
+            collectives.all_to_all(self, data(all), data(own), scaled, timeout)
         return out
 
     def all_reduce(
-        self, array: Array, reduce: str = "sum", timeout: float | None = None, *, dtype: str | None = None
-    ) -> Array:
+        self, array: Given, reduce: str = "sum", timeout: float | None = None, *, dtype: str | None = None
+    ) -> Given:
         """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max``, ``prod`` or ``mean``.
 
         For a reduction that is made again and again, ``allreduce`` is faster: it reads and writes in place. So does this one
         if the array is of :meth:`empty`, or a part of such an array: the same on all ranks. ``dtype="bf16"`` says that an
         array of 16-bit integers has the bits of such elements.
         """
-        collectives.all_reduce(self, _bytes(array), _kinds(array, dtype, reduce), timeout)
+        with written(array) as own:
+            collectives.all_reduce(self, data(own), kinds(own, dtype, reduce), timeout)
         return array
 
     def reduce(
         self,
-        array: Array,
+        array: Given,
         root: int = 0,
         reduce: str = "sum",
-        out: Array | None = None,
+        out: Given = None,
         timeout: float | None = None,
         *,
         dtype: str | None = None,
-    ) -> Array | None:
+    ) -> Given:
         """As ``all_reduce``, for rank ``root``; the others get nothing, and no array changes."""
-        if self.rank == root:
-            out = _result(np.empty_like(_array(array)) if out is None else out, array, array.size)
-        result = None if out is None else _bytes(out)
-        collectives.reduce(self, _bytes(array), result, _kinds(array, dtype, reduce), root, timeout)
+        own = source(array)
+        chosen = kinds(own, dtype, reduce)
+        if self.rank != root:
+            collectives.reduce(self, data(own), None, chosen, root, timeout)
+            return None
+        out = np.empty_like(own) if out is None else out
+        with written(result(out, own, own.size)) as reduced:
+            collectives.reduce(self, data(own), data(reduced), chosen, root, timeout)
         return out
 
     def reduce_scatter(
         self,
-        array: Array,
+        array: Given,
         reduce: str = "sum",
-        out: Array | None = None,
+        out: Given = None,
         timeout: float | None = None,
         *,
         dtype: str | None = None,
-    ) -> Array:
+    ) -> Given:
         """Reduces the arrays of all ranks, and gives row i of the result to rank i."""
-        kinds = _kinds(_rows(array, self.size), dtype, reduce)
-        out = np.empty(array.shape[1:], array.dtype) if out is None else out
-        _result(out, array, array.size // self.size)
-        collectives.reduce_scatter(self, _bytes(array), _bytes(out), kinds, timeout)
+        all = rows(source(array), self.size)
+        chosen = kinds(all, dtype, reduce)
+        out = np.empty(all.shape[1:], all.dtype) if out is None else out
+        with written(result(out, all, all.size // self.size)) as own:
+            collectives.reduce_scatter(self, data(all), data(own), chosen, timeout)
         return out
 
-    def send(self, array: Array, to: int, tag: int = 0, timeout: float | None = None) -> None:
+    def send(self, array: Given, to: int, tag: int = 0, timeout: float | None = None) -> None:
         """Sends an array to another rank. The first message of a world waits for that of all other ranks."""
-        collectives.send(self, _bytes(array), to, tag, timeout)
+        collectives.send(self, data(source(array)), to, tag, timeout)
 
-    def receive(self, out: Array, source: int | None = None, tag: int = 0, timeout: float | None = None) -> int:
+    def receive(self, out: Given, source: int | None = None, tag: int = 0, timeout: float | None = None) -> int:
         """Receives an array of another rank, or of any; returns that rank."""
-        return collectives.receive(self, _bytes(out), source, tag, timeout)
+        with written(out) as own:
+            return collectives.receive(self, data(own), source, tag, timeout)
 
     def open_messages(self, timeout: float | None = None) -> None:
         """Prepares messages, on all ranks at once."""
