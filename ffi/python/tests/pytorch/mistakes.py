@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import earlybird
-from earlybird.torch import Gradients
+from earlybird.torch import Gradients, _gradients
 
 MISTAKES: list[tuple[str, Callable[[Any], None]]] = []
 """What an error says, and a function of a group that has the mistake. No text: the program is right."""
@@ -64,7 +64,7 @@ def step_outside(group: Any) -> None:
     training.optimizer.step()
 
 
-@says("SGD steps this model's parameters and is not in state")
+@says("SGD makes steps in the function of on_round and is not in state")
 def forgotten_optimizer(group: Any) -> None:
     training = Training(group)
     other = torch.optim.SGD(training.layers.parameters(), lr=0.1)
@@ -138,7 +138,7 @@ def frozen_layer(group: Any) -> None:
     training.steps()
 
 
-@says("has a second gradient in this step: put all backward passes but the last under `with partial.no_sync():`")
+@says("has a second gradient in this step: put all backward passes but the last, and those of an evaluation")
 def second_backward(group: Any) -> None:
     training = plain(group)
     training.backward()
@@ -314,11 +314,12 @@ for rule in ("solo", "quorum=3", "majority"):
     MISTAKES.append((text, lambda group, rule=rule: _call_between(group, rule)))
 
 
-@says("another Gradients has live rounds on this group, and each would wait in the other's meetings")
-def two_on_a_group(group: Any) -> None:
-    plain(group).steps(1)
+@says("another Gradients, or ModelAverage, has live rounds, and ranks would wait in the one for ranks in the other")
+def two_at_a_time(group: Any) -> None:
+    first = plain(group)
+    first.steps(1)
     second = nn.Linear(2, 1)
-    partial = Gradients(second, fire="solo", group=group)
+    partial = Gradients(second, fire="solo", group=dist.new_group())
     partial.on_round(lambda: None)
     second(torch.ones(1, 2)).sum().backward()
     partial.step()
@@ -339,6 +340,98 @@ def step_after_the_end(group: Any) -> None:
     training.steps(1)
 
 
+@says("0.weight was frozen when Gradients was made, or has come later, and its gradient is not handed in")
+def thawed_layer(group: Any) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
+    layers[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    partial = Gradients(layers, state=[optimizer], group=group, fire="solo")
+    partial.on_round(optimizer.step)
+    layers[0].weight.requires_grad_(True)
+    layers(torch.ones(1, 6)).sum().backward()
+    partial.step()
+
+
+@says("SGD has a parameter that is not in the model, and its gradient is not handed in: put it in, as in")
+def parameter_of_the_loss(group: Any) -> None:
+    layers, weight = nn.Linear(6, 2), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*layers.parameters(), weight], lr=0.1)
+    partial = Gradients(layers, state=[optimizer], group=group, fire="solo")
+    partial.on_round(optimizer.step)
+    (weight * layers(torch.ones(1, 6)).sum()).backward()
+    partial.step()
+
+
+@says("all ranks differ after round 3 (equal after 1): weight")
+def other_function_of_each_rank(group: Any) -> None:
+    """Too short for a meeting: compared at the end."""
+    layers = nn.Linear(6, 2, bias=False)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    partial = Gradients(layers, state=[optimizer], group=group, fire="all")
+
+    @partial.on_round
+    def apply() -> None:
+        layers.weight.grad *= 1 + dist.get_rank() * (partial.rounds > 1)
+        optimizer.step()
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        layers(torch.ones(1, 6)).sum().backward()
+        partial.step()
+    partial.finish()
+
+
+@says("static_graph=False")
+def static_graph(group: Any) -> None:
+    Gradients(DistributedDataParallel(nn.Linear(2, 2), process_group=group, static_graph=True))
+
+
+@says("ReduceLROnPlateau takes a metric")
+def plateau(group: Any) -> None:
+    training = Training(group)
+    training.partial.optimizer(
+        training.optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer)
+    )
+
+
+@says("partial.optimizer takes one optimizer, and no on_round")
+def two_optimizers(group: Any) -> None:
+    training = Training(group)
+    training.partial.optimizer(training.optimizer)
+    training.partial.optimizer(torch.optim.SGD(training.layers.parameters(), lr=0.1))
+
+
+@says("step() was called in the function of on_round, which step() calls")
+def step_in_the_function(group: Any) -> None:
+    training = Training(group)
+    training.partial.on_round(training.partial.step)
+    training.steps(1)
+
+
+@says("ranks have different models: rank 0 has weight (torch.float32, (2, 6)), and rank 2 weight (torch.float64, (2, 6))")
+def another_type_on_one_rank(group: Any) -> None:
+    Gradients(nn.Linear(6, 2, dtype=torch.float64 if dist.get_rank() == 2 else torch.float32), group=group)
+
+
+@says("and state a list: state=[optimizer]")
+def state_that_is_no_list(group: Any) -> None:
+    layers = nn.Linear(6, 2)
+    Gradients(layers, state=torch.optim.SGD(layers.parameters(), lr=0.1), group=group)
+
+
+@says("the model is not that of the checkpoint: load its state_dict, too")
+def checkpoint_without_its_model(group: Any) -> None:
+    training = plain(group, meet_every=2)
+    training.until_met(2)
+    saved = training.partial.state_dict()
+    training.partial.finish()
+    torch.manual_seed(1)
+    other = plain(group, meet_every=2)
+    other.partial.load_state_dict(saved)
+    other.steps(1)
+
+
 def check_all(only: str = "") -> None:
     """Makes each mistake on a group of its own, and reads what is said."""
     torch.set_num_threads(1)
@@ -352,6 +445,8 @@ def check_all(only: str = "") -> None:
             said = ""
         except earlybird.Error as error:
             said = str(error)
+        # What is left of a training would be in the way of the next one.
+        _gradients._LIVE.clear()
         if (text == "") != (said == "") or text not in said:
             wrong.append(f"{mistake.__name__}: {said!r} has not {text!r}")
     print(len(MISTAKES), "mistakes", flush=True)

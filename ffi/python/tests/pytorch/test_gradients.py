@@ -285,3 +285,31 @@ def test_averages_of_models_lose_no_update(preset: str, every: int) -> None:
         """.replace("\n        ", "\n"),
         4,
     )
+
+
+def test_a_group_that_is_destroyed_in_a_training_ends_it_for_all() -> None:
+    run(
+        """
+        import time
+        torch.set_num_threads(1)
+        group = dist.new_group()
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        partial = earlybird.torch.Gradients(model, state=[optimizer], fire="quorum=3", meet_every=1000, group=group)
+        partial.on_round(optimizer.step)
+        try:
+            while True:
+                optimizer.zero_grad()
+                model(torch.ones(1, 6)).sum().backward()
+                partial.step()
+                if rank == 1 and partial.rounds >= 3:
+                    dist.destroy_process_group(group)
+                    break
+        except earlybird.Aborted as problem:
+            assert rank != 1 and "rank 1 aborted the job: the process group was destroyed" in str(problem), problem
+        else:
+            assert rank == 1
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        3,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -95,19 +95,21 @@ class Agreement:
                 theirs[0] = total / len(theirs)
             buffer.copy_(theirs[0])
 
-    def difference(self, rounds: int, buffers: bool = True) -> str | None:
-        """What is not the same on all ranks, after so many rounds; none if all is. All ranks wait for each other in it."""
+    def difference(self, rounds: int, buffers: bool = True, among: Sequence[int] | None = None) -> str | None:
+        """What is not the same on all ranks, or among some, after so many rounds; none if all is. All ranks wait for each other
+        in it."""
         mine = self._replica.fingerprints(buffers)
         total = hashlib.blake2b(repr(mine).encode(), digest_size=8).digest()
         sent = np.frombuffer(total, np.uint64)
         totals = self.together(lambda world, timeout: world.all_gather(sent, timeout=timeout).ravel())
-        if (totals == totals[0]).all():
+        ranks = range(len(totals)) if among is None else among
+        if all(totals[rank] == totals[ranks[0]] for rank in ranks):
             self._equal_after = rounds
             return None
         of_ranks = self.gather(mine)
         sides: dict[tuple[Fingerprint, ...], list[int]] = {}
-        for rank, found in enumerate(of_ranks):
-            sides.setdefault(tuple(found), []).append(rank)
+        for rank in ranks:
+            sides.setdefault(tuple(of_ranks[rank]), []).append(rank)
         first, second = list(sides)[:2]
         kinds: dict[str, list[str]] = {}
         for one in dict.fromkeys((*first, *second)):
@@ -115,6 +117,6 @@ class Agreement:
                 kinds[one.kind].append(one.name)
         kinds = {kind: names for kind, names in kinds.items() if names}
         named = [f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0] for names in kinds.values()]
-        several = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in sides.values()]
-        which = " and ".join(several) if len(sides) < max(len(of_ranks), 3) else "all ranks"
+        several = [f"rank{'s' if len(side) > 1 else ''} {', '.join(map(str, side))}" for side in sides.values()]
+        which = " and ".join(several) if len(sides) < max(len(ranks), 3) else "all ranks"
         return f"{which} differ after round {rounds} (equal after {self._equal_after}): {', '.join(named)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -64,3 +65,14 @@ def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
                     f"ranks compute differently: {name} of rank 0 is {first[name]}, and of rank {rank} {value}; make them "
                     'equal, or take unequal="copy"'
                 )
+
+
+def compare_kinds(agreement: Agreement, replica: Replica) -> None:
+    """Refuses ranks whose models have other tensors."""
+    named = [*replica.model.named_parameters(), *replica.model.named_buffers()]
+    mine = [f"{name} ({tensor.dtype}, {tuple(tensor.shape)})" for name, tensor in named]
+    first, *others = agreement.gather(mine)
+    for rank, theirs in enumerate(others, 1):
+        for one, other in zip_longest(first, theirs, fillvalue="nothing"):
+            if one != other:
+                raise Mismatch(f"ranks have different models: rank 0 has {one}, and rank {rank} {other}")

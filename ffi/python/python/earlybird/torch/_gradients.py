@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .._allreduce import Allreduce, Outcome
 from .._errors import Mismatch, UsageError, reason
 from ._agreement import Agreement
-from ._forms import compare_ways, no_join, refuse_forms, ways
+from ._forms import compare_kinds, compare_ways, no_join, refuse_forms, ways
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
 from ._replica import Replica
-from ._rounds import Ages, Round
+from ._rounds import Ages, Round, random_numbers
 from ._schedule import by_round
 from ._tensors import NAMES
 
 _LOG = logging.getLogger("earlybird")
+
+# Trainings of this process with rounds.
+_LIVE: weakref.WeakSet[Gradients] = weakref.WeakSet()
 
 
 class Gradients:
@@ -78,6 +79,8 @@ class Gradients:
         by_hook: bool = False,
         **choices: str | int,
     ) -> None:
+        if not isinstance(fire, str) or not isinstance(meet_every, int) or hasattr(state, "state_dict"):
+            raise UsageError("fire is a text such as \"quorum=3\", meet_every a whole number, and state a list: state=[optimizer]")
         if "full=" in fire:
             raise UsageError(f"meet_every={meet_every} is the rule's full={meet_every}: leave full= out of fire={fire!r}")
         if "preset" in choices:
@@ -103,8 +106,8 @@ class Gradients:
         self._sum: Allreduce | None = None
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._handin = HandIn(trained, scaler, self._begin_step, by_hook)
-        # DDP exchanges the order of its buckets in the second forward pass.
-        self._meets_after_the_first = by_hook
+        # DDP exchanges the order of its buckets in the second forward pass, and a synchronous rule says `met` in each round.
+        self._meets_after_the_first = by_hook or fire == "all"
         self._function: Callable[[], Any] | None = None
         self._in_round = False
         self._leaving: Leaving | None = None
@@ -117,8 +120,10 @@ class Gradients:
         """All ranks have the same round and have compared models: collectives, evaluation and checkpoints are right now.
 
         It is true before the first round, after each ``meet_every`` of them until the next backward pass, and after ``finish``;
-        always if ``fire="all"``. It is false as soon as a rank has left."""
+        always if ``fire="all"``, whose models are compared after the first round and every ``meet_every``. It is false as soon as
+        a rank has left."""
         self._restored = 0
+        self._expected_model: int | None = None
         self.rounds = 0
         """Rounds that this rank has applied."""
         self.contributions = 0
@@ -128,7 +133,14 @@ class Gradients:
         self._ages: dict[int, Ages] = {}
         self._waited = 0.0
         self._begun = time.monotonic()
-        self._hooks: list[Any] = [register_optimizer_step_pre_hook(self._before_step_of)]
+        here = weakref.ref(self)
+
+        def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            # A training that was dropped looks at no optimizer.
+            if (partial := here()) is not None:
+                partial._before_step_of(optimizer)
+
+        self._hooks: list[Any] = [register_optimizer_step_pre_hook(before)]
         for item in self._replica.state:
             if isinstance(item, LRScheduler):
                 by_round(item, lambda: True)
@@ -163,8 +175,11 @@ class Gradients:
 
         After :class:`~earlybird.Timeout` nothing is lost: call again to go on.
         """
+        if self._in_round:
+            raise UsageError("step() was called in the function of on_round, which step() calls")
         sum = self._open()
         self._check_hyperparameters()
+        self._replica.check_parameters(self._handin.parameters)
         self._handin.complete()
         begun = time.monotonic()
         try:
@@ -199,13 +214,14 @@ class Gradients:
             self._apply(outcome)
         leaving.wait_for_all(seconds)
         counts = agreement.gather((self.rounds, self.contributions))
-        giver = counts.index(max(counts))
+        most = [rank for rank, count in enumerate(counts) if count == max(counts)]
         agreement.average_buffers()
-        agreement.give(giver)
-        self.rounds, self.contributions = counts[giver]
-        self._compare()
+        self._compare(among=most)
+        agreement.give(most[0])
+        self.rounds, self.contributions = counts[most[0]]
         _LOG.info("finished after round %d with one model (%d contributions)", self.rounds, self.contributions)
         self._group.partial.remove(self)
+        _LIVE.discard(self)
         self._handin.end()
         self._sum, self.met, self._has_finished = None, True, True
         for hook in self._hooks:
@@ -223,9 +239,13 @@ class Gradients:
         ``step(closure)`` calls the closure once and applies rounds then. Each round clips gradients, if that is chosen, makes a
         step of the optimizer, and one of each ``scheduler``, whose ``step`` does nothing elsewhere.
         """
+        if self._function is not None:
+            raise UsageError("partial.optimizer takes one optimizer, and no on_round: several are stepped in one function of on_round")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError("LBFGS makes several backward passes in a step, and each would be a round: take another optimizer")
         schedules = [scheduler] if isinstance(scheduler, LRScheduler) else list(scheduler)
+        if any(isinstance(item, ReduceLROnPlateau) for item in schedules):
+            raise UsageError("ReduceLROnPlateau takes a metric: put it in state, and step it where partial.met is true, on all ranks alike")
         for item in (optimizer, *schedules):
             self._replica.add(item)
         for schedule in schedules:
@@ -263,7 +283,13 @@ class Gradients:
         if not self.met:
             raise UsageError("a checkpoint is right where partial.met is true: other ranks are in other rounds now")
         state = [item.state_dict() if hasattr(item, "state_dict") else item for item in self._replica.state]
-        return {"rounds": self.rounds, "contributions": self.contributions, "choices": dict(self._choices), "state": state}
+        return {
+            "rounds": self.rounds,
+            "contributions": self.contributions,
+            "choices": dict(self._choices),
+            "state": state,
+            "model": self._replica.fingerprint_of_model(),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Goes on from a checkpoint: on all ranks, each with what one has saved, before the first step. The program loads the
@@ -276,6 +302,7 @@ class Gradients:
         self._replica.load_all(saved["state"])
         self._restored = self.rounds = saved["rounds"]
         self.contributions = saved["contributions"]
+        self._expected_model = saved["model"]
 
     def metrics(self) -> dict[str, float]:
         """Numbers of this training so far, for a log.
@@ -305,6 +332,8 @@ class Gradients:
             raise UsageError(
                 "DistributedDataParallel(find_unused_parameters=False): a parameter without a gradient contributes zeros"
             )
+        if wrapped.static_graph:
+            raise UsageError("DistributedDataParallel(static_graph=False): its reducer would expect to be called")
         wrapped.join = no_join
         if by_hook:
             if wrapped.broadcast_buffers and any(True for _ in wrapped.module.buffers()):
@@ -332,6 +361,7 @@ class Gradients:
         self._group.world.check_choices(**self._choices)
         self._refuse_another(self._group)
         self._agreement = Agreement(self._group, self._replica, self._timeout)
+        compare_kinds(self._agreement, self._replica)
         self._agreement.give(0)
 
     def _open(self) -> Allreduce:
@@ -349,6 +379,8 @@ class Gradients:
         self._refuse_another(group)
         if self._unequal != "copy":
             compare_ways(agreement, ways(self._replica, self._handin.parameters[0].device))
+        if self._expected_model not in (None, self._replica.fingerprint_of_model()):
+            raise UsageError("the model is not that of the checkpoint: load its state_dict, too, before the first step")
         # A forward pass has changed buffers by now.
         self._compare(buffers=False)
         lengths = [parameter.numel() for parameter in self._handin.parameters]
@@ -357,13 +389,15 @@ class Gradients:
         self._handin.connect(self._sum)
         self._leaving = Leaving(group.world)
         group.partial.append(self)
+        _LIVE.add(self)
         return self._sum
 
     def _refuse_another(self, group: EarlybirdProcessGroup) -> None:
-        if any(not (other._is_synchronous and self._is_synchronous) for other in group.partial):
+        others = {*group.partial, *_LIVE} - {self}
+        if any(not (other._is_synchronous and self._is_synchronous) for other in others):
             raise UsageError(
-                "another Gradients has live rounds on this group, and each would wait in the other's meetings: use one for "
-                "both models, Gradients(nn.ModuleList([a, b]), ...), or a group for each"
+                "another Gradients, or ModelAverage, has live rounds, and ranks would wait in the one for ranks in the other: use "
+                "one for both models, Gradients(nn.ModuleList([a, b]), ...), or finish() the other first"
             )
 
     # Rounds.
@@ -371,7 +405,8 @@ class Gradients:
     def _check_problem(self) -> None:
         if self._problem is not None:
             raise UsageError(
-                f"a round was not applied as a whole ({self._problem}): this rank's model is not that of the others any more"
+                f"a round was not applied as a whole ({self._problem}): this rank's model is not that of the others any more; "
+                "start again, from a checkpoint if there is one"
             )
 
     def _begin_step(self) -> None:
@@ -399,7 +434,7 @@ class Gradients:
         self._handin.load(outcome)
         self._in_round = True
         try:
-            with self._random_numbers(number):
+            with random_numbers(self._seed * 1_000_003 + number):
                 self._function()
         except BaseException as error:
             self._problem = reason(error)
@@ -407,21 +442,6 @@ class Gradients:
             raise
         finally:
             self._in_round = False
-
-    @contextlib.contextmanager
-    def _random_numbers(self, round: int) -> Iterator[None]:
-        """Those of the round; the program's own go on afterwards."""
-        of_python, of_numpy, seed = random.getstate(), np.random.get_state(), self._seed * 1_000_003 + round
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            try:
-                yield
-            finally:
-                random.setstate(of_python)
-                np.random.set_state(of_numpy)
 
     def _meet(self) -> None:
         if self._some_left:
@@ -434,30 +454,32 @@ class Gradients:
             self.met = True
             _LOG.info("round %d: all ranks have the same model (%d contributions)", self.rounds, self.contributions)
 
-    def _compare(self, buffers: bool = True) -> None:
+    def _compare(self, buffers: bool = True, among: Sequence[int] | None = None) -> None:
         assert self._agreement is not None
-        difference = self._agreement.difference(self.rounds, buffers)
+        difference = self._agreement.difference(self.rounds, buffers, among)
         if difference is None:
             return
         if self._unequal == "copy":
-            self._agreement.give(0)
+            self._agreement.give(0 if among is None else among[0])
             return
+        if self._sum is None:
+            raise Mismatch(f"{difference}; before the first step all ranks make, load and freeze alike")
         raise Mismatch(f"{difference}; what changes state must be in the function of on_round, or in state=[...]")
 
     # Mistakes.
 
-    def _before_step_of(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not any(self._replica.has(parameter) for group in optimizer.param_groups for parameter in group["params"]):
-            return
+    def _before_step_of(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__name__
         if not self._in_round:
+            if not any(self._replica.has(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+                return
             raise UsageError(
                 f"{kind}.step() was called outside the function of on_round: move it, with clipping and schedule.step(), into "
                 "that function, or use partial.optimizer(...)"
             )
         if not any(optimizer is known for known in self._replica.optimizers):
             raise UsageError(
-                f"{kind} steps this model's parameters and is not in state: Gradients(..., state=[optimizer, ...])"
+                f"{kind} makes steps in the function of on_round and is not in state: Gradients(..., state=[optimizer, ...])"
             )
 
     def _check_hyperparameters(self) -> None:

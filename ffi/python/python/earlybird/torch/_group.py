@@ -88,6 +88,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Ends the calls that were made, and leaves the world."""
+        if any(not training.met for training in self.partial):
+            self._give_up("the process group was destroyed in a training with partial rounds; call its finish() before")
         self._calls.end()
         # One may wait for a message that never comes.
         end_all(list(self._messages.values()))
@@ -112,7 +114,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             if not training.met:
                 raise UsageError(
                     f"a synchronous call after round {training.rounds} of a training with partial rounds on the same group: other "
-                    "ranks are in other rounds. Make it where its `met` is true, after its finish(), or on a group of its own"
+                    "ranks are in other rounds. Make it where its `met` is true, or after its finish()"
                 )
 
     def _make(self, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:

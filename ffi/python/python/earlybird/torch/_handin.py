@@ -23,7 +23,7 @@ def widest(parameters: list[nn.Parameter]) -> torch.dtype:
     for parameter in parameters:
         dtype = torch.promote_types(dtype, parameter.dtype)
     if not dtype.is_floating_point or dtype not in NAMES:
-        raise UsageError(f"there are no partial sums of {dtype}")
+        raise UsageError(f"there are no partial sums of {dtype}: keep complex parameters as real ones (torch.view_as_real)")
     return dtype
 
 
@@ -105,8 +105,9 @@ class HandIn:
         name = self._names[index]
         if self._has_arrived or index in self._seen:
             raise UsageError(
-                f"{name} has a second gradient in this step: put all backward passes but the last under "
-                "`with partial.no_sync():`, and use checkpoint(..., use_reentrant=False)"
+                f"{name} has a second gradient in this step: put all backward passes but the last, and those of an evaluation, "
+                "under `with partial.no_sync():`, and use checkpoint(..., use_reentrant=False). What a backward pass has handed in "
+                "is not taken back: decide before it whether a batch is left out"
             )
         if gradient.layout != torch.strided:
             raise UsageError(f"{name} has a sparse gradient, which no round can sum: use Embedding(..., sparse=False)")
@@ -141,7 +142,10 @@ class HandIn:
         if self._has_arrived:
             return
         if not self._seen:
-            raise UsageError("there was no backward pass since the last step, or all were under no_sync()")
+            raise UsageError(
+                "there was no backward pass since the last step, or all were under no_sync(), or gradients were assigned, which is "
+                "not seen: a step that has none is left out"
+            )
         gradients = {index: self.parameters[index].grad for index in self._seen}
         if self._scaler is not None:
             gradients = self._unscaled(self._scaler, gradients)
@@ -161,7 +165,8 @@ class HandIn:
             if gradient is None or gradient.layout != torch.strided or _sum_of_bits(gradient) != bits:
                 raise UsageError(
                     f"the gradient of {self._names[index]} was changed after backward, which had handed it in: clip and unscale "
-                    "in the function of on_round, or by partial.optimizer(..., clip_grad_norm=); for GradScaler use scaler="
+                    "in the function of on_round, or by partial.optimizer(..., clip_grad_norm=); for GradScaler use scaler=; a "
+                    "model in DistributedDataParallel is given to Gradients as it is, not its module"
                 )
 
     def _unscaled(self, scaler: torch.amp.GradScaler, gradients: dict[int, Tensor | None]) -> dict[int, Tensor | None]:

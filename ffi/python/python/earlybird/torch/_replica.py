@@ -115,6 +115,30 @@ class Replica:
         """What is in the state and no module."""
         return [item for item in self.state if not isinstance(item, nn.Module)]
 
+    def check_parameters(self, handed_in: Iterable[Tensor]) -> None:
+        """Refuses what would be trained on this rank alone: parameters that are not among those whose gradients are handed in."""
+        known = set(handed_in)
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise UsageError(
+                    f"{name} was frozen when Gradients was made, or has come later, and its gradient is not handed in: freeze "
+                    "layers after Gradients is made, or finish() and make a new one"
+                )
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if any(parameter.requires_grad and parameter not in known for parameter in group["params"]):
+                    raise UsageError(
+                        f"{type(optimizer).__name__} has a parameter that is not in the model, and its gradient is not handed in: "
+                        "put it in, as in Gradients(nn.ModuleList([model, loss]), ...)"
+                    )
+
+    def fingerprint_of_model(self) -> int:
+        """One for all parameters."""
+        hashed = hashlib.blake2b(digest_size=8)
+        for parameter in self.model.parameters():
+            hashed.update(fingerprint(parameter).to_bytes(8, "little"))
+        return int.from_bytes(hashed.digest(), "little")
+
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers of all modules."""
         return [tensor for module in self.modules for tensor in (*module.parameters(), *module.buffers())]

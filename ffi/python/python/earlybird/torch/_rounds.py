@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+import torch
 
 
 class Round(NamedTuple):
@@ -33,3 +39,19 @@ class Ages:
         self.all += 1
         self.late += age > 0
         self.sum += age
+
+
+@contextlib.contextmanager
+def random_numbers(seed: int) -> Iterator[None]:
+    """Those of a round; the program's own go on afterwards."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
