@@ -94,12 +94,52 @@ impl Tcp {
         Ok(address(taken.as_raw_fd(), libc::getpeername))
     }
 
+    /// This connection, to be known again; `None` if the number does not have it any more.
+    #[must_use]
+    pub fn connection(&self) -> Option<Connection> {
+        let cookie = cookie(self.number)?;
+        (Tcp::of(self.number) == Some(*self)).then_some(Connection { number: self.number, cookie })
+    }
+
     /// Ends this connection, if the number still has it; the library that has it finds it ended. Returns whether it did.
     #[must_use]
     pub fn cut(&self) -> bool {
         // SAFETY: it has no memory to do with.
         Tcp::of(self.number) == Some(*self) && unsafe { libc::shutdown(self.number, libc::SHUT_RDWR) } == 0
     }
+}
+
+/// A connection that has a number among this process's descriptors, as long as the library that has made it keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    number: RawFd,
+    /// The kernel gives no two sockets the same.
+    cookie: u64,
+}
+
+impl Connection {
+    /// Whether it is still there, and its other end is open.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        let (mut state, mut len) = (0u8, 1 as libc::socklen_t);
+        // SAFETY: it only looks, whatever the number has. The kernel writes one byte, the first of `tcp_info`.
+        let code = unsafe {
+            libc::getsockopt(self.number, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
+        };
+        code == 0 && state == ESTABLISHED && cookie(self.number) == Some(self.cookie)
+    }
+}
+
+/// `TCP_ESTABLISHED` of the kernel's `enum` in `tcp_states.h`.
+const ESTABLISHED: u8 = 1;
+
+/// What the kernel calls the socket that has a number (`SO_COOKIE`, socket(7)).
+fn cookie(number: RawFd) -> Option<u64> {
+    let (mut cookie, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: it only looks, whatever the number has. The kernel writes 8 bytes.
+    let code =
+        unsafe { libc::getsockopt(number, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
+    (code == 0).then_some(cookie)
 }
 
 /// An option of the socket that has a number.

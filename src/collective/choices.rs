@@ -1,6 +1,6 @@
 //! The choices of a collective, which all ranks tell each other and compare.
 
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, HostNames, Result, text_of};
 
 /// What was chosen, by what it is.
 pub(super) type Choices = Vec<(&'static str, String)>;
@@ -32,7 +32,7 @@ pub(crate) fn compare(
                 rank,
                 operation,
                 by: peer,
-                reason: reason.to_owned(),
+                reason: text_of(reason.as_bytes()),
                 hosts: HostNames::default(),
             });
         }

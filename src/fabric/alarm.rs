@@ -17,13 +17,15 @@ const MOST_REASON: usize = 4096;
 const HEADING: usize = 12;
 
 /// Where a rank rings, and hears others. No process can foresee a rank's name without the job's secret, and the kernel drops
-/// what comes there without a key that follows from the secret.
+/// what comes there without the key of the rank that hears: one that has taken the name of a rank that left learns only that
+/// rank's.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     /// None where the kernel gives none: the others notice by themselves then.
     socket: Option<UnixDatagram>,
-    others: Vec<SocketAddr>,
-    heading: [u8; HEADING],
+    others: Vec<(SocketAddr, [u8; 8])>,
+    rank: u32,
+    key: [u8; 8],
 }
 
 /// The name at which a rank hears.
@@ -35,10 +37,8 @@ fn name(secret: &Secret, rank: u32) -> std::io::Result<SocketAddr> {
 impl Alarm {
     /// The alarm of a rank of the job with this secret, which rings at `others`, ranks of its host.
     pub(crate) fn new(rank: u32, secret: &Secret, others: impl Iterator<Item = u32>) -> Self {
-        let mut heading = [0; HEADING];
-        let key = secret.derive::<8>(&[b"key of alarms"]);
-        heading[..8].copy_from_slice(&key);
-        heading[8..].copy_from_slice(&rank.to_le_bytes());
+        let key_of = |rank: u32| secret.derive::<8>(&[b"key of alarms", &rank.to_le_bytes()]);
+        let key = key_of(rank);
         let open = || {
             let socket = UnixDatagram::bind_addr(&name(secret, rank)?)?;
             socket.set_nonblocking(true)?;
@@ -46,15 +46,18 @@ impl Alarm {
             Ok(socket)
         };
         let socket = open().inspect_err(|error: &std::io::Error| tracing::debug!(rank, %error, "hears no alarm")).ok();
-        Alarm { socket, others: others.filter_map(|other| name(secret, other).ok()).collect(), heading }
+        let others = others.filter_map(|other| Some((name(secret, other).ok()?, key_of(other)))).collect();
+        Alarm { socket, others, rank, key }
     }
 
     /// Tells the others why the world has failed. One that takes nothing misses it.
     pub(crate) fn ring(&self, reason: &str) {
         let Some(socket) = &self.socket else { return };
         let reason = &reason.as_bytes()[..reason.floor_char_boundary(MOST_REASON)];
-        let message = [&self.heading, reason].concat();
-        self.others.iter().for_each(|other| _ = socket.send_to_addr(&message, other));
+        for (other, key) in &self.others {
+            let message = [&key[..], &self.rank.to_le_bytes(), reason].concat();
+            let _ = socket.send_to_addr(&message, other);
+        }
     }
 
     /// The rank that rang, and why.
@@ -65,7 +68,7 @@ impl Alarm {
         // It may have come before the filter was there.
         let (heading, reason) = message[..len].split_first_chunk::<HEADING>()?;
         let by = u32::from_le_bytes([heading[8], heading[9], heading[10], heading[11]]);
-        (heading[..8] == self.heading[..8]).then(|| (by, text_of(reason)))
+        (heading[..8] == self.key).then(|| (by, text_of(reason)))
     }
 }
 

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use earlybird_ffi::socket::Tcp;
+use earlybird_ffi::socket::{Connection, Tcp};
 use rustix::net::AddressFamily;
 use rustix::process::{Resource, getrlimit};
 
@@ -102,6 +102,8 @@ pub(super) struct Door {
     is_blind: bool,
     /// Where connections came from that are no longer there.
     cut: BTreeSet<SocketAddr>,
+    /// Those with each rank, of which both ends know.
+    connections: Vec<Vec<Connection>>,
 }
 
 impl Door {
@@ -114,6 +116,7 @@ impl Door {
             listens: false,
             is_blind: false,
             cut: BTreeSet::new(),
+            connections: Vec::new(),
         }
     }
 
@@ -179,11 +182,13 @@ impl Door {
         self.known.extend((0..told.len()).filter(|&rank| told[rank] == TOO_MANY));
         let kept: Vec<BTreeSet<SocketAddr>> = told.iter().map(|kept| decoded(kept).collect()).collect();
         let mut still = vec![Vec::new(); told.len()];
-        for Tcp { here, there, .. } in sockets() {
+        self.connections = vec![Vec::new(); told.len()];
+        for socket in sockets() {
             for (rank, kept) in kept.iter().enumerate() {
-                if there.as_ref() == self.ranks.get(rank) && kept.contains(&here) {
-                    still[rank].extend(encode(here));
+                if socket.there.as_ref() == self.ranks.get(rank) && kept.contains(&socket.here) {
+                    still[rank].extend(encode(socket.here));
                     self.known.insert(rank);
+                    self.connections[rank].extend(socket.connection());
                 }
             }
         }
@@ -200,8 +205,10 @@ impl Door {
     /// to a process that has connected in its name.
     pub(super) fn cut(&mut self, still_made: &[Vec<u8>]) -> Result<BTreeSet<SocketAddr>, Ranks> {
         if self.is_blind || !self.listens {
+            self.connections.clear();
             return Ok(BTreeSet::new());
         }
+        self.connections.resize(self.ranks.len(), Vec::new());
         for (kept, still_made) in self.kept.iter_mut().zip(still_made) {
             let still_made: BTreeSet<SocketAddr> = decoded(still_made).collect();
             kept.retain(|there| still_made.contains(there));
@@ -213,6 +220,9 @@ impl Door {
             if makers.is_empty() {
                 strangers.push((socket, there));
             }
+            for &rank in &makers {
+                self.connections[rank].extend(socket.connection());
+            }
             self.known.extend(makers);
         }
         let unknown: Vec<u32> =
@@ -222,6 +232,13 @@ impl Door {
         }
         self.cut.extend(strangers.into_iter().filter_map(|(socket, there)| socket.cut().then_some(there)));
         Ok(std::mem::take(&mut self.cut))
+    }
+
+    /// Whether a rank is still there: its end of a connection is open, so it has its port, and what came from there was its own.
+    /// Nothing is known of ranks without such connections.
+    pub(super) fn is_connected(&self, rank: u32) -> bool {
+        let known = self.connections.get(rank as usize).filter(|known| !known.is_empty());
+        known.is_none_or(|known| known.iter().any(Connection::lives))
     }
 
     /// The connections that have come to this rank's address.
@@ -259,7 +276,7 @@ pub(super) fn open(own: SocketAddr) {
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -314,6 +331,13 @@ mod tests {
             assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
         }
         assert!(accepted[0].take_error().unwrap().is_none());
+        assert!(door.is_connected(0) && door.is_connected(1));
+        drop(rank);
+        let until = Instant::now() + Duration::from_secs(30);
+        while door.is_connected(1) {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
         let late = TcpStream::connect_timeout(&own, Duration::from_millis(300));
         assert_eq!(late.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
     }

@@ -213,6 +213,10 @@ impl Wire for OfiWire {
         self.door.cut(still_made)
     }
 
+    fn is_connected(&self, peer: u32) -> bool {
+        self.door.is_connected(peer)
+    }
+
     unsafe fn receive(&mut self, to: Local<'_, Registered>, number: usize) -> Result<(), Code> {
         let context = self.context(number);
         // SAFETY: as the caller says.

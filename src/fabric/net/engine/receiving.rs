@@ -142,6 +142,10 @@ impl<W: Wire> Engine<W> {
                 // not ended. They count as a sign of life, because a ping waits behind all that was
                 // posted before.
                 let answered = !matches!(self.transfers[index as usize].then, OnComplete::AwaitAck);
+                if answered && !self.link.wire.is_connected(peer) {
+                    self.suspect_unreachable(peer, "its connection has ended");
+                    return self.end_part(index, false);
+                }
                 self.peers[peer as usize].heard |= answered;
                 self.transfers[index as usize].value = value;
                 self.end_part(index, true);

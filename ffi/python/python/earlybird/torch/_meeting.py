@@ -103,7 +103,7 @@ def _follow(store: dist.Store, rank: int, word: str, until: float) -> str:
     def is_done() -> bool:
         nonlocal meeting, confirmed
         meeting = _said(store, "earlybird/meeting")
-        version, place, *words = meeting.split() or ["", ""]
+        version, place, *words = (*meeting.split(), "", "")
         if len(words) <= rank or words[rank] != word:
             return False
         if not place.startswith(("unix:earlybird-", "tcp:")):
