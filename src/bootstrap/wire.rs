@@ -19,7 +19,7 @@ pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
 pub(crate) struct Hello {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
-    /// The guest's process, so that no other one can repeat its greeting or pass it on as its own.
+    /// The guest's process, so that another one cannot pass its greeting on as its own.
     pub(crate) process: u32,
 }
 
