@@ -299,8 +299,8 @@ impl<W: Wire> Engine<W> {
         }
     }
 
-    /// Whether a message carries what the rank that it names shows to this one. What it carries while ranks join may be known to a process that stood
-    /// where a rank should: then nothing is believed that could outlast that.
+    /// Whether a message carries what the rank that it names shows to this one. What it carries while ranks join may be known
+    /// to a process that stood where a rank should: then nothing is believed that could outlast that.
     fn is_of_job(&self, message: &Message) -> bool {
         let Engine { secret, joining_turns, peers, .. } = self;
         let Some(peer) = peers.get(message.from as usize) else { return false };
