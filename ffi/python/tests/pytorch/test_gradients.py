@@ -313,3 +313,46 @@ def test_a_group_that_is_destroyed_in_a_training_ends_it_for_all() -> None:
         """.replace("\n        ", "\n"),
         3,
     )
+
+
+def test_a_model_and_an_optimizer_are_theirs_again_after_the_end() -> None:
+    run(
+        """
+        torch.set_num_threads(1)
+        torch.manual_seed(rank)
+        wrapped = DistributedDataParallel(nn.Linear(6, 2))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        partial = earlybird.torch.Gradients(wrapped, fire="solo", meet_every=5)
+        partial.optimizer(optimizer)
+        def train(steps):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                wrapped(torch.randn(4, 6)).tanh().sum().backward()
+                optimizer.step()
+        def same():
+            both = [torch.empty_like(wrapped.module.weight) for _ in range(size)]
+            dist.all_gather(both, wrapped.module.weight.detach())
+            return all(torch.equal(both[0], other) for other in both)
+        train(12)
+        partial.finish()
+        assert same()
+        with wrapped.no_sync():
+            wrapped(torch.randn(4, 6)).sum().backward()
+        train(3)
+        assert same(), "DDP does not average"
+        # And another training after it.
+        partial = earlybird.torch.Gradients(wrapped, state=[optimizer], fire="quorum=2", meet_every=5, by_hook=True)
+        partial.optimizer(optimizer)
+        train(7)
+        partial.finish()
+        assert same()
+        try:
+            wrapped(torch.randn(4, 6)).sum().backward()
+        except earlybird.UsageError as problem:
+            assert "its hook is there still" in str(problem), problem
+        else:
+            raise AssertionError("a backward pass that averages nothing")
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        3,
+    )

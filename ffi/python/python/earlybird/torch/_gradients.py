@@ -87,6 +87,8 @@ class Gradients:
             raise UsageError("name the rule by fire=: a preset has one without meetings")
         if meet_every < 1 or unequal not in ("error", "copy"):
             raise UsageError(f"meet_every={meet_every}, unequal={unequal!r}: a number of rounds, and \"error\" or \"copy\"")
+        # What makes a model and an optimizer what they were.
+        self._at_the_end: list[Callable[[], Any]] = []
         self._no_sync = lambda: self._handin.resting()
         wrapped = model if isinstance(model, DistributedDataParallel) else None
         if wrapped is not None:
@@ -226,6 +228,8 @@ class Gradients:
         self._sum, self.met, self._has_finished = None, True, True
         for hook in self._hooks:
             hook.remove()
+        for restore in self._at_the_end:
+            restore()
 
     def optimizer(
         self,
@@ -240,12 +244,16 @@ class Gradients:
         step of the optimizer, and one of each ``scheduler``, whose ``step`` does nothing elsewhere.
         """
         if self._function is not None:
-            raise UsageError("partial.optimizer takes one optimizer, and no on_round: several are stepped in one function of on_round")
+            raise UsageError(
+                "partial.optimizer takes one optimizer, and no on_round: several are stepped in one function of on_round"
+            )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError("LBFGS makes several backward passes in a step, and each would be a round: take another optimizer")
         schedules = [scheduler] if isinstance(scheduler, LRScheduler) else list(scheduler)
         if any(isinstance(item, ReduceLROnPlateau) for item in schedules):
-            raise UsageError("ReduceLROnPlateau takes a metric: put it in state, and step it where partial.met is true, on all ranks alike")
+            raise UsageError(
+                "ReduceLROnPlateau takes a metric: put it in state, and step it where partial.met is true, on all ranks alike"
+            )
         for item in (optimizer, *schedules):
             self._replica.add(item)
         for schedule in schedules:
@@ -273,6 +281,7 @@ class Gradients:
         # A schedule that is made later would wrap it.
         step._wrapped_by_lr_sched = True
         optimizer.step = step
+        self._at_the_end.append(lambda: setattr(optimizer, "step", step_by_gradients))
         self.on_round(apply)
         return optimizer
 
@@ -343,6 +352,13 @@ class Gradients:
             # Its reducer rests, as in its own no_sync.
             wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False
             wrapped.no_sync = self.no_sync
+
+            def wake() -> None:
+                wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = True
+                del wrapped.no_sync
+
+            self._at_the_end.append(wake)
+        self._at_the_end.append(lambda: delattr(wrapped, "join"))
         return wrapped.module
 
     # torch looks at annotations of a hook, and these are texts.
@@ -411,6 +427,8 @@ class Gradients:
 
     def _begin_step(self) -> None:
         """The first gradient of a step is ready: what may change at a meeting has changed."""
+        if self._has_finished:
+            raise UsageError("this training has finished, and its hook is there still: put the module into another DDP")
         self._check_problem()
         if self.met:
             self._remembered = self._replica.hyperparameters()
