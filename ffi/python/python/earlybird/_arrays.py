@@ -51,7 +51,7 @@ def written(given: Given) -> Iterator[Array]:
 
 
 def result(out: Given, like: Array, elements: int) -> Given:
-    """Checks what is to be written: so many elements of a type."""
+    """Checks that an array for a result has the element type of ``like`` and this number of elements."""
     array = view(out)
     if array.dtype != like.dtype or array.size != elements:
         raise UsageError(f"{elements} elements of {like.dtype} are needed here, and not {array.size} of {array.dtype}")
@@ -59,7 +59,7 @@ def result(out: Given, like: Array, elements: int) -> Given:
 
 
 def rows(array: Array, count: int) -> Array:
-    """Checks that so many ranks can have equal numbers of rows."""
+    """Checks that the rows of an array can be divided equally among this number of ranks."""
     if array.ndim == 0 or array.shape[0] % count != 0:
         raise UsageError(f"the rows of an array of shape {array.shape} cannot be divided among {count} ranks")
     return array

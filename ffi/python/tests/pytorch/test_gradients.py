@@ -58,13 +58,16 @@ def end(steps):
     dist.barrier()
 """
 
-ENDS = {
-    "loops of different lengths": """
-steps = (20, 45, 7, 30)[rank]
+# Each rank makes its own number of steps.
+LOOP = """
+steps = STEPS[rank]
 for _ in range(steps):
     step()
 end(steps)
-""",
+"""
+
+ENDS = {
+    "loops of different lengths": LOOP.replace("STEPS", "(20, 45, 7, 30)"),
     "a goal in contributions": """
 steps = 0
 while partial.contributions < 120:
@@ -72,12 +75,7 @@ while partial.contributions < 120:
     steps += 1
 end(steps)
 """,
-    "an early stop, and a rank without a step": """
-steps = (40, 3, 0, 25)[rank]
-for _ in range(steps):
-    step()
-end(steps)
-""",
+    "an early stop, and a rank without a step": LOOP.replace("STEPS", "(40, 3, 0, 25)"),
     "a timeout in the end": """
 for _ in range(5):
     step()

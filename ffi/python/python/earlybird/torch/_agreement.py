@@ -28,14 +28,7 @@ class Agreement:
 
     def together(self, call: Callable[[World, float], Result]) -> Result:
         """Makes a call of the group's world in its turn."""
-        results: list[Result] = []
-
-        def made() -> list[torch.Tensor]:
-            results.append(call(self._group.world, self._timeout))
-            return []
-
-        self._group._calls.make(made, False).wait()
-        return results[0]
+        return self._group.in_turn(lambda: call(self._group.world, self._timeout))
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank has, by rank."""
@@ -96,8 +89,8 @@ class Agreement:
             buffer.copy_(theirs[0])
 
     def difference(self, rounds: int, buffers: bool = True, among: Sequence[int] | None = None) -> str | None:
-        """What is not the same on all ranks, or among some, after so many rounds; none if all is. All ranks wait for each other
-        in it."""
+        """Compares the models and states of all ranks, or of the ranks ``among``, after this number of rounds. Returns a
+        description of the differences, or ``None``. Each rank waits here for all others."""
         mine = self._replica.fingerprints(buffers)
         total = hashlib.blake2b(repr(mine).encode(), digest_size=8).digest()
         sent = np.frombuffer(total, np.uint64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from .._errors import UsageError
 from ._agreement import Agreement
 from ._forms import refuse_forms
 from ._group import EarlybirdProcessGroup, group_of
+from ._handin import widest
 from ._replica import Replica
 from ._tensors import NAMES, Tensor, bytes_of, lent
 
@@ -63,11 +65,7 @@ class ModelAverage:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self._parameters:
             raise UsageError("the model has no parameter that is trained")
-        self._dtype = torch.float32
-        for parameter in self._parameters:
-            self._dtype = torch.promote_types(self._dtype, parameter.dtype)
-        if not self._dtype.is_floating_point:
-            raise UsageError(f"there are no averages of {self._dtype}")
+        self._dtype = torch.promote_types(torch.float32, widest(self._parameters))
         self._agreement = Agreement(self._group, self._replica, self._timeout)
         self._agreement.give(0)
         # What this rank has taken last, as its parameters have it.
@@ -118,14 +116,17 @@ class ModelAverage:
         self._has_arrived = False
         self.rounds += len(outcomes)
         self._take(outcomes[-1])
+        self._taken = self._flat()
         del outcomes
         self._sum.release()
 
     @torch.no_grad()
+    def _put(self, parts: Iterable[Tensor]) -> None:
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
+
     def _take(self, outcome: Outcome) -> None:
-        for parameter, part in zip(self._parameters, outcome.tensors(), strict=True):
-            parameter.copy_(lent(part).view(self._dtype).view(parameter.shape))
-        self._taken = self._flat()
+        self._put(lent(part).view(self._dtype) for part in outcome.tensors())
 
     def finish(self, timeout: float | None = None) -> None:
         """Gives all ranks the mean of all models, buffers too. It waits until all ranks have called it."""
@@ -141,9 +142,6 @@ class ModelAverage:
         group.partial.remove(self)
         self.met = True
         group.allreduce([flat], opts).wait()
-        with torch.no_grad():
-            parts = flat.split([parameter.numel() for parameter in self._parameters])
-            for parameter, part in zip(self._parameters, parts, strict=True):
-                parameter.copy_(part.view(parameter.shape))
+        self._put(flat.split([parameter.numel() for parameter in self._parameters]))
         self._agreement.average_buffers()
         self._has_finished = True

@@ -181,7 +181,7 @@ class Gradients:
             raise UsageError("step() was called in the function of on_round, which step() calls")
         sum = self._open()
         self._check_hyperparameters()
-        self._replica.check_parameters(self._handin.parameters)
+        self._replica.check_parameters(self._handin)
         self._handin.complete()
         begun = time.monotonic()
         try:

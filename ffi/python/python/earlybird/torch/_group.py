@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from ._tensors import Tensor, bytes_of, contiguous, keep, op_name, result_of
 if TYPE_CHECKING:
     from ._average import ModelAverage
     from ._gradients import Gradients
+
+
+Result = TypeVar("Result")
 
 
 class EarlybirdProcessGroup(dist.ProcessGroup):
@@ -128,18 +131,23 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
         return self._calls.make(on_host, getattr(opts, "asyncOp", True), [event.device for event in events])
 
+    def in_turn(self, call: Callable[[], Result]) -> Result:
+        """Makes a call of the world after those that were handed in before, and returns what it returns."""
+        results: list[Result] = []
+
+        def made() -> list[Tensor]:
+            results.append(call())
+            return []
+
+        self._calls.make(made, False).wait()
+        return results[0]
+
     def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in memory that the other ranks read in place (:func:`earlybird.torch.empty`)."""
         self._check_rounds()
-        tensors: list[Tensor] = []
-
-        def call() -> list[Tensor]:
-            memory = self.world.empty(math.prod(size) * dtype.itemsize, np.uint8, self._seconds(None))
-            tensors.append(torch.from_numpy(memory).view(dtype).view(list(size)))
-            return tensors
-
-        self._calls.make(call, False).wait()
-        return tensors[0]
+        length = math.prod(size) * dtype.itemsize
+        memory = self.in_turn(lambda: self.world.empty(length, np.uint8, self._seconds(None)))
+        return torch.from_numpy(memory).view(dtype).view(list(size))
 
     @property
     def _device_types(self) -> list[torch.device]:

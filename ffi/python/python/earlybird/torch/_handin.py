@@ -65,6 +65,10 @@ class HandIn:
         hooked = [] if by_bucket else self.parameters
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._is_ready) for parameter in hooked]
 
+    def __contains__(self, parameter: object) -> bool:
+        """Whether the gradient of a parameter is handed in."""
+        return parameter in self._index
+
     def connect(self, sum: Allreduce) -> None:
         """Gradients go to this collective from now on."""
         self._sum = sum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -115,9 +115,8 @@ class Replica:
         """What is in the state and no module."""
         return [item for item in self.state if not isinstance(item, nn.Module)]
 
-    def check_parameters(self, handed_in: Iterable[Tensor]) -> None:
-        """Refuses what would be trained on this rank alone: parameters that are not among those whose gradients are handed in."""
-        known = set(handed_in)
+    def check_parameters(self, known: Container[Tensor]) -> None:
+        """Refuses parameters that this rank alone would train: those whose gradients are not handed in."""
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in known:
                 raise UsageError(
