@@ -285,6 +285,103 @@ def test_averages_of_models_lose_no_update(preset: str, every: int) -> None:
     )
 
 
+def test_averages_go_on_from_a_checkpoint() -> None:
+    run(
+        """
+        import io
+        torch.set_num_threads(1)
+        def make(model):
+            optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+            return model, optimizer, earlybird.torch.ModelAverage(model, optimizer, preset="local", every=3)
+        def train(made, first, last):
+            model, optimizer, average = made
+            for step in range(first, last):
+                torch.manual_seed(10 * step + rank)
+                optimizer.zero_grad()
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                average.step()
+            return [parameter.detach().clone() for parameter in model.parameters()]
+        torch.manual_seed(1)
+        whole = make(nn.Linear(6, 3))
+        train(whole, 0, 6)
+        saved = io.BytesIO()
+        torch.save((whole[0].state_dict(), whole[2].state_dict()), saved)
+        train(whole, 6, 7)
+        try:
+            whole[2].state_dict()
+        except earlybird.UsageError as problem:
+            assert "where all ranks have one model" in str(problem), problem
+        else:
+            raise AssertionError("a checkpoint between averages")
+        expected = train(whole, 7, 12)
+        whole[2].finish()
+        saved.seek(0)
+        of_model, of_average = torch.load(saved)
+        other = nn.Linear(6, 3)
+        other.load_state_dict(of_model)
+        again = make(other)
+        again[2].load_state_dict(of_average)
+        assert all(map(torch.equal, train(again, 6, 12), expected))
+        assert (again[2].steps, again[2].rounds) == (12, 4)
+        again[2].finish()
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        3,
+    )
+
+
+@pytest.mark.parametrize("fire", ["all", "solo"])
+def test_a_layer_is_thawed_and_another_one_added_at_a_meeting(fire: str) -> None:
+    run(
+        f"""
+        import time
+        torch.set_num_threads(1)
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        partial = earlybird.torch.Gradients(model, state=[optimizer], fire={fire!r}, meet_every=5)
+        partial.on_round(optimizer.step)
+        def step():
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().sum().backward()
+            time.sleep(0.01 * (rank == 1))
+            partial.step()
+        def until(rounds):
+            while not (partial.met and partial.rounds >= rounds):
+                step()
+        def weights():
+            return [parameter.detach().clone() for parameter in model.parameters()]
+        until(10)
+        frozen = weights()
+        model[0].requires_grad_(True)
+        partial.rebuild()
+        until(20)
+        assert not any(map(torch.equal, frozen, weights()))
+        model.append(nn.Linear(2, 2))
+        optimizer.add_param_group(dict(params=model[2].parameters()))
+        partial.rebuild()
+        until(30)
+        assert len(weights()) == 6 and partial.rounds == 30, partial.rounds
+        step()
+        try:
+            partial.rebuild()
+        except earlybird.UsageError as problem:
+            assert {fire!r} != "all" and "where partial.met is true" in str(problem), problem
+        else:
+            assert {fire!r} == "all"
+            step()
+        partial.finish()
+        ends = [None] * size
+        dist.all_gather_object(ends, ([weight.tolist() for weight in weights()], partial.rounds, partial.contributions))
+        assert all(end == ends[0] for end in ends)
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        3,
+    )
+
+
 def test_a_group_that_is_destroyed_in_a_training_ends_it_for_all() -> None:
     run(
         """

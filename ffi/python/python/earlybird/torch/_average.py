@@ -128,6 +128,30 @@ class ModelAverage:
     def _take(self, outcome: Outcome) -> None:
         self._put(lent(part).view(self._dtype) for part in outcome.tensors())
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has beside the model: counts, and the optimizer's state.
+
+        Where all ranks have one model: under ``"local"`` after each average, and after :meth:`finish`. Elsewhere updates are on
+        their way that no checkpoint of a rank has: finish, save, and make a new object.
+        """
+        if not self.met or self.steps % self._every != 0:
+            raise UsageError("a checkpoint is right where all ranks have one model: call finish(), save, and make a new ModelAverage")
+        return {
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "state": self._replica.save_all(),
+            "model": self._replica.fingerprint_of_model(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from a checkpoint: before the first step. The program loads the model before it makes this object."""
+        if self.steps or self._has_finished:
+            raise UsageError("a checkpoint is loaded before the first step; make a new ModelAverage for it")
+        if saved["model"] != self._replica.fingerprint_of_model():
+            raise UsageError("the model is not that of the checkpoint: load its state_dict before ModelAverage is made")
+        self._replica.load_all(saved["state"])
+        self.steps, self.rounds = saved["steps"], saved["rounds"]
+
     def finish(self, timeout: float | None = None) -> None:
         """Gives all ranks the mean of all models, buffers too. It waits until all ranks have called it."""
         if self._has_finished:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -19,12 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .._allreduce import Allreduce, Outcome
 from .._errors import Mismatch, UsageError, reason
 from ._agreement import Agreement
-from ._forms import compare_kinds, compare_ways, no_join, refuse_forms, ways
+from ._forms import compare_kinds, compare_ways, no_join, refuse_choices_of, refuse_forms, ways
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
 from ._replica import Replica
-from ._rounds import Ages, Round, random_numbers
+from ._rounds import Account, Round, random_numbers
 from ._schedule import by_round
 from ._tensors import NAMES
 
@@ -106,10 +106,10 @@ class Gradients:
         self._timeout = 0.0
         self._agreement: Agreement | None = None
         self._sum: Allreduce | None = None
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._handin = HandIn(trained, scaler, self._begin_step, by_hook)
+        self._handin = HandIn(model, scaler, self._begin_step, by_hook)
         # DDP exchanges the order of its buckets in the second forward pass, and a synchronous rule says `met` in each round.
         self._meets_after_the_first = by_hook or fire == "all"
+        self._takes_buckets = by_hook
         self._function: Callable[[], Any] | None = None
         self._in_round = False
         self._leaving: Leaving | None = None
@@ -132,9 +132,7 @@ class Gradients:
         """Gradients of all ranks that are in these rounds: the same number on all ranks after the same round."""
         self.last: list[Round] = []
         """The rounds that the last :meth:`step` has applied."""
-        self._ages: dict[int, Ages] = {}
-        self._waited = 0.0
-        self._begun = time.monotonic()
+        self._account = Account()
         here = weakref.ref(self)
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -183,11 +181,8 @@ class Gradients:
         self._check_hyperparameters()
         self._replica.check_parameters(self._handin)
         self._handin.complete()
-        begun = time.monotonic()
-        try:
+        with self._account.waiting():
             outcomes = sum.wait(self._timeout)
-        finally:
-            self._waited += time.monotonic() - begun
         self.last = []
         for outcome in outcomes:
             self._apply(outcome)
@@ -230,6 +225,29 @@ class Gradients:
             hook.remove()
         for restore in self._at_the_end:
             restore()
+
+    def rebuild(self) -> None:
+        """Takes up what the model has now: layers that are trained from here on, and such as are new. All ranks call it at a
+        meeting. The lowest rank gives the others its model and state, as at the beginning."""
+        if not self.met or self._has_finished:
+            raise UsageError("rebuild() is right where partial.met is true, on all ranks alike")
+        if self._takes_buckets:
+            raise UsageError("a communication hook gets the gradients that DDP was made with: use Gradients(model), or a new DDP")
+        if self._sum is not None:
+            if not self._is_synchronous and self.rounds % self._meet_every != 0:
+                raise UsageError(f"rebuild() is right after every {self._meet_every} rounds: gradients of this round are on their way")
+            assert self._group is not None
+            for _ in self._sum.leave(self._timeout):
+                # Rounds that have leavers only.
+                pass
+            self._group.partial.remove(self)
+            _LIVE.discard(self)
+            self._restored, self._sum = self.rounds, None
+        self._replica.name_parameters()
+        self._handin.rebuild(self._replica.model)
+        if self._agreement is not None:
+            compare_kinds(self._agreement, self._replica)
+            self._agreement.give(0)
 
     def optimizer(
         self,
@@ -286,17 +304,16 @@ class Gradients:
         return optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has beside the model: counts, and what is in ``state``. Only where :attr:`met` is true.
+        """What a checkpoint has beside the model: counts, choices, and what is in ``state``. Only where :attr:`met` is true.
 
-        It has the tensors themselves: save it before the next round, or copy it."""
+        For ``torch.save`` and ``torch.distributed.checkpoint``, which takes this object itself."""
         if not self.met:
             raise UsageError("a checkpoint is right where partial.met is true: other ranks are in other rounds now")
-        state = [item.state_dict() if hasattr(item, "state_dict") else item for item in self._replica.state]
         return {
             "rounds": self.rounds,
             "contributions": self.contributions,
-            "choices": dict(self._choices),
-            "state": state,
+            "choices": json.dumps(self._choices),
+            "state": self._replica.save_all(),
             "model": self._replica.fingerprint_of_model(),
         }
 
@@ -305,9 +322,6 @@ class Gradients:
         model itself."""
         if self._sum is not None or self._has_finished:
             raise UsageError("a checkpoint is loaded before the first step; make a new Gradients for it")
-        if len(saved["state"]) != len(self._replica.state):
-            here = len(self._replica.state)
-            raise UsageError(f"the checkpoint has {len(saved['state'])} things in state, and here are {here}")
         self._replica.load_all(saved["state"])
         self._restored = self.rounds = saved["rounds"]
         self.contributions = saved["contributions"]
@@ -319,34 +333,15 @@ class Gradients:
         ``late/R`` is the share of rank R's contributions that were late, and ``age/R`` how many rounds they were late, as a mean
         over all of its contributions; the same on all ranks after the same round. ``waited`` is in seconds, of this rank.
         """
-        seconds = max(time.monotonic() - self._begun, 1e-9)
-        numbers: dict[str, float] = {
-            "rounds": self.rounds,
-            "contributions": self.contributions,
-            "rounds/s": self.rounds / seconds,
-            "contributions/s": self.contributions / seconds,
-            "waited": self._waited,
-            "non_finite": self._handin.non_finite,
-        }
-        for rank, ages in sorted(self._ages.items()):
-            numbers[f"late/{rank}"] = ages.late / ages.all
-            numbers[f"age/{rank}"] = ages.sum / ages.all
-        return numbers
+        return self._account.numbers(self.rounds, self.contributions) | {"non_finite": self._handin.non_finite}
 
     # The group, and the collective.
 
     def _unwrap(self, wrapped: DistributedDataParallel, by_hook: bool) -> nn.Module:
         """The module that a framework has wrapped."""
-        if wrapped.find_unused_parameters:
-            raise UsageError(
-                "DistributedDataParallel(find_unused_parameters=False): a parameter without a gradient contributes zeros"
-            )
-        if wrapped.static_graph:
-            raise UsageError("DistributedDataParallel(static_graph=False): its reducer would expect to be called")
+        refuse_choices_of(wrapped, by_hook)
         wrapped.join = no_join
         if by_hook:
-            if wrapped.broadcast_buffers and any(True for _ in wrapped.module.buffers()):
-                raise UsageError("DistributedDataParallel(..., broadcast_buffers=False): a broadcast waits for all ranks")
             self._no_sync = wrapped.no_sync
         else:
             # Its reducer rests, as in its own no_sync.
@@ -446,7 +441,7 @@ class Gradients:
         self.contributions += len(contributions)
         ages = [entry.age for entry in contributions]
         for entry in contributions:
-            self._ages.setdefault(entry.rank, Ages()).note(entry.age)
+            self._account.note(entry.rank, entry.age)
         number = self._restored + outcome.round
         self.last.append(Round(number, outcome.fresh, outcome.carried, ages, outcome.initiator))
         self._handin.load(outcome)

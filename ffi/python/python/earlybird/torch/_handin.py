@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from .._allreduce import Allreduce, Outcome
 from .._errors import UsageError
@@ -41,19 +42,14 @@ class HandIn:
     """
 
     def __init__(
-        self, named: dict[str, nn.Parameter], scaler: torch.amp.GradScaler | None, begins: Callable[[], None], by_bucket: bool
+        self, model: nn.Module, scaler: torch.amp.GradScaler | None, begins: Callable[[], None], by_bucket: bool
     ) -> None:
-        self._names, self.parameters = list(named), list(named.values())
-        if not self.parameters:
-            raise UsageError("the model has no parameter that is trained")
-        self.dtype = widest(self.parameters)
-        self._index = {parameter: index for index, parameter in enumerate(self.parameters)}
-        self._smallest = min(range(len(self.parameters)), key=lambda index: self.parameters[index].numel())
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._finite_steps = 0
         self.non_finite = 0
         """Contributions that were zeros, because a number was not finite."""
         self._begins = begins
+        self._by_bucket = by_bucket
         self._sum: Allreduce | None = None
         self._takes = True
         # Where the contribution is written while it is open.
@@ -62,7 +58,20 @@ class HandIn:
         # What the gradients of this step were: address, version, bits.
         self._seen: dict[int, tuple[int, int, tuple[int, int]]] = {}
         self._has_arrived = False
-        hooked = [] if by_bucket else self.parameters
+        self._hooks: list[RemovableHandle] = []
+        self.rebuild(model)
+
+    def rebuild(self, model: nn.Module) -> None:
+        """Takes the gradients of all parameters that are trained now."""
+        self.end()
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if not named:
+            raise UsageError("the model has no parameter that is trained")
+        self._names, self.parameters = list(named), list(named.values())
+        self.dtype = widest(self.parameters)
+        self._index = {parameter: index for index, parameter in enumerate(self.parameters)}
+        self._smallest = min(range(len(self.parameters)), key=lambda index: self.parameters[index].numel())
+        hooked = [] if self._by_bucket else self.parameters
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._is_ready) for parameter in hooked]
 
     def __contains__(self, parameter: object) -> bool:
@@ -78,6 +87,7 @@ class HandIn:
         self._sum = None
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
 
     @property
     def has_begun(self) -> bool:

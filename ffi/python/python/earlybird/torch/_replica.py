@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 from collections.abc import Container, Iterable, Iterator
@@ -80,9 +79,13 @@ class Replica:
     def __init__(self, model: nn.Module, state: Iterable[Any]) -> None:
         self.model = model
         self.state: list[Any] = []
-        self._names = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
+        self.name_parameters()
         for item in state:
             self.add(item)
+
+    def name_parameters(self) -> None:
+        """Notes the parameters that the model has now."""
+        self._names = {parameter: name.replace("_orig_mod.", "") for name, parameter in self.model.named_parameters()}
 
     def add(self, item: Any) -> None:
         """Adds what a step changes, if it is not there yet."""
@@ -121,7 +124,7 @@ class Replica:
             if parameter.requires_grad and parameter not in known:
                 raise UsageError(
                     f"{name} was frozen when Gradients was made, or has come later, and its gradient is not handed in: freeze "
-                    "layers after Gradients is made, or finish() and make a new one"
+                    "layers after Gradients is made, or call partial.rebuild() where partial.met is true"
                 )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -184,20 +187,25 @@ class Replica:
 
     def save(self) -> bytes:
         """The state without its modules."""
-        data = io.BytesIO()
-        torch.save([item.state_dict() if hasattr(item, "state_dict") else item for item in self.others], data)
-        return data.getvalue()
+        return _saved(self.others)
+
+    def save_all(self) -> bytes:
+        """The state, for a checkpoint: in one piece, because what is in it may not be there yet in the program that loads it."""
+        return _saved(self.state)
 
     @torch.no_grad()
     def load(self, data: bytes) -> None:
         """Takes what another rank has saved, to the bit and in place."""
-        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-        self._load(self.others, saved)
+        self._load(self.others, torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
 
     @torch.no_grad()
-    def load_all(self, saved: list[Any]) -> None:
+    def load_all(self, data: bytes) -> None:
         """Takes the state from a checkpoint, to the bit and in place."""
-        self._load(self.state, copy.deepcopy(saved))
+        # A file may come from elsewhere, and what it says to run is not run.
+        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if len(saved) != len(self.state):
+            raise UsageError(f"the checkpoint has {len(saved)} things in state, and here are {len(self.state)}")
+        self._load(self.state, saved)
 
     @staticmethod
     def _load(items: list[Any], saved: list[Any]) -> None:
@@ -213,6 +221,12 @@ class Replica:
                 item.update(value)
             else:
                 item[:] = value
+
+
+def _saved(items: list[Any]) -> bytes:
+    data = io.BytesIO()
+    torch.save([item.state_dict() if hasattr(item, "state_dict") else item for item in items], data)
+    return data.getvalue()
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, value: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,19 +26,43 @@ class Round(NamedTuple):
     """The rank that closed it; none in a synchronous one."""
 
 
-@dataclass
-class Ages:
-    """How late a rank's contributions were."""
+class Account:
+    """How late contributions were, and how long this rank has waited."""
 
-    all: int = 0
-    late: int = 0
-    sum: int = 0
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._waited = 0.0
+        # By rank: contributions, those that were late, and by how many rounds they were, all together.
+        self._of_ranks: dict[int, tuple[int, int, int]] = {}
 
-    def note(self, age: int) -> None:
-        """Notes one, by how many rounds it was late."""
-        self.all += 1
-        self.late += age > 0
-        self.sum += age
+    def note(self, rank: int, age: int) -> None:
+        """Notes a contribution, by how many rounds it was late."""
+        all, late, ages = self._of_ranks.get(rank, (0, 0, 0))
+        self._of_ranks[rank] = all + 1, late + (age > 0), ages + age
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This rank waits."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - begun
+
+    def numbers(self, rounds: int, contributions: int) -> dict[str, float]:
+        """For a log, after so many rounds and contributions."""
+        seconds = max(time.monotonic() - self._begun, 1e-9)
+        numbers: dict[str, float] = {
+            "rounds": rounds,
+            "contributions": contributions,
+            "rounds/s": rounds / seconds,
+            "contributions/s": contributions / seconds,
+            "waited": self._waited,
+        }
+        for rank, (all, late, ages) in sorted(self._of_ranks.items()):
+            numbers[f"late/{rank}"] = late / all
+            numbers[f"age/{rank}"] = ages / all
+        return numbers
 
 
 @contextlib.contextmanager
