@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// How variables begin that libfabric, libibverbs and what these load follow. Some name files to load or to write.
-const FOLLOWED: [&str; 19] = [
+const FOLLOWED: [&str; 26] = [
     "CUDA_",
+    "CXGB4_",
     "FI_",
     "HABANA_",
     "HFI_",
@@ -15,10 +16,16 @@ const FOLLOWED: [&str; 19] = [
     "MLX",
     "NEO",
     "NEURON_",
+    "NLCB",
+    "NLDBG",
+    "PROC_NET_PSCHED",
+    "PROC_ROOT",
     "PSM",
     "QELR_",
     "RDMAV_",
     "SYSFS_PATH",
+    "T5_ENABLE_WC",
+    "TICKS_PER_USEC",
     "UCX_",
     "VERBS_",
     "ZES_",
