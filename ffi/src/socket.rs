@@ -63,13 +63,34 @@ impl Tcp {
     }
 
     /// Whether this listener takes connections. If it does not, the kernel drops all that comes for it, and processes that are
-    /// connected already notice nothing. By a filter that takes all bytes of a packet or none, see `SO_ATTACH_FILTER` in
-    /// socket(7).
+    /// connected already notice nothing. By a filter that takes all bytes of a packet or none (`SO_ATTACH_FILTER` in
+    /// socket(7)); where the kernel takes none, by demanding signatures (`TCP_MD5SIG_EXT` in `linux/tcp.h`) with a key that no
+    /// process knows.
     ///
     /// # Errors
     /// The kernel's.
     pub fn admit(&self, all: bool) -> io::Result<()> {
+        self.filter(all).or_else(|cause| self.demand_signatures(!all).map_err(|_| cause))
+    }
+
+    fn filter(&self, all: bool) -> io::Result<()> {
         attach(self.number, &mut [instruction(END, if all { u32::MAX } else { 0 }, (0, 0))])
+    }
+
+    fn demand_signatures(&self, demand: bool) -> io::Result<()> {
+        let mut key = [0; 16];
+        // SAFETY: the kernel writes at most as many bytes as there are.
+        let drawn = unsafe { libc::getrandom(key.as_mut_ptr().cast(), key.len(), 0) };
+        if drawn != key.len() as isize {
+            return Err(io::Error::last_os_error());
+        }
+        let key = if demand { &key[..] } else { &[] };
+        match option(self.number, libc::SO_DOMAIN) {
+            Some(libc::AF_INET) => sign(self.number, libc::AF_INET, Ipv6Addr::UNSPECIFIED, key),
+            // Addresses of IPv4, too, which are a part of these.
+            _ => sign(self.number, libc::AF_INET6, Ipv6Addr::UNSPECIFIED, key)
+                .and_then(|()| sign(self.number, libc::AF_INET6, Ipv4Addr::UNSPECIFIED.to_ipv6_mapped(), key)),
+        }
     }
 
     /// Closes the oldest connection that waits at this listener; returns where it came from, or `None` if none waits.
@@ -199,6 +220,49 @@ fn attach(number: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// `struct tcp_md5sig` in `linux/tcp.h`.
+#[repr(C)]
+struct Signed {
+    family: u16,
+    port: [u8; 2],
+    /// Of IPv4 these four bytes; of IPv6 the flow, and the address follows.
+    ip: [u8; 4],
+    ip6: [u8; 16],
+    rest: [u8; 104],
+    flags: u8,
+    prefix: u8,
+    key_len: u16,
+    device: c_int,
+    key: [u8; 80],
+}
+
+const _: () = assert!(size_of::<Signed>() == 216);
+
+/// `TCP_MD5SIG_EXT`, and its flag for a prefix of addresses.
+const SIGN: c_int = 32;
+const BY_PREFIX: u8 = 1;
+
+/// Demands signatures from all addresses of a family, by this key; none if it is empty.
+fn sign(number: RawFd, family: c_int, ip6: Ipv6Addr, key: &[u8]) -> io::Result<()> {
+    let mut signed = Signed {
+        family: family as u16,
+        port: [0; 2],
+        ip: [0; 4],
+        ip6: ip6.octets(),
+        rest: [0; 104],
+        flags: BY_PREFIX,
+        prefix: 0,
+        key_len: key.len() as u16,
+        device: 0,
+        key: [0; 80],
+    };
+    signed.key[..key.len()].copy_from_slice(key);
+    let len = size_of::<Signed>() as libc::socklen_t;
+    // SAFETY: the kernel copies the structure, of which it is told the length.
+    let code = unsafe { libc::setsockopt(number, libc::IPPROTO_TCP, SIGN, (&raw const signed).cast(), len) };
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Lets a datagram socket take only what begins with these bytes: the kernel drops the rest before it takes any room there.
 ///
 /// # Errors
@@ -245,14 +309,31 @@ mod tests {
 
     #[test]
     fn a_listener_that_admits_no_more_keeps_its_connections() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+        admits_no_more("127.0.0.1:0", |tcp, all| tcp.filter(all));
+        for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            // Kernels are built without that, too, and hosts without IPv6.
+            let has = TcpListener::bind(address)
+                .is_ok_and(|listener| Tcp::of(listener.as_raw_fd()).unwrap().demand_signatures(true).is_ok());
+            match has {
+                true => admits_no_more(address, |tcp, all| tcp.demand_signatures(!all)),
+                false => println!("SKIPPED: this kernel takes no signatures at {address}"),
+            }
+        }
+    }
+
+    fn admits_no_more(address: &str, admit: impl Fn(&Tcp, bool) -> io::Result<()>) {
+        let listener = TcpListener::bind(address).unwrap();
+        let mut address = listener.local_addr().unwrap();
+        if address.ip().is_unspecified() {
+            // Of IPv4.
+            address.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
         let mut before = TcpStream::connect(address).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
         let waiting = TcpStream::connect(address).unwrap();
         let tcp = Tcp::of(listener.as_raw_fd()).unwrap();
-        assert_eq!((tcp.here, tcp.there), (address, None));
-        tcp.admit(false).unwrap();
+        assert_eq!((tcp.here.port(), tcp.there), (address.port(), None));
+        admit(&tcp, false).unwrap();
         let after = TcpStream::connect_timeout(&address, Duration::from_millis(300));
         assert_eq!(after.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(tcp.turn_away().unwrap(), Some(waiting.local_addr().unwrap()));
@@ -263,7 +344,7 @@ mod tests {
         accepted.read_exact(&mut here).unwrap();
         before.read_exact(&mut there).unwrap();
         assert_eq!((&here, &there), (b"here", b"there"));
-        tcp.admit(true).unwrap();
+        admit(&tcp, true).unwrap();
         TcpStream::connect_timeout(&address, Duration::from_secs(30)).unwrap();
         let connection = Tcp::of(accepted.as_raw_fd()).unwrap();
         assert_eq!((connection.here, connection.there), (address, Some(before.local_addr().unwrap())));
