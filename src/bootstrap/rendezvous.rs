@@ -19,10 +19,11 @@ use rustix::net::{
 use super::attendance::{Attendance, Terms};
 use super::peer;
 use super::store::read_until;
-use super::wire::{HELLO, Heading, Hello, MOST_RANKS, VERDICT, decode_pids, encode_pids};
+use super::wire::{HELLO, Heading, Hello, MOST_RANKS, NONCE, VERDICT, decode_pids, encode_pids};
 use crate::error::{Error, Result, text_of};
 use crate::fault::Fault;
 use crate::interrupt;
+use crate::random::draw;
 use crate::seal::{SEAL, Secret};
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -120,7 +121,8 @@ fn host(
                 continue;
             }
         };
-        let Some((hello, seal)) = greet(&stream) else {
+        let drawn = draw(0)?;
+        let Some((hello, seal)) = greet(&stream, &drawn) else {
             // Of two processes that do not see each other, the guest has found out first, and sends
             // nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
@@ -129,7 +131,7 @@ fn host(
         };
         let Hello { rank, ranks: told, .. } = hello;
         let said = hello.encode();
-        if !secret.is_sealed(&[b"greeting", &said], &seal) && !Fault::GreetStrangers.is_chosen() {
+        if !secret.is_sealed(&[b"greeting", &drawn, &said], &seal) && !Fault::GreetStrangers.is_chosen() {
             attendance.refuse("a process came that does not know this job's secret, EARLYBIRD_SECRET".to_owned());
             let _ = refuse(&stream, OTHER_SECRET);
             continue;
@@ -168,10 +170,11 @@ fn host(
 const OTHER_SECRET: &str =
     "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
 
-/// Reads a guest's greeting and its seal; `None` from a stranger.
-fn greet(stream: &UnixStream) -> Option<(Hello, [u8; SEAL])> {
+/// Tells a guest what was drawn for it, and reads its greeting and the seal; `None` from a stranger.
+fn greet(mut stream: &UnixStream, drawn: &[u8; NONCE]) -> Option<(Hello, [u8; SEAL])> {
     stream.set_nonblocking(false).ok()?;
     stream.set_write_timeout(Some(GREETING_TIMEOUT)).ok()?;
+    stream.write_all(drawn).ok()?;
     let (mut hello, mut seal) = ([0; HELLO], [0; SEAL]);
     let soon = Instant::now() + GREETING_TIMEOUT;
     read_until(stream, &mut hello, soon).ok()?;
@@ -212,7 +215,7 @@ fn visit(
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<Joined> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
-    let mut stream = loop {
+    let stream = loop {
         match peer::connect_to(address) {
             Ok(stream) => break stream,
             Err(_) if Instant::now() < until => {
@@ -231,18 +234,26 @@ fn visit(
     peer::process(host).map_err(|problem| Error::join(rank, format!("rank 0 {problem}")))?;
     let process = std::process::id();
     let hello = Hello { rank, ranks, process }.encode();
-    let hello = [&hello[..], &secret.seal(&[b"greeting", &hello])].concat();
     let lost = || Error::join(rank, "rank 0 left the meeting before it was over; its own error says why");
-    stream.write_all(&hello).map_err(|_| lost())?;
     // Rank 0 answers when the meeting is over, at most a little after the deadline.
     let latest = until.max(Instant::now()) + LINGER + GREETING_TIMEOUT;
-    while !comes(&stream) {
-        if Instant::now() >= latest {
-            return Err(Error::join(rank, "rank 0 is there, and did not answer in time: it is stopped, or very busy"));
+    let wait_for_word = || {
+        while !comes(&stream) {
+            if Instant::now() >= latest {
+                let slow = "rank 0 is there, and did not answer in time: it is stopped, or very busy";
+                return Err(Error::join(rank, slow));
+            }
+            goes_on()?;
+            interrupt::check(rank, "join")?;
         }
-        goes_on()?;
-        interrupt::check(rank, "join")?;
-    }
+        Ok(())
+    };
+    wait_for_word()?;
+    let mut drawn = [0; NONCE];
+    read_until(&stream, &mut drawn, Instant::now() + GREETING_TIMEOUT).map_err(|_| lost())?;
+    let hello = [&hello[..], &secret.seal(&[b"greeting", &drawn, &hello])].concat();
+    (&stream).write_all(&hello).map_err(|_| lost())?;
+    wait_for_word()?;
     stream.set_read_timeout(Some(GREETING_TIMEOUT)).map_err(os)?;
     let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;

@@ -6,10 +6,13 @@ use crate::fault::Fault;
 pub(super) const MOST_RANKS: u32 = 4096;
 
 const MAGIC: u32 = 0x4542_4452;
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Bytes of a greeting.
 pub(super) const HELLO: usize = 20;
+
+/// Bytes that rank 0 draws for each process that comes, and which its greeting is sealed with: a greeting is heard once.
+pub(super) const NONCE: usize = 16;
 
 /// Longest verdict: an error text, or the process ids.
 pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;

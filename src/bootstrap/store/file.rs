@@ -83,9 +83,10 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
     let verdict = verdict.map(|()| given());
     let told = verdict.as_ref().map(|given| frame::encode_world(given)).map_err(String::clone);
     for (rank, guest) in (0..).zip(&guests).skip(1) {
-        // The wrong seal tells a stranger that it is one.
-        let theirs = guest.as_ref().map_or(NOT_GREETED, |hello| hello.nonce);
-        let answer = frame::verdict(&told, &theirs, meeting.secret);
+        let answer = match guest {
+            Some(hello) => frame::verdict(&told, &hello.nonce, meeting.secret),
+            None => frame::turned_away(),
+        };
         folder.put(&answer_file(rank), &answer).map_err(|cause| cannot(cause.into()))?;
     }
     // A guest removes its answer and its own file. A stranger does not, and learns of it all the
@@ -224,6 +225,27 @@ mod tests {
 
         all_met(meet(&path, |_| ()));
         assert!(!path.exists(), "the store has left the folder that it made");
+    }
+
+    /// With a seal it could try secrets until one fits.
+    #[test]
+    fn a_process_without_the_secret_gets_no_seal() {
+        let path = folder("stranger");
+        fs::write(path.join("earlybird-guest-1"), [7; 100]).unwrap();
+        let (store, secret) = (StoreAddress::File(path.clone()), Secret::new(None, "job"));
+        std::thread::scope(|scope| {
+            let hosting = scope.spawn(|| host(&Meeting::sample(&store, &secret, 0), &path));
+            let answer = path.join("earlybird-answer-1");
+            while !answer.exists() && !hosting.is_finished() {
+                // As a stranger does, whose file rank 0 has removed.
+                let _ = fs::write(path.join("earlybird-guest-1"), [7; 100]);
+                std::thread::sleep(PAUSE);
+            }
+            assert_eq!(fs::read(&answer).unwrap(), frame::turned_away());
+            fs::remove_file(path.join("earlybird-guest-1")).unwrap();
+            assert!(hosting.join().unwrap().unwrap_err().to_string().contains("does not know the job's secret"));
+        });
+        let _ = fs::remove_dir_all(&path);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! believed.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::folder::Folder;
 use super::frame::{self, Hello, NONCE};
 use super::gather;
+use crate::bootstrap::wire::Hello as Greeting;
 use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
 use crate::error::Result;
 use crate::fabric::shm::ShmFabric;
@@ -147,20 +148,33 @@ fn a_process_without_the_secret_is_no_guest() {
     refused(&told[1], "does not know this job's secret");
 }
 
-/// A stranger comes before rank 1, and sends more than an introduction is long.
+/// Connects to the meeting of this name; returns what rank 0 has drawn, too.
+fn knock(name: &str) -> std::io::Result<(UnixStream, [u8; NONCE])> {
+    let address = &SocketAddr::from_abstract_name(format!("earlybird-{name}")).unwrap();
+    let until = Instant::now() + DEADLINE;
+    let mut visitor = UnixStream::connect_addr(address);
+    while visitor.is_err() && Instant::now() < until {
+        thread::yield_now();
+        visitor = UnixStream::connect_addr(address);
+    }
+    let (mut visitor, mut drawn) = (visitor?, [0; NONCE]);
+    visitor.read_exact(&mut drawn)?;
+    Ok((visitor, drawn))
+}
+
+/// Strangers come before rank 1. One sends more than an introduction is long, another one a greeting that was said before.
 fn strangers_are_not_greeted() {
     const STRANGER: u32 = 2;
     let name = &fresh("stranger");
-    let address = &SocketAddr::from_abstract_name(format!("earlybird-{name}")).unwrap();
     let has_come = &AtomicBool::new(false);
     let visit = || {
-        let until = Instant::now() + DEADLINE;
-        let mut visitor = UnixStream::connect_addr(address);
-        while visitor.is_err() && Instant::now() < until {
-            thread::yield_now();
-            visitor = UnixStream::connect_addr(address);
-        }
-        visitor.and_then(|mut visitor| visitor.write_all(&b"GET / HTTP/1.1\r\n".repeat(9)))
+        knock(name)?.0.write_all(&b"GET / HTTP/1.1\r\n".repeat(9))?;
+        let (_, drawn) = knock(name)?;
+        let hello = Greeting { rank: 1, ranks: 2, process: std::process::id() }.encode();
+        let seal = Secret::new(Some("of this job"), "").seal(&[b"greeting", &drawn, &hello]);
+        let (mut again, other) = knock(name)?;
+        assert_ne!(drawn, other);
+        again.write_all(&[&hello[..], &seal].concat())
     };
     let play = |rank: u32| {
         move || {
