@@ -1,7 +1,7 @@
 //! The address of the store at which the ranks of a job meet.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -30,6 +30,12 @@ pub enum StoreAddress {
 }
 
 impl StoreAddress {
+    /// The address of a port that is numeric, or this machine's own: at another one of `localhost` another process may listen.
+    pub(super) fn given_ip(&self) -> Option<IpAddr> {
+        let StoreAddress::Tcp { host, .. } = self else { return None };
+        host.parse().ok().or_else(|| self.is_on_one_machine().then_some(Ipv4Addr::LOCALHOST.into()))
+    }
+
     /// Whether no other machine reaches it.
     #[must_use]
     pub fn is_on_one_machine(&self) -> bool {
@@ -118,6 +124,15 @@ mod tests {
         ] {
             assert_eq!(text.parse::<StoreAddress>().unwrap().is_on_one_machine(), is, "{text}");
         }
+    }
+
+    #[test]
+    fn localhost_is_where_rank_0_listens_and_no_other_address() {
+        let given = |text: &str| text.parse::<StoreAddress>().unwrap().given_ip();
+        assert_eq!(given("tcp:localhost:5"), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(given("tcp:10.0.0.1:5"), Some(Ipv4Addr::new(10, 0, 0, 1).into()));
+        assert_eq!(given("tcp:node01:5"), None);
+        assert_eq!(given("unix:name"), None);
     }
 
     #[test]

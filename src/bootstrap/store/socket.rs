@@ -153,9 +153,6 @@ pub(super) fn abstract_name(name: &str) -> io::Result<UnixAddr> {
 /// The addresses of a host. The system's search for a name takes its own time, so it has a thread, which ends when the search
 /// does.
 fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(address) = host.parse() {
-        return Ok(vec![SocketAddr::new(address, port)]);
-    }
     let (tell, told) = mpsc::channel();
     let name = host.to_owned();
     let search = move || (&*name, port).to_socket_addrs().map(Iterator::collect);
@@ -181,10 +178,8 @@ fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>>
 /// name: this host may resolve its own name to a loopback address, which no other host reaches.
 pub(super) fn listen(store: &StoreAddress) -> io::Result<Listener> {
     match store {
-        StoreAddress::Tcp { host, port } => {
-            let inside = || store.is_on_one_machine().then_some(Ipv4Addr::LOCALHOST.into());
-            let given: Option<IpAddr> = host.parse().ok().or_else(inside);
-            let named = given.map(|address| SocketAddr::new(address, *port));
+        StoreAddress::Tcp { port, .. } => {
+            let named = store.given_ip().map(|address| SocketAddr::new(address, *port));
             let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
             let any = any.map(|address| SocketAddr::new(address, *port));
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -234,7 +229,11 @@ pub(super) fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream
     match store {
         StoreAddress::Tcp { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-            for address in resolve(host, *port, until)? {
+            let found = match store.given_ip() {
+                Some(address) => vec![SocketAddr::new(address, *port)],
+                None => resolve(host, *port, until)?,
+            };
+            for address in found {
                 // A name may have unreachable addresses beside a reachable one.
                 let left = until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
                 match TcpStream::connect_timeout(&address, left) {
