@@ -389,7 +389,8 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
             let secret = Secret::new(own.as_deref(), &identity.job);
             let terms = Terms::of(identity, config.deadline);
             let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
-            let joined = network::join((rank, ranks), config, measured, Meeting { gather, has_another: true })?;
+            let joined =
+                network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
             let is_spread = joined.neighbours().len() < ranks as usize;
             if own.is_none() && rank == 0 && is_spread && !matches!(place, StoreAddress::Unix(_)) {
                 warn_without_secret();

@@ -19,13 +19,19 @@ const HEADING: usize = 12;
 /// Where a rank rings, and hears others. No process can foresee a rank's name without the job's secret, and the kernel drops
 /// what comes there without the key of the rank that hears: one that has taken the name of a rank that left learns only that
 /// rank's.
-#[derive(Debug)]
 pub(crate) struct Alarm {
     /// None where the kernel gives none: the others notice by themselves then.
     socket: Option<UnixDatagram>,
     others: Vec<(SocketAddr, [u8; 8])>,
     rank: u32,
     key: [u8; 8],
+}
+
+// What is secret is not printed.
+impl std::fmt::Debug for Alarm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Alarm")
+    }
 }
 
 /// The name at which a rank hears.

@@ -73,6 +73,7 @@ pub use scope::Scope;
 pub use window::Window;
 
 use crate::error::{HostNames, Result};
+use crate::seal::Secret;
 use crate::sync::{self, AtomicU64};
 use crate::time::Deadline;
 
@@ -443,11 +444,11 @@ pub(crate) trait Candidate: Debug {
     /// What this rank would have preferred, and why it cannot use that.
     fn passed_over(&self) -> Option<&str>;
 
-    /// Joins the world of the ranks that introduced themselves so, in rank order.
+    /// Joins the world of the ranks that introduced themselves so, in rank order, at a meeting with this secret.
     ///
     /// # Errors
     /// Ranks use different providers; a rank cannot be reached by the deadline.
-    fn join(self: Box<Self>, introductions: &[Vec<u8>], deadline: Instant) -> Result<Arc<dyn Fabric>>;
+    fn join(self: Box<Self>, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<Arc<dyn Fabric>>;
 }
 
 /// One rank's access to the operations of one collective. See the [module](self) for their

@@ -16,6 +16,7 @@ use crate::fabric::{Candidate, Fabric, Scope};
 use crate::interrupt;
 use crate::machine::{host_name, network_stack};
 use crate::model::HwConfig;
+use crate::seal::Secret;
 use crate::time::Deadline;
 use crate::units::Bytes;
 
@@ -103,7 +104,9 @@ impl Opened {
 }
 
 /// How ranks tell each other of themselves.
-pub(super) struct Meeting<F> {
+pub(super) struct Meeting<'s, F> {
+    /// What its ranks know, and tell no process.
+    pub(super) secret: &'s Secret,
     /// Gives every rank's bytes to every rank, in rank order, by a time.
     pub(super) gather: F,
     /// Whether ranks may meet again, when a host has an interface that it did not have before.
@@ -119,7 +122,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     ranks: (u32, u32),
     config: &Config,
     measured: &HwConfig,
-    Meeting { gather, has_another }: Meeting<F>,
+    Meeting { secret, gather, has_another }: Meeting<'_, F>,
 ) -> Result<Arc<dyn Fabric>> {
     let rank = ranks.0;
     let failed = |cause: String| Error::join(rank, cause);
@@ -174,7 +177,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     };
     // The others close before the world begins.
     drop(opened);
-    candidate.join(&introductions, until).map_err(|error| match (error, config.fabric, NETWORKS[chosen]) {
+    candidate.join(&introductions, secret, until).map_err(|error| match (error, config.fabric, NETWORKS[chosen]) {
         (Error::Join { rank, cause }, FabricChoice::Auto, Network::Verbs) => {
             Error::join(rank, format!("{cause}; EARLYBIRD_PROVIDER='tcp;ofi_rxm' does without RDMA"))
         }

@@ -80,13 +80,13 @@ impl World {
         let ranks = (group.rank, group.members.len() as u32);
         let terms = Terms { deadline: config.deadline, together: "and did it call split, too" };
         let is_near = self.fabric().hosts().iter().all(|&host| host == 0);
+        let secret = Secret::of(&group.secret);
         if group.meets_by_memory {
             if !is_near {
                 gather(&[])?;
             }
             // A rank that dies now may be one that the others wait for.
             let goes_on = || self.fabric().look_for_dead(OPERATION);
-            let secret = Secret::of(&group.secret);
             return join_by_memory(&group.place, ranks, &secret, (terms, until), &goes_on);
         }
         let told = Cell::new(false);
@@ -96,7 +96,7 @@ impl World {
             Ok(group.members.iter().map(|&rank| all[rank as usize].clone()).collect())
         };
         // All groups meet equally often.
-        let meeting = Meeting { gather: of_group, has_another: false };
+        let meeting = Meeting { secret: &secret, gather: of_group, has_another: false };
         let joined = network::join(ranks, config, measured, meeting);
         if !told.get() {
             // The error of this rank says more.

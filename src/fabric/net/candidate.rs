@@ -21,6 +21,7 @@ use crate::fabric::watch::{ENDED, Watch};
 use crate::fabric::{Candidate, Fabric, Scope};
 use crate::machine::{host_identity, host_name};
 use crate::random::draw;
+use crate::seal::Secret;
 
 /// An open endpoint whose peers are not known yet.
 pub(in crate::fabric) struct Opened<W: Wire> {
@@ -95,10 +96,11 @@ impl<F: OverWire> NetCandidate<F> {
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<F> {
         let introductions = gather(&self.own_info.encode())?;
-        self.connect(&introductions, deadline)
+        // What they tell no other process hears.
+        self.connect(&introductions, &Secret::of(b"earlybird"), deadline)
     }
 
-    fn connect(self, introductions: &[Vec<u8>], deadline: Instant) -> Result<F> {
+    fn connect(self, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<F> {
         let NetCandidate { rank, ranks, patience, mut link, own_info, .. } = self;
         let infos = introductions.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
@@ -143,7 +145,7 @@ impl<F: OverWire> NetCandidate<F> {
             places.push((*hosts.entry(host).or_insert(next), *pid));
         }
         let witnesses = Witnesses::new(places);
-        let secret = JobSecret::of(infos[0].key);
+        let secret = JobSecret::agreed(secret, introductions);
         let alarm = Alarm::new(rank, &secret.secret(), witnesses.of(rank));
         let engine = Engine::new(rank, secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;
@@ -210,7 +212,7 @@ impl<F: OverWire> Candidate for NetCandidate<F> {
         self.taken.passed_over.as_deref()
     }
 
-    fn join(self: Box<Self>, introductions: &[Vec<u8>], deadline: Instant) -> Result<Arc<dyn Fabric>> {
-        Ok(Arc::new(self.connect(introductions, deadline)?))
+    fn join(self: Box<Self>, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<Arc<dyn Fabric>> {
+        Ok(Arc::new(self.connect(introductions, secret, deadline)?))
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct PeerInfo {
     pub(crate) in_order: bool,
     /// What peers' devices change in its memory needs no wake.
     pub(crate) polls_memory: bool,
-    /// Drawn at random. The job's secret follows from that of rank 0.
+    /// Drawn at random, so that no other meeting has the same job's secret.
     pub(crate) key: [u8; KEY],
     /// Its address, as the provider encodes it.
     pub(crate) address: Vec<u8>,

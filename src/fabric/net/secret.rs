@@ -1,8 +1,9 @@
 //! The secret that the ranks of a job share.
 //!
-//! Rank 0 draws a key and tells the others at the meeting. What follows from it crosses the network in the clear, in every
-//! message: it stops strangers that guess, not those that listen. The key does not, so it also seals what ranks tell each
-//! other while a stranger may stand where a rank should.
+//! It follows from the secret of the meeting, which no rank sends, and from what the ranks tell there, which has 128 random bits
+//! of each: so a process that passes the words of a meeting on does not learn it. What follows from it crosses the network
+//! in the clear, in every message: it stops strangers that guess, not those that listen. The key does not, so it also
+//! seals what ranks tell each other while a stranger may stand where a rank should.
 #![forbid(unsafe_code)]
 
 use crate::seal::{SEAL, Secret};
@@ -20,7 +21,7 @@ pub(crate) struct JobSecret {
 
 /// What one rank shows to another one, and to no third: a process that has taken the place of a rank that died hears what is
 /// meant for that rank, and can say nothing with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::fabric) struct Words {
     /// Travels in the header of each message once all ranks have joined. No process but the ranks has heard it before.
     pub(in crate::fabric) word: u64,
@@ -30,8 +31,14 @@ pub(in crate::fabric) struct Words {
 }
 
 impl JobSecret {
+    /// That of ranks which share the secret of a meeting and have told each other this there.
+    pub(super) fn agreed(meeting: &Secret, introductions: &[Vec<u8>]) -> Self {
+        let told: Vec<&[u8]> = introductions.iter().map(Vec::as_slice).collect();
+        JobSecret::of(meeting.derive(&[&[&b"job"[..]], &told[..]].concat()))
+    }
+
     /// The secret that is a key.
-    pub(super) fn of(key: [u8; KEY]) -> Self {
+    fn of(key: [u8; KEY]) -> Self {
         let secret = Secret::of(&key);
         JobSecret { key, joining: u64::from_le_bytes(secret.derive(&[b"joining"])) }
     }
@@ -64,6 +71,13 @@ impl JobSecret {
     }
 }
 
+// What is secret is not printed.
+impl std::fmt::Debug for Words {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Words")
+    }
+}
+
 impl std::fmt::Debug for JobSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("JobSecret")
@@ -85,6 +99,26 @@ mod tests {
         assert_eq!(JobSecret::of([8; KEY]).opened("use", (1, 2), &sealed), None);
         assert_eq!(secret.opened("use", (1, 2), &sealed[1..]), None);
         assert_eq!(secret.opened("use", (1, 2), b"told"), None);
+    }
+
+    /// All that crosses the network at a meeting are introductions.
+    #[test]
+    fn who_has_heard_a_meeting_and_not_its_secret_does_not_know_the_key() {
+        let agreed = |secret: &[u8], told: &[&[u8]]| {
+            JobSecret::agreed(&Secret::of(secret), &told.iter().map(|told| told.to_vec()).collect::<Vec<_>>())
+        };
+        let ours = agreed(b"secret", &[b"zero", b"one"]);
+        assert_eq!(ours, agreed(b"secret", &[b"zero", b"one"]));
+        for other in [
+            agreed(b"", &[b"zero", b"one"]),
+            agreed(b"secret", &[b"zero", b"two"]),
+            agreed(b"secret", &[b"zer", b"oone"]),
+            agreed(b"secret", &[b"zero"]),
+            JobSecret::of(*b"zerozerozerozero"),
+        ] {
+            assert_ne!(ours, other);
+            assert_ne!(ours.words(1, 0).word, other.words(1, 0).word);
+        }
     }
 
     #[test]
