@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::tier::by_tier;
 use common::{Job, Way, role};
-use earlybird::{Config, Executor, Fire, Reduce, Result, World};
+use earlybird::{Config, Executor, Fire, Group, Reduce, Result, World};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fs::{SeekFrom, seek};
@@ -90,19 +90,25 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Makes collectives of every kind until one fails, for a moment at most.
-fn work(world: &World, executor: Executor) -> Result<()> {
+/// Makes collectives of every kind until one fails, for a moment at most. Says when the first ones are built.
+fn work(world: &World, executor: Executor, are_built: &AtomicBool) -> Result<()> {
     let until = Instant::now() + Duration::from_millis(700);
     while Instant::now() < until {
         let make = |fire| move || world.allreduce::<u64>(&[100, 7]).fire(fire).executor(executor).build();
         let mut partial = in_time("build", make(Fire::SOLO))?;
         let mut all = in_time("build", make(Fire::ALL))?;
+        let of_arrivals = world.allreduce::<f64>(&[40]).group(Group::Arrivals(RANKS)).memory(&[0.0; 40]);
+        let mut arrivals = in_time("build", || of_arrivals.executor(executor).build())?;
+        are_built.store(true, Ordering::Relaxed);
         for _ in 0..20 {
             for sum in [&mut partial, &mut all] {
                 sum.contribution()?.fill(1);
                 sum.arrive()?;
                 in_time("wait", || sum.wait(DEADLINE).map(drop))?;
             }
+            arrivals.contribution()?.fill(1.0);
+            arrivals.arrive()?;
+            in_time("wait for a group", || arrivals.wait(DEADLINE).map(drop))?;
             let mut data = [1u32; 3000];
             in_time("all_reduce", || world.all_reduce(&mut data, Reduce::Sum, DEADLINE))?;
             in_time("barrier", || world.barrier(DEADLINE))?;
@@ -110,6 +116,7 @@ fn work(world: &World, executor: Executor) -> Result<()> {
         for sum in [&mut partial, &mut all] {
             in_time("finish", || sum.finish(DEADLINE))?;
         }
+        in_time("finish of groups", || arrivals.finish(DEADLINE))?;
     }
     Ok(())
 }
@@ -122,13 +129,19 @@ fn rank() {
     // Rank 0 may have joined a little earlier, and scribbles already.
     let Ok(world) = World::from_env(&config) else { return };
     let executor = [Executor::Caller, Executor::Thread, Executor::Peer][seed as usize % 3];
-    let goes_on = AtomicBool::new(true);
+    // With some seeds nothing is written before there are collectives: it would spoil how ranks meet for these.
+    let (goes_on, begins) = (AtomicBool::new(true), AtomicBool::new(seed.is_multiple_of(4)));
     std::thread::scope(|scope| {
         if world.rank() == 0 {
-            scope.spawn(|| scribble(seed, &goes_on));
+            scope.spawn(|| {
+                while !begins.load(Ordering::Relaxed) && goes_on.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                scribble(seed, &goes_on);
+            });
         }
         let _stops = Stops(&goes_on);
-        println!("{:?}", work(&world, executor));
+        println!("{:?}", work(&world, executor, &begins));
     });
 }
 

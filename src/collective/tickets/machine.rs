@@ -342,8 +342,10 @@ impl Machine {
             Stage::AwaitRegister => seated(group).collect(),
             // Its members may wait for the record themselves.
             Stage::AwaitRecord => {
-                let mut earlier = std::iter::successors(Some(group), |group| group.checked_sub(self.plan.records()));
-                let has_record = earlier.find(|&group| seated(group).next().is_some());
+                let before = std::iter::successors(Some(group), |group| group.checked_sub(self.plan.records()));
+                // Each rank has one ticket at most that is not over.
+                let mut recent = before.take(self.plan.ranks() as usize + 1);
+                let has_record = recent.find(|&group| seated(group).next().is_some());
                 has_record.into_iter().flat_map(seated).collect()
             }
             Stage::AwaitMoved => self.cut.members.iter().map(|member| member.rank).collect(),
@@ -439,7 +441,7 @@ impl Machine {
             Duty::Close => self.stage = Stage::Gathering { seats: size },
             Duty::CloseEarly if !self.plan.fault(Fault::NoTail) => {
                 let free = u64::from(size - taken);
-                let atomic = Atomic::CompareSwap { expect: self.ticket.word, new: self.ticket.word + free };
+                let atomic = Atomic::CompareSwap { expect: self.ticket.word, new: self.ticket.word.wrapping_add(free) };
                 let careless = self.plan.fault(Fault::CloseByAdd);
                 let atomic = if careless { Atomic::FetchAdd(free) } else { atomic };
                 self.change(self.plan.tickets(), atomic, Stage::ClosingEarly);
@@ -512,7 +514,7 @@ impl Machine {
     }
 
     fn released(&mut self, before: u64) {
-        if before + 1 == self.cut.members.len() as u64 {
+        if before.wrapping_add(1) == self.cut.members.len() as u64 {
             // What follows has to find the counts.
             self.write(self.plan.record(self.cut.group).clear(), true, Stage::Clearing);
         } else {

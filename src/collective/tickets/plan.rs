@@ -142,7 +142,7 @@ impl Plan {
     /// The record of a group.
     pub(super) fn record(&self, group: u64) -> Record {
         let first = self.first_record() + (group % self.records) as usize * self.record_cells();
-        Record::new(first, group, group / self.records)
+        Record::new(first, (group, group / self.records), (self.ranks(), self.size()))
     }
 
     /// The claim on a rank's register.

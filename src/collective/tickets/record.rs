@@ -115,7 +115,8 @@ pub(crate) struct Cut {
     pub(crate) lender: Option<u32>,
 }
 
-/// The record of a group: where it lies, and which turn it is.
+/// The record of a group: where it lies, and which turn it is. A rank, or a number of seats, that there is not was written by a
+/// rank where it must not, and is not seen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     /// Its first cell.
@@ -123,11 +124,16 @@ pub(super) struct Record {
     group: u64,
     /// The groups that use it before.
     turn: u64,
+    /// Ranks in the world.
+    ranks: u32,
+    /// The most seats.
+    size: u32,
 }
 
 impl Record {
-    pub(super) fn new(first: usize, group: u64, turn: u64) -> Self {
-        Record { first, group, turn }
+    /// Of a group of so many `(ranks, seats)`.
+    pub(super) fn new(first: usize, (group, turn): (u64, u64), (ranks, size): (u32, u32)) -> Self {
+        Record { first, group, turn, ranks, size }
     }
 
     /// All its cells, in groups of so many seats.
@@ -149,7 +155,7 @@ impl Record {
         let named = of_group(self.group, cells.load(self.seat(index) + 1))?;
         let brought = cells.load(self.seat(index)) >> (WEIGHT_BITS + ITERATION_BITS);
         let belongs = brought == (self.group + 1) & ((1 << (64 - WEIGHT_BITS - ITERATION_BITS)) - 1);
-        belongs.then(|| Member::decode([0, named]).rank)
+        belongs.then(|| Member::decode([0, named]).rank).filter(|&rank| rank < self.ranks)
     }
 
     /// Reads the entries of the first seats, which are there. There is no lender.
@@ -158,7 +164,8 @@ impl Record {
         cut.lender = None;
         cut.members.clear();
         let entry = |seat: usize| Member::decode([cells.load(seat), cells.load(seat + 1)]);
-        cut.members.extend((0..seats).map(|index| entry(self.seat(index))));
+        let entries = (0..seats).map(|index| entry(self.seat(index)));
+        cut.members.extend(entries.filter(|member| member.rank < self.ranks));
         cut.members.sort_unstable_by_key(|member| member.rank);
     }
 
@@ -180,6 +187,7 @@ impl Record {
     /// The seats of the cut, once it is published.
     pub(super) fn published(self, cells: &impl Cells) -> Option<u32> {
         let seats = of_group(self.group, cells.load(self.first + CUT))? as u32;
+        (seats <= self.size).then_some(())?;
         of_group(self.group, cells.load(self.first + LENDER)).map(|_| seats)
     }
 
@@ -192,7 +200,7 @@ impl Record {
     /// The rank that lends its register, if the cut is published.
     pub(super) fn lender(self, cells: &impl Cells) -> Option<u32> {
         let lender = of_group(self.group, cells.load(self.first + LENDER))?;
-        lender.checked_sub(1).map(|rank| rank as u32)
+        lender.checked_sub(1).map(|rank| rank as u32).filter(|&rank| rank < self.ranks)
     }
 
     /// The cell that counts releases.
@@ -267,7 +275,7 @@ mod tests {
     #[test]
     fn a_cut_is_read_as_it_was_published_and_by_its_own_group_only() {
         let mut cells = vec![0; 8 + cells(3)];
-        let (record, later) = (Record::new(8, 2, 0), Record::new(8, 14, 1));
+        let (record, later) = (Record::new(8, (2, 0), (99, 3)), Record::new(8, (14, 1), (99, 3)));
         for (index, rank) in (0..).zip([7, 0, 4]) {
             let member = Member { rank, buffer: 1, iteration: u64::from(rank) * 9, weight: 3, leaving: rank == 4 };
             store(&mut cells, record.entry(index, member));

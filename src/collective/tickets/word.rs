@@ -60,11 +60,12 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// The ticket of an arrival that found `before`, among `ranks` and in groups of `size`.
+    /// The ticket of an arrival that found `before`, among `ranks` and in groups of `size`. Any number may be there, if a rank
+    /// has written where it must not.
     pub(super) fn of(before: u64, leaving: bool, ranks: u32, size: u32) -> Self {
-        let word = before + addend(leaving);
+        let word = before.wrapping_add(addend(leaving));
         let seat = Seat { group: tickets(before) / u64::from(size), index: (tickets(before) % u64::from(size)) as u32 };
-        let (taken, active) = (seat.index + 1, ranks - leavers(word));
+        let (taken, active) = (seat.index + 1, ranks.saturating_sub(leavers(word)));
         let duty = match taken {
             _ if taken == size => Duty::Close,
             // A member that leaves is no longer active, so this may close before every active rank has come. It never
@@ -81,7 +82,7 @@ pub(super) fn closing(word: u64, group: u64, size: u32) -> Option<(Atomic, u32)>
     let size = u64::from(size);
     let taken = tickets(word) % size;
     let is_open = tickets(word) / size == group;
-    is_open.then_some((Atomic::CompareSwap { expect: word, new: word - taken + size }, taken as u32))
+    is_open.then_some((Atomic::CompareSwap { expect: word, new: (word - taken).wrapping_add(size) }, taken as u32))
 }
 
 #[cfg(test)]
