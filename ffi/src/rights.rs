@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// How variables begin that libfabric, libibverbs and what these load follow. Some name files to load or to write.
-const FOLLOWED: [&str; 26] = [
+const FOLLOWED: [&str; 29] = [
     "CUDA_",
     "CXGB4_",
     "FI_",
@@ -23,11 +23,14 @@ const FOLLOWED: [&str; 26] = [
     "PSM",
     "QELR_",
     "RDMAV_",
+    "ROCP",
+    "ROCR_",
     "SYSFS_PATH",
     "T5_ENABLE_WC",
     "TICKS_PER_USEC",
     "UCX_",
     "VERBS_",
+    "ZEL_",
     "ZES_",
     "ZET_",
     "ZE_",
