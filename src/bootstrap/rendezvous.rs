@@ -83,7 +83,7 @@ fn host(
     })?;
     listener.set_nonblocking(true).map_err(os)?;
     let made = make();
-    let mut guests: Vec<(u32, u32, UnixStream)> = Vec::new();
+    let mut guests: Vec<(u32, (u32, [u8; NONCE]), UnixStream)> = Vec::new();
     let mut attendance = Attendance::new(ranks, until, terms, peer::ONE_NETWORK);
     if let Err(error) = &made {
         // The others learn of it.
@@ -145,18 +145,18 @@ fn host(
             continue;
         }
         attendance.enter(rank, told);
-        guests.push((rank, pid, stream));
+        guests.push((rank, (pid, drawn), stream));
     };
     // A guest that has its answer may come to the next meeting of the job at once. It must find no door that is about to
     // close.
     drop(listener);
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
-    guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, pid, _)| pids[*rank as usize] = *pid);
-    for (_, pid, stream) in &mut guests {
+    guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, (pid, _), _)| pids[*rank as usize] = *pid);
+    for (_, guest, stream) in &mut guests {
         // The other ranks find a guest dead that has ended by now.
         let _ = match (&verdict, &made) {
-            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd(), (secret, *pid)),
+            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd(), (secret, *guest)),
             (Err(problem), _) => refuse(stream, problem),
             (Ok(()), Err(error)) => refuse(stream, &error.to_string()),
         };
@@ -194,7 +194,7 @@ fn hand_over(
     stream: &mut UnixStream,
     pids: &[u32],
     memory: std::os::fd::BorrowedFd<'_>,
-    (secret, guest): (&Secret, u32),
+    (secret, (guest, drawn)): (&Secret, (u32, [u8; NONCE])),
 ) -> std::io::Result<()> {
     let body = encode_pids(pids);
     let heading = Heading { refused: false, len: body.len() }.encode();
@@ -204,7 +204,7 @@ fn hand_over(
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(&*stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
     stream.write_all(&body)?;
-    stream.write_all(&secret.seal(&[b"memory", &guest.to_le_bytes(), &heading, &body]))
+    stream.write_all(&secret.seal(&[b"memory", &guest.to_le_bytes(), &drawn, &heading, &body]))
 }
 
 fn visit(
@@ -264,7 +264,7 @@ fn visit(
     if refused {
         return Err(Error::join(rank, text_of(&body)));
     }
-    if !secret.is_sealed(&[b"memory", &process.to_le_bytes(), &heading, &body], &seal) {
+    if !secret.is_sealed(&[b"memory", &process.to_le_bytes(), &drawn, &heading, &body], &seal) {
         return Err(Error::join(rank, OTHER_SECRET));
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;

@@ -167,7 +167,10 @@ impl Door {
                 // Also those that libfabric has not taken yet. It is connected to all ranks.
                 Ok(()) => turn_away(&listener, &mut self.cut)
                     .map_err(|cause| format!("{cause}; raise ulimit -n for this rank"))?,
-                Err(cause) => tracing::warn!(rank, "strangers may connect: the kernel takes neither a filter nor signatures ({cause})"),
+                Err(cause) => tracing::warn!(
+                    rank,
+                    "strangers may connect: the kernel takes neither a filter nor signatures ({cause})"
+                ),
             }
         }
         let came: BTreeSet<SocketAddr> = self.came().filter_map(|socket| socket.there).collect();
