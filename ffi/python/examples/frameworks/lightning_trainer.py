@@ -44,7 +44,8 @@ class AtMeetings(Callback):
     def on_train_batch_end(self, trainer: Trainer, module: Digits, *_: object) -> None:
         if module.partial.met and module.partial.rounds % 100 == 0:
             correct = accuracy(module.network, loaders(trainer.global_rank, trainer.world_size)[1])
-            print(f"round {module.partial.rounds}: {correct:.1%} right") if trainer.is_global_zero else None
+            if trainer.is_global_zero:
+                print(f"round {module.partial.rounds}: {correct:.1%} right")
         if module.partial.contributions >= GOAL:
             # Here, because what comes after the last step waits for all ranks.
             module.partial.finish()

@@ -43,7 +43,8 @@ def main(folder: pathlib.Path) -> None:
 
     if saved := newest(folder):
         dcp.load({"model": model, "partial": partial}, checkpoint_id=saved)
-        print(f"rank {rank} goes on after round {partial.rounds}") if rank == 0 else None
+        if rank == 0:
+            print(f"rank 0 goes on after round {partial.rounds}")
     learned, kept = loaders(rank, dist.get_world_size())
     batches = iter(learned)
     # Each rank goes on with other batches than those that it has seen, near enough.
