@@ -212,11 +212,16 @@ fn instruction(code: u32, k: u32, (jt, jf): (u8, u8)) -> libc::sock_filter {
 
 /// A filter of packets for a socket.
 fn attach(number: RawFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    // The kernel copies the program in the call, and it lives until then.
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
-    // SAFETY: the kernel copies the program, of which it is told the length.
-    let code =
-        unsafe { libc::setsockopt(number, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, (&raw const program).cast(), len) };
+    set_option(number, (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER), &program)
+}
+
+/// Sets an option, by its `(level, name)`, of the socket that has a number.
+fn set_option<T>(number: RawFd, (level, name): (c_int, c_int), value: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads at most `len` bytes, which `value` has.
+    let code = unsafe { libc::setsockopt(number, level, name, (&raw const *value).cast(), len) };
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -257,10 +262,7 @@ fn sign(number: RawFd, family: c_int, ip6: Ipv6Addr, key: &[u8]) -> io::Result<(
         key: [0; 80],
     };
     signed.key[..key.len()].copy_from_slice(key);
-    let len = size_of::<Signed>() as libc::socklen_t;
-    // SAFETY: the kernel copies the structure, of which it is told the length.
-    let code = unsafe { libc::setsockopt(number, libc::IPPROTO_TCP, SIGN, (&raw const signed).cast(), len) };
-    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_option(number, (libc::IPPROTO_TCP, SIGN), &signed)
 }
 
 /// Lets a datagram socket take only what begins with these bytes: the kernel drops the rest before it takes any room there.
