@@ -131,7 +131,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Of a group of so many `(ranks, seats)`.
+    /// The record of a group, in a world of `ranks` with groups of at most `size` seats.
     pub(super) fn new(first: usize, (group, turn): (u64, u64), (ranks, size): (u32, u32)) -> Self {
         Record { first, group, turn, ranks, size }
     }

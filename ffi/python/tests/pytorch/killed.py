@@ -30,7 +30,7 @@ def kill(rank: int) -> None:
 
 
 def patch(kind: Any, name: str, rank: int, *, after: int, when: Callable[[Any], bool] = lambda _: True, ends: bool = False) -> None:
-    """Kills a rank in a call of this method, after so many that count, at its beginning or its end."""
+    """Kills a rank when it calls this method: at the beginning of the call, or at its end. ``after`` calls go well before."""
     original, calls = getattr(kind, name), [0]
 
     def patched(self: Any, *arguments: Any, **named: Any) -> Any:

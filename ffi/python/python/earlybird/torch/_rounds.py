@@ -50,7 +50,7 @@ class Account:
             self._waited += time.monotonic() - begun
 
     def numbers(self, rounds: int, contributions: int) -> dict[str, float]:
-        """For a log, after so many rounds and contributions."""
+        """The account as numbers for a log. The training has made these rounds, with these contributions."""
         seconds = max(time.monotonic() - self._begun, 1e-9)
         numbers: dict[str, float] = {
             "rounds": rounds,
