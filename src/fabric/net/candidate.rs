@@ -126,6 +126,8 @@ impl<F: OverWire> NetCandidate<F> {
             let header_slots = theirs.header_slots.filter(|_| own_info.header_slots.is_some());
             peers.push((header_slots, theirs.polls_memory));
         }
+        let secret = JobSecret::agreed(secret, introductions);
+        link.wire.keep_secret(secret);
         let cq_data = infos.iter().map(|theirs| theirs.cq_data).min().unwrap_or(0);
         let all = |can: fn(&PeerInfo) -> bool| infos.iter().all(can);
         link.agree(cq_data as usize, all(|theirs| theirs.by_device), all(|theirs| theirs.in_order));
@@ -145,7 +147,6 @@ impl<F: OverWire> NetCandidate<F> {
             places.push((*hosts.entry(host).or_insert(next), *pid));
         }
         let witnesses = Witnesses::new(places);
-        let secret = JobSecret::agreed(secret, introductions);
         let alarm = Alarm::new(rank, &secret.secret(), witnesses.of(rank));
         let engine = Engine::new(rank, secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;

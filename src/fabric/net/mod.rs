@@ -102,7 +102,6 @@ pub(super) use message::{Content, Location};
 #[cfg(test)]
 pub(crate) use peer_info::PeerInfo;
 pub(super) use registration::{Failed, Purpose, Registered, allocate};
-#[cfg(test)]
 pub(crate) use secret::JobSecret;
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]

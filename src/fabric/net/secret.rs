@@ -32,7 +32,7 @@ pub(in crate::fabric) struct Words {
 
 impl JobSecret {
     /// That of ranks which share the secret of a meeting and have told each other this there.
-    pub(super) fn agreed(meeting: &Secret, introductions: &[Vec<u8>]) -> Self {
+    pub(in crate::fabric) fn agreed(meeting: &Secret, introductions: &[Vec<u8>]) -> Self {
         let told: Vec<&[u8]> = introductions.iter().map(Vec::as_slice).collect();
         JobSecret::of(meeting.derive(&[&[&b"job"[..]], &told[..]].concat()))
     }
@@ -58,13 +58,18 @@ impl JobSecret {
     }
 
     /// Bytes that a rank tells another one, with a seal for this use.
-    pub(super) fn sealed(&self, what: &str, (from, to): (u32, u32), bytes: &[u8]) -> Vec<u8> {
+    pub(in crate::fabric) fn sealed(&self, what: &str, (from, to): (u32, u32), bytes: &[u8]) -> Vec<u8> {
         let ends = [from.to_le_bytes(), to.to_le_bytes()].concat();
         [bytes, &self.secret().seal(&[what.as_bytes(), &ends, bytes])].concat()
     }
 
     /// The bytes without the seal; `None` if it is another one.
-    pub(super) fn opened<'a>(&self, what: &str, (from, to): (u32, u32), sealed: &'a [u8]) -> Option<&'a [u8]> {
+    pub(in crate::fabric) fn opened<'a>(
+        &self,
+        what: &str,
+        (from, to): (u32, u32),
+        sealed: &'a [u8],
+    ) -> Option<&'a [u8]> {
         let (bytes, seal) = sealed.split_last_chunk::<SEAL>()?;
         let ends = [from.to_le_bytes(), to.to_le_bytes()].concat();
         self.secret().is_sealed(&[what.as_bytes(), &ends, bytes], seal).then_some(bytes)

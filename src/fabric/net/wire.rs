@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::registration::{Failed, Purpose, Registered};
+use super::secret::JobSecret;
 use crate::error::Ranks;
 use crate::fabric::Atomic;
 use crate::time::Deadline;
@@ -156,6 +157,9 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// Adds the next rank, by its address. All ranks are added, this one too, before any operation
     /// names one.
     fn insert(&mut self, address: &[u8]) -> Result<(), Self::Error>;
+
+    /// The secret of the job, known once all ranks are added and before any operation.
+    fn keep_secret(&mut self, _secret: JobSecret) {}
 
     /// What this rank tells each rank of its connections at a step, once each has told it (`told`) what belongs to the step
     /// before.

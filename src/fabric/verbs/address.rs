@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 /// Tells this format from later ones.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Where a rank's device is on its network, and how to begin a handshake with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,21 +19,18 @@ pub(super) struct Address {
     pub(super) datagrams: u32,
     /// Its key: the device drops datagrams with another one.
     pub(super) queue_key: u32,
-    /// Drawn at random: a hello without it is a stranger's.
-    pub(super) secret: u64,
 }
 
 impl Address {
-    const BYTES: usize = 37;
+    const BYTES: usize = 29;
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Address { lid, gid, mtu, outstanding_reads, datagrams, queue_key, secret } = self;
+        let Address { lid, gid, mtu, outstanding_reads, datagrams, queue_key } = self;
         let mut bytes = vec![VERSION, *mtu, *outstanding_reads];
         bytes.extend(lid.to_le_bytes());
         bytes.extend(gid);
         bytes.extend(datagrams.to_le_bytes());
         bytes.extend(queue_key.to_le_bytes());
-        bytes.extend(secret.to_le_bytes());
         bytes
     }
 
@@ -49,15 +46,13 @@ impl Address {
         let (lid, rest) = rest.split_first_chunk()?;
         let (gid, rest) = rest.split_first_chunk()?;
         let (datagrams, rest) = rest.split_first_chunk()?;
-        let (queue_key, rest) = rest.split_first_chunk()?;
         let address = Address {
             lid: u16::from_le_bytes(*lid),
             gid: *gid,
             mtu,
             outstanding_reads,
             datagrams: u32::from_le_bytes(*datagrams),
-            queue_key: u32::from_le_bytes(*queue_key),
-            secret: u64::from_le_bytes(rest.try_into().ok()?),
+            queue_key: u32::from_le_bytes(rest.try_into().ok()?),
         };
         // The encodings of 256 to 4096 bytes.
         (version == VERSION && (1..=5).contains(&mtu) && outstanding_reads > 0).then_some(address)
@@ -70,8 +65,8 @@ mod tests {
 
     #[test]
     fn an_address_survives_encoding() {
-        let (datagrams, queue_key, secret) = (0xFF_FFFF, 1 << 30, 1 << 63);
-        let address = Address { lid: 7, gid: [9; 16], mtu: 3, outstanding_reads: 16, datagrams, queue_key, secret };
+        let (datagrams, queue_key) = (0xFF_FFFF, 1 << 30);
+        let address = Address { lid: 7, gid: [9; 16], mtu: 3, outstanding_reads: 16, datagrams, queue_key };
         let bytes = address.encode();
         assert_eq!(Address::decode(&bytes), Some(address));
         let other = Address { lid: 8, ..address };

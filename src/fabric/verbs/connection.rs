@@ -70,8 +70,8 @@ impl Connection {
         !self.handshake.is_ready() && self.failure.is_none()
     }
 
-    pub(super) fn hello(&self, from: u32, secret: u64) -> Hello {
-        self.handshake.hello(from, secret)
+    pub(super) fn hello(&self, from: (u32, u32)) -> Hello {
+        self.handshake.hello(from)
     }
 
     /// Whether another hello is due now.

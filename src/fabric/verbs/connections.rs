@@ -15,7 +15,7 @@ use super::handshake::{End, Hello, Reaction};
 use super::hellos::Hellos;
 use super::registration::{Failed, Registrar};
 use super::settings;
-use crate::fabric::net::Posted;
+use crate::fabric::net::{JobSecret, Posted};
 use crate::random::draw;
 use crate::time::Time;
 
@@ -33,8 +33,11 @@ struct Peer {
 #[derive(Debug)]
 pub(super) struct Connections {
     rank: u32,
+    rail: u32,
     port: Port,
     own: Address,
+    /// What seals hellos; `None` while the job has none.
+    secret: Option<JobSecret>,
     // Before the handles that it may be using.
     hellos: Hellos,
     peers: Vec<Peer>,
@@ -52,15 +55,14 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Opens what handshakes need.
+    /// Opens what handshakes of a rank by a rail need.
     pub(super) fn open(
-        rank: u32,
+        (rank, rail): (u32, u32),
         port: Port,
         registrar: &Registrar,
         (queue, receive_queue): (Arc<Queue>, Arc<ReceiveQueue>),
         (capacity, access): (Capacity, u32),
     ) -> Result<Self, Failed> {
-        let secret = u64::from_le_bytes(draw(rank).map_err(Failed::System)?);
         // The highest bit of a queue key is for privileged programs.
         let queue_key = u32::from_le_bytes(draw(rank).map_err(Failed::System)?) >> 1;
         let hellos = Hellos::open(registrar, &queue, (port.number, queue_key))?;
@@ -71,12 +73,13 @@ impl Connections {
             outstanding_reads: port.outstanding_reads,
             datagrams: hellos.number(),
             queue_key,
-            secret,
         };
         Ok(Connections {
             rank,
+            rail,
             port,
             own,
+            secret: None,
             hellos,
             peers: Vec::new(),
             connecting: Vec::new(),
@@ -105,6 +108,11 @@ impl Connections {
     /// What the other ranks must know of this one.
     pub(super) fn address(&self) -> &Address {
         &self.own
+    }
+
+    /// From now on, hellos are sealed with this secret: without one none is sent or heard.
+    pub(super) fn keep_secret(&mut self, secret: JobSecret) {
+        self.secret = Some(secret);
     }
 
     /// Adds the next rank.
@@ -191,13 +199,14 @@ impl Connections {
     fn say_hello(&mut self, peer: u32) -> Result<(), Code> {
         let Peer { address, connection, handle, .. } = &self.peers[peer as usize];
         let Some(connection) = connection else { return Ok(()) };
-        let (address, hello) = (*address, connection.hello(self.rank, address.secret));
+        let Some(secret) = &self.secret else { return Ok(()) };
+        let (address, hello) = (*address, connection.hello((self.rank, self.rail)));
         if handle.is_none() {
             let handle = AddressHandle::open(self.domain.clone(), &self.route(&address));
             self.peers[peer as usize].handle = Some(handle.map_err(|cause| Code::of(&cause))?);
         }
         match &self.peers[peer as usize].handle {
-            Some(handle) => self.hellos.send(handle, &address, &hello),
+            Some(handle) => self.hellos.send((handle, &address), peer, &hello, secret),
             None => Ok(()),
         }
     }
@@ -238,12 +247,11 @@ impl Connections {
         if len == 0 {
             return Ok(());
         }
-        if let Some(hello) = self.hellos.received(buffer, len) {
-            let is_peer = hello.from != self.rank && (hello.from as usize) < self.peers.len();
-            match is_peer && hello.secret == self.own.secret {
-                true => self.answer(&hello).unwrap_or_else(|code| self.refuse(hello.from, code)),
-                false => tracing::debug!(rank = self.rank, from = hello.from, "a stranger's hello"),
-            }
+        let received = self.secret.as_ref().and_then(|secret| self.hellos.received((buffer, len), self.rank, secret));
+        let is_peer = |from: u32| from != self.rank && (from as usize) < self.peers.len();
+        match received.filter(|hello| hello.rail == self.rail && is_peer(hello.from)) {
+            Some(hello) => self.answer(&hello).unwrap_or_else(|code| self.refuse(hello.from, code)),
+            None => tracing::debug!(rank = self.rank, "a stranger's hello"),
         }
         self.hellos.post_receive(buffer)
     }
@@ -280,7 +288,7 @@ impl Connections {
     fn connect_to_itself(&mut self) -> Result<(), Code> {
         let Some(connection) = &mut self.peers[self.rank as usize].connection else { return Ok(()) };
         let own = connection.own_end();
-        connection.hear(&Hello { from: self.rank, secret: 0, end: own, connected: true, ready: true });
+        connection.hear(&Hello { from: self.rank, rail: self.rail, end: own, connected: true, ready: true });
         self.connect(self.rank, own)
     }
 

@@ -27,8 +27,8 @@ pub(super) struct End {
 pub(super) struct Hello {
     /// The rank that sends it.
     pub(super) from: u32,
-    /// The secret of the rank that it goes to.
-    pub(super) secret: u64,
+    /// The rail of both queue pairs.
+    pub(super) rail: u32,
     /// The sender's queue pair for this peer.
     pub(super) end: End,
     /// The sender's queue pair is connected.
@@ -39,31 +39,28 @@ pub(super) struct Hello {
 
 impl Hello {
     /// Tells a hello from other datagrams, and its format from later ones.
-    const MAGIC: u32 = 0x4542_5601;
+    const MAGIC: u32 = 0x4542_5602;
 
-    pub(super) const BYTES: usize = 28;
+    pub(super) const BYTES: usize = 24;
 
     pub(super) fn encode(&self) -> [u8; Self::BYTES] {
-        let Hello { from, secret, end: End { pair, sequence }, connected, ready } = *self;
+        let Hello { from, rail, end: End { pair, sequence }, connected, ready } = *self;
         let mut bytes = [0; Self::BYTES];
         let flags = u32::from(connected) | u32::from(ready) << 1;
-        for (chunk, word) in bytes.chunks_exact_mut(4).zip([Self::MAGIC, from, pair, sequence, flags]) {
+        for (chunk, word) in bytes.chunks_exact_mut(4).zip([Self::MAGIC, from, rail, pair, sequence, flags]) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
-        bytes[20..].copy_from_slice(&secret.to_le_bytes());
         bytes
     }
 
     /// `None` for bytes that are no hello.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
-        let (words, secret) = bytes.split_first_chunk::<20>()?;
         let word = |index: usize| -> Option<u32> {
-            Some(u32::from_le_bytes(words.get(4 * index..4 * index + 4)?.try_into().ok()?))
+            Some(u32::from_le_bytes(bytes.get(4 * index..4 * index + 4)?.try_into().ok()?))
         };
-        let (from, end, flags) = (word(1)?, End { pair: word(2)?, sequence: word(3)? }, word(4)?);
-        let secret = u64::from_le_bytes(secret.try_into().ok()?);
-        let hello = Hello { from, secret, end, connected: flags & 1 != 0, ready: flags & 2 != 0 };
+        let (from, rail, end, flags) = (word(1)?, word(2)?, End { pair: word(3)?, sequence: word(4)? }, word(5)?);
+        let hello = Hello { from, rail, end, connected: flags & 1 != 0, ready: flags & 2 != 0 };
         (word(0)? == Self::MAGIC && flags < 4).then_some(hello)
     }
 }
@@ -103,9 +100,9 @@ impl Handshake {
         self.is_ready
     }
 
-    /// The hello to send now, from this rank to a peer with this secret.
-    pub(super) fn hello(&self, from: u32, secret: u64) -> Hello {
-        Hello { from, secret, end: self.own, connected: self.peer.is_some(), ready: self.is_ready }
+    /// The hello to send now, from this rank by a rail.
+    pub(super) fn hello(&self, (from, rail): (u32, u32)) -> Hello {
+        Hello { from, rail, end: self.own, connected: self.peer.is_some(), ready: self.is_ready }
     }
 
     /// Whether it is time for another hello; the next one is due later then.
@@ -139,7 +136,7 @@ mod tests {
 
     fn hello(flags: (bool, bool)) -> Hello {
         let end = End { pair: 0xAB_CDEF, sequence: 0xFF_FFFF };
-        Hello { from: 0xFFFF, secret: u64::MAX - 2, end, connected: flags.0, ready: flags.1 }
+        Hello { from: 0xFFFF, rail: 1, end, connected: flags.0, ready: flags.1 }
     }
 
     #[test]
@@ -179,7 +176,7 @@ mod tests {
             }
             let mut now = 0;
             let hello = |ranks: &[Option<Handshake>; 2], rank: usize| {
-                ranks[rank].as_ref().map(|own| own.hello(rank as u32, 0))
+                ranks[rank].as_ref().map(|own| own.hello((rank as u32, 0)))
             };
             // After the random part, all is delivered.
             let steps = steps.into_iter().chain((0..200).flat_map(|_| [(0, 0), (0, 1), (1, 0), (1, 1)]));

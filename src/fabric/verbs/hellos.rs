@@ -1,4 +1,4 @@
-//! Sends and receives hellos, by an unreliable datagram queue pair.
+//! Sends and receives hellos under seals, by an unreliable datagram queue pair.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,15 +11,22 @@ use super::code::Code;
 use super::handshake::Hello;
 use super::registration::{Failed, Registered, Registrar};
 use super::work::Work;
-use crate::fabric::net::{Purpose, Registered as _};
+use crate::fabric::net::{JobSecret, Purpose, Registered as _};
+use crate::seal::SEAL;
 
 /// Buffers for hellos that go out, and for those that come. What finds no buffer is lost, and comes
 /// again.
 pub(super) const SENDS: usize = 64;
 pub(super) const RECEIVES: usize = 192;
 
+/// What the seal is for.
+const USE: &str = "hello";
+
+/// Bytes of a hello with its seal.
+const SEALED: usize = Hello::BYTES + SEAL;
+
 /// Bytes of a buffer.
-const BUFFER: usize = (GRH_LEN + Hello::BYTES).next_multiple_of(64);
+const BUFFER: usize = (GRH_LEN + SEALED).next_multiple_of(64);
 
 /// Bytes of all buffers.
 pub(in crate::fabric) const MEMORY: usize = (SENDS + RECEIVES) * BUFFER;
@@ -53,15 +60,23 @@ impl Hellos {
         self.pair.number()
     }
 
-    /// Sends a hello, if there is a free buffer.
-    pub(super) fn send(&mut self, handle: &AddressHandle, to: &Address, hello: &Hello) -> Result<(), Code> {
+    /// Sends a hello to a rank, sealed with the secret, if there is a free buffer.
+    pub(super) fn send(
+        &mut self,
+        (handle, address): (&AddressHandle, &Address),
+        to: u32,
+        hello: &Hello,
+        secret: &JobSecret,
+    ) -> Result<(), Code> {
         let Some(buffer) = self.free.pop() else { return Ok(()) };
-        self.memory.window().write(buffer * BUFFER, &hello.encode());
-        let from = self.memory.local(buffer * BUFFER, Hello::BYTES);
+        let sealed = secret.sealed(USE, (hello.from, to), &hello.encode());
+        self.memory.window().write(buffer * BUFFER, &sealed);
+        let from = self.memory.local(buffer * BUFFER, sealed.len());
         let id = Work::HelloSent { buffer }.encode();
         // SAFETY: the buffer is taken until its entry was read, and the memory lives as long as the
         // queue pair, as handles do.
-        let sent = unsafe { self.pair.send(handle, (to.datagrams, to.queue_key), from, id, IBV_SEND_SIGNALED) };
+        let sent =
+            unsafe { self.pair.send(handle, (address.datagrams, address.queue_key), from, id, IBV_SEND_SIGNALED) };
         sent.map_err(|error| {
             self.free.push(buffer);
             Code::System(error.code)
@@ -73,11 +88,13 @@ impl Hellos {
         self.free.push(buffer);
     }
 
-    /// The hello in a buffer that has received so many bytes; `None` if they are no hello.
-    pub(super) fn received(&self, buffer: usize, len: usize) -> Option<Hello> {
-        let mut bytes = [0; Hello::BYTES];
-        self.memory.window().read(buffer * BUFFER + GRH_LEN, &mut bytes);
-        (len == GRH_LEN + Hello::BYTES).then(|| Hello::decode(&bytes)).flatten()
+    /// The hello to a rank in a buffer that has received so many bytes; `None` if they are no hello, or if the rank that it
+    /// names has not sealed it for this one.
+    pub(super) fn received(&self, (buffer, len): (usize, usize), to: u32, secret: &JobSecret) -> Option<Hello> {
+        let mut sealed = [0; SEALED];
+        self.memory.window().read(buffer * BUFFER + GRH_LEN, &mut sealed);
+        let hello = Hello::decode(sealed.get(..Hello::BYTES).filter(|_| len == GRH_LEN + SEALED)?)?;
+        secret.opened(USE, (hello.from, to), &sealed).map(|_| hello)
     }
 
     /// Posts a buffer for the next hello.

@@ -46,8 +46,14 @@ impl fmt::Debug for Rail {
 unsafe impl Send for Rail {}
 
 impl Rail {
-    /// Opens the queues of a rank on a port; peers may do so much over its connections.
-    pub(super) fn open((rank, ranks): (u32, u32), port: Port, depths: Depths, access: u32) -> Result<Self, Failed> {
+    /// Opens the queues of a rank on a port, for the rail of this number; peers may do so much over its connections.
+    pub(super) fn open(
+        (rank, ranks): (u32, u32),
+        rail: u32,
+        port: Port,
+        depths: Depths,
+        access: u32,
+    ) -> Result<Self, Failed> {
         let code = |cause: io::Error| Failed::Code(Code::of(&cause));
         let Depths { receives, sends, completions: entries } = depths;
         let entries = u32::try_from(entries).ok().filter(|&entries| entries <= port.most_entries).ok_or_else(|| {
@@ -70,7 +76,7 @@ impl Rail {
         let events = Events::new(rank, &port);
         let registrar = Registrar::new(rank, domain.clone(), None);
         let queues = (queue.clone(), receive_queue.clone());
-        let connections = Connections::open(rank, port, &registrar, queues, (capacity, access))?;
+        let connections = Connections::open((rank, rail), port, &registrar, queues, (capacity, access))?;
         Ok(Rail {
             connections,
             events,

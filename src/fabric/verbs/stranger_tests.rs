@@ -24,8 +24,9 @@ use super::work::Work;
 use crate::config::VerbsSettings;
 use crate::error::Error;
 use crate::fabric::net::stepping_tests::{self, PATIENCE};
-use crate::fabric::net::{PeerInfo, Purpose, Registered as _};
+use crate::fabric::net::{JobSecret, PeerInfo, Purpose, Registered as _};
 use crate::fabric::{Access, At, Atomic, Change, Key, Posted, Region, Signal};
+use crate::seal::Secret;
 use crate::skipped::{Need, skipped};
 
 /// Bytes that a stranger tries to read or write.
@@ -236,14 +237,19 @@ impl Introduced {
         let (port, queue_key) = (&stranger.port, 7);
         let hellos = Hellos::open(&stranger.registrar, &stranger.queue, (port.number, queue_key)).unwrap();
         let gid = port.gid.map_or([0; 16], |gid| gid.bytes);
-        let (datagrams, secret) = (hellos.number(), 3);
-        let own = Address { lid: port.lid, gid, mtu: port.mtu, outstanding_reads: 1, datagrams, queue_key, secret };
+        let datagrams = hellos.number();
+        let own = Address { lid: port.lid, gid, mtu: port.mtu, outstanding_reads: 1, datagrams, queue_key };
         let handle = AddressHandle::open(stranger.domain.clone(), &stranger.route()).unwrap();
         Introduced { stranger, hellos, own, handle }
     }
 
+    /// Says hello to rank 0 under this seal.
+    fn says(&mut self, theirs: &Address, hello: &Hello, to: u32, secret: &JobSecret) {
+        self.hellos.send((&self.handle, theirs), to, hello, secret).unwrap();
+    }
+
     /// The next hello, if one comes in this time.
-    fn hears(&mut self, at_most: Duration) -> Option<Hello> {
+    fn hears(&mut self, secret: &JobSecret, at_most: Duration) -> Option<Hello> {
         let until = Instant::now() + at_most;
         let mut entries = [NO_COMPLETION];
         while Instant::now() < until {
@@ -254,7 +260,7 @@ impl Introduced {
             assert_eq!(entries[0].status, IBV_WC_SUCCESS);
             match Work::decode(entries[0].wr_id) {
                 Some(Work::Hello { buffer }) => {
-                    let hello = self.hellos.received(buffer, entries[0].byte_len as usize);
+                    let hello = self.hellos.received((buffer, entries[0].byte_len as usize), 1, secret);
                     self.hellos.post_receive(buffer).unwrap();
                     return Some(hello.unwrap());
                 }
@@ -266,9 +272,10 @@ impl Introduced {
     }
 }
 
-/// Only a hello with the secret that the rank has told its peers connects to it, and only one of a rank of the world.
+/// Only a hello under the seal of a rank, for this rank and this rail, connects to it. What a process hears at the meeting
+/// does not let it seal.
 #[test]
-fn a_hello_without_the_secret_connects_nothing() {
+fn a_hello_without_its_seal_connects_nothing() {
     let Some(library) = library() else { return };
     let mut introduced = Introduced::new(&library);
     let pair = introduced.stranger.pair();
@@ -279,36 +286,41 @@ fn a_hello_without_the_secret_connects_nothing() {
         settings.patience.linger = Duration::from_millis(200);
         VerbsFabric::join(&library, &settings, (0, 2), Instant::now() + Duration::from_secs(15), |info| {
             let mut other = PeerInfo::decode(info).unwrap();
-            tell.send(Address::decode(&other.address).unwrap()).unwrap();
+            let theirs = Address::decode(&other.address).unwrap();
             other.address = own.encode();
-            Ok(vec![info.to_vec(), other.encode()])
+            let introductions = vec![info.to_vec(), other.encode()];
+            tell.send((theirs, introductions.clone())).unwrap();
+            Ok(introductions)
         })
     };
     std::thread::scope(|scope| {
         let joining = scope.spawn(join);
-        let theirs: Address = told.recv().unwrap();
-        let first = introduced.hears(PATIENCE).unwrap();
-        assert_eq!((first.from, first.secret, first.connected, first.ready), (0, own.secret, false, false));
+        let (theirs, introductions) = told.recv().unwrap();
+        let agreed = |meeting: &[u8]| JobSecret::agreed(&Secret::of(meeting), &introductions);
+        let (secret, guessed) = (agreed(b"earlybird"), agreed(b"guessed"));
+        let first = introduced.hears(&secret, PATIENCE).unwrap();
+        assert_eq!((first.from, first.rail, first.connected, first.ready), (0, 0, false, false));
         let end = End { pair: pair.number(), sequence: 5 };
-        let right = Hello { from: 1, secret: theirs.secret, end, connected: true, ready: false };
-        let secrets = [0, u64::MAX, theirs.secret ^ 1, theirs.secret ^ 1 << 63, !theirs.secret, own.secret];
-        let strange = secrets.map(|secret| Hello { secret, ..right });
+        let right = Hello { from: 1, rail: 0, end, connected: true, ready: false };
+        introduced.says(&theirs, &right, 0, &guessed);
+        // What this rank has said itself, and what it was to hear elsewhere.
+        introduced.says(&theirs, &first, 1, &secret);
+        introduced.says(&theirs, &right, 2, &secret);
+        introduced.says(&theirs, &Hello { rail: 1, ..right }, 0, &secret);
         // Of the rank itself, and of one that the world does not have.
-        for hello in strange.into_iter().chain([0, 2, u32::MAX].map(|from| Hello { from, ..right })) {
-            introduced.hellos.send(&introduced.handle, &theirs, &hello).unwrap();
-        }
+        [0, 2, u32::MAX].iter().for_each(|&from| introduced.says(&theirs, &Hello { from, ..right }, 0, &secret));
         let until = Instant::now() + Duration::from_secs(2);
         let mut heard = 0;
         while Instant::now() < until {
-            let hello = introduced.hears(Duration::from_millis(100));
+            let hello = introduced.hears(&secret, Duration::from_millis(100));
             heard += u32::from(hello.is_some());
             assert!(!hello.is_some_and(|hello| hello.connected || hello.ready), "{hello:?}: it has connected");
         }
         assert!(heard > 0, "it says hello until it is answered");
-        introduced.hellos.send(&introduced.handle, &theirs, &right).unwrap();
+        introduced.says(&theirs, &right, 0, &secret);
         let until = Instant::now() + PATIENCE;
-        while !introduced.hears(Duration::from_millis(100)).is_some_and(|hello| hello.connected) {
-            assert!(Instant::now() < until, "the right secret connects");
+        while !introduced.hears(&secret, Duration::from_millis(100)).is_some_and(|hello| hello.connected) {
+            assert!(Instant::now() < until, "the right seal connects");
         }
         let error = joining.join().unwrap().unwrap_err();
         assert!(error.to_string().contains("rank 1 came to the meeting and cannot be reached"), "{error}");

@@ -18,7 +18,9 @@ use super::settings::Depths;
 use super::work::Work;
 use crate::error::Ranks;
 use crate::fabric::Atomic;
-use crate::fabric::net::{Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Remote, Trouble, Watched, Wire};
+use crate::fabric::net::{
+    Atomicity, CellChange, Ends, Entry, JobSecret, Local, Posted, Purpose, Remote, Trouble, Watched, Wire,
+};
 
 /// How long a rank that ends waits for its last messages to arrive.
 const LAST_MESSAGES: Duration = Duration::from_millis(100);
@@ -69,7 +71,7 @@ impl VerbsWire {
     ) -> Result<Self, Failed> {
         let (atomicity, writes_in_order) = (port.atomicity, port.writes_in_order);
         let polls_memory = port.settings.memory_polling;
-        let first = Rail::open((rank, ranks), port, depths, REMOTE_ACCESS)?;
+        let first = Rail::open((rank, ranks), 0, port, depths, REMOTE_ACCESS)?;
         let second = second.map(|port| SecondRail::open((rank, ranks), port, depths)).transpose()?;
         let rails = || [&first].into_iter().chain(second.as_ref().map(|second| &second.rail));
         Ok(VerbsWire {
@@ -188,7 +190,8 @@ impl SecondRail {
     /// Opens the queues of a rank on a port, by which no messages come.
     fn open((rank, ranks): (u32, u32), port: Port, depths: Depths) -> Result<Self, Failed> {
         let device = port.device.clone();
-        let rail = Rail::open((rank, ranks), port, Depths::of(1, depths.sends, ranks), REMOTE_ACCESS_TO_SECOND)?;
+        let depths = Depths::of(1, depths.sends, ranks);
+        let rail = Rail::open((rank, ranks), 1, port, depths, REMOTE_ACCESS_TO_SECOND)?;
         let echo = Registrar::new(rank, rail.domain().clone(), None).allocate(1, Purpose::Messages)?;
         // A rank has nothing for itself.
         let reached = (0..ranks).map(|peer| peer == rank).collect();
@@ -260,6 +263,10 @@ impl Wire for VerbsWire {
             rail.connections.insert(addresses.next().ok_or(unknown)?);
         }
         addresses.next().map_or(Ok(()), |_| Err(unknown))
+    }
+
+    fn keep_secret(&mut self, secret: JobSecret) {
+        self.rails_mut().for_each(|rail| rail.connections.keep_secret(secret));
     }
 
     unsafe fn receive(&mut self, to: Local<'_, Registered>, number: usize) -> Result<(), Code> {
