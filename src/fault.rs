@@ -50,8 +50,6 @@ faults! {
     "collective/buckets" in Handles {
         /// Leaves its buckets one after the other.
         FinishOneByOne,
-        /// Waits in one bucket that it leaves, and does nothing for the others.
-        WaitInOneBucket,
     }
     "collective/core" in Simulator {
         /// Publishes a carried contribution as a fresh one.

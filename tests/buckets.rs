@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use common::Way;
 use common::worlds::{everywhere, world};
-use earlybird::{Absent, BucketedAllreduce, Buckets, Error, Executor, Fire, Group, Mover, Scale, World};
+use earlybird::{
+    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Error, Executor, Fire, Group, Mover, Scale, World,
+};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -56,6 +58,53 @@ fn sums_are_right_whatever_shares_a_bucket() {
             sum.finish(DEADLINE).unwrap();
         }
     });
+}
+
+/// Ranks make different numbers of steps, and each leaves with what it has contributed: once, the same in all buckets.
+#[test]
+fn a_rank_that_leaves_gets_all_that_it_contributed() {
+    for (fire, executor) in
+        [(Fire::ALL, Executor::Thread), (Fire::SOLO, Executor::Thread), (Fire::SOLO, Executor::Peer)]
+    {
+        everywhere(3, DEADLINE, |world| {
+            let (me, steps) = (world.rank(), [2, 5, 9][world.rank() as usize]);
+            let of_all = world.allreduce::<f64>(&[3, 500, 7]).fire(fire).executor(executor);
+            let mut sum = of_all.buckets(Buckets::Each).build().unwrap();
+            let (mut entered, mut next) = (0, 1);
+            let mut look = |outcomes: &BucketOutcomes<'_, f64>| {
+                for outcome in outcomes.iter() {
+                    assert_eq!(outcome.round(), next, "rank {me}");
+                    next += 1;
+                    let all: f64 = outcome.cut().contributions().map(|entry| f64::from(entry.rank + 1)).sum();
+                    for tensor in 0..3 {
+                        let found = outcome.tensor(tensor).unwrap();
+                        assert!(found.iter().all(|&x| x == all), "tensor {tensor}: {:?}", outcome.cut());
+                    }
+                    entered += outcome.cut().contributions().filter(|entry| entry.rank == me).count();
+                }
+            };
+            for _ in 0..steps {
+                sum.begin().unwrap();
+                for tensor in (0..3).rev() {
+                    sum.tensor(tensor).unwrap().fill(f64::from(me + 1));
+                    sum.filled(tensor).unwrap();
+                }
+                look(&sum.wait(DEADLINE).unwrap());
+            }
+            let mut short = true;
+            loop {
+                // Nothing is lost by a deadline.
+                let deadline = if std::mem::replace(&mut short, false) { Duration::ZERO } else { DEADLINE };
+                match sum.leave(deadline) {
+                    Ok(Some(outcomes)) => look(&outcomes),
+                    Ok(None) => break,
+                    Err(Error::Timeout { .. }) if deadline.is_zero() => {}
+                    Err(error) => panic!("rank {me}: {error}"),
+                }
+            }
+            assert_eq!(entered, steps, "rank {me}");
+        });
+    }
 }
 
 /// With pauses between tensors, sending early pays: buckets change, and the sums stay right.

@@ -244,8 +244,14 @@ impl<T: Item> Allreduce<T> {
     /// # Errors
     /// As [`finish`](Allreduce::finish).
     pub fn leave(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Outcomes<'_, T>>> {
-        let rounds = self.calls.leave(deadline.into())?;
+        let rounds = self.leave_rounds(deadline.into())?;
         Ok(rounds.map(|rounds| self.held(rounds)))
+    }
+
+    /// As [`leave`](Allreduce::leave), for a caller that [holds](Allreduce::held) the rounds later, with no other call in
+    /// between.
+    pub(super) fn leave_rounds(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>> {
+        self.calls.leave(deadline)
     }
 
     /// Whether the outcome of the last arrival is there. Does no work for it.

@@ -455,10 +455,7 @@ impl Actor {
     /// Calls `wait` or `finish`, or `test`.
     fn come(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus) {
         if let Some(lead) = &mut self.lead {
-            match self.session.is_leaving() {
-                true => lead.tell_all(),
-                false => lead.tell_end(self.ends.len()),
-            }
+            lead.tell_end(self.ends.len());
         }
         self.claim_work(now);
         self.take_seat(now);
@@ -537,10 +534,9 @@ impl Actor {
             self.doing = Doing::Waiting { until: None, idle: false };
             return Ok(self.pause(rng));
         }
-        let leaves = self.is_leaving();
         let rounds = self.session.take(&mut self.engine);
         let (rank, newest) = (self.rank(), *rounds.end());
-        if !leaves {
+        if !rounds.is_empty() {
             self.ends.push(newest);
         }
         for round in rounds {

@@ -94,13 +94,6 @@ impl Lead {
             self.inbox.tell_end(end);
         }
     }
-
-    /// The leader has left.
-    pub(super) fn tell_all(&mut self) {
-        while !self.cuts.is_empty() {
-            self.tell();
-        }
-    }
 }
 
 /// What was played.

@@ -7,7 +7,9 @@ use std::fmt::Debug;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use earlybird::{Allreduce, BucketedAllreduce, Buckets, Error, Executor, Fire, Grace, Group, Reduce, Result, World};
+use earlybird::{
+    Allreduce, BucketOutcomes, BucketedAllreduce, Buckets, Error, Executor, Fire, Grace, Group, Reduce, Result, World,
+};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -238,24 +240,31 @@ impl Player<'_> {
                     }
                     return;
                 }
-                self.call(&("wait", at), |within| {
-                    for outcome in sum.wait(within)?.iter() {
-                        let all = outcome.cut().contributions().count() as f64;
-                        for (tensor, length) in LENGTHS.into_iter().enumerate() {
-                            let found = outcome.tensor(tensor).unwrap();
-                            assert!(found.len() == length && found.iter().all(|&x| x == all), "{:?}", outcome.cut());
-                        }
-                    }
-                    Ok(())
-                });
+                self.call(&("wait", at), |within| sum.wait(within).map(|outcomes| check(&outcomes)));
             }
+        }
+    }
+}
+
+/// Each tensor of an outcome has all contributions of its cut.
+fn check(outcomes: &BucketOutcomes<'_, f64>) {
+    for outcome in outcomes.iter() {
+        let all = outcome.cut().contributions().count() as f64;
+        for (tensor, length) in LENGTHS.into_iter().enumerate() {
+            let found = outcome.tensor(tensor).unwrap();
+            assert!(found.len() == length && found.iter().all(|&x| x == all), "{:?}", outcome.cut());
         }
     }
 }
 
 fn finish(handle: &mut Handle, within: Duration) -> Result<()> {
     match handle {
-        Handle::Buckets(sum) => sum.finish(within),
+        Handle::Buckets(sum) => {
+            while let Some(outcomes) = sum.leave(within)? {
+                check(&outcomes);
+            }
+            Ok(())
+        }
         Handle::Whole(sum) | Handle::Model(sum) => sum.finish(within),
     }
 }

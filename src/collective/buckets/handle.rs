@@ -29,6 +29,8 @@ enum Stage {
     There { first: u64, newest: u64 },
     /// Its outcomes were returned.
     Taken,
+    /// This rank has left it.
+    Left,
 }
 
 /// Tensors that share a collective.
@@ -280,7 +282,7 @@ impl<T: Element> BucketedAllreduce<T> {
                 *stage = Stage::HandedIn { at: now };
             }
             Stage::Filling(left) => *left -= 1,
-            Stage::HandedIn { .. } | Stage::There { .. } | Stage::Taken => {}
+            Stage::HandedIn { .. } | Stage::There { .. } | Stage::Taken | Stage::Left => {}
         }
         Ok(())
     }
@@ -323,9 +325,13 @@ impl<T: Element> BucketedAllreduce<T> {
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<BucketOutcomes<'_, T>> {
         self.check("wait", self.began.is_some(), "no step has begun; call begin first")?;
         self.settle("wait", Deadline::from(deadline.into().instant()))?;
+        Ok(self.outcomes())
+    }
+
+    /// Those of all buckets that are there.
+    fn outcomes(&mut self) -> BucketOutcomes<'_, T> {
         let lengths = self.lengths.clone();
-        let parts = self.hand_out(0..self.parts.len());
-        Ok(BucketOutcomes::new(parts, lengths))
+        BucketOutcomes::new(self.hand_out(0..self.parts.len()), lengths)
     }
 
     /// Waits until the outcomes of all buckets are there, or were returned.
@@ -394,21 +400,40 @@ impl<T: Element> BucketedAllreduce<T> {
         }
     }
 
-    /// Leaves in good order, as [`Allreduce::finish`]. Outcomes that were not returned are dropped.
+    /// Leaves in good order, as [`Allreduce::finish`]. Outcomes that were not returned are dropped;
+    /// [`leave`](BucketedAllreduce::leave) returns them.
     ///
     /// # Errors
     /// [`Error::Usage`] in the middle of a step, when a bucket is handed in and another is not; as [`Allreduce::finish`].
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
         let deadline = Deadline::from(deadline.into().instant());
-        if self.parts.iter().any(|part| !matches!(part.stage, Stage::Filling(_) | Stage::Taken)) || self.is_in_a_step()
-        {
-            self.settle("finish", deadline)?;
+        while self.leave(deadline)?.is_some() {}
+        Ok(())
+    }
+
+    /// Leaves a part of the way, as [`Allreduce::leave`]: returns the next outcomes that were not taken, of all buckets, and
+    /// `None` once this rank has left. Call it until it returns `None`.
+    ///
+    /// # Errors
+    /// As [`finish`](BucketedAllreduce::finish).
+    pub fn leave(&mut self, deadline: impl Into<Deadline>) -> Result<Option<BucketOutcomes<'_, T>>> {
+        let deadline = Deadline::from(deadline.into().instant());
+        if !self.finished {
+            if self.parts.iter().any(|part| !matches!(part.stage, Stage::Filling(_) | Stage::Taken))
+                || self.is_in_a_step()
+            {
+                self.settle("finish", deadline)?;
+                return Ok(Some(self.outcomes()));
+            }
+            self.finished = true;
+            self.parts.iter_mut().for_each(|part| part.stage = Stage::Taken);
+            // Others may wait for this rank in any of them.
+            self.timing.iter_mut().for_each(Timing::leave);
         }
-        self.finished = true;
-        // Others may wait for this rank in any of them.
-        self.timing.iter_mut().for_each(Timing::leave);
-        finish_all(&mut self.parts, deadline, self.fault)?;
-        self.timing.as_mut().map_or(Ok(()), |timing| timing.finish(deadline))
+        if leave_all(&mut self.parts, deadline, self.fault)? {
+            return Ok(Some(self.outcomes()));
+        }
+        self.timing.as_mut().map_or(Ok(()), |timing| timing.finish(deadline)).map(|()| None)
     }
 
     /// Whether a bucket is handed in and another is not.
@@ -433,27 +458,44 @@ fn waited_since(begun: Instant, mut error: Error) -> Error {
 /// How long a rank waits in one collective before it takes care of others, for which no thread works.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Leaves the collectives of buckets in good order. In each of them, others may wait for this rank: for its last arrival, or
-/// until it releases a round. So it hands in all last arrivals first, and then takes care of all while it waits.
+/// Leaves the collectives of buckets in good order.
 fn finish_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<()> {
+    while leave_all(parts, deadline, fault)? {
+        parts.iter_mut().filter(|part| part.stage != Stage::Left).for_each(|part| part.stage = Stage::Taken);
+    }
+    Ok(())
+}
+
+/// Leaves the collectives of buckets, as far as the next outcomes of all of them; whether there are any. In each of them,
+/// others may wait for this rank's last arrival, so it hands in all of these first. Then it waits in one after the other, as
+/// others do in a step: what they need of it in a later one is due once they have the outcomes of those before.
+fn leave_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<bool> {
     let (begun, until) = (Instant::now(), deadline.instant());
     if Fault::FinishOneByOne.is(fault) {
-        return parts.iter_mut().try_for_each(|part| part.sum.finish(until));
+        return parts.iter_mut().try_for_each(|part| part.sum.finish(until)).map(|()| false);
     }
-    loop {
-        let mut waits = None;
-        for part in &mut *parts {
-            match part.sum.finish(Instant::now()) {
-                Err(Error::Timeout { .. }) => waits = waits.or(Some(part)),
-                ended => ended?,
-            }
-        }
-        let Some(part) = waits else { return Ok(()) };
-        let moment = if Fault::WaitInOneBucket.is(fault) { Duration::MAX } else { MOMENT };
-        let end = Instant::now().checked_add(moment).map_or(until, |end| end.min(until));
-        match part.sum.finish(end) {
-            Err(Error::Timeout { .. }) if Instant::now() < until => {}
-            ended => ended.map_err(|error| waited_since(begun, error))?,
+    for index in 0..parts.len() {
+        match leave_one(parts, index, begun.into()) {
+            Err(Error::Timeout { .. }) => {}
+            ended => ended?,
         }
     }
+    for index in 0..parts.len() {
+        leave_one(parts, index, deadline).map_err(|error| waited_since(begun, error))?;
+    }
+    Ok(parts.iter().any(|part| part.stage != Stage::Left))
+}
+
+/// The same for one of them, whose last outcomes the caller has.
+fn leave_one<T: Element>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline) -> Result<()> {
+    if parts[index].stage != Stage::Taken {
+        return Ok(());
+    }
+    let rounds = parts[index].sum.leave_rounds(deadline)?;
+    if let Some(rounds) = rounds.as_ref().filter(|_| index == 0) {
+        parts.iter().filter_map(|part| part.inbox.as_ref()).for_each(|inbox| inbox.tell_end(*rounds.end()));
+    }
+    let there = |rounds: RangeInclusive<u64>| Stage::There { first: *rounds.start(), newest: *rounds.end() };
+    parts[index].stage = rounds.map_or(Stage::Left, there);
+    Ok(())
 }

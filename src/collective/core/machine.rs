@@ -241,7 +241,7 @@ impl Machine {
     /// The last round that the next `take` returns, if that is given.
     #[inline]
     fn given_end(&self) -> Option<u64> {
-        self.agreement.given().and_then(|given| given.end(&self.arrival))
+        self.agreement.given().map(Given::end)
     }
 
     /// Where cuts are given: that of the next round for which none was given yet.
@@ -292,7 +292,7 @@ impl Machine {
                 counted,
                 "a rank goes away with segments that it has not counted, so others would wait for it"
             );
-            match self.agreement.given_mut().and_then(|given| given.pass_end(&self.arrival, &self.cx.plan)) {
+            match self.agreement.given_mut().and_then(|given| given.pass_end(&self.cx.plan)) {
                 Some(end) => self.cx.ledger.take_up_to(end),
                 None => self.cx.ledger.take(),
             }

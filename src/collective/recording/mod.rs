@@ -121,8 +121,10 @@ impl Tape {
             machine.record();
         }
         if let Some(Player { recording, .. }) = &mut self.player {
+            let (taken, known) = (recording.ends.last().copied().unwrap_or(0), recording.cuts.len() as u64);
             std::mem::take(&mut recording.cuts).into_iter().for_each(|cut| machine.give(cut));
-            recording.ends.iter().for_each(|&end| machine.give_end(end));
+            // The last arrivals, of which there may be several until one is in a round, get a round each.
+            recording.ends.iter().copied().chain(taken + 1..=known).for_each(|end| machine.give_end(end));
         }
     }
 

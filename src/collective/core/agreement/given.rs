@@ -51,18 +51,15 @@ impl Given {
         self.ends.push_back(round);
     }
 
-    /// The last round that is to be returned for an arrival: none in time if it was not given yet. Nothing for the last
-    /// arrival, for which all is returned that is there.
+    /// The last round that is to be returned for the arrival: none in time if it was not given yet.
     #[inline]
-    pub(crate) fn end(&self, arrival: &Arrival) -> Option<u64> {
-        (arrival.part == Part::Fresh).then(|| self.ends.front().copied().unwrap_or(u64::MAX))
+    pub(crate) fn end(&self) -> u64 {
+        self.ends.front().copied().unwrap_or(u64::MAX)
     }
 
     /// The same when the caller takes what there is.
-    pub(crate) fn pass_end(&mut self, arrival: &Arrival, plan: &Plan) -> Option<u64> {
-        let end = self.end(arrival)?;
-        self.ends.pop_front();
-        Some(end).filter(|_| !plan.fault(Fault::TakeMoreThanGiven))
+    pub(crate) fn pass_end(&mut self, plan: &Plan) -> Option<u64> {
+        self.ends.pop_front().filter(|_| !plan.fault(Fault::TakeMoreThanGiven))
     }
 
     /// The cut of a round that was given and not taken.
