@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::Way;
 use common::worlds::{everywhere, world};
 use earlybird::{
-    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Error, Executor, Fire, Group, Mover, Scale, World,
+    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Dtype, Error, Executor, Fire, Group, Mover, Scale, World,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -105,6 +105,37 @@ fn a_rank_that_leaves_gets_all_that_it_contributed() {
             assert_eq!(entered, steps, "rank {me}");
         });
     }
+}
+
+/// Where the type of elements is known at run time only, tensors are bytes, and a caller that cannot hold a borrow keeps
+/// outcomes until it releases them.
+#[test]
+fn bytes_and_outcomes_that_are_kept() {
+    everywhere(2, DEADLINE, |world| {
+        let of_all = world.allreduce_bytes(Dtype::F32, &[3, 500, 7]).fire(Fire::SOLO);
+        let mut sum = of_all.buckets(Buckets::Each).build().unwrap();
+        for _ in 0..3 {
+            sum.begin().unwrap();
+            for (tensor, length) in [3, 500, 7].into_iter().enumerate() {
+                let bytes = sum.tensor(tensor).unwrap();
+                assert_eq!(bytes.len(), 4 * length);
+                bytes.chunks_exact_mut(4).for_each(|chunk| chunk.copy_from_slice(&1f32.to_ne_bytes()));
+                sum.filled(tensor).unwrap();
+            }
+            let rounds = sum.wait(DEADLINE).unwrap().keep().unwrap();
+            let (first, newest) = rounds.into_inner();
+            for round in first..=newest {
+                let kept = sum.kept(round).unwrap();
+                let all = kept.cut().contributions().count() as f32;
+                assert_eq!(kept.round(), round);
+                assert!((0..3).all(|tensor| kept.tensor(tensor).unwrap().chunks(4).all(|x| x == all.to_ne_bytes())));
+            }
+            assert!(sum.kept(newest + 1).is_none());
+            sum.release_up_to(newest);
+            assert!((first..=newest).all(|round| sum.kept(round).is_none()));
+        }
+        sum.finish(DEADLINE).unwrap();
+    });
 }
 
 /// With pauses between tensors, sending early pays: buckets change, and the sums stay right.

@@ -4,44 +4,19 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::bucket::{Bucket, Stage, finish_all, leave_all, waited_since};
 use super::timing::{FIRST, PERIOD, Timing};
-use super::{BucketOutcomes, Buckets};
-use crate::collective::allreduce::Allreduce;
+use super::{BucketOutcome, BucketOutcomes, Buckets};
 use crate::collective::build::{AllreduceBuilder, Shared};
 use crate::collective::following::{Following, Inbox};
 use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::merge::{Cost, Gradient, Planner};
-use crate::reduce::Element;
+use crate::reduce::Item;
 use crate::rule::Executor;
 use crate::time::Deadline;
 use crate::world::World;
-
-/// How far the bucket of a step is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// So many of its tensors are not filled.
-    Filling(usize),
-    /// It is handed in.
-    HandedIn { at: Instant },
-    /// Its outcomes are those of these rounds.
-    There { first: u64, newest: u64 },
-    /// Its outcomes were returned.
-    Taken,
-    /// This rank has left it.
-    Left,
-}
-
-/// Tensors that share a collective.
-#[derive(Debug)]
-struct Bucket<T> {
-    sum: Allreduce<T>,
-    tensors: Range<usize>,
-    stage: Stage,
-    /// Where cuts are those of the first bucket: what this one is told of them.
-    inbox: Option<Arc<Inbox>>,
-}
 
 /// A persistent allreduce in buckets, step after step.
 ///
@@ -51,7 +26,7 @@ struct Bucket<T> {
 /// Under a partial rule a step has one cut, that of the first bucket: with it a rank arrives, and it has to hand in the
 /// others, too, because all buckets of a round have the same contributions.
 #[derive(Debug)]
-pub struct BucketedAllreduce<T: Element> {
+pub struct BucketedAllreduce<T: Item> {
     world: World,
     choices: Shared,
     buckets: Buckets,
@@ -73,7 +48,7 @@ pub struct BucketedAllreduce<T: Element> {
     fault: Option<Fault>,
 }
 
-impl<T: Element> BucketedAllreduce<T> {
+impl<T: Item> BucketedAllreduce<T> {
     pub(super) fn new(of_all: &AllreduceBuilder<'_, T>, buckets: Buckets) -> Result<Self> {
         let (world, lengths) = (of_all.world().clone(), Arc::<[usize]>::from(of_all.lengths()));
         let checked = match buckets.check() {
@@ -94,7 +69,7 @@ impl<T: Element> BucketedAllreduce<T> {
         }
         let gradients: Vec<Gradient> = lengths
             .iter()
-            .map(|length| Gradient { ready: Duration::ZERO, bytes: (length * size_of::<T>()) as u64 })
+            .map(|length| Gradient { ready: Duration::ZERO, bytes: (length * choices.dtype.size()) as u64 })
             .collect();
         let timing = match buckets {
             Buckets::Measured => Some(Timing::new::<T>(&world, &choices, &lengths)?),
@@ -266,7 +241,7 @@ impl<T: Element> BucketedAllreduce<T> {
     /// A tensor is complete. With the last tensor of its bucket the bucket is handed in.
     ///
     /// # Errors
-    /// As [`tensor`](BucketedAllreduce::tensor), and as [`Allreduce::arrive`].
+    /// As [`tensor`](BucketedAllreduce::tensor), and as [`Allreduce::arrive`](crate::Allreduce::arrive).
     pub fn filled(&mut self, index: usize) -> Result<()> {
         let operation = "filled";
         let part = self.open(operation, index)?;
@@ -301,7 +276,7 @@ impl<T: Element> BucketedAllreduce<T> {
     ///
     /// # Errors
     /// [`Error::Usage`] if there is no such bucket, one of its tensors is not filled, or its outcome was returned before,
-    /// and under a partial rule if one of the first bucket is not filled; as [`Allreduce::wait`].
+    /// and under a partial rule if one of the first bucket is not filled; as [`Allreduce::wait`](crate::Allreduce::wait).
     pub fn wait_bucket(&mut self, bucket: usize, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
         let operation = "wait_bucket";
         let deadline = Deadline::from(deadline.into().instant());
@@ -321,7 +296,7 @@ impl<T: Element> BucketedAllreduce<T> {
     /// Waits for all buckets whose outcomes were not returned. After a timeout, call it again.
     ///
     /// # Errors
-    /// [`Error::Usage`] if a tensor is not filled, or before the first step; as [`Allreduce::wait`].
+    /// [`Error::Usage`] if a tensor is not filled, or before the first step; as [`Allreduce::wait`](crate::Allreduce::wait).
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<BucketOutcomes<'_, T>> {
         self.check("wait", self.began.is_some(), "no step has begun; call begin first")?;
         self.settle("wait", Deadline::from(deadline.into().instant()))?;
@@ -367,7 +342,7 @@ impl<T: Element> BucketedAllreduce<T> {
         *stage = Stage::There { first: *rounds.start(), newest: *rounds.end() };
         let is_first = bucket == 0;
         if let (Some(timing), true, true) = (&mut self.timing, waits, is_first || before.is_some()) {
-            let bytes = self.lengths[tensors.clone()].iter().sum::<usize>() * size_of::<T>();
+            let bytes = self.lengths[tensors.clone()].iter().sum::<usize>() * self.choices.dtype.size();
             timing.has_taken(bytes as u64, end - before.map_or(at, |before| before.max(at)));
         }
         let has_leavers = is_first && rounds.clone().any(|round| sum.cut(round).leaving().next().is_some());
@@ -400,18 +375,30 @@ impl<T: Element> BucketedAllreduce<T> {
         }
     }
 
-    /// Leaves in good order, as [`Allreduce::finish`]. Outcomes that were not returned are dropped;
+    /// The outcome of a round that was [kept](BucketOutcomes::keep) and is not released in any bucket; `None` of any other.
+    #[must_use]
+    pub fn kept(&self, round: u64) -> Option<BucketOutcome<'_, T>> {
+        let kept = self.parts.iter().map(|part| Some((part.tensors.clone(), part.sum.kept(round)?)));
+        Some(BucketOutcome::new(kept.collect::<Option<_>>()?, self.lengths.clone()))
+    }
+
+    /// Releases the rounds that were [kept](BucketOutcomes::keep), up to one: their memory may be used again.
+    pub fn release_up_to(&mut self, round: u64) {
+        self.parts.iter_mut().for_each(|part| part.sum.release_up_to(round));
+    }
+
+    /// Leaves in good order, as [`Allreduce::finish`](crate::Allreduce::finish). Outcomes that were not returned are dropped;
     /// [`leave`](BucketedAllreduce::leave) returns them.
     ///
     /// # Errors
-    /// [`Error::Usage`] in the middle of a step, when a bucket is handed in and another is not; as [`Allreduce::finish`].
+    /// [`Error::Usage`] in the middle of a step, when a bucket is handed in and another is not; as [`Allreduce::finish`](crate::Allreduce::finish).
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
         let deadline = Deadline::from(deadline.into().instant());
         while self.leave(deadline)?.is_some() {}
         Ok(())
     }
 
-    /// Leaves a part of the way, as [`Allreduce::leave`]: returns the next outcomes that were not taken, of all buckets, and
+    /// Leaves a part of the way, as [`Allreduce::leave`](crate::Allreduce::leave): returns the next outcomes that were not taken, of all buckets, and
     /// `None` once this rank has left. Call it until it returns `None`.
     ///
     /// # Errors
@@ -447,55 +434,5 @@ impl<T: Element> BucketedAllreduce<T> {
     }
 }
 
-/// A timeout of a wait that was made in several.
-fn waited_since(begun: Instant, mut error: Error) -> Error {
-    if let Error::Timeout { waited, .. } = &mut error {
-        *waited = begun.elapsed();
-    }
-    error
-}
-
 /// How long a rank waits in one collective before it takes care of others, for which no thread works.
 const MOMENT: Duration = Duration::from_millis(1);
-
-/// Leaves the collectives of buckets in good order.
-fn finish_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<()> {
-    while leave_all(parts, deadline, fault)? {
-        parts.iter_mut().filter(|part| part.stage != Stage::Left).for_each(|part| part.stage = Stage::Taken);
-    }
-    Ok(())
-}
-
-/// Leaves the collectives of buckets, as far as the next outcomes of all of them; whether there are any. In each of them,
-/// others may wait for this rank's last arrival, so it hands in all of these first. Then it waits in one after the other, as
-/// others do in a step: what they need of it in a later one is due once they have the outcomes of those before.
-fn leave_all<T: Element>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<bool> {
-    let (begun, until) = (Instant::now(), deadline.instant());
-    if Fault::FinishOneByOne.is(fault) {
-        return parts.iter_mut().try_for_each(|part| part.sum.finish(until)).map(|()| false);
-    }
-    for index in 0..parts.len() {
-        match leave_one(parts, index, begun.into()) {
-            Err(Error::Timeout { .. }) => {}
-            ended => ended?,
-        }
-    }
-    for index in 0..parts.len() {
-        leave_one(parts, index, deadline).map_err(|error| waited_since(begun, error))?;
-    }
-    Ok(parts.iter().any(|part| part.stage != Stage::Left))
-}
-
-/// The same for one of them, whose last outcomes the caller has.
-fn leave_one<T: Element>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline) -> Result<()> {
-    if parts[index].stage != Stage::Taken {
-        return Ok(());
-    }
-    let rounds = parts[index].sum.leave_rounds(deadline)?;
-    if let Some(rounds) = rounds.as_ref().filter(|_| index == 0) {
-        parts.iter().filter_map(|part| part.inbox.as_ref()).for_each(|inbox| inbox.tell_end(*rounds.end()));
-    }
-    let there = |rounds: RangeInclusive<u64>| Stage::There { first: *rounds.start(), newest: *rounds.end() };
-    parts[index].stage = rounds.map_or(Stage::Left, there);
-    Ok(())
-}

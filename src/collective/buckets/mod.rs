@@ -6,6 +6,7 @@
 //! costs ([`timing`]). This is MG-WFBP (Shi et al., INFOCOM 2019).
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod handle;
 mod outcomes;
 mod timing;
@@ -19,7 +20,7 @@ use super::build::AllreduceBuilder;
 use crate::error::Result;
 use crate::merge::Merging;
 use crate::named::UnknownName;
-use crate::reduce::Element;
+use crate::reduce::Item;
 use crate::units::parse_size;
 pub use handle::BucketedAllreduce;
 pub use outcomes::{BucketOutcome, BucketOutcomes};
@@ -111,7 +112,7 @@ pub struct BucketsBuilder<'w, T> {
     buckets: Buckets,
 }
 
-impl<'w, T: Element> AllreduceBuilder<'w, T> {
+impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Hands tensors in as they become ready: those of a bucket together, while the next ones are computed. The builder's
     /// lengths are in the order in which tensors become ready: of gradients, from the last layer to the first.
     ///
@@ -123,7 +124,7 @@ impl<'w, T: Element> AllreduceBuilder<'w, T> {
     }
 }
 
-impl<T: Element> BucketsBuilder<'_, T> {
+impl<T: Item> BucketsBuilder<'_, T> {
     /// Creates the collective. As [`AllreduceBuilder::build`], and all ranks must choose the same buckets.
     ///
     /// # Errors

@@ -1,18 +1,18 @@
 //! The outcomes of a step in buckets.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::collective::checkpoint::Checkpoint;
 use crate::collective::core::Cut;
 use crate::collective::outcome::{Outcome, Outcomes};
 use crate::error::Result;
-use crate::reduce::Element;
+use crate::reduce::Item;
 
 /// The outcomes that a wait for all buckets returned: one for each round, the same rounds of every bucket. Under
 /// synchronous rounds it is one. When this is dropped, their memory may be used again.
 #[derive(Debug)]
-pub struct BucketOutcomes<'a, T: Element> {
+pub struct BucketOutcomes<'a, T: Item> {
     /// The tensors of each bucket whose outcomes are here, and these.
     parts: Vec<(Range<usize>, Outcomes<'a, T>)>,
     lengths: Arc<[usize]>,
@@ -20,13 +20,13 @@ pub struct BucketOutcomes<'a, T: Element> {
 
 /// The outcome of one round in all buckets.
 #[derive(Debug)]
-pub struct BucketOutcome<'a, T: Element> {
+pub struct BucketOutcome<'a, T: Item> {
     /// One or more.
     parts: Vec<(Range<usize>, Outcome<'a, T>)>,
     lengths: Arc<[usize]>,
 }
 
-impl<'a, T: Element> BucketOutcomes<'a, T> {
+impl<'a, T: Item> BucketOutcomes<'a, T> {
     pub(super) fn new(parts: Vec<(Range<usize>, Outcomes<'a, T>)>, lengths: Arc<[usize]>) -> Self {
         BucketOutcomes { parts, lengths }
     }
@@ -44,6 +44,12 @@ impl<'a, T: Element> BucketOutcomes<'a, T> {
     #[must_use]
     pub fn len(&self) -> usize {
         self.parts.first().map_or(0, |(_, outcomes)| outcomes.len())
+    }
+
+    /// As [`Outcomes::keep`]: [`BucketedAllreduce::kept`](super::BucketedAllreduce::kept) gives the outcomes. `None` if
+    /// those of all buckets were returned before.
+    pub fn keep(self) -> Option<RangeInclusive<u64>> {
+        self.parts.into_iter().map(|(_, outcomes)| outcomes.keep()).fold(None, |_, rounds| Some(rounds))
     }
 
     /// Whether the outcomes of all buckets were returned before.
@@ -65,7 +71,11 @@ impl<'a, T: Element> BucketOutcomes<'a, T> {
     }
 }
 
-impl<T: Element> BucketOutcome<'_, T> {
+impl<'a, T: Item> BucketOutcome<'a, T> {
+    pub(super) fn new(parts: Vec<(Range<usize>, Outcome<'a, T>)>, lengths: Arc<[usize]>) -> Self {
+        BucketOutcome { parts, lengths }
+    }
+
     /// The reduced elements of a tensor, scaled; `None` as in [`BucketOutcomes::tensor`].
     #[must_use]
     pub fn tensor(&self, index: usize) -> Option<&[T]> {

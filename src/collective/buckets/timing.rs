@@ -7,7 +7,7 @@ use crate::collective::allreduce::Allreduce;
 use crate::collective::build::Shared;
 use crate::error::Result;
 use crate::merge::{Bucket, Cost, Gradient, Merging, Planner};
-use crate::reduce::{Element, Reduce};
+use crate::reduce::{Item, Reduce};
 use crate::time::Deadline;
 use crate::world::World;
 
@@ -71,10 +71,10 @@ pub(super) struct Timing {
 
 impl Timing {
     /// Measures messages of some sizes. All ranks call it.
-    pub(super) fn new<T: Element>(world: &World, choices: &Shared, lengths: &[usize]) -> Result<Self> {
+    pub(super) fn new<T: Item>(world: &World, choices: &Shared, lengths: &[usize]) -> Result<Self> {
         let until = Deadline::from(world.deadline());
-        let total: usize = lengths.iter().sum();
-        let largest = total.min(LARGEST / size_of::<T>()).max(1);
+        let (total, each) = (lengths.iter().sum::<usize>(), choices.dtype.size());
+        let largest = total.min(LARGEST / each).max(1);
         let mut sizes: Vec<usize> = [1, 4, 16, 64].iter().map(|part| (largest / part).max(1)).collect();
         sizes.dedup();
         let mut points = Vec::new();
@@ -99,7 +99,7 @@ impl Timing {
             exchange.finish(until)?;
             agreed
         };
-        let points: Vec<(f64, f64)> = sizes.iter().map(|&size| (size * size_of::<T>()) as f64).zip(agreed).collect();
+        let points: Vec<(f64, f64)> = sizes.iter().map(|&size| (size * each) as f64).zip(agreed).collect();
         let exchange = world.allreduce::<f64>(&[lengths.len() + 1]).reduce(Reduce::Max).build()?;
         Ok(Timing {
             ready: vec![Spread::default(); lengths.len()],
@@ -110,7 +110,7 @@ impl Timing {
             planned: 0,
             asked: false,
             cost: fit(&points),
-            bytes: lengths.iter().map(|length| (length * size_of::<T>()) as u64).collect(),
+            bytes: lengths.iter().map(|length| (length * each) as u64).collect(),
             planner: Planner::default(),
             predicted: None,
             exchange,

@@ -5,7 +5,7 @@ use crate::collective::allreduce::Allreduce;
 use crate::collective::following::Following;
 use crate::error::Result;
 use crate::group::Group;
-use crate::reduce::{Element, Item, Reduce};
+use crate::reduce::{Dtype, Item, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
 use crate::time::Deadline;
 use crate::world::World;
@@ -125,14 +125,15 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         if self.mover == Mover::Tree && !self.fire.is_synchronous() {
             return Err(usage("the tree mover decides cuts of its own for each bucket; use mover=auto or mover=cut"));
         }
-        let Self { fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
-        Ok(Shared { fire, grace, absent, depth, reduce, scale, mover, executor, base })
+        let Self { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
+        Ok(Shared { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base })
     }
 }
 
 /// Choices that the collectives of all buckets have.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::collective) struct Shared {
+    pub(in crate::collective) dtype: Dtype,
     pub(in crate::collective) fire: Fire,
     grace: Grace,
     absent: Absent,
@@ -147,25 +148,26 @@ pub(in crate::collective) struct Shared {
 
 impl Shared {
     /// A collective whose rounds all ranks are in.
-    pub(in crate::collective) fn synchronous<T: Element>(
-        &self,
-        world: &World,
-        lengths: &[usize],
-    ) -> Result<Allreduce<T>> {
-        let Shared { reduce, scale, mover, executor, base, .. } = *self;
-        let sum = world.allreduce::<T>(lengths).reduce(reduce).scale(scale).behind(base);
+    pub(in crate::collective) fn synchronous<T: Item>(&self, world: &World, lengths: &[usize]) -> Result<Allreduce<T>> {
+        let Shared { dtype, reduce, scale, mover, executor, base, .. } = *self;
+        let sum = AllreduceBuilder::new(world, dtype, lengths).reduce(reduce).scale(scale).behind(base);
         sum.mover(mover).executor(executor).build()
     }
 
     /// A collective of several that have the cuts of one.
-    pub(in crate::collective) fn following<T: Element>(
+    pub(in crate::collective) fn following<T: Item>(
         &self,
         world: &World,
         lengths: &[usize],
         following: Following,
     ) -> Result<Allreduce<T>> {
-        let Shared { fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
-        let sum = world.allreduce::<T>(lengths).behind(base).fire(fire).grace(grace).absent(absent).depth(depth);
+        let Shared { dtype, fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
+        let sum = AllreduceBuilder::new(world, dtype, lengths)
+            .behind(base)
+            .fire(fire)
+            .grace(grace)
+            .absent(absent)
+            .depth(depth);
         sum.reduce(reduce).scale(scale).executor(executor).following(following).build()
     }
 }

@@ -1,0 +1,87 @@
+//! One of the buckets: a collective, how far it is in the step, and how a rank leaves all of them.
+
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::collective::allreduce::Allreduce;
+use crate::collective::following::Inbox;
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::reduce::Item;
+use crate::time::Deadline;
+
+/// How far the bucket of a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// So many of its tensors are not filled.
+    Filling(usize),
+    /// It is handed in.
+    HandedIn { at: Instant },
+    /// Its outcomes are those of these rounds.
+    There { first: u64, newest: u64 },
+    /// Its outcomes were returned.
+    Taken,
+    /// This rank has left it.
+    Left,
+}
+
+/// Tensors that share a collective.
+#[derive(Debug)]
+pub(super) struct Bucket<T> {
+    pub(super) sum: Allreduce<T>,
+    pub(super) tensors: Range<usize>,
+    pub(super) stage: Stage,
+    /// Where cuts are those of the first bucket: what this one is told of them.
+    pub(super) inbox: Option<Arc<Inbox>>,
+}
+
+/// Leaves the collectives of buckets in good order.
+pub(super) fn finish_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<()> {
+    while leave_all(parts, deadline, fault)? {
+        parts.iter_mut().filter(|part| part.stage != Stage::Left).for_each(|part| part.stage = Stage::Taken);
+    }
+    Ok(())
+}
+
+/// Leaves the collectives of buckets, as far as the next outcomes of all of them; whether there are any. In each of them,
+/// others may wait for this rank's last arrival, so it hands in all of these first. Then it waits in one after the other, as
+/// others do in a step: what they need of it in a later one is due once they have the outcomes of those before.
+pub(super) fn leave_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<bool> {
+    let (begun, until) = (Instant::now(), deadline.instant());
+    if Fault::FinishOneByOne.is(fault) {
+        return parts.iter_mut().try_for_each(|part| part.sum.finish(until)).map(|()| false);
+    }
+    for index in 0..parts.len() {
+        match leave_one(parts, index, begun.into()) {
+            Err(Error::Timeout { .. }) => {}
+            ended => ended?,
+        }
+    }
+    for index in 0..parts.len() {
+        leave_one(parts, index, deadline).map_err(|error| waited_since(begun, error))?;
+    }
+    Ok(parts.iter().any(|part| part.stage != Stage::Left))
+}
+
+/// The same for one of them, whose last outcomes the caller has.
+fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline) -> Result<()> {
+    if parts[index].stage != Stage::Taken {
+        return Ok(());
+    }
+    let rounds = parts[index].sum.leave_rounds(deadline)?;
+    if let Some(rounds) = rounds.as_ref().filter(|_| index == 0) {
+        parts.iter().filter_map(|part| part.inbox.as_ref()).for_each(|inbox| inbox.tell_end(*rounds.end()));
+    }
+    let there = |rounds: RangeInclusive<u64>| Stage::There { first: *rounds.start(), newest: *rounds.end() };
+    parts[index].stage = rounds.map_or(Stage::Left, there);
+    Ok(())
+}
+
+/// A timeout of a wait that was made in several.
+pub(super) fn waited_since(begun: Instant, mut error: Error) -> Error {
+    if let Error::Timeout { waited, .. } = &mut error {
+        *waited = begun.elapsed();
+    }
+    error
+}
