@@ -12,7 +12,7 @@ use crate::symmetric::{Shared, Symmetric};
 use crate::world::{World, duration};
 
 /// The memory of a caller, held for a call.
-struct Held {
+pub(crate) struct Held {
     /// What it held, if the result is written over it.
     copy: Option<Vec<u64>>,
     _buffer: PyBuffer<u8>,
@@ -42,7 +42,12 @@ impl Held {
         self
     }
 
-    fn read(&self) -> &[u8] {
+    /// Memory that is read.
+    pub(crate) fn source(py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<Self> {
+        Held::new(py, buffer, false)
+    }
+
+    pub(crate) fn read(&self) -> &[u8] {
         if self.bytes == 0 {
             return &[];
         }
@@ -62,10 +67,6 @@ impl Held {
         // SAFETY: as above, and the bytes can be written.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }
     }
-}
-
-fn sources(py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<Held> {
-    Held::new(py, buffer, false)
 }
 
 fn results(py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<Held> {
@@ -137,7 +138,7 @@ pub(crate) mod collectives {
         all: PyBuffer<u8>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (mine, mut all) = (sources(py, mine)?, results(py, all)?);
+        let (mine, mut all) = (Held::source(py, mine)?, results(py, all)?);
         let mine = mine.apart(&all);
         call(py, world, timeout, |world, timeout| world.all_gather(mine.read(), all.write(), timeout))
     }
@@ -151,7 +152,7 @@ pub(crate) mod collectives {
         #[pyo3(from_py_with = rank)] root: u32,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (mine, mut all) = (sources(py, mine)?, all.map(|all| results(py, all)).transpose()?);
+        let (mine, mut all) = (Held::source(py, mine)?, all.map(|all| results(py, all)).transpose()?);
         let mine = if let Some(all) = &all { mine.apart(all) } else { mine };
         call(py, world, timeout, |world, timeout| {
             world.gather(mine.read(), all.as_mut().map(Held::write), root, timeout)
@@ -167,7 +168,7 @@ pub(crate) mod collectives {
         #[pyo3(from_py_with = rank)] root: u32,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (all, mut mine) = (all.map(|all| sources(py, all)).transpose()?, results(py, mine)?);
+        let (all, mut mine) = (all.map(|all| Held::source(py, all)).transpose()?, results(py, mine)?);
         let all = all.map(|all| all.apart(&mine));
         call(py, world, timeout, |world, timeout| {
             world.scatter(all.as_ref().map(Held::read), mine.write(), root, timeout)
@@ -183,7 +184,7 @@ pub(crate) mod collectives {
         lengths: Option<(Vec<usize>, Vec<usize>)>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (sent, mut received) = (sources(py, sent)?, results(py, received)?);
+        let (sent, mut received) = (Held::source(py, sent)?, results(py, received)?);
         let sent = sent.apart(&received);
         call(py, world, timeout, |world, timeout| match &lengths {
             None => world.all_to_all(sent.read(), received.write(), timeout),
@@ -218,7 +219,7 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
-        let (mine, mut result) = (sources(py, mine)?, result.map(|result| results(py, result)).transpose()?);
+        let (mine, mut result) = (Held::source(py, mine)?, result.map(|result| results(py, result)).transpose()?);
         let mine = if let Some(result) = &result { mine.apart(result) } else { mine };
         call(py, world, timeout, |world, timeout| {
             let result = result.as_mut().map(Held::write);
@@ -236,7 +237,7 @@ pub(crate) mod collectives {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (dtype, reduce) = reduction(py, &kinds.0, &kinds.1)?;
-        let (all, mut mine) = (sources(py, all)?, results(py, mine)?);
+        let (all, mut mine) = (Held::source(py, all)?, results(py, mine)?);
         let all = all.apart(&mine);
         call(py, world, timeout, |world, timeout| {
             world.reduce_scatter_bytes(dtype, all.read(), mine.write(), reduce, timeout)
@@ -266,7 +267,7 @@ pub(crate) mod collectives {
         #[pyo3(from_py_with = tag)] tag: u64,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let data = sources(py, data)?;
+        let data = Held::source(py, data)?;
         call(py, world, timeout, |world, timeout| world.send(data.read(), to, tag, timeout))
     }
 

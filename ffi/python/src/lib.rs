@@ -4,8 +4,10 @@
 //! released. A handle is not released while an array of one of its outcomes exists.
 
 mod allreduce;
+mod buckets;
 mod collectives;
 mod errors;
+mod handle;
 mod interrupt;
 mod log;
 mod memory;
@@ -25,6 +27,7 @@ fn _earlybird(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(pyo3::wrap_pyfunction!(log::end_log, module)?)?;
     module.add_class::<world::World>()?;
     module.add_class::<allreduce::Allreduce>()?;
+    module.add_class::<buckets::BucketedAllreduce>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<symmetric::Symmetric>()?;
     module.add_wrapped(pyo3::wrap_pymodule!(collectives::collectives))

@@ -9,6 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::allreduce::Allreduce;
+use crate::buckets::BucketedAllreduce;
 
 /// What is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +20,26 @@ pub(crate) enum Loan {
     Outcome(u64),
 }
 
+/// The handle that lends.
+pub(crate) enum Owner {
+    Whole(Py<Allreduce>),
+    InBuckets(Py<BucketedAllreduce>),
+}
+
+impl Owner {
+    fn check(&self, loan: Loan) -> PyResult<()> {
+        match (self, loan) {
+            (Owner::Whole(owner), loan) => owner.get().check_loan(loan),
+            (Owner::InBuckets(owner), Loan::Outcome(round)) => owner.get().check_loan(round),
+            (Owner::InBuckets(_), Loan::Contribution(_)) => Err(PyBufferError::new_err("buckets lend outcomes only")),
+        }
+    }
+}
+
 /// The memory of a contribution or an outcome. A view can be had while the loan lasts.
 #[pyclass(frozen, module = "earlybird._earlybird")]
 pub(crate) struct Memory {
-    owner: Py<Allreduce>,
+    owner: Owner,
     loan: Loan,
     address: usize,
     bytes: usize,
@@ -31,12 +48,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(
-        owner: Py<Allreduce>,
-        loan: Loan,
-        (address, bytes): (usize, usize),
-        views: Arc<AtomicUsize>,
-    ) -> Self {
+    pub(crate) fn new(owner: Owner, loan: Loan, (address, bytes): (usize, usize), views: Arc<AtomicUsize>) -> Self {
         Memory { owner, loan, address, bytes, views }
     }
 
@@ -54,7 +66,7 @@ impl Memory {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let memory = slf.get();
-        memory.owner.get().check_loan(memory.loan)?;
+        memory.owner.check(memory.loan)?;
         if memory.is_outcome() && flags & ffi::PyBUF_WRITABLE != 0 {
             return Err(PyBufferError::new_err("an outcome is read-only; copy it to change it"));
         }

@@ -13,7 +13,7 @@ use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::merge::{Cost, Gradient, Planner};
-use crate::reduce::Item;
+use crate::reduce::{Dtype, Item};
 use crate::rule::Executor;
 use crate::time::Deadline;
 use crate::world::World;
@@ -133,6 +133,12 @@ impl<T: Item> BucketedAllreduce<T> {
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.choices.dtype
     }
 
     /// The tensors of each bucket, as they are now.

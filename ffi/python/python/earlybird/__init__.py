@@ -18,6 +18,7 @@ A :class:`World` also has synchronous collectives, from ``all_gather`` to ``all_
 from __future__ import annotations
 
 from ._allreduce import Allreduce, Entry, Outcome
+from ._buckets import BucketedAllreduce, BucketOutcome
 from ._earlybird import __version__
 from ._errors import (
     Aborted,
@@ -38,6 +39,8 @@ from ._world import Copies, World
 __all__ = [
     "Aborted",
     "Allreduce",
+    "BucketOutcome",
+    "BucketedAllreduce",
     "ConfigError",
     "Copies",
     "Entry",

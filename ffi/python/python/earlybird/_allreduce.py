@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -24,31 +24,22 @@ class Entry(NamedTuple):
     weight: int
 
 
-class Outcome:
-    """The outcome of one round: data, round and cut. Valid until its allreduce goes on."""
+class _Round:
+    """The cut of a round, and its number."""
 
     __slots__ = ("_cut", "_of", "round")
 
     round: int
     """Counted from 1."""
 
-    def __init__(self, of: Allreduce, round: int) -> None:
+    def __init__(self, of: Any, round: int) -> None:
         self._of = of
         self._cut: tuple[int | None, list[Entry]] | None = None
         self.round = round
 
-    @property
-    def data(self) -> Array:
-        """The reduced elements of all tensors, read in place."""
-        return array_of(self._of._outcome(self.round), self._of.dtype)
-
-    def tensors(self) -> list[Array]:
-        """The same, tensor by tensor."""
-        return self._of._split(self.data)
-
     def _read_cut(self) -> tuple[int | None, list[Entry]]:
         if self._cut is None:
-            initiator, entries = self._of._read_cut(self.round)
+            initiator, entries = self._of._cut(self.round)
             self._cut = (initiator, [Entry(*entry) for entry in entries])
         return self._cut
 
@@ -73,18 +64,29 @@ class Outcome:
         return [entry.rank for entry in self.entries if entry.part == "carried"]
 
     def __repr__(self) -> str:
-        return f"<Outcome of round {self.round}>"
+        return f"<{type(self).__name__} of round {self.round}>"
 
 
-class Allreduce(_earlybird.Allreduce):
-    """A persistent partial allreduce: *contribution, arrive, wait*, round after round, and *finish*.
+class Outcome(_Round):
+    """The outcome of one round: data, round and cut. Valid until its allreduce goes on."""
 
-    One thread at a time may use it. Leaving a ``with`` block finishes it; an exception in the block aborts the job instead,
-    because the others would wait for this rank.
-    """
+    __slots__ = ()
 
-    _open: Array | None = None
-    _is_awaited = False
+    _of: Allreduce
+
+    @property
+    def data(self) -> Array:
+        """The reduced elements of all tensors, read in place."""
+        return array_of(self._of._outcome(self.round), self._of.dtype)
+
+    def tensors(self) -> list[Array]:
+        """The same, tensor by tensor."""
+        return self._of._split(self.data)
+
+
+class _Handle:
+    """What the handles of collectives have in common."""
+
     _dtype_of_arrays: np.dtype[Any] | None = None
 
     @property
@@ -94,12 +96,46 @@ class Allreduce(_earlybird.Allreduce):
             self._dtype_of_arrays = DTYPES[self._dtype]
         return self._dtype_of_arrays
 
+    def finish(self, timeout: float | None = None) -> None:
+        """Leaves in good order: what is carried enters a round, and no other rank counts on this one.
+
+        Outcomes that were not taken are dropped; ``leave`` gives them.
+        """
+        self._finish(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+        else:
+            self._abort(reason(error))
+
+    @property
+    def _dtype(self) -> str:
+        raise NotImplementedError
+
+    def _finish(self, timeout: float | None) -> None:
+        raise NotImplementedError
+
+    def _abort(self, reason: str) -> None:
+        raise NotImplementedError
+
+
+class Allreduce(_earlybird.Allreduce, _Handle):
+    """A persistent partial allreduce: *contribution, arrive, wait*, round after round, and *finish*.
+
+    One thread at a time may use it. Leaving a ``with`` block finishes it; an exception in the block aborts the job instead,
+    because the others would wait for this rank.
+    """
+
+    _open: Array | None = None
+    _is_awaited = False
+
     def _split(self, array: Array) -> list[Array]:
         ends = np.cumsum(self.lengths)
         return np.split(array, ends[:-1]) if len(ends) else []
-
-    def _read_cut(self, round: int) -> tuple[int | None, list[tuple[int, Any, int, int]]]:
-        return self._cut(round)
 
     def contribution(self) -> Array:
         """The memory of the next contribution, with the content of an earlier one. Written in place until ``arrive``."""
@@ -148,13 +184,6 @@ class Allreduce(_earlybird.Allreduce):
             self._is_awaited = False
         return taken
 
-    def finish(self, timeout: float | None = None) -> None:
-        """Leaves in good order: what is carried enters a round, and no other rank counts on this one.
-
-        Outcomes that were not taken are dropped; ``leave`` gives them.
-        """
-        self._finish(timeout)
-
     def leave(self, timeout: float | None = None) -> Iterator[Outcome]:
         """Leaves as ``finish`` does, and gives the outcomes that were not taken, oldest first: with them this rank has all that
         it contributed.
@@ -165,12 +194,3 @@ class Allreduce(_earlybird.Allreduce):
         while (rounds := self._leave(timeout)) is not None:
             for round in range(rounds[0], rounds[1] + 1):
                 yield Outcome(self, round)
-
-    def __enter__(self) -> Allreduce:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
-            self.finish()
-        else:
-            self._abort(reason(error))

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from . import _earlybird, _log
 from ._allreduce import Allreduce
 from ._arrays import Given, data, kinds, result, rows, source, view, written
+from ._buckets import BucketedAllreduce
 from ._dtypes import DTYPES, Array, dtype_name, numpy_dtype
 from ._earlybird import collectives
 from ._errors import UsageError, reason
@@ -255,22 +256,54 @@ class World(_earlybird.World):
         """Prepares messages, on all ranks at once."""
         collectives.open_messages(self, timeout)
 
+    @overload
     def allreduce(
         self,
         lengths: SupportsIndex | Iterable[SupportsIndex],
         *,
         dtype: npt.DTypeLike = "f32",
         model: Array | None = None,
+        buckets: None = None,
         **choices: str | int,
-    ) -> Allreduce:
+    ) -> Allreduce: ...
+
+    @overload
+    def allreduce(
+        self,
+        lengths: SupportsIndex | Iterable[SupportsIndex],
+        *,
+        dtype: npt.DTypeLike = "f32",
+        model: None = None,
+        buckets: str | int,
+        **choices: str | int,
+    ) -> BucketedAllreduce: ...
+
+    def allreduce(
+        self,
+        lengths: SupportsIndex | Iterable[SupportsIndex],
+        *,
+        dtype: npt.DTypeLike = "f32",
+        model: Array | None = None,
+        buckets: str | int | None = None,
+        **choices: str | int,
+    ) -> Allreduce | BucketedAllreduce:
         """Begins a collective over tensors of these lengths. All ranks make the same choices.
 
         Choices are those of the command line: ``fire="quorum=5"``, ``grace="50us"``, ``absent="carry"``, ``reduce="max"``,
         ``scale="contributions"``, ``group="butterfly=8"``, ``preset="wagma"``, ``mover="cut"``, ``executor="thread"``,
         ``depth=8``. ``model`` is what all ranks begin with, if contributions are updates of a model.
+
+        With ``buckets`` tensors are handed in as they become ready, and those of a bucket share a message: ``"each"``,
+        ``"one"``, ``"25M"`` for buckets that are complete with so many bytes, or ``"measured"``.
         """
         chosen = map(operator.index, lengths if isinstance(lengths, Iterable) else [lengths])
         name = dtype_name(dtype)
+        if buckets is not None:
+            if model is not None:
+                raise UsageError("models are not averaged in buckets; leave out the model, or the buckets")
+            return BucketedAllreduce(self, list(chosen), name, str(buckets), _texts(choices))
+        if choices.get("preset") == "mg-wfbp":
+            raise UsageError('preset="mg-wfbp" hands tensors in one by one; add buckets="measured"')
         bytes_of_model = None if model is None else np.ascontiguousarray(model, dtype=DTYPES[name]).tobytes()
         return Allreduce(self, list(chosen), name, bytes_of_model, _texts(choices))
 

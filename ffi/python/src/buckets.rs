@@ -1,0 +1,134 @@
+//! A persistent allreduce in buckets.
+
+use std::ops::Range;
+
+use earlybird::Buckets;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+
+use crate::allreduce::{builder, ends};
+use crate::collectives::Held;
+use crate::errors::{bad_choice, misused, raised};
+use crate::handle::{Ends, Entry, Handle, entries};
+use crate::memory::{Loan, Memory, Owner};
+use crate::world::World;
+
+/// A collective that is used by one thread at a time. Tensors are copied into it: where buckets change, their memory does.
+#[pyclass(subclass, frozen, module = "earlybird._earlybird")]
+pub(crate) struct BucketedAllreduce(Handle<earlybird::BucketedAllreduce<u8>>);
+
+impl BucketedAllreduce {
+    /// Whether the outcome of a round may be lent now.
+    pub(crate) fn check_loan(&self, round: u64) -> PyResult<()> {
+        self.0.check_loan(|held| held.get().kept(round).is_none().then_some("the outcome was released"))
+    }
+}
+
+#[pymethods]
+impl BucketedAllreduce {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        world: &World,
+        lengths: Vec<usize>,
+        dtype: &str,
+        buckets: &str,
+        choices: Vec<(String, String)>,
+    ) -> PyResult<Self> {
+        let world = world.handle(py)?;
+        let buckets: Buckets = buckets.parse().map_err(|problem| bad_choice(py, format!("{problem}")))?;
+        let builder = builder(py, &world, (dtype, &lengths), &choices)?.buckets(buckets);
+        let sum = py.detach(|| builder.build()).map_err(|error| raised(py, &error))?;
+        Ok(BucketedAllreduce(Handle::new(&world, sum)))
+    }
+
+    #[getter]
+    fn _dtype(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.0.enter(py)?.get().dtype().to_string())
+    }
+
+    /// Lengths of the tensors, in elements.
+    #[getter]
+    fn lengths(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.0.enter(py)?.get().lengths().to_vec())
+    }
+
+    /// The first tensor of each bucket and the one behind its last, as they are now.
+    #[getter]
+    fn buckets(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize)>> {
+        Ok(self.0.enter(py)?.get().buckets().map(|Range { start, end }| (start, end)).collect())
+    }
+
+    /// How often buckets have changed.
+    #[getter]
+    fn replans(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.0.enter(py)?.get().replans())
+    }
+
+    /// Begins a step.
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.go_on(py, earlybird::BucketedAllreduce::begin)
+    }
+
+    /// Copies a tensor, which is complete with it.
+    fn _fill(&self, py: Python<'_>, index: usize, bytes: PyBuffer<u8>) -> PyResult<()> {
+        let given = Held::source(py, bytes)?;
+        let fits = self.0.call(py, |sum| {
+            let place = sum.tensor(index)?;
+            let fits = place.len() == given.read().len();
+            if fits {
+                place.copy_from_slice(given.read());
+                sum.filled(index)?;
+            }
+            Ok(fits)
+        })?;
+        if fits { Ok(()) } else { Err(misused(py, &format!("tensor {index} has another length"))) }
+    }
+
+    /// The first and the last round that the wait returned.
+    fn _wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Ends> {
+        self.0.take(py, timeout, |sum, within| Ok(sum.wait(within)?.keep().as_ref().map_or((1, 0), ends)))
+    }
+
+    /// The memory of a tensor in the outcome of a round.
+    fn _tensor(slf: &Bound<'_, Self>, round: u64, index: usize) -> PyResult<Memory> {
+        let this = slf.get();
+        let held = this.0.enter(slf.py())?;
+        let kept = held.get().kept(round).ok_or_else(|| PyBufferError::new_err("the outcome was released"))?;
+        let data = kept.tensor(index).ok_or_else(|| misused(slf.py(), &format!("there is no tensor {index}")))?;
+        let place = (data.as_ptr() as usize, data.len());
+        Ok(Memory::new(Owner::InBuckets(slf.clone().unbind()), Loan::Outcome(round), place, this.0.views.clone()))
+    }
+
+    /// The initiator and the entries of a round that is not released.
+    fn _cut(&self, py: Python<'_>, round: u64) -> PyResult<(Option<u32>, Vec<Entry>)> {
+        let held = self.0.enter(py)?;
+        let kept = held.get().kept(round).ok_or_else(|| misused(py, "the outcome was released"))?;
+        Ok(entries(kept.cut()))
+    }
+
+    /// Releases the outcomes of the last wait, up to a round if one is given: their memory may be used again.
+    #[pyo3(signature = (round = None))]
+    fn release(&self, py: Python<'_>, round: Option<u64>) -> PyResult<()> {
+        self.0.enter_and_release(py)?.get_mut().release_up_to(round.unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    /// Makes every later call of every rank fail.
+    fn _abort(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.0.world.abort(reason));
+    }
+
+    /// The first and the last round of the next outcomes of a rank that leaves; nothing once it has left.
+    fn _leave(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Ends>> {
+        let leave = |sum: &mut earlybird::BucketedAllreduce<u8>, within| {
+            Ok(sum.leave(within)?.map(|outcomes| outcomes.keep().as_ref().map_or((1, 0), ends)))
+        };
+        self.0.wait_for(py, timeout, leave)
+    }
+
+    fn _finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.0.wait_for(py, timeout, |sum, within| sum.finish(within))
+    }
+}
