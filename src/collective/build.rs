@@ -62,6 +62,8 @@ pub struct AllreduceBuilder<'w, T> {
     restored: Option<&'w Checkpoint>,
     /// The round that its first one follows.
     base: u64,
+    /// By when it is made; the world's deadline from the beginning on, if this is none.
+    until: Option<Instant>,
     #[cfg(feature = "faults")]
     fuse: Option<crate::fault::Fuse>,
     dtype: Dtype,
@@ -107,6 +109,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             model: None,
             restored: None,
             base: 0,
+            until: None,
             #[cfg(feature = "faults")]
             fuse: None,
             dtype,
@@ -190,6 +193,12 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self
     }
 
+    /// Is made by then, as a part of a call that all ranks make together.
+    pub(super) fn by(mut self, until: Deadline) -> Self {
+        self.until = Some(until.instant());
+        self
+    }
+
     /// Has its cuts from another collective, or tells it to others. Only the mover of cuts runs rounds with given ones.
     pub(super) fn following(mut self, following: Following) -> Self {
         self.following = Some(following);
@@ -228,7 +237,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let operation = OPERATION;
         let world = self.world;
         let parameters = world.parameters();
-        let until = Deadline::from(world.deadline()).instant();
+        let until = self.until.unwrap_or_else(|| Deadline::from(world.deadline()).instant());
         let number = world.next_collective();
         let planned = self.plan(self.executor == Executor::Provider).and_then(|plan| {
             let choices = self.choices(&plan);

@@ -57,7 +57,8 @@ impl<T: Item> BucketedAllreduce<T> {
             ),
             checked => checked.map(|()| buckets.to_string()),
         };
-        let mut choices = of_all.shared(checked)?;
+        let until = Deadline::from(Deadline::from(world.deadline()).instant());
+        let mut choices = of_all.shared(checked, until)?;
         if choices.executor == Executor::Auto {
             // A caller that computes moves nothing.
             choices.executor = Executor::Thread;
@@ -72,7 +73,7 @@ impl<T: Item> BucketedAllreduce<T> {
             .map(|length| Gradient { ready: Duration::ZERO, bytes: (length * choices.dtype.size()) as u64 })
             .collect();
         let timing = match buckets {
-            Buckets::Measured => Some(Timing::new::<T>(&world, &choices, &lengths)?),
+            Buckets::Measured => Some(Timing::new::<T>(&world, &choices, &lengths, until)?),
             _ => None,
         };
         let free = Cost { message: Duration::ZERO, per_mib: Duration::ZERO };
@@ -96,12 +97,11 @@ impl<T: Item> BucketedAllreduce<T> {
             meets_only_to_plan,
             fault: Fault::chosen(),
         };
-        match made.make(&choices, &ranges) {
+        match made.make(&choices, &ranges, until) {
             Ok(parts) => made.parts = parts,
             Err(error) => {
                 // The world works on without this collective.
-                let until = Deadline::from(Deadline::from(made.world.deadline()).instant());
-                made.timing.iter_mut().for_each(|timing| _ = timing.finish(until));
+                made.timing.iter_mut().for_each(|timing| _ = timing.finish(soon()));
                 return Err(error);
             }
         }
@@ -109,7 +109,7 @@ impl<T: Item> BucketedAllreduce<T> {
     }
 
     /// Makes the collectives of buckets. Where one cannot be made, which all ranks find, they leave those that were.
-    fn make(&self, choices: &Shared, ranges: &[Range<usize>]) -> Result<Vec<Bucket<T>>> {
+    fn make(&self, choices: &Shared, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
         let world = &self.world;
         let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
         let mut parts = Vec::with_capacity(ranges.len());
@@ -118,11 +118,11 @@ impl<T: Item> BucketedAllreduce<T> {
             let inbox = index.checked_sub(1).map(|index| inboxes[index].clone());
             let is_partial = !choices.fire.is_synchronous();
             let sum = match &inbox {
-                _ if !is_partial => choices.synchronous(world, lengths),
-                None => choices.following(world, lengths, Following::leading(inboxes.clone())),
-                Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone())),
+                _ if !is_partial => choices.synchronous(world, lengths, until),
+                None => choices.following(world, lengths, Following::leading(inboxes.clone()), until),
+                Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone()), until),
             };
-            let sum = sum.inspect_err(|_| _ = finish_all(&mut parts, Deadline::from(world.deadline()), None))?;
+            let sum = sum.inspect_err(|_| _ = finish_all(&mut parts, soon(), None))?;
             let inbox = inbox.filter(|_| is_partial);
             parts.push(Bucket { sum, tensors: tensors.clone(), stage: Stage::Taken, inbox });
         }
@@ -221,7 +221,7 @@ impl<T: Item> BucketedAllreduce<T> {
             return Ok(());
         }
         choices.base = self.newest;
-        let made = self.make(&choices, &planned)?;
+        let made = self.make(&choices, &planned, until)?;
         finish_all(&mut self.parts, until, None)?;
         (self.parts, self.choices) = (made, choices);
         self.replans += u64::from(is_new);
@@ -438,6 +438,11 @@ impl<T: Item> BucketedAllreduce<T> {
     fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
         if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
     }
+}
+
+/// By when a rank has left what it made before an error, which all ranks have found by now.
+fn soon() -> Deadline {
+    Deadline::from(Instant::now() + Duration::from_secs(1))
 }
 
 /// How long a rank waits in one collective before it takes care of others, for which no thread works.

@@ -22,6 +22,9 @@ const WORTHWHILE: f64 = 0.99;
 /// The largest message that is measured: what larger ones take follows from it.
 const LARGEST: usize = 8 << 20;
 const ROUNDS: usize = 5;
+
+/// The longest time that is believed, in seconds.
+const LONGEST: f64 = 1e5;
 const WARMUP: usize = 2;
 
 /// The mean and the deviation of a time, over the steps since the last plan.
@@ -71,15 +74,14 @@ pub(super) struct Timing {
 
 impl Timing {
     /// Measures messages of some sizes. All ranks call it.
-    pub(super) fn new<T: Item>(world: &World, choices: &Shared, lengths: &[usize]) -> Result<Self> {
-        let until = Deadline::from(world.deadline());
+    pub(super) fn new<T: Item>(world: &World, choices: &Shared, lengths: &[usize], until: Deadline) -> Result<Self> {
         let (total, each) = (lengths.iter().sum::<usize>(), choices.dtype.size());
         let largest = total.min(LARGEST / each).max(1);
         let mut sizes: Vec<usize> = [1, 4, 16, 64].iter().map(|part| (largest / part).max(1)).collect();
         sizes.dedup();
         let mut points = Vec::new();
         for &size in &sizes {
-            let mut sum = choices.synchronous::<T>(world, &[size])?;
+            let mut sum = choices.synchronous::<T>(world, &[size], until)?;
             let mut times = Vec::new();
             for _ in 0..WARMUP + ROUNDS {
                 sum.contribution()?;
@@ -94,13 +96,13 @@ impl Timing {
             points.push(times[ROUNDS / 2]);
         }
         let agreed = {
-            let mut exchange = world.allreduce::<f64>(&[points.len()]).reduce(Reduce::Max).build()?;
+            let mut exchange = world.allreduce::<f64>(&[points.len()]).reduce(Reduce::Max).by(until).build()?;
             let agreed = largest_of_all(&mut exchange, &points, until)?;
             exchange.finish(until)?;
             agreed
         };
         let points: Vec<(f64, f64)> = sizes.iter().map(|&size| (size * each) as f64).zip(agreed).collect();
-        let exchange = world.allreduce::<f64>(&[lengths.len() + 1]).reduce(Reduce::Max).build()?;
+        let exchange = world.allreduce::<f64>(&[lengths.len() + 1]).reduce(Reduce::Max).by(until).build()?;
         Ok(Timing {
             ready: vec![Spread::default(); lengths.len()],
             took: 0.0,
@@ -175,10 +177,15 @@ impl Timing {
         let agreed = outcomes.newest().to_vec();
         drop(outcomes);
         let (ready, ratio) = agreed.split_at(self.ready.len());
-        self.cost = scaled(self.cost, (-ratio[0]).clamp(0.25, 4.0));
-        let seconds = |&seconds: &f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let gradients: Vec<Gradient> =
-            ready.iter().map(seconds).zip(&self.bytes).map(|(ready, &bytes)| Gradient { ready, bytes }).collect();
+        // A rank may have told no number.
+        let factor = if ratio[0].is_finite() { (-ratio[0]).clamp(0.25, 4.0) } else { 1.0 };
+        self.cost = scaled(self.cost, factor);
+        let gradients: Vec<Gradient> = ready
+            .iter()
+            .map(|&ready| time_of(ready))
+            .zip(&self.bytes)
+            .map(|(ready, &bytes)| Gradient { ready, bytes })
+            .collect();
         let (predicted, changed) = choose(&mut self.planner, current, merging, &gradients, self.cost);
         self.predicted = Some(predicted);
         self.ready.fill(Spread::default());
@@ -235,12 +242,17 @@ fn fit(points: &[(f64, f64)]) -> Cost {
     let spread = one * xx - x * x;
     let slope = if spread > 0.0 { ((one * xy - x * y) / spread).max(0.0) } else { 0.0 };
     let fixed = if one > 0.0 { ((y - slope * x) / one).max(0.0) } else { 0.0 };
-    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
-    Cost { message: seconds(fixed), per_mib: seconds(slope * f64::from(1 << 20)) }
+    Cost { message: time_of(fixed), per_mib: time_of(slope * f64::from(1 << 20)) }
 }
 
 fn scaled(cost: Cost, factor: f64) -> Cost {
-    Cost { message: cost.message.mul_f64(factor), per_mib: cost.per_mib.mul_f64(factor) }
+    let scaled = |time: Duration| time_of(time.as_secs_f64() * factor);
+    Cost { message: scaled(cost.message), per_mib: scaled(cost.per_mib) }
+}
+
+/// A time in seconds that ranks have told; of what is none, none.
+fn time_of(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.clamp(0.0, LONGEST)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -273,6 +285,16 @@ mod tests {
         // 14 of 3,031 microseconds are not worth it.
         let (predicted, changed) = choose(&one, Duration::from_micros(7));
         assert_eq!((predicted, changed), (Duration::from_micros(3_031), None));
+    }
+
+    #[test]
+    fn what_is_no_time_counts_for_none() {
+        for seconds in [f64::NAN, f64::NEG_INFINITY, -1.0] {
+            assert_eq!(time_of(seconds), Duration::ZERO);
+        }
+        let longest = Cost { message: time_of(f64::INFINITY), per_mib: time_of(f64::MAX) };
+        assert_eq!(scaled(longest, 4.0), longest);
+        assert!(longest.of(u64::MAX) > Duration::ZERO);
     }
 
     #[test]

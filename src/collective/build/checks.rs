@@ -98,12 +98,15 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
     /// What each bucket of an allreduce in buckets has of these choices, if all ranks have chosen alike; `buckets` says which
     /// these are, unless that is a mistake.
-    pub(in crate::collective) fn shared(&self, buckets: std::result::Result<String, &'static str>) -> Result<Shared> {
-        let until = Deadline::from(self.world.deadline()).instant();
+    pub(in crate::collective) fn shared(
+        &self,
+        buckets: std::result::Result<String, &'static str>,
+        until: Deadline,
+    ) -> Result<Shared> {
         let named = buckets.clone().unwrap_or_default();
         let choices = |_: &_| [self.common_choices(), vec![("buckets", named)]].concat();
         let checked = buckets.map_err(|problem| self.usage(problem)).and_then(|_| self.check_buckets());
-        self.agree(checked, choices, until)
+        self.agree(checked, choices, until.instant())
     }
 
     /// What each bucket has of these choices; or which one it cannot have.
@@ -148,10 +151,15 @@ pub(in crate::collective) struct Shared {
 
 impl Shared {
     /// A collective whose rounds all ranks are in.
-    pub(in crate::collective) fn synchronous<T: Item>(&self, world: &World, lengths: &[usize]) -> Result<Allreduce<T>> {
+    pub(in crate::collective) fn synchronous<T: Item>(
+        &self,
+        world: &World,
+        lengths: &[usize],
+        until: Deadline,
+    ) -> Result<Allreduce<T>> {
         let Shared { dtype, reduce, scale, mover, executor, base, .. } = *self;
         let sum = AllreduceBuilder::new(world, dtype, lengths).reduce(reduce).scale(scale).behind(base);
-        sum.mover(mover).executor(executor).build()
+        sum.mover(mover).executor(executor).by(until).build()
     }
 
     /// A collective of several that have the cuts of one.
@@ -160,6 +168,7 @@ impl Shared {
         world: &World,
         lengths: &[usize],
         following: Following,
+        until: Deadline,
     ) -> Result<Allreduce<T>> {
         let Shared { dtype, fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
         let sum = AllreduceBuilder::new(world, dtype, lengths)
@@ -168,6 +177,6 @@ impl Shared {
             .grace(grace)
             .absent(absent)
             .depth(depth);
-        sum.reduce(reduce).scale(scale).executor(executor).following(following).build()
+        sum.reduce(reduce).scale(scale).executor(executor).following(following).by(until).build()
     }
 }
