@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::tier::by_tier;
 use common::{Job, Way, role};
-use earlybird::{Config, Executor, Fire, Group, Reduce, Result, World};
+use earlybird::{Buckets, Config, Executor, Fire, Group, Reduce, Result, World};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fs::{SeekFrom, seek};
@@ -99,6 +99,8 @@ fn work(world: &World, executor: Executor, are_built: &AtomicBool) -> Result<()>
         let mut all = in_time("build", make(Fire::ALL))?;
         let of_arrivals = world.allreduce::<f64>(&[40]).group(Group::Arrivals(RANKS)).memory(&[0.0; 40]);
         let mut arrivals = in_time("build", || of_arrivals.executor(executor).build())?;
+        let of_all = world.allreduce::<f64>(&[30, 60]).executor(executor).buckets(Buckets::Measured);
+        let mut buckets = in_time("build", || of_all.build())?;
         are_built.store(true, Ordering::Relaxed);
         for _ in 0..20 {
             for sum in [&mut partial, &mut all] {
@@ -112,7 +114,20 @@ fn work(world: &World, executor: Executor, are_built: &AtomicBool) -> Result<()>
             let mut data = [1u32; 3000];
             in_time("all_reduce", || world.all_reduce(&mut data, Reduce::Sum, DEADLINE))?;
             in_time("barrier", || world.barrier(DEADLINE))?;
+            let (next, before) = ((world.rank() + 1) % RANKS, (world.rank() + RANKS - 1) % RANKS);
+            for tag in 0..2 {
+                in_time("send", || world.send(&data[..20], next, tag, DEADLINE))?;
+            }
+            in_time("receive", || world.receive(&mut data[..20], before, 1, DEADLINE))?;
+            in_time("receive_any", || world.receive_any(&mut data[..20], 0, DEADLINE).map(drop))?;
+            in_time("begin", || buckets.begin())?;
+            for tensor in 0..2 {
+                buckets.tensor(tensor)?.fill(1.0);
+                buckets.filled(tensor)?;
+            }
+            in_time("wait for buckets", || buckets.wait(DEADLINE).map(drop))?;
         }
+        in_time("finish of buckets", || buckets.finish(DEADLINE))?;
         for sum in [&mut partial, &mut all] {
             in_time("finish", || sum.finish(DEADLINE))?;
         }

@@ -405,6 +405,25 @@ fn play_messages(seed: u64) {
     }
 }
 
+/// A rank says that it has written more parts than it can have: they are not looked for, which would take for ever.
+#[test]
+fn a_count_that_cannot_be_is_an_error() {
+    for hosts in [[0, 0], [0, 1]] {
+        let fabrics = SimFabric::world(&hosts, 1);
+        let pairs = |fabric: &SimFabric| {
+            let endpoint = fabric.open(RawAccess::CRATE).unwrap();
+            Pairs::new(endpoint, fabric.rank(), 2, hosts[1] == 0).unwrap()
+        };
+        let (mut pairs, told): (Vec<Pairs>, Vec<Vec<u8>>) = fabrics.iter().map(pairs).unzip();
+        pairs.iter_mut().for_each(|pairs| pairs.meet(&told).unwrap());
+        let mut receive = pairs[1].receive("receive", 0, 9).unwrap();
+        assert!(!pairs[1].poll_receive(&mut receive, &mut [0]).unwrap());
+        pairs[0].tell_falsely(1, 0xDEAD_BEEF_0000_1234);
+        let told = (0..100_000).find_map(|_| pairs[1].poll_receive(&mut receive, &mut [0]).err());
+        assert!(told.as_ref().is_some_and(|told| told.to_string().contains("there cannot be")), "{told:?}");
+    }
+}
+
 fn messages_arrive() {
     (0..SCHEDULES).for_each(play_messages);
 }
