@@ -56,8 +56,8 @@ impl World {
     /// Makes memory of `bytes` zeros on every rank. Collective: all ranks call it in the same order, with the same length.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for different lengths, and [`Error::Memory`] where there is not so much; nothing is made
-    /// then. [`Error::Timeout`] with the ranks that did not come; a dead peer or an aborted job.
+    /// [`Error::Mismatch`] for different lengths, or where threads of a rank have called in another order; and
+    /// [`Error::Memory`] where there is not so much; nothing is made then. [`Error::Timeout`] with the ranks that did not come; a dead peer or an aborted job.
     pub fn symmetric_memory(&self, bytes: usize, deadline: impl Into<Deadline>) -> Result<SymmetricMemory> {
         const OPERATION: &str = "symmetric_memory";
         self.check_process(OPERATION)?;
@@ -65,7 +65,8 @@ impl World {
         let number = self.inner.symmetric.fetch_add(1, Ordering::Relaxed);
         let (made, told) = self.meet(OPERATION, deadline.into().instant(), b's', |mut endpoint, _, _, shared| {
             let region = endpoint.register(bytes, if shared { Access::Read } else { Access::Local })?;
-            let told = [&(bytes as u64).to_le_bytes()[..], &endpoint.key(region).encode()].concat();
+            let told =
+                [&number.to_le_bytes()[..], &(bytes as u64).to_le_bytes(), &endpoint.key(region).encode()].concat();
             Ok(((endpoint, region, shared), told))
         })?;
         let (mut endpoint, region, shared) = made;
@@ -77,14 +78,14 @@ impl World {
         let own_window = window(&*endpoint, region, bytes)?;
         let (mut windows, mut different) = (Vec::new(), None);
         for (peer, told) in (0..).zip(&told) {
-            let parts = told
-                .split_first_chunk()
-                .and_then(|(theirs, key)| Some((u64::from_le_bytes(*theirs), Key::decode(key)?)));
-            let (theirs, key) =
-                parts.ok_or_else(|| Error::transport(self.rank(), peer, OPERATION, "it told no key of its memory"))?;
-            if theirs != bytes as u64 {
-                different = different.or(Some((peer, theirs)));
-            }
+            let (of_peer, theirs, key) = introduction(told)
+                .ok_or_else(|| Error::transport(self.rank(), peer, OPERATION, "it told no key of its memory"))?;
+            let both = [
+                ("its number among symmetric memories", number, of_peer),
+                ("the length in bytes", bytes as u64, theirs),
+            ];
+            different =
+                different.or(both.into_iter().find(|(_, mine, theirs)| mine != theirs).map(|both| (peer, both)));
             if !shared {
                 continue;
             }
@@ -98,9 +99,8 @@ impl World {
                 }
             });
         }
-        if let Some((peer, theirs)) = different {
-            let what = "the length in bytes";
-            return Err(self.with_hosts(Error::mismatch(self.rank(), OPERATION, what, bytes, (peer, theirs))));
+        if let Some((peer, (what, mine, theirs))) = different {
+            return Err(self.with_hosts(Error::mismatch(self.rank(), OPERATION, what, mine, (peer, theirs))));
         }
         Ok(SymmetricMemory {
             world: std::sync::Arc::downgrade(&self.inner),
@@ -118,6 +118,13 @@ impl World {
             rows: Vec::new(),
         })
     }
+}
+
+/// What a rank tells of its memory: its number there, the length, and the key.
+fn introduction(told: &[u8]) -> Option<(u64, u64, Key)> {
+    let (number, rest) = told.split_first_chunk()?;
+    let (length, key) = rest.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), u64::from_le_bytes(*length), Key::decode(key)?))
 }
 
 impl SymmetricMemory {

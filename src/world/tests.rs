@@ -70,6 +70,19 @@ fn symmetric_memory_outlives_its_world() {
     });
 }
 
+/// Threads of rank 0 have made memories in another order than rank 1: two that are not each other's would be reduced.
+#[test]
+fn symmetric_memories_of_other_numbers_are_an_error() {
+    let worlds = worlds(2);
+    worlds[0].inner.symmetric.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    on_all(&worlds, |world| {
+        let told = world.symmetric_memory(100, DEADLINE);
+        assert!(matches!(&told, Err(Error::Mismatch { what, .. }) if what.contains("number")), "{told:?}");
+        // Nothing was made, and the ranks are in step.
+        world.barrier(DEADLINE).unwrap();
+    });
+}
+
 /// A rank that does not come: others may still read the memory, so it is lent no more.
 #[test]
 fn symmetric_memory_is_not_lent_after_a_failure() {
