@@ -31,6 +31,15 @@ pub(crate) fn check(rank: u32, operation: &'static str) -> Result<()> {
     }
 }
 
+/// The error of a wait for another process, whose cause is of the kind [`std::io::ErrorKind::Interrupted`] if it was to end;
+/// otherwise another one.
+pub(crate) fn or(rank: u32, operation: &'static str, cause: &std::io::Error, other: impl FnOnce() -> Error) -> Error {
+    match cause.kind() {
+        std::io::ErrorKind::Interrupted => Error::Interrupted { rank, operation },
+        _ => other(),
+    }
+}
+
 /// A lock that another thread may hold while it waits for other ranks.
 ///
 /// # Errors
@@ -54,5 +63,28 @@ pub(crate) fn lock<'m, T>(
             let problem = "another call of this rank, in which ranks meet, has gone on all the time";
             return Err(Error::Usage { rank, operation, problem });
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod asking {
+    use std::cell::RefCell;
+
+    use super::{Error, Result, interrupt_when};
+
+    thread_local! {
+        static WHEN: RefCell<Option<Box<dyn Fn() -> bool>>> = const { RefCell::new(None) };
+    }
+
+    /// Makes a call that is to end when `asked` gives true, and does so for that reason.
+    pub(crate) fn interrupted<R: std::fmt::Debug>(
+        asked: impl Fn() -> bool + 'static,
+        call: impl FnOnce() -> Result<R>,
+    ) {
+        interrupt_when(|| WHEN.with_borrow(|when| when.as_ref().is_some_and(|when| when())));
+        WHEN.set(Some(Box::new(asked)));
+        let told = call();
+        WHEN.set(None);
+        assert!(matches!(told, Err(Error::Interrupted { .. })), "{told:?}");
     }
 }

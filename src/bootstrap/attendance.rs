@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::identity::Identity;
-use crate::error::Ranks;
+use crate::error::{Error, Ranks};
 use crate::fault::Fault;
 use crate::interrupt;
 
@@ -44,6 +44,8 @@ pub(super) struct Attendance {
     /// Why a process was refused.
     refused: Option<String>,
     complete: Option<Instant>,
+    /// Rank 0's own wait was to end.
+    interrupted: Option<Error>,
     until: Instant,
     terms: Terms,
     /// What else rank 0 asks if a rank does not come.
@@ -53,7 +55,7 @@ pub(super) struct Attendance {
 impl Attendance {
     pub(super) fn new(ranks: u32, until: Instant, terms: Terms, also: &'static str) -> Self {
         let present = (0..ranks).map(|rank| rank == 0).collect();
-        Attendance { present, mistake: None, refused: None, complete: None, until, terms, also }
+        Attendance { present, mistake: None, refused: None, complete: None, interrupted: None, until, terms, also }
     }
 
     /// A process says that it is `rank` in a world of `ranks`. Returns whether that is possible.
@@ -88,6 +90,11 @@ impl Attendance {
         self.refused.get_or_insert(why);
     }
 
+    /// The error of rank 0, where the meeting has failed: its own wait was to end, or another.
+    pub(super) fn error(self, other: impl FnOnce() -> Error) -> Error {
+        self.interrupted.unwrap_or_else(other)
+    }
+
     fn missing(&self) -> Vec<u32> {
         (0..).zip(&self.present).filter(|(_, present)| !**present).map(|(rank, _)| rank).collect()
     }
@@ -96,7 +103,9 @@ impl Attendance {
     pub(super) fn verdict(&mut self, quiet: bool) -> Option<Result<(), String>> {
         let (missing, late) = (self.missing(), Instant::now() > self.until);
         if let Err(interrupted) = interrupt::check(0, "join") {
-            return Some(Err(interrupted.to_string()));
+            let told = interrupted.to_string();
+            self.interrupted = Some(interrupted);
+            return Some(Err(told));
         }
         match &self.mistake {
             Some((mistake, since)) => {

@@ -162,7 +162,7 @@ fn host(
         };
     }
     let memory = made?;
-    verdict.map_err(|problem| Error::join(0, problem))?;
+    verdict.map_err(|problem| attendance.error(|| Error::join(0, problem)))?;
     Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
 }
 
@@ -250,7 +250,8 @@ fn visit(
     };
     wait_for_word()?;
     let mut drawn = [0; NONCE];
-    read_until(&stream, &mut drawn, Instant::now() + GREETING_TIMEOUT).map_err(|_| lost())?;
+    let ended = |cause: std::io::Error| interrupt::or(rank, "join", &cause, lost);
+    read_until(&stream, &mut drawn, Instant::now() + GREETING_TIMEOUT).map_err(ended)?;
     let hello = [&hello[..], &secret.seal(&[b"greeting", &drawn, &hello])].concat();
     (&stream).write_all(&hello).map_err(|_| lost())?;
     wait_for_word()?;
@@ -259,8 +260,8 @@ fn visit(
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
     let (mut body, mut seal) = (vec![0; len], [0; SEAL]);
     let soon = Instant::now() + GREETING_TIMEOUT;
-    read_until(&stream, &mut body, soon).map_err(|_| lost())?;
-    read_until(&stream, &mut seal, soon).map_err(|_| lost())?;
+    read_until(&stream, &mut body, soon).map_err(ended)?;
+    read_until(&stream, &mut seal, soon).map_err(ended)?;
     if refused {
         return Err(Error::join(rank, text_of(&body)));
     }

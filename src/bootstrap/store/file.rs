@@ -93,14 +93,17 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
     // same.
     let until = meeting.until.max(Instant::now() + LINGER);
     let is_waited_for = |rank: u32| folder.has(&guest_file(rank)) && folder.has(&answer_file(rank));
-    while Instant::now() < until && (1..meeting.ranks).any(is_waited_for) {
+    let mut interrupted = Ok(());
+    while interrupted.is_ok() && Instant::now() < until && (1..meeting.ranks).any(is_waited_for) {
         std::thread::sleep(PAUSE);
+        interrupted = interrupt::check(meeting.rank, "join");
     }
     for rank in 1..meeting.ranks {
         let _ = folder.remove(&answer_file(rank));
         let _ = folder.remove(&guest_file(rank));
     }
-    verdict.map_err(|problem| meeting.error(problem))
+    interrupted?;
+    verdict.map_err(|problem| attendance.error(|| meeting.error(problem)))
 }
 
 pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
@@ -173,6 +176,7 @@ mod tests {
 
     use super::*;
     use crate::bootstrap::store_address::StoreAddress;
+    use crate::interrupt::asking::interrupted;
     use crate::seal::Secret;
 
     /// A folder that only this user can write to.
@@ -246,6 +250,29 @@ mod tests {
             assert!(hosting.join().unwrap().unwrap_err().to_string().contains("does not know the job's secret"));
         });
         let _ = fs::remove_dir_all(&path);
+    }
+
+    #[test]
+    fn waits_of_both_ends_end_when_they_are_to() {
+        let path = folder("interrupted");
+        let (store, secret) = (StoreAddress::File(path.clone()), Secret::new(None, "job"));
+        let meeting = |rank| Meeting::sample(&store, &secret, rank);
+        interrupted(|| true, || host(&meeting(0), &path));
+        interrupted(|| true, || visit(&meeting(1), &path));
+        let Meeting { mine, .. } = meeting(1);
+        let hello = Hello { rank: 1, ranks: 2, nonce: [1; NONCE], data: mine.to_vec() };
+        let hello = hello.encode(&NOT_GREETED, &secret);
+        let (own, answer) = (path.join(guest_file(1)), path.join(answer_file(1)));
+        // A guest that has ended while it was answered: rank 0 waits for it to take the answer.
+        let is_answered = move || {
+            if !answer.exists() {
+                let _ = fs::write(&own, &hello);
+            }
+            answer.exists()
+        };
+        interrupted(is_answered, || host(&meeting(0), &path));
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "something was left behind");
+        fs::remove_dir(path).unwrap();
     }
 
     #[test]

@@ -157,7 +157,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     for (guest, nonce) in &mut admitted {
         guest.tell(&frame::verdict(&verdict, nonce, meeting.secret));
     }
-    verdict.map(|_| given).map_err(|problem| meeting.error(problem))
+    verdict.map(|_| given).map_err(|problem| attendance.error(|| meeting.error(problem)))
 }
 
 /// Whether this process or the machine has no descriptor left.
@@ -192,6 +192,9 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             Ok(Ok(world)) => return Ok(world),
             Ok(Err(Refusal::Final(error))) => return Err(error),
             Ok(Err(Refusal::Stranger(error))) if late || places.len() == 1 => return Err(error),
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {
+                return Err(Error::Interrupted { rank: meeting.rank, operation: "join" });
+            }
             Err(cause) if late => {
                 let (_, also) = also_asked(meeting.store);
                 return Err(meeting.error(meeting.terms.rank_0_missing(Some(&cause), also)));
@@ -217,14 +220,18 @@ fn converse(meeting: &Meeting<'_>, mut stream: Stream, elsewhere: bool) -> std::
     let mut greeting = [0; GREETING];
     let soon = Instant::now() + GREETING_TIMEOUT;
     let latest = if elsewhere { soon.min(until + LINGER) } else { until + LINGER };
-    stream.read_until(&mut greeting, latest).map_err(|_| stranger(other))?;
+    let ended = |cause: &io::Error, otherwise: Refusal| match cause.kind() {
+        io::ErrorKind::Interrupted => Refusal::Final(Error::Interrupted { rank, operation: "join" }),
+        _ => otherwise,
+    };
+    stream.read_until(&mut greeting, latest).map_err(|cause| ended(&cause, stranger(other)))?;
     let greeted = frame::greeted(&greeting).ok_or_else(|| stranger(other))?;
     let nonce = draw(rank).map_err(Refusal::Final)?;
     let hello = Hello { rank, ranks, nonce, data: mine.to_vec() }.encode(&greeted, secret);
-    let lost = |_: io::Error| {
+    let lost = |cause: io::Error| {
         let why = "rank 0 left the meeting before it was over; its own error says why";
         // That of another job leaves when its own ranks have come.
-        if elsewhere { stranger(why) } else { failed(why) }
+        ended(&cause, if elsewhere { stranger(why) } else { failed(why) })
     };
     stream.write_all(&hello).map_err(lost)?;
     let mut heading = [0; HEADING];
@@ -242,12 +249,14 @@ fn converse(meeting: &Meeting<'_>, mut stream: Stream, elsewhere: bool) -> std::
 mod tests {
     use std::net::TcpListener;
     use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use rustix::process::{Uid, geteuid};
     use rustix::thread::set_thread_res_uid;
 
     use super::super::socket::abstract_name;
     use super::*;
+    use crate::interrupt::asking::interrupted;
     use crate::seal::Secret;
     use crate::skipped::{Need, skipped};
 
@@ -309,6 +318,31 @@ mod tests {
             assert_eq!(visit(&meeting(1)).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
             assert_eq!(hosting.join().unwrap().unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
         });
+    }
+
+    #[test]
+    fn waits_of_both_ends_end_when_they_are_to() {
+        let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (store, secret) = (StoreAddress::Tcp { host: "127.0.0.1".to_owned(), port }, Secret::new(None, "job"));
+        // What listens there accepts no connection, and then greets, and says no more.
+        interrupted(|| true, || visit(&Meeting::sample(&store, &secret, 1)));
+        std::thread::scope(|scope| {
+            let greeting = scope.spawn(|| {
+                let _before = listener.accept().unwrap();
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(&frame::greeting(&[3; NONCE])).unwrap();
+                let mut hello = [0; 1];
+                stream.read_exact(&mut hello).unwrap();
+                ANSWERED.store(true, Ordering::Relaxed);
+                stream
+            });
+            interrupted(|| ANSWERED.load(Ordering::Relaxed), || visit(&Meeting::sample(&store, &secret, 1)));
+            drop(greeting.join().unwrap());
+        });
+        drop(listener);
+        interrupted(|| true, || host(&Meeting::sample(&store, &secret, 0)));
+        static ANSWERED: AtomicBool = AtomicBool::new(false);
     }
 
     /// Another user was first to listen at the name.

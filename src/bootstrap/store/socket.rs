@@ -81,7 +81,8 @@ impl Stream {
         }
     }
 
-    /// Fills `to` by `until`, however slowly the bytes come.
+    /// Fills `to` by `until`, however slowly the bytes come. Of the kind `Interrupted` is only the error of a wait that is to
+    /// end.
     pub(super) fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
         match self {
             Stream::Unix(stream) => read_until(stream, to, until),
@@ -118,7 +119,7 @@ impl Stream {
     }
 }
 
-/// Fills `to` by `until`, however slowly the bytes come, from a socket that blocks.
+/// As [`Stream::read_until`], from a socket that blocks.
 pub(in crate::bootstrap) fn read_until(stream: &UnixStream, to: &mut [u8], until: Instant) -> io::Result<()> {
     fill(stream, |time| stream.set_read_timeout(Some(time)), to, until)
 }
@@ -132,9 +133,10 @@ fn fill(
     let mut filled = 0;
     while filled < to.len() {
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || interrupt::check(0, "join").is_err() {
+        if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        interrupt::check(0, "join").map_err(|_| io::ErrorKind::Interrupted)?;
         wait_at_most(left.clamp(PAUSE, SLICE))?;
         match from.read(&mut to[filled..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -165,7 +167,9 @@ fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>>
                 let _ = searching.join();
                 return found;
             }
-            Err(RecvTimeoutError::Timeout) if !left.is_zero() && interrupt::check(0, "join").is_ok() => {}
+            Err(RecvTimeoutError::Timeout) if !left.is_zero() => {
+                interrupt::check(0, "join").map_err(|_| io::ErrorKind::Interrupted)?;
+            }
             Err(_) => {
                 let why = format!("the search for the address of {host} has not ended");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
