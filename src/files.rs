@@ -21,7 +21,22 @@ pub fn create(path: &Path) -> io::Result<File> {
     if !made.as_ref().is_err_and(|cause| cause.kind() == io::ErrorKind::AlreadyExists) {
         return made;
     }
-    let (found, own) = (fs::symlink_metadata(path)?, rustix::process::geteuid().as_raw());
+    check_own(path)?;
+    // Removed and not emptied: others may read the one that was there, or have it open.
+    fs::remove_file(path)?;
+    make()
+}
+
+/// Whether a file of this user has the name, which another one may replace.
+///
+/// # Errors
+/// As [`create`].
+pub fn check_own(path: &Path) -> io::Result<bool> {
+    let (found, own) = (fs::symlink_metadata(path), rustix::process::geteuid().as_raw());
+    if found.as_ref().is_err_and(|cause| cause.kind() == io::ErrorKind::NotFound) {
+        return Ok(false);
+    }
+    let found = found?;
     if found.is_symlink() {
         return Err(io::Error::other("a link has this name, and may lead to another file; remove it"));
     }
@@ -31,9 +46,7 @@ pub fn create(path: &Path) -> io::Result<File> {
     if found.uid() != own {
         return Err(io::Error::other(format!("user {} has a file of this name; use another folder", found.uid())));
     }
-    // Removed and not emptied: others may read the one that was there, or have it open.
-    fs::remove_file(path)?;
-    make()
+    Ok(true)
 }
 
 /// Writes a file, as [`create`] makes it.
@@ -99,9 +112,11 @@ mod tests {
     fn what_others_may_have_put_there_is_refused() {
         let folder = folder("taken");
         let (precious, taken) = (folder.join("precious"), folder.join("taken"));
+        assert!(!check_own(&taken).unwrap());
         let refused = |words: &str| {
-            let problem = create(&taken).unwrap_err().to_string();
-            assert!(problem.contains(words), "{problem}");
+            for problem in [create(&taken).unwrap_err(), check_own(&taken).unwrap_err()] {
+                assert!(problem.to_string().contains(words), "{problem}");
+            }
         };
         fs::write(&precious, "precious").unwrap();
         for target in [&precious, &folder.join("nothing")] {

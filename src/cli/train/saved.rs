@@ -79,11 +79,13 @@ impl Saved {
         let file = file_of(name, self.checkpoint.rank());
         let beside = with_end(&file, ".new");
         let bad = |cause: io::Error| Error::Config(format!("--checkpoint: {}: {cause}", file.display()));
+        let is_there = files::check_own(&file).map_err(bad)?;
+        files::check_own(&previous(&file)).map_err(bad)?;
         let mut to = BufWriter::new(files::create(&beside).map_err(bad)?);
         self.write_to(&mut to, args).map_err(bad)?;
         self.checkpoint.write_to(&mut to)?;
         to.into_inner().map_err(|error| bad(error.into_error()))?.sync_all().map_err(bad)?;
-        if file.exists() {
+        if is_there {
             std::fs::rename(&file, previous(&file)).map_err(bad)?;
         }
         std::fs::rename(&beside, &file).map_err(bad)
