@@ -80,7 +80,7 @@ impl World {
         let ranks = (group.rank, group.members.len() as u32);
         let terms = Terms { deadline: config.deadline, together: "and did it call split, too" };
         let is_near = self.fabric().hosts().iter().all(|&host| host == 0);
-        let secret = Secret::of(&group.secret);
+        let secret = Secret::of(&self.fabric().secret_of(&group.secret));
         if group.meets_by_memory {
             if !is_near {
                 gather(&[])?;
@@ -124,7 +124,7 @@ struct Wish {
     allows_memory: bool,
     /// Where the ranks of its group would meet if it is the first of them. The kernel shows such names to all.
     place: String,
-    /// What they would know each other by there.
+    /// What the secret follows from by which they would know each other there.
     secret: [u8; SECRET],
 }
 

@@ -324,6 +324,10 @@ impl<T: OverWire> Fabric for T {
         self.world().shared.lock().strangers.to_string()
     }
 
+    fn secret_of(&self, told: &[u8]) -> Vec<u8> {
+        self.world().shared.lock().secret.secret_of(told)
+    }
+
     fn expect_by(&self, due: Option<Deadline>) -> Option<Deadline> {
         T::Wire::expect_by(due)
     }

@@ -52,6 +52,11 @@ impl JobSecret {
         }
     }
 
+    /// The secret of some of the ranks, which they have told each other so much of.
+    pub(super) fn secret_of(&self, told: &[u8]) -> Vec<u8> {
+        self.secret().seal(&[b"of some ranks", told]).to_vec()
+    }
+
     /// What seals with the key.
     pub(super) fn secret(&self) -> Secret {
         Secret::of(&self.key)
