@@ -25,6 +25,10 @@ impl BucketedAllreduce {
     }
 }
 
+fn read(py: Python<'_>, buckets: &str) -> PyResult<Buckets> {
+    buckets.parse().map_err(|problem| bad_choice(py, format!("buckets: {problem}")))
+}
+
 #[pymethods]
 impl BucketedAllreduce {
     #[new]
@@ -37,10 +41,16 @@ impl BucketedAllreduce {
         choices: Vec<(String, String)>,
     ) -> PyResult<Self> {
         let world = world.handle(py)?;
-        let buckets: Buckets = buckets.parse().map_err(|problem| bad_choice(py, format!("{problem}")))?;
+        let buckets = read(py, buckets)?;
         let builder = builder(py, &world, (dtype, &lengths), &choices)?.buckets(buckets);
         let sum = py.detach(|| builder.build()).map_err(|error| raised(py, &error))?;
         Ok(BucketedAllreduce(Handle::new(&world, sum)))
+    }
+
+    /// Refuses what are no buckets.
+    #[staticmethod]
+    fn _check(py: Python<'_>, buckets: &str) -> PyResult<()> {
+        read(py, buckets).map(drop)
     }
 
     #[getter]

@@ -59,10 +59,6 @@ impl<T: Item> BucketedAllreduce<T> {
         };
         let until = Deadline::from(Deadline::from(world.deadline()).instant());
         let mut choices = of_all.shared(checked, until)?;
-        if choices.executor == Executor::Auto {
-            // A caller that computes moves nothing.
-            choices.executor = Executor::Thread;
-        }
         let meets_only_to_plan =
             buckets == Buckets::Measured && !choices.fire.is_synchronous() && !choices.fire.has_full_rounds();
         if meets_only_to_plan {
@@ -72,14 +68,18 @@ impl<T: Item> BucketedAllreduce<T> {
             .iter()
             .map(|length| Gradient { ready: Duration::ZERO, bytes: (length * choices.dtype.size()) as u64 })
             .collect();
-        let timing = match buckets {
-            Buckets::Measured => Some(Timing::new::<T>(&world, &choices, &lengths, until)?),
-            _ => None,
-        };
         let free = Cost { message: Duration::ZERO, per_mib: Duration::ZERO };
         let mut planner = Planner::default();
         let planned = planner.plan(buckets.merging(false), &gradients, free);
         let ranges: Vec<Range<usize>> = planned.iter().map(|bucket| bucket.gradients.clone()).collect();
+        if choices.executor == Executor::Auto && (ranges.len() > 1 || buckets == Buckets::Measured) {
+            // A caller that computes moves nothing.
+            choices.executor = Executor::Thread;
+        }
+        let timing = match buckets {
+            Buckets::Measured => Some(Timing::new::<T>(&world, &choices, &lengths, until)?),
+            _ => None,
+        };
         let filled = vec![false; lengths.len()];
         let mut made = BucketedAllreduce {
             world,

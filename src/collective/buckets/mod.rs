@@ -118,7 +118,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     ///
     /// For contributions that are no models. Under a partial rule a rank arrives with the first bucket, and all buckets of
     /// a round have the cut of that one; data moves by the cut mover. The executor [`Auto`](crate::Executor::Auto) stands
-    /// for the helper thread, which moves data while the caller computes.
+    /// for the helper thread, which moves data while the caller computes, unless all tensors share one bucket.
     pub fn buckets(self, buckets: Buckets) -> BucketsBuilder<'w, T> {
         BucketsBuilder { of_all: self, buckets }
     }

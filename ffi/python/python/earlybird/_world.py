@@ -307,8 +307,12 @@ class World(_earlybird.World):
         bytes_of_model = None if model is None else np.ascontiguousarray(model, dtype=DTYPES[name]).tobytes()
         return Allreduce(self, list(chosen), name, bytes_of_model, _texts(choices))
 
-    def check_choices(self, *, dtype: npt.DTypeLike = "f32", **choices: str | int) -> None:
+    def check_choices(
+        self, *, dtype: npt.DTypeLike = "f32", buckets: str | int | None = None, **choices: str | int
+    ) -> None:
         """Raises what :meth:`allreduce` would raise for such choices. Other ranks take no part."""
+        if buckets is not None:
+            BucketedAllreduce._check(str(buckets))
         Allreduce._check(self, [1], dtype_name(dtype), _texts(choices))
 
     def __enter__(self) -> World:

@@ -161,6 +161,40 @@ def test_a_synchronous_rule_has_the_bits_of_ddp() -> None:
         )
 
 
+def test_many_small_gradients_share_messages_as_in_ddp() -> None:
+    run(
+        """
+        torch.set_num_threads(1)
+        models = [nn.Sequential(*[nn.Linear(30, 30) for _ in range(100)]) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        wrapped, given = DistributedDataParallel(models[1]), []
+        def counted(state, bucket):
+            given.append(bucket.index())
+            return dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future().then(lambda all: all.value()[0])
+        wrapped.register_comm_hook(None, counted)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        partial = earlybird.torch.Gradients(models[0], state=[optimizers[0]], fire="all")
+        partial.on_round(optimizers[0].step)
+        for step in range(5):
+            x = torch.randn(4, 30)
+            for model, optimizer in zip((models[0], wrapped), optimizers, strict=True):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+            # DDP plans its buckets again after the first step.
+            of_ddp = len(given)
+            given.clear()
+            partial.step()
+            optimizers[1].step()
+            assert len(partial._sum.lengths) == 200 and len(partial._sum.buckets) <= of_ddp, (partial._sum.buckets, of_ddp)
+            for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+                assert torch.equal(one, other)
+        partial.finish()
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        2,
+    )
+
+
 def test_the_group_may_come_after_the_model() -> None:
     texts = run(
         """

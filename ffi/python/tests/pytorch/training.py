@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from earlybird import Allreduce, Outcome
+from earlybird import BucketedAllreduce, BucketOutcome
 from earlybird.torch import Gradients
 from earlybird.torch._agreement import Agreement
 
@@ -40,6 +40,8 @@ EXTRAS = (
     "noise",
 )
 RULES = ("solo", "quorum=all but one", "majority")
+# Also whether each tensor has a bucket of its own, or plans change them.
+BUCKETS = {"solo": "each", "quorum=all but one": "measured", "majority": "25M"}
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -135,29 +137,34 @@ class Log:
 @contextlib.contextmanager
 def recorded(log: Log, case: Case) -> Iterator[None]:
     """Records what goes through the collective."""
-    arrive, wait, leave, average = Allreduce.arrive, Allreduce.wait, Allreduce.leave, Agreement.average_buffers
+    fill, wait, leave = BucketedAllreduce._fill, BucketedAllreduce.wait, BucketedAllreduce.leave
+    average = Agreement.average_buffers
+    filled: dict[int, torch.Tensor] = {}
 
-    def told(outcome: Outcome) -> Outcome:
+    def told(outcome: BucketOutcome) -> BucketOutcome:
         log.cuts.append((outcome.round, [(entry.rank, entry.part, entry.age) for entry in outcome.entries]))
         return outcome
 
-    def recorded_arrive(self: Allreduce) -> None:
-        elements = torch.from_numpy(self.contribution().copy())
-        log.contributions.append(elements.view(TORCH[self._dtype]))
-        arrive(self)
+    def recorded_fill(self: BucketedAllreduce, index: int, data: memoryview) -> None:
+        filled[index] = torch.frombuffer(bytearray(data), dtype=TORCH[self._dtype])
+        if len(filled) == len(self.lengths):
+            # Those of the last layers come first there.
+            log.contributions.append(torch.cat([filled.pop(index) for index in reversed(range(len(self.lengths)))]))
+        fill(self, index, data)
 
     def recorded_average(self: Agreement) -> None:
         log.buffers.append((len(log.cuts), [buffer.detach().clone() for buffer in case.buffers()]))
         average(self)
 
-    Allreduce.arrive = recorded_arrive
-    Allreduce.wait = lambda self, timeout=None: [told(outcome) for outcome in wait(self, timeout)]
-    Allreduce.leave = lambda self, timeout=None: (told(outcome) for outcome in leave(self, timeout))
+    BucketedAllreduce._fill = recorded_fill
+    BucketedAllreduce.wait = lambda self, timeout=None: [told(outcome) for outcome in wait(self, timeout)]
+    BucketedAllreduce.leave = lambda self, timeout=None: (told(outcome) for outcome in leave(self, timeout))
     Agreement.average_buffers = recorded_average
     try:
         yield
     finally:
-        Allreduce.arrive, Allreduce.wait, Allreduce.leave, Agreement.average_buffers = arrive, wait, leave, average
+        BucketedAllreduce._fill, BucketedAllreduce.wait, BucketedAllreduce.leave = fill, wait, leave
+        Agreement.average_buffers = average
 
 
 @dataclass
@@ -170,7 +177,7 @@ class Trained:
     steps: int
 
 
-def train(case: Case, fire: str, group: Any, rounds: int, form: str) -> Trained:
+def train(case: Case, fire: str, buckets: str, group: Any, rounds: int, form: str) -> Trained:
     """Trains, with the last rank late in each step, and rank 1 in one of five."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     model = case.model
@@ -178,7 +185,8 @@ def train(case: Case, fire: str, group: Any, rounds: int, form: str) -> Trained:
         broadcasts = {} if form == "ddp" else {"broadcast_buffers": False}
         model = DistributedDataParallel(case.model, process_group=group, bucket_cap_mb=0.001, **broadcasts)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + rank), growth_interval=7) if case.extra == "scaler" else None
-    partial = Gradients(model, state=case.state, fire=fire, meet_every=MEET, group=group, scaler=scaler, by_hook=form == "hook")
+    how: dict[str, Any] = {"scaler": scaler, "by_hook": form == "hook", "buckets": buckets}
+    partial = Gradients(model, state=case.state, fire=fire, meet_every=MEET, group=group, **how)
     partial.on_round(case.apply)
     data, chance = torch.Generator().manual_seed(100 + rank), random.Random(7 * rank + 3)
     torch.manual_seed(50 + rank)
@@ -262,7 +270,7 @@ def check(kind: str, extra: str, rule: str, rounds: int, form: str, gloo: Any, h
         others = None
     size = dist.get_world_size(group)
     fire = rule.replace("all but one", str(max(size - 1, 1)))
-    trained = train(Case(kind, extra, rounds), fire, group, rounds, form)
+    trained = train(Case(kind, extra, rounds), fire, BUCKETS[rule], group, rounds, form)
     of_ranks: list[Any] = [None] * size
     dist.all_gather_object(of_ranks, trained, group=others or group)
     name = f"{kind}, {extra}, {fire}, {form}"

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .._allreduce import Allreduce, Outcome
+from .._buckets import BucketedAllreduce, BucketOutcome
 from .._errors import Mismatch, UsageError, reason
 from ._agreement import Agreement
 from ._forms import compare_kinds, compare_ways, no_join, refuse_choices_of, refuse_forms, ways
@@ -56,6 +56,9 @@ class Gradients:
     of ranks, or by those that are in a round (``scale="contributions"``). Every ``meet_every`` rounds all ranks have the same
     round, compare what they have, and :attr:`met` is true. ``timeout`` is in seconds, for each step: by default the group's.
 
+    Gradients are handed in as they become ready, and those of a bucket share a message: ``buckets`` is the bytes that complete
+    one, or ``"measured"``, ``"each"``, ``"one"``.
+
     ``unequal="copy"`` takes over the lowest rank's model and state at each meeting where ranks differ, instead of an error.
     ``seed`` is that of random numbers in the function. ``scaler`` is a ``GradScaler`` for backward passes: ``step`` moves its
     scale, and the program calls neither its ``step`` nor its ``update``.
@@ -77,6 +80,7 @@ class Gradients:
         seed: int = 0,
         scaler: torch.amp.GradScaler | None = None,
         by_hook: bool = False,
+        buckets: str = "25M",
         **choices: str | int,
     ) -> None:
         if not isinstance(fire, str) or not isinstance(meet_every, int) or hasattr(state, "state_dict"):
@@ -99,13 +103,14 @@ class Gradients:
         self._replica = Replica(model, state)
         self._is_synchronous = fire == "all"
         self._choices: dict[str, str | int] = {"scale": "world"} | choices
+        self._buckets = buckets
         self._choices["fire"] = fire if self._is_synchronous else f"{fire},full={meet_every}"
         self._meet_every, self._unequal, self._seed = meet_every, unequal, seed
         self._given_group, self._given_timeout = group, timeout
         self._group: EarlybirdProcessGroup | None = None
         self._timeout = 0.0
         self._agreement: Agreement | None = None
-        self._sum: Allreduce | None = None
+        self._sum: BucketedAllreduce | None = None
         self._handin = HandIn(model, scaler, self._begin_step, by_hook)
         # DDP exchanges the order of its buckets in the second forward pass, and a synchronous rule says `met` in each round.
         self._meets_after_the_first = by_hook or fire == "all"
@@ -369,13 +374,13 @@ class Gradients:
             return
         self._group = group_of(self._given_group, "partial gradients")
         self._timeout = self._group._seconds(None) if self._given_timeout is None else self._given_timeout
-        self._group.world.check_choices(**self._choices)
+        self._group.world.check_choices(buckets=self._buckets, **self._choices)
         self._refuse_another(self._group)
         self._agreement = Agreement(self._group, self._replica, self._timeout)
         compare_kinds(self._agreement, self._replica)
         self._agreement.give(0)
 
-    def _open(self) -> Allreduce:
+    def _open(self) -> BucketedAllreduce:
         """The collective, which the first step makes: the optimizers are there then."""
         if self._has_finished:
             raise UsageError("this training has finished; a new Gradients begins another one")
@@ -394,9 +399,9 @@ class Gradients:
             raise UsageError("the model is not that of the checkpoint: load its state_dict, too, before the first step")
         # A forward pass has changed buffers by now.
         self._compare(buffers=False)
-        lengths = [parameter.numel() for parameter in self._handin.parameters]
-        dtype = NAMES[self._handin.dtype]
-        self._sum = agreement.together(lambda world, _: world.allreduce(lengths, dtype=dtype, **self._choices))
+        lengths, dtype = self._handin.lengths, NAMES[self._handin.dtype]
+        made = lambda world, _: world.allreduce(lengths, dtype=dtype, buckets=self._buckets, **self._choices)  # noqa: E731
+        self._sum = agreement.together(made)
         self._handin.connect(self._sum)
         self._leaving = Leaving(group.world)
         group.partial.append(self)
@@ -429,7 +434,7 @@ class Gradients:
             self._remembered = self._replica.hyperparameters()
         self.met = self._is_synchronous and not self._some_left
 
-    def _apply(self, outcome: Outcome) -> None:
+    def _apply(self, outcome: BucketOutcome) -> None:
         entries = outcome.entries
         contributions = [entry for entry in entries if entry.part != "leaving"]
         assert self._leaving is not None and self._function is not None

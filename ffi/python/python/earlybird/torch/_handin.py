@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from .._allreduce import Allreduce, Outcome
+from .._buckets import BucketedAllreduce, BucketOutcome
 from .._errors import UsageError
 from ._replica import words
-from ._tensors import NAMES, lent
+from ._tensors import NAMES, bytes_of, contiguous, lent
 
 Tensor = torch.Tensor
 
@@ -36,28 +36,25 @@ def _sum_of_bits(tensor: Tensor) -> tuple[int, int]:
 class HandIn:
     """Takes gradients as they become ready.
 
-    A hook on each parameter copies its gradient into the contribution, which arrives with the last one, still in the backward
-    pass; in place of these hooks, one of ``DistributedDataParallel`` gives buckets. With a scaler all that is done by
-    :meth:`complete`, because one number that is not finite makes all of it zeros.
+    A hook on each parameter copies its gradient into the bucket that it shares with others, which is handed in with the last one
+    of them, still in the backward pass; in place of these hooks, one of ``DistributedDataParallel`` gives gradients. With a
+    scaler all that is done by :meth:`complete`, because one number that is not finite makes all of it zeros.
     """
 
     def __init__(
-        self, model: nn.Module, scaler: torch.amp.GradScaler | None, begins: Callable[[], None], by_bucket: bool
+        self, model: nn.Module, scaler: torch.amp.GradScaler | None, begins: Callable[[], None], by_hook: bool
     ) -> None:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._finite_steps = 0
         self.non_finite = 0
         """Contributions that were zeros, because a number was not finite."""
         self._begins = begins
-        self._by_bucket = by_bucket
-        self._sum: Allreduce | None = None
+        self._by_hook = by_hook
+        self._sum: BucketedAllreduce | None = None
         self._takes = True
-        # Where the contribution is written while it is open.
-        self._places: list[Tensor] = []
         self._filled: set[int] = set()
         # What the gradients of this step were: address, version, bits.
         self._seen: dict[int, tuple[int, int, tuple[int, int]]] = {}
-        self._has_arrived = False
         self._hooks: list[RemovableHandle] = []
         self.rebuild(model)
 
@@ -71,15 +68,24 @@ class HandIn:
         self.dtype = widest(self.parameters)
         self._index = {parameter: index for index, parameter in enumerate(self.parameters)}
         self._smallest = min(range(len(self.parameters)), key=lambda index: self.parameters[index].numel())
-        hooked = [] if self._by_bucket else self.parameters
+        hooked = [] if self._by_hook else self.parameters
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._is_ready) for parameter in hooked]
 
     def __contains__(self, parameter: object) -> bool:
         """Whether the gradient of a parameter is handed in."""
         return parameter in self._index
 
-    def connect(self, sum: Allreduce) -> None:
-        """Gradients go to this collective from now on."""
+    @property
+    def lengths(self) -> list[int]:
+        """Elements of the gradients, in the order in which they become ready, more or less: that of the parameters, backwards."""
+        return [parameter.numel() for parameter in reversed(self.parameters)]
+
+    def _place(self, index: int) -> int:
+        """Which tensor of the collective a parameter's gradient is."""
+        return len(self.parameters) - 1 - index
+
+    def connect(self, sum: BucketedAllreduce) -> None:
+        """Gradients go to this collective, of these :attr:`lengths`, from now on."""
         self._sum = sum
 
     def end(self) -> None:
@@ -117,7 +123,7 @@ class HandIn:
     def _take(self, parameter: Tensor, gradient: Tensor, noted: tuple[int, int]) -> None:
         index = self._index[parameter]
         name = self._names[index]
-        if self._has_arrived or index in self._seen:
+        if self._has_arrived() or index in self._seen:
             raise UsageError(
                 f"{name} has a second gradient in this step: put all backward passes but the last, and those of an evaluation, "
                 "under `with partial.no_sync():`, and use checkpoint(..., use_reentrant=False). What a backward pass has handed in "
@@ -130,30 +136,25 @@ class HandIn:
         self._seen[index] = (*noted, _sum_of_bits(gradient))
         if self._sum is not None and self._scaler is None:
             self._fill(self._sum, index, gradient)
-            if len(self._filled) == len(self.parameters):
-                self._arrive(self._sum)
 
-    def _fill(self, sum: Allreduce, index: int, gradient: Tensor | None) -> None:
-        if not self._places:
-            self._places = [torch.from_numpy(part).view(self.dtype) for part in sum.tensors()]
-        place = self._places[index]
+    def _has_arrived(self) -> bool:
+        return len(self._filled) == len(self.parameters)
+
+    def _fill(self, sum: BucketedAllreduce, index: int, gradient: Tensor | None) -> None:
+        if not self._filled:
+            sum.begin()
         if gradient is None:
-            place.zero_()
-        else:
-            place.view(gradient.shape).copy_(gradient.detach())
+            gradient = torch.zeros(self.parameters[index].numel(), dtype=self.dtype)
+        # Its bytes: NumPy does not have all types.
+        sum._fill(self._place(index), bytes_of(contiguous(gradient.detach().to(self.dtype))).data)
         self._filled.add(index)
-
-    def _arrive(self, sum: Allreduce) -> None:
-        self._places = []
-        sum.arrive()
-        self._has_arrived = True
 
     def complete(self) -> None:
         """Hands in what is not yet handed in: parameters without a gradient contribute zeros."""
         sum = self._sum
         assert sum is not None
         self._check()
-        if self._has_arrived:
+        if self._has_arrived():
             return
         if not self._seen:
             raise UsageError(
@@ -166,7 +167,6 @@ class HandIn:
         for index in range(len(self.parameters)):
             if index not in self._filled:
                 self._fill(sum, index, gradients.get(index))
-        self._arrive(sum)
 
     def _check(self) -> None:
         """Refuses gradients that were changed after they had been taken."""
@@ -201,16 +201,16 @@ class HandIn:
         """The outcomes of a step are applied."""
         self._filled.clear()
         self._seen.clear()
-        self._has_arrived = False
 
     @torch.no_grad()
-    def load(self, outcome: Outcome) -> None:
+    def load(self, outcome: BucketOutcome) -> None:
         """Puts the elements of an outcome into ``.grad``."""
-        for parameter, part in zip(self.parameters, outcome.tensors(), strict=True):
+        for index, parameter in enumerate(self.parameters):
             if not parameter.requires_grad:
                 # Frozen at a meeting.
                 parameter.grad = None
                 continue
             if parameter.grad is None or parameter.grad.layout != torch.strided:
                 parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(lent(part).view(self.dtype).view(parameter.shape))
+            part = lent(outcome.tensor(self._place(index)))
+            parameter.grad.copy_(part.view(self.dtype).view(parameter.shape))

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from .._allreduce import Outcome
+from .._buckets import BucketOutcome
 from .._earlybird import collectives
 from .._errors import Timeout
 from .._world import World
@@ -33,7 +34,7 @@ class Leaving:
         self._told = 0.0
         self._is_over = False
 
-    def note(self, outcome: Outcome) -> bool:
+    def note(self, outcome: Outcome | BucketOutcome) -> bool:
         """Notes who leaves in a round; returns whether ranks have left by now."""
         leaving = [entry.rank for entry in outcome.entries if entry.part == "leaving"]
         if leaving:
