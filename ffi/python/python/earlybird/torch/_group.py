@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ from ._meeting import meet
 from ._monitored import monitored_barrier
 from ._queue import Calls, MadeCall, end_all
 from ._tensors import Tensor, bytes_of, contiguous, keep, op_name, result_of
+from ._waits import Entry, watch
 
 if TYPE_CHECKING:
     from ._average import ModelAverage
@@ -48,10 +50,14 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         place, secret = meet(store, rank, size, deadline)
         self.world = World.join(rank, size, place, secret=secret, deadline=deadline)
         collectives.open_messages(self.world, deadline)
-        self._calls = Calls("earlybird", self._give_up)
+        self._calls = Calls("earlybird", self.give_up)
         self._messages: dict[tuple[str, int | None], Calls] = {}
         self._opening = threading.Lock()
         self._barriers = 0
+        self._key = place
+        self.handed_in = 0
+        """Collectives so far: the same call has the same number on all ranks."""
+        watch(self, place, store)
         self.partial: list[Gradients | ModelAverage] = []
         """Trainings whose ranks are in different rounds."""
 
@@ -92,7 +98,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Ends the calls that were made, and leaves the world."""
         if any(not training.met for training in self.partial):
-            self._give_up("the process group was destroyed in a training with partial rounds; call its finish() before")
+            self.give_up("the process group was destroyed in a training with partial rounds; call its finish() before")
         self._calls.end()
         # One may wait for a message that never comes.
         end_all(list(self._messages.values()))
@@ -102,7 +108,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         """Makes all calls of all ranks fail."""
         self.world.abort("the process group was aborted")
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """Makes all calls of all ranks fail, for this reason."""
         with contextlib.suppress(UsageError):
             self.world.abort(reason)
 
@@ -120,7 +127,18 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                     "ranks are in other rounds. Make it where its `met` is true, or after its finish()"
                 )
 
-    def _make(self, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:
+    def ranks(self) -> list[int]:
+        """The ranks that its members have among all."""
+        is_made = self in dist.distributed_c10d._world.pg_map
+        return dist.get_process_group_ranks(self) if is_made else list(range(self._own_size))
+
+    def _entry(self, name: str) -> Entry:
+        """A call that is handed in now."""
+        with self._opening:
+            self.handed_in += 1
+            return Entry(self._key, self.handed_in, name, time.monotonic())
+
+    def _make(self, name: str, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:
         """Makes a call with tensors, those in lists as well."""
         self._check_rounds()
         seconds, events = self._seconds(opts), ready(tensors)
@@ -129,7 +147,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             with staged(events):
                 return call(seconds)
 
-        return self._calls.make(on_host, getattr(opts, "asyncOp", True), [event.device for event in events])
+        devices = [event.device for event in events]
+        return self._calls.make(on_host, getattr(opts, "asyncOp", True), devices, self._entry(name))
 
     def in_turn(self, call: Callable[[], Result]) -> Result:
         """Makes a call of the world after those that were handed in before, and returns what it returns."""
@@ -139,7 +158,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             results.append(call())
             return []
 
-        self._calls.make(made, False).wait()
+        self._calls.make(made, False, entry=self._entry("a call that sets up")).wait()
         return results[0]
 
     def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -177,7 +196,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         try:
             monitored_barrier(self.world, number, seconds, wait_all_ranks)
         except KeyboardInterrupt:
-            self._give_up("a barrier was interrupted")
+            self.give_up("a barrier was interrupted")
             raise
 
     def barrier(self, opts: Any = None) -> Work:
@@ -185,7 +204,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.barrier(self.world, timeout)
             return []
 
-        return self._make(opts, [], call)
+        return self._make("barrier", opts, [], call)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         root, index = getattr(opts, "rootRank", 0), getattr(opts, "rootTensor", 0)
@@ -195,13 +214,16 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.broadcast(self.world, bytes_of(data), root, timeout)
             return [keep(tensor, data) for tensor in tensors]
 
-        return self._make(opts, tensors, call)
+        return self._make("broadcast", opts, tensors, call)
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work:
         listed = [tensors] if isinstance(tensors, Tensor) else tensors
         name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
         return self._make(
-            opts, listed, lambda timeout: [_tensors.all_reduce(self.world, tensor, name, timeout) for tensor in listed]
+            "all_reduce",
+            opts,
+            listed,
+            lambda timeout: [_tensors.all_reduce(self.world, tensor, name, timeout) for tensor in listed],
         )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
@@ -210,7 +232,10 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         name, root = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM)), getattr(opts, "rootRank", 0)
         return self._make(
-            opts, tensors, lambda timeout: [_tensors.reduce(self.world, tensor, name, root, timeout) for tensor in tensors]
+            "reduce",
+            opts,
+            tensors,
+            lambda timeout: [_tensors.reduce(self.world, tensor, name, root, timeout) for tensor in tensors],
         )
 
     def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float) -> None:
@@ -227,7 +252,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 self._all_gather(out, tensor, timeout)
             return [tensor for out in outputs for tensor in out]
 
-        return self._make(opts, [outputs, tensors], call)
+        return self._make("all_gather", opts, [outputs, tensors], call)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:
@@ -235,7 +260,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 self._all_gather([of_rank[index] for of_rank in outputs], tensor, timeout)
             return [tensor for of_rank in outputs for tensor in of_rank]
 
-        return self._make(opts, [outputs, tensors], call)
+        return self._make("all_gather", opts, [outputs, tensors], call)
 
     def _all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float) -> Tensor:
         if output.numel() != tensor.numel() * self._own_size or output.dtype != tensor.dtype:
@@ -253,7 +278,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
         pairs = list(zip(outputs, tensors, strict=True))
         return self._make(
-            opts, pairs, lambda timeout: [self._all_gather_into(out, tensor, timeout) for out, tensor in pairs]
+            "all_gather", opts, pairs, lambda timeout: [self._all_gather_into(out, tensor, timeout) for out, tensor in pairs]
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
@@ -264,7 +289,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 _tensors.reduce_scatter_blocks(self.world, out, blocks, name, timeout)
             return outputs
 
-        return self._make(opts, [outputs, inputs], call)
+        return self._make("reduce_scatter", opts, [outputs, inputs], call)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -273,6 +298,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         name = op_name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
         pairs = list(zip(outputs, tensors, strict=True))
         return self._make(
+            "reduce_scatter",
             opts,
             pairs,
             lambda timeout: [_tensors.reduce_scatter(self.world, out, all, name, timeout) for out, all in pairs],
@@ -291,7 +317,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.gather(self.world, bytes_of(source), out, root, timeout)
             return [] if all is None else [keep(*pair) for pair in zip(outputs[0], all, strict=True)]
 
-        return self._make(opts, [outputs, tensors], call)
+        return self._make("gather", opts, [outputs, tensors], call)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         root = getattr(opts, "rootRank", 0)
@@ -304,7 +330,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.scatter(self.world, all, bytes_of(result), root, timeout)
             return [keep(outputs[0], result)]
 
-        return self._make(opts, [outputs, inputs], call)
+        return self._make("scatter", opts, [outputs, inputs], call)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         def call(timeout: float) -> list[Tensor]:
@@ -319,7 +345,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 for out, part in zip(outputs, parts, strict=True)
             ]
 
-        return self._make(opts, [outputs, inputs], call)
+        return self._make("all_to_all", opts, [outputs, inputs], call)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
@@ -336,7 +362,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
             collectives.all_to_all(self.world, bytes_of(source), bytes_of(result), lengths, timeout)
             return [keep(output, result)]
 
-        return self._make(opts, [output, tensor], call)
+        return self._make("all_to_all", opts, [output, tensor], call)
 
     # The names that torch had before, and has beside.
 
@@ -351,7 +377,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
     def _mail(self, direction: str, peer: int | None) -> Calls:
         with self._opening:
             if (direction, peer) not in self._messages:
-                self._messages[direction, peer] = Calls(f"earlybird {direction} {peer}", self._give_up)
+                self._messages[direction, peer] = Calls(f"earlybird {direction} {peer}", self.give_up)
             return self._messages[direction, peer]
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:

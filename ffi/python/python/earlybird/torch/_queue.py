@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Work
 
 from .._earlybird import end_waits, wait_until_end
 from .._errors import Timeout, UsageError, reason
+from ._waits import Entry, make_calls_of_others, waiting
 
 Call = Callable[[], list[torch.Tensor]]
 
@@ -28,6 +29,8 @@ class MadeCall(Work):
         super().__init__()
         self._calls = calls
         self._call: Call | None = call
+        self.entry: Entry | None = None
+        """What the ranks that wait for it are told."""
         # What it results in may lie on these devices only.
         self._devices = list(devices)
         self._result: list[torch.Tensor] = []
@@ -73,7 +76,9 @@ class MadeCall(Work):
             # torch says "no limit" by 0.
             seconds = timeout.total_seconds() if timeout else -1
             try:
-                if not self._going_on.acquire(timeout=seconds):
+                with waiting(self.entry):
+                    is_done = self._going_on.acquire(timeout=seconds)
+                if not is_done:
                     raise Timeout(f"the call is not done after {seconds} s; it goes on until its own deadline")
             except KeyboardInterrupt:
                 # It cannot be taken back.
@@ -164,9 +169,16 @@ class Calls:
         with _ALL_LOCK:
             _ALL.add(self)
 
-    def make(self, call: Call, asynchronous: bool = True, devices: Sequence[torch.device] = ()) -> MadeCall:
+    def make(
+        self,
+        call: Call,
+        asynchronous: bool = True,
+        devices: Sequence[torch.device] = (),
+        entry: Entry | None = None,
+    ) -> MadeCall:
         """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
         made = MadeCall(self, call, devices)
+        made.entry = entry
         self.check_process()
         if self._maker == threading.get_ident():
             raise UsageError("a signal handler must not make a call of a group in the middle of one of the same thread")
@@ -181,7 +193,8 @@ class Calls:
             try:
                 with self._making:
                     self._maker = threading.get_ident()
-                    made.make()
+                    with waiting(entry):
+                        made.make()
             finally:
                 self._maker = None
                 made.is_over = True
@@ -245,6 +258,7 @@ class Calls:
 
     def _run(self) -> None:
         wait_until_end()
+        make_calls_of_others()
         while True:
             with self._lock:
                 # What a callback hands in comes before what waits, whichever thread runs it.

@@ -1,0 +1,254 @@
+"""Which calls ranks wait in, so that ranks which wait for each other in different calls are told so.
+
+A thread of each process looks once a second. If a call has waited that long, it writes a *note* into torch's store: in which
+calls the process waits, and how many calls of each of its groups it has handed in. A rank that waits reads the notes of the
+ranks that have not handed its call in. Where these wait in other calls, for which in the end this rank is missing, none of them
+can go on.
+
+A process counts as waiting only while its main thread, and each other thread that has ever made a call, is in one. So a rank
+that computes, or sleeps, is never part of such a circle. Notes are read until each of them was written anew twice with nothing
+changed: at some time then all of these calls waited.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from ._group import EarlybirdProcessGroup
+
+_LOG = logging.getLogger("earlybird")
+
+# Between two looks, in seconds, and from when on the log says who is in which call.
+_PAUSE = 1.0
+_LONG = 10.0
+
+
+class Entry(NamedTuple):
+    """A call of a group."""
+
+    group: str
+    number: int
+    """Among those that the process has handed in to the group: the same on all ranks."""
+    name: str
+    since: float
+
+
+class _Waiting(threading.local):
+    """What this thread waits in; the innermost last."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        with _LOCK:
+            # A thread that has ended is none that may call.
+            for thread in [thread for thread in _CALLERS if not thread.is_alive()]:
+                del _CALLERS[thread]
+            _CALLERS[threading.current_thread()] = self.entries
+
+    def leave_out(self) -> None:
+        """This thread makes the calls of others."""
+        with _LOCK:
+            del _CALLERS[threading.current_thread()]
+
+
+_LOCK = threading.Lock()
+_CALLERS: dict[threading.Thread, list[Entry]] = {}
+_GROUPS: weakref.WeakValueDictionary[str, EarlybirdProcessGroup] = weakref.WeakValueDictionary()
+_HERE = _Waiting()
+
+
+@contextlib.contextmanager
+def waiting(entry: Entry | None) -> Iterator[None]:
+    """This thread waits for a call."""
+    entries = _HERE.entries
+    if entry is not None:
+        entries.append(entry)
+    try:
+        yield
+    finally:
+        if entry is not None:
+            entries.pop()
+
+
+def make_calls_of_others() -> None:
+    """This thread does not count as one that may call."""
+    _HERE.leave_out()
+
+
+def _base(store: dist.Store) -> dist.Store:
+    """The store of all ranks, below those of groups."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+Note = dict[str, Any]
+
+
+def _edges(rank: int, notes: dict[int, Note]) -> Iterator[tuple[int, list[Any]]]:
+    """For which ranks a rank waits that have not handed its call in, and in which call."""
+    note = notes.get(rank)
+    for wait in note["waits"] if note is not None and note["is_waiting"] else ():
+        for peer in wait["ranks"]:
+            counts = notes[peer]["counts"] if peer in notes else {}
+            # A group that it does not know is one of an earlier process.
+            if counts.get(wait["group"], wait["number"]) < wait["number"]:
+                yield peer, wait
+
+
+def _circle(own: int, notes: dict[int, Note]) -> list[tuple[int, Any]]:
+    """Ranks of which each waits for the next one, and the last one for the first, with their calls; from this rank on."""
+    stack: list[tuple[int, list[tuple[int, Any]]]] = [(own, [])]
+    seen = set()
+    while stack:
+        rank, way = stack.pop()
+        for peer, wait in _edges(rank, notes):
+            if peer == own:
+                return [*way, (rank, wait)]
+            if peer not in seen:
+                seen.add(peer)
+                stack.append((peer, [*way, (rank, wait)]))
+    return []
+
+
+def _named(wait: Any) -> str:
+    return f"{wait['name']} (call {wait['number']} of the group of ranks {', '.join(map(str, wait['ranks']))})"
+
+
+class _Watch:
+    """The thread of this process that looks."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self._store, self._rank = store, rank
+        self._ends = threading.Event()
+        self._looks = 0
+        # The last note, and since which look it has not changed.
+        self._said: Note = {}
+        # Of each rank: what its note said, and the look with which it said so first.
+        self._since: dict[int, tuple[str, int]] = {}
+        self._logged: Entry | None = None
+        self._thread = threading.Thread(target=self._run, name="earlybird waits", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join(_PAUSE)
+
+    def _run(self) -> None:
+        while not self._ends.wait(_PAUSE):
+            # The store ends with the process that has it.
+            with contextlib.suppress(RuntimeError):
+                self._look()
+
+    def _look(self) -> None:
+        note, oldest = self._note()
+        if not note["waits"] and not self._said.get("waits"):
+            return
+        self._said = note
+        self._looks += 1
+        self._store.set(self._key(self._rank), json.dumps(note | {"looks": self._looks}))
+        if oldest is None or oldest.group not in _GROUPS:
+            return
+        notes = {self._rank: note | {"looks": self._looks}}
+        self._read(notes)
+        circle = _circle(self._rank, notes)
+        if circle and all(self._is_lasting(rank, notes[rank]) for rank, _ in circle):
+            self._tell(circle)
+        elif self._logged != oldest and time.monotonic() - oldest.since > _LONG:
+            self._logged = oldest
+            self._log(oldest, notes)
+
+    def _note(self) -> tuple[Note, Entry | None]:
+        """What this process says, and the call in which it has waited longest."""
+        with _LOCK:
+            callers = [list(entries) for thread, entries in _CALLERS.items() if thread.is_alive()]
+            # Also if it has made no call.
+            is_main_there = threading.main_thread() in _CALLERS
+        now = time.monotonic()
+        entries = [entry for entries in callers for entry in entries[-1:] if now - entry.since >= _PAUSE]
+        waits = []
+        for entry in entries:
+            group = _GROUPS.get(entry.group)
+            ranks = group.ranks() if group is not None else []
+            waits.append({"group": entry.group, "number": entry.number, "name": entry.name, "ranks": ranks})
+        counts = {key: group.handed_in for key, group in list(_GROUPS.items())}
+        is_waiting = is_main_there and all(callers)
+        oldest = min(entries, key=lambda entry: entry.since, default=None)
+        return {"is_waiting": is_waiting, "waits": waits, "counts": counts}, oldest
+
+    def _key(self, rank: int) -> str:
+        return f"earlybird/waits/{rank}"
+
+    def _read(self, notes: dict[int, Note]) -> None:
+        """Adds the notes of the ranks for which some of these wait."""
+        left = [self._rank]
+        while left:
+            for wait in notes[left.pop()]["waits"]:
+                for peer in wait["ranks"]:
+                    if peer not in notes and self._store.check([self._key(peer)]):
+                        notes[peer] = json.loads(self._store.get(self._key(peer)))
+                        left.append(peer)
+
+    def _is_lasting(self, rank: int, note: Note) -> bool:
+        said = json.dumps({key: value for key, value in note.items() if key != "looks"}, sort_keys=True)
+        before, look = self._since.get(rank, ("", 0))
+        if before != said:
+            self._since[rank] = (said, note["looks"])
+            return False
+        return bool(note["looks"] >= look + 2)
+
+    def _tell(self, circle: list[tuple[int, Any]]) -> None:
+        others = [*circle[1:], circle[0]]
+        said = [
+            f"rank {rank} is in {_named(wait)}, which rank {other} has not made"
+            for (rank, wait), (other, _) in zip(circle, others, strict=True)
+        ]
+        text = f"ranks wait for each other: {'; '.join(said)}. All ranks make the calls of several groups in one order"
+        # First that in which another rank waits for this one, which may end when its own call does.
+        for _, wait in (circle[-1], circle[0]):
+            group = _GROUPS.get(wait["group"])
+            if group is not None:
+                group.give_up(text)
+
+    def _log(self, oldest: Entry, notes: dict[int, Note]) -> None:
+        parts = []
+        own = next(wait for wait in notes[self._rank]["waits"] if wait["group"] == oldest.group)
+        for peer in own["ranks"]:
+            note = notes.get(peer, {"waits": [], "counts": {}})
+            if note["counts"].get(oldest.group, 0) < oldest.number:
+                there = " and ".join(_named(wait) for wait in note["waits"])
+                parts.append(f"rank {peer} has not made it, and " + (f"is in {there}" if there else "waits in no call"))
+        _LOG.warning("%s has waited for %d s: %s", _named(own), _LONG, "; ".join(parts) or "all ranks are in it")
+
+
+_WATCH: _Watch | None = None
+
+
+def watch(group: EarlybirdProcessGroup, key: str, store: dist.Store) -> None:
+    """Looks after the calls of a group, which is the same on all ranks by this key."""
+    global _WATCH
+    _GROUPS[key] = group
+    if dist.is_initialized():
+        if _WATCH is None:
+            _WATCH = _Watch(_base(store), dist.get_rank())
+        return
+    # That of all ranks, which torch does not know yet; there may have been one before.
+    if _WATCH is not None:
+        _WATCH.end()
+    _WATCH = _Watch(_base(store), group.rank())
+
+
+@atexit.register
+def _end() -> None:
+    if _WATCH is not None:
+        _WATCH.end()
