@@ -10,7 +10,8 @@ use std::time::Duration;
 use common::Way;
 use common::worlds::{everywhere, world};
 use earlybird::{
-    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Dtype, Error, Executor, Fire, Group, Mover, Scale, World,
+    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Config, Dtype, Error, Executor, Fire, Group, Mover, Scale,
+    World,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -136,6 +137,51 @@ fn bytes_and_outcomes_that_are_kept() {
         }
         sum.finish(DEADLINE).unwrap();
     });
+}
+
+/// What a wait has found in a bucket is the caller's, whatever it calls before it gets it: others do not write there.
+#[test]
+fn outcomes_that_are_there_are_not_released_before_they_are_handed_out() {
+    let turn = std::sync::Barrier::new(2);
+    world(Way::Shm, 2, DEADLINE, &|world| {
+        let me = world.rank();
+        let of_all = world.allreduce::<f32>(&[10, 20]).fire(Fire::SOLO).depth(2);
+        let mut sum = of_all.buckets(Buckets::Each).build().unwrap();
+        let step = |sum: &mut BucketedAllreduce<f32>, value: f32| {
+            sum.begin().unwrap();
+            for tensor in 0..2 {
+                sum.tensor(tensor).unwrap().fill(value);
+                sum.filled(tensor).unwrap();
+            }
+        };
+        if me == 1 {
+            step(&mut sum, 0.5);
+            drop(sum.wait_bucket(1, DEADLINE).unwrap());
+            let calls: [fn(&mut BucketedAllreduce<f32>); 2] =
+                [|sum| assert!(sum.kept(1).is_none()), |sum| sum.release_up_to(u64::MAX)];
+            calls.iter().for_each(|call| call(&mut sum));
+            let held = sum.wait_bucket(0, DEADLINE).unwrap();
+            let before = held.newest().data().to_vec();
+            turn.wait();
+            // Rank 0 makes as many rounds as it can without this one.
+            turn.wait();
+            assert_eq!(held.newest().data(), before);
+        } else {
+            turn.wait();
+            for value in 1..10 {
+                step(&mut sum, value as f32);
+                if sum.wait(Duration::from_millis(200)).is_err() {
+                    break;
+                }
+            }
+            turn.wait();
+        }
+        world.abort("the test is done");
+    });
+    let world = World::in_this_process(1, &Config::default()).unwrap().remove(0);
+    let mut none = world.allreduce::<f32>(&[]).buckets(Buckets::Each).build().unwrap();
+    assert!(none.kept(7).is_none());
+    none.finish(DEADLINE).unwrap();
 }
 
 /// With pauses between tensors, sending early pays: buckets change, and the sums stay right.

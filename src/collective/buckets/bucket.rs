@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::collective::allreduce::Allreduce;
 use crate::collective::following::Inbox;
+use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::reduce::Item;
@@ -18,7 +19,7 @@ pub(super) enum Stage {
     Filling(usize),
     /// It is handed in.
     HandedIn { at: Instant },
-    /// Its outcomes are those of these rounds.
+    /// Its outcomes are those of these rounds, which are held for the caller: [`Bucket::is_there`].
     There { first: u64, newest: u64 },
     /// Its outcomes were returned.
     Taken,
@@ -34,6 +35,28 @@ pub(super) struct Bucket<T> {
     pub(super) stage: Stage,
     /// Where cuts are those of the first bucket: what this one is told of them.
     pub(super) inbox: Option<Arc<Inbox>>,
+}
+
+impl<T: Item> Bucket<T> {
+    /// The outcomes of these rounds are there. They are held until the caller gets them.
+    pub(super) fn is_there(&mut self, rounds: RangeInclusive<u64>) {
+        self.stage = Stage::There { first: *rounds.start(), newest: *rounds.end() };
+        self.sum.calls().hold(rounds);
+    }
+
+    /// The outcomes that are there and that the caller has not got: from now on it has them, and no more handles are held.
+    pub(super) fn hand_out(&mut self) -> Option<(Range<usize>, Outcomes<'_, T>)> {
+        let Stage::There { first, newest } = self.stage else { return None };
+        self.stage = Stage::Taken;
+        let outcomes = self.sum.held(first..=newest);
+        self.sum.calls().drop_held(first..=newest);
+        Some((self.tensors.clone(), outcomes))
+    }
+
+    /// Whether the outcomes of its last wait are still to be handed out.
+    pub(super) fn waits_for_caller(&self) -> bool {
+        matches!(self.stage, Stage::There { .. })
+    }
 }
 
 /// Leaves the collectives of buckets in good order.
@@ -73,8 +96,10 @@ fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline)
     if let Some(rounds) = rounds.as_ref().filter(|_| index == 0) {
         parts.iter().filter_map(|part| part.inbox.as_ref()).for_each(|inbox| inbox.tell_end(*rounds.end()));
     }
-    let there = |rounds: RangeInclusive<u64>| Stage::There { first: *rounds.start(), newest: *rounds.end() };
-    parts[index].stage = rounds.map_or(Stage::Left, there);
+    match rounds {
+        Some(rounds) => parts[index].is_there(rounds),
+        None => parts[index].stage = Stage::Left,
+    }
     Ok(())
 }
 

@@ -328,12 +328,7 @@ impl<T: Item> BucketedAllreduce<T> {
 
     /// The outcomes of these buckets that are there, which the caller has from now on.
     fn hand_out(&mut self, buckets: Range<usize>) -> Vec<(Range<usize>, Outcomes<'_, T>)> {
-        let here = self.parts[buckets].iter_mut().filter_map(|Bucket { sum, tensors, stage, .. }| {
-            let Stage::There { first, newest } = *stage else { return None };
-            *stage = Stage::Taken;
-            Some((tensors.clone(), sum.held(first..=newest)))
-        });
-        here.collect()
+        self.parts[buckets].iter_mut().filter_map(Bucket::hand_out).collect()
     }
 
     /// Waits until the outcomes of a bucket are there, and returns when they were. `before`: when those of the bucket before
@@ -344,8 +339,8 @@ impl<T: Item> BucketedAllreduce<T> {
         let waits = !sum.is_complete()?;
         let rounds = self.take(bucket, deadline)?;
         let end = Instant::now();
-        let Bucket { sum, stage, tensors, .. } = &mut self.parts[bucket];
-        *stage = Stage::There { first: *rounds.start(), newest: *rounds.end() };
+        self.parts[bucket].is_there(rounds.clone());
+        let Bucket { sum, tensors, .. } = &self.parts[bucket];
         let is_first = bucket == 0;
         if let (Some(timing), true, true) = (&mut self.timing, waits, is_first || before.is_some()) {
             let bytes = self.lengths[tensors.clone()].iter().sum::<usize>() * self.choices.dtype.size();
@@ -384,13 +379,17 @@ impl<T: Item> BucketedAllreduce<T> {
     /// The outcome of a round that was [kept](BucketOutcomes::keep) and is not released in any bucket; `None` of any other.
     #[must_use]
     pub fn kept(&self, round: u64) -> Option<BucketOutcome<'_, T>> {
+        if self.parts.is_empty() || self.parts.iter().any(Bucket::waits_for_caller) {
+            return None;
+        }
         let kept = self.parts.iter().map(|part| Some((part.tensors.clone(), part.sum.kept(round)?)));
         Some(BucketOutcome::new(kept.collect::<Option<_>>()?, self.lengths.clone()))
     }
 
     /// Releases the rounds that were [kept](BucketOutcomes::keep), up to one: their memory may be used again.
     pub fn release_up_to(&mut self, round: u64) {
-        self.parts.iter_mut().for_each(|part| part.sum.release_up_to(round));
+        let parts = self.parts.iter_mut().filter(|part| !part.waits_for_caller());
+        parts.for_each(|part| part.sum.release_up_to(round));
     }
 
     /// Leaves in good order, as [`Allreduce::finish`](crate::Allreduce::finish). Outcomes that were not returned are dropped;
