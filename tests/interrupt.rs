@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use common::worlds::everywhere;
-use earlybird::{Error, Executor, Fire, Reduce, World, interrupt_when};
+use earlybird::{BucketedAllreduce, Buckets, Error, Executor, Fire, Reduce, World, interrupt_when};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -90,6 +90,27 @@ fn waits_end_when_they_are_interrupted() {
             interrupted(|| world.receive(&mut [0u8], 1, 0, DEADLINE));
             interrupted(|| world.receive_any(&mut [0u8], 0, DEADLINE));
         }
+    });
+    // A wait for several buckets is one of many short waits.
+    let is_interrupted = Barrier::new(2);
+    everywhere(2, DEADLINE, |world: World| {
+        let of_all = world.allreduce::<f32>(&[3, 4]).executor(Executor::Caller);
+        let mut sum = of_all.buckets(Buckets::Each).build().unwrap();
+        let hand_in = |sum: &mut BucketedAllreduce<f32>| {
+            sum.begin().unwrap();
+            (0..2).for_each(|tensor| sum.filled(tensor).unwrap());
+        };
+        let done = Done(&is_interrupted);
+        if world.rank() == 0 {
+            hand_in(&mut sum);
+            interrupted(|| sum.wait(DEADLINE).map(drop));
+        }
+        drop(done);
+        if world.rank() == 1 {
+            hand_in(&mut sum);
+        }
+        drop(sum.wait(DEADLINE).unwrap());
+        sum.finish(DEADLINE).unwrap();
     });
     for executor in [Executor::Caller, Executor::Thread] {
         let is_interrupted = Barrier::new(2);

@@ -122,7 +122,12 @@ fn host(
             }
         };
         let drawn = draw(0)?;
-        let Some((hello, seal)) = greet(&stream, &drawn) else {
+        let greeted = greet(&stream, &drawn);
+        let greeted = greeted.map_err(|cause| cause.kind() == std::io::ErrorKind::Interrupted);
+        if greeted == Err(true) {
+            return Err(Error::Interrupted { rank: 0, operation: "join" });
+        }
+        let Ok(Some((hello, seal))) = greeted else {
             // Of two processes that do not see each other, the guest has found out first, and sends
             // nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
@@ -171,15 +176,18 @@ const OTHER_SECRET: &str =
     "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
 
 /// Tells a guest what was drawn for it, and reads its greeting and the seal; `None` from a stranger.
-fn greet(mut stream: &UnixStream, drawn: &[u8; NONCE]) -> Option<(Hello, [u8; SEAL])> {
-    stream.set_nonblocking(false).ok()?;
-    stream.set_write_timeout(Some(GREETING_TIMEOUT)).ok()?;
-    stream.write_all(drawn).ok()?;
+///
+/// # Errors
+/// As [`read_until`].
+fn greet(mut stream: &UnixStream, drawn: &[u8; NONCE]) -> std::io::Result<Option<(Hello, [u8; SEAL])>> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
+    stream.write_all(drawn)?;
     let (mut hello, mut seal) = ([0; HELLO], [0; SEAL]);
     let soon = Instant::now() + GREETING_TIMEOUT;
-    read_until(stream, &mut hello, soon).ok()?;
-    read_until(stream, &mut seal, soon).ok()?;
-    Some((Hello::decode(&hello)?, seal))
+    read_until(stream, &mut hello, soon)?;
+    read_until(stream, &mut seal, soon)?;
+    Ok(Hello::decode(&hello).map(|hello| (hello, seal)))
 }
 
 fn refuse(mut stream: &UnixStream, problem: &str) -> std::io::Result<()> {
@@ -291,4 +299,41 @@ fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {
         _ => None,
     });
     (received.bytes == heading.len()).then_some((heading, memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::interrupt::asking::interrupted;
+
+    /// Rank 0 reads the greeting of a guest that says nothing, and is asked once.
+    #[test]
+    fn rank_0_is_interrupted_while_a_guest_is_silent() {
+        static IS_THERE: AtomicBool = AtomicBool::new(false);
+        let name = format!("earlybird-test-silent-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let deadline = Duration::from_secs(60);
+        let (terms, until) = (Terms { deadline, together: "" }, Instant::now() + deadline);
+        let make = || Ok(std::fs::File::open("/dev/null").unwrap().into());
+        std::thread::scope(|scope| {
+            let guest = scope.spawn(|| {
+                let mut stream = loop {
+                    match UnixStream::connect_addr(&address) {
+                        Ok(stream) => break stream,
+                        Err(_) => std::thread::sleep(PAUSE),
+                    }
+                };
+                stream.read_exact(&mut [0; NONCE]).unwrap();
+                IS_THERE.store(true, Ordering::Relaxed);
+                stream
+            });
+            let secret = Secret::new(None, "job");
+            let host = || host(&address, 2, &secret, (terms, until), &|| Ok(()), make);
+            interrupted(|| IS_THERE.swap(false, Ordering::Relaxed), host);
+            guest.join().unwrap();
+        });
+    }
 }

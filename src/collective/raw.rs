@@ -16,6 +16,7 @@ use crate::executor::deferred_work::Provider;
 use crate::executor::thread::{Helped, InUse, Seat};
 use crate::executor::work::Work;
 use crate::fabric::Lender;
+use crate::interrupt;
 use crate::rank_set::RankSet;
 use crate::rule::Executor;
 use crate::time::{Deadline, Time};
@@ -352,6 +353,7 @@ impl<P: Protocol> Raw<P> {
         let has_run = || self.seat.take().provider().map_or(Ok(true), Provider::has_run);
         while !self.waiter.explain(operation, has_run())? && Instant::now() < until {
             fabric.look_for_dead(operation)?;
+            interrupt::check(self.world.rank(), operation)?;
             std::thread::sleep(Duration::from_micros(100));
         }
         fabric.exchange(operation, &[], until).map(drop)

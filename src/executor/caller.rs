@@ -49,6 +49,10 @@ pub(crate) struct Waiter {
     spin: Spin,
     /// When it last looked for dead peers, which it does now and then, also while nothing has to be waited for.
     looked: Time,
+    /// When it last asked whether its waits should end, which it does now and then, also in many short waits.
+    asked: Time,
+    /// A rank for which it waited then, and which had left.
+    gone: Option<u32>,
 }
 
 /// How long the living may take to finish what a round that had fired still needs.
@@ -56,7 +60,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Waiter {
     pub(crate) fn new(fabric: Arc<dyn Fabric>, spin: Spin) -> Self {
-        Waiter { clock: Clock::start(), fabric, spin, looked: 0 }
+        Waiter { clock: Clock::start(), fabric, spin, looked: 0, asked: 0, gone: None }
     }
 
     pub(crate) fn clock(&self) -> Clock {
@@ -120,7 +124,6 @@ impl Waiter {
         let started = self.clock.now();
         self.spin.begin(started);
         work.begin();
-        let (mut gone, mut checked) = (None, started);
         loop {
             let done = poll(work, now, looks, stay)?;
             if work.wants_time(now) {
@@ -141,6 +144,7 @@ impl Waiter {
                 if work.exhaust(now)? {
                     return Ok(());
                 }
+                self.ask(work, operation, now)?;
                 let waited = Duration::from_nanos(now - started);
                 let (rank, missing) = (self.fabric.rank(), work.missing());
                 return Err(Error::timeout(rank, operation, waited, missing, false));
@@ -157,21 +161,27 @@ impl Waiter {
             if let Err(error) = self.look(operation, now) {
                 return self.outlive(work, error, deadline);
             }
-            // A sleep may be much shorter than a heartbeat.
-            if now - checked < HEARTBEAT.as_nanos() as Time {
-                continue;
-            }
-            checked = now;
-            interrupt::check(self.fabric.rank(), operation)?;
-            if work.needs_missing() {
-                let before = gone;
-                gone = work.missing().0.into_iter().find(|&peer| self.fabric.has_left(peer));
-                // What it did before it left was there when the work was polled in between.
-                if let Some(peer) = gone.filter(|_| gone == before) {
-                    return Err(Error::left(self.fabric.rank(), operation, peer));
-                }
+            self.ask(work, operation, now)?;
+        }
+    }
+
+    /// Asks whether this wait should end, and looks for ranks that have left, if that was not done lately: sleeps and waits may
+    /// be much shorter than a heartbeat.
+    fn ask(&mut self, work: &impl Work, operation: &'static str, now: Time) -> Result<()> {
+        if now.saturating_sub(self.asked) < HEARTBEAT.as_nanos() as Time {
+            return Ok(());
+        }
+        self.asked = now;
+        interrupt::check(self.fabric.rank(), operation)?;
+        if work.needs_missing() {
+            let before = self.gone;
+            self.gone = work.missing().0.into_iter().find(|&peer| self.fabric.has_left(peer));
+            // What it did before it left was there when the work was polled in between.
+            if let Some(peer) = self.gone.filter(|_| self.gone == before) {
+                return Err(Error::left(self.fabric.rank(), operation, peer));
             }
         }
+        Ok(())
     }
 
     /// A rank died. A round that had fired can do without: what the dead had in hand is done again.

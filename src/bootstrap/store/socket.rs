@@ -152,30 +152,37 @@ pub(super) fn abstract_name(name: &str) -> io::Result<UnixAddr> {
     UnixAddr::from_abstract_name(format!("earlybird-{name}-store"))
 }
 
-/// The addresses of a host. The system's search for a name takes its own time, so it has a thread, which ends when the search
-/// does.
-fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
+/// What takes the system's own time, on a thread that ends when it does: this one looks whether its wait should end.
+///
+/// # Errors
+/// As `work`; `late` by then; of the kind `Interrupted`.
+fn beside<R: Send + 'static>(
+    work: impl FnOnce() -> io::Result<R> + Send + 'static,
+    until: Instant,
+    late: impl FnOnce() -> String,
+) -> io::Result<R> {
     let (tell, told) = mpsc::channel();
-    let name = host.to_owned();
-    let search = move || (&*name, port).to_socket_addrs().map(Iterator::collect);
-    let searching =
-        thread::Builder::new().name("earlybird lookup".to_owned()).spawn(move || _ = tell.send(search()))?;
+    let working = thread::Builder::new().name("earlybird meeting".to_owned()).spawn(move || _ = tell.send(work()))?;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        match told.recv_timeout(left.min(SLICE)) {
-            Ok(found) => {
-                let _ = searching.join();
-                return found;
+        match told.recv_timeout(left.min(PAUSE)) {
+            Ok(done) => {
+                let _ = working.join();
+                return done;
             }
             Err(RecvTimeoutError::Timeout) if !left.is_zero() => {
                 interrupt::check(0, "join").map_err(|_| io::ErrorKind::Interrupted)?;
             }
-            Err(_) => {
-                let why = format!("the search for the address of {host} has not ended");
-                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-            }
+            Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, late())),
         }
     }
+}
+
+/// The addresses of a host.
+fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
+    let name = host.to_owned();
+    let search = move || (&*name, port).to_socket_addrs().map(Iterator::collect);
+    beside(search, until, || format!("the search for the address of {host} has not ended"))
 }
 
 /// Listens at the given address if it is a numeric one of this machine, and at all addresses for a
@@ -240,8 +247,11 @@ pub(super) fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream
             for address in found {
                 // A name may have unreachable addresses beside a reachable one.
                 let left = until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
-                match TcpStream::connect_timeout(&address, left) {
+                let connect = move || TcpStream::connect_timeout(&address, left);
+                let late = || format!("{address} does not answer");
+                match beside(connect, Instant::now() + left + PAUSE, late) {
                     Ok(stream) => return Ok(Stream::Tcp(stream)),
+                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => return Err(cause),
                     Err(cause) => last = cause,
                 }
             }
