@@ -208,6 +208,8 @@ impl<T: Item> Allreduce<T> {
     /// all contributions of this rank have entered. Outcomes that were not taken are dropped; [`leave`](Allreduce::leave)
     /// returns them.
     ///
+    /// Under [`Executor::Provider`] it also waits for all ranks to leave, within the world's deadline.
+    ///
     /// A rank that leaves several collectives earlier than others leaves them by turns: it calls `finish` for each with a
     /// deadline of a millisecond, until all calls succeed. Otherwise it may wait in one for ranks that wait for it in another.
     ///

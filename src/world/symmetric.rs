@@ -56,8 +56,8 @@ impl World {
     /// Makes memory of `bytes` zeros on every rank. Collective: all ranks call it in the same order, with the same length.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for different lengths, or where threads of a rank have called in another order; and
-    /// [`Error::Memory`] where there is not so much; nothing is made then. [`Error::Timeout`] with the ranks that did not come; a dead peer or an aborted job.
+    /// [`Error::Mismatch`] for different lengths, and [`Error::Memory`] where there is not so much; nothing is made then. Where
+    /// threads of a rank have called in another order than those of others it is an error, too, and may abort the world. [`Error::Timeout`] with the ranks that did not come; a dead peer or an aborted job.
     pub fn symmetric_memory(&self, bytes: usize, deadline: impl Into<Deadline>) -> Result<SymmetricMemory> {
         const OPERATION: &str = "symmetric_memory";
         self.check_process(OPERATION)?;
