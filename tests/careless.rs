@@ -22,6 +22,9 @@ const RANKS: u32 = 3;
 /// Of each call.
 const DEADLINE: Duration = Duration::from_secs(1);
 
+/// Of the world: of joining, and of making collectives.
+const SETTING_UP: Duration = Duration::from_secs(20);
+
 /// How much later a call may end on a busy machine.
 const LATE: Duration = Duration::from_secs(10);
 
@@ -75,9 +78,13 @@ fn scribble(seed: u64, goes_on: &AtomicBool) {
 }
 
 fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    ends_by(DEADLINE, what, call)
+}
+
+fn ends_by<R>(deadline: Duration, what: &str, call: impl FnOnce() -> Result<R>) -> Result<R> {
     let start = Instant::now();
     let result = call();
-    assert!(start.elapsed() < DEADLINE + LATE, "{what} took {:?}", start.elapsed());
+    assert!(start.elapsed() < deadline + LATE, "{what} took {:?}", start.elapsed());
     result
 }
 
@@ -95,12 +102,12 @@ fn work(world: &World, executor: Executor, are_built: &AtomicBool) -> Result<()>
     let until = Instant::now() + Duration::from_millis(700);
     while Instant::now() < until {
         let make = |fire| move || world.allreduce::<u64>(&[100, 7]).fire(fire).executor(executor).build();
-        let mut partial = in_time("build", make(Fire::SOLO))?;
-        let mut all = in_time("build", make(Fire::ALL))?;
+        let mut partial = ends_by(SETTING_UP, "build", make(Fire::SOLO))?;
+        let mut all = ends_by(SETTING_UP, "build", make(Fire::ALL))?;
         let of_arrivals = world.allreduce::<f64>(&[40]).group(Group::Arrivals(RANKS)).memory(&[0.0; 40]);
-        let mut arrivals = in_time("build", || of_arrivals.executor(executor).build())?;
+        let mut arrivals = ends_by(SETTING_UP, "build of groups", || of_arrivals.executor(executor).build())?;
         let of_all = world.allreduce::<f64>(&[30, 60]).executor(executor).buckets(Buckets::Measured);
-        let mut buckets = in_time("build", || of_all.build())?;
+        let mut buckets = ends_by(SETTING_UP, "build of buckets", || of_all.build())?;
         are_built.store(true, Ordering::Relaxed);
         for _ in 0..20 {
             for sum in [&mut partial, &mut all] {
@@ -120,7 +127,7 @@ fn work(world: &World, executor: Executor, are_built: &AtomicBool) -> Result<()>
             }
             in_time("receive", || world.receive(&mut data[..20], before, 1, DEADLINE))?;
             in_time("receive_any", || world.receive_any(&mut data[..20], 0, DEADLINE).map(drop))?;
-            in_time("begin", || buckets.begin())?;
+            ends_by(SETTING_UP, "begin", || buckets.begin())?;
             for tensor in 0..2 {
                 buckets.tensor(tensor)?.fill(1.0);
                 buckets.filled(tensor)?;
@@ -140,7 +147,7 @@ fn work(world: &World, executor: Executor, are_built: &AtomicBool) -> Result<()>
 #[ignore = "played by the processes that the other test starts"]
 fn rank() {
     let seed: u64 = role().unwrap().parse().unwrap();
-    let config = Config { deadline: Duration::from_secs(20), ..Config::from_env().unwrap() };
+    let config = Config { deadline: SETTING_UP, ..Config::from_env().unwrap() };
     // Rank 0 may have joined a little earlier, and scribbles already.
     let Ok(world) = World::from_env(&config) else { return };
     let executor = [Executor::Caller, Executor::Thread, Executor::Peer][seed as usize % 3];
