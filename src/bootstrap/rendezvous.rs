@@ -83,7 +83,7 @@ fn host(
     })?;
     listener.set_nonblocking(true).map_err(os)?;
     let made = make();
-    let mut guests: Vec<(u32, (u32, [u8; NONCE]), UnixStream)> = Vec::new();
+    let mut guests: Vec<Guest> = Vec::new();
     let mut attendance = Attendance::new(ranks, until, terms, peer::ONE_NETWORK);
     if let Err(error) = &made {
         // The others learn of it.
@@ -150,20 +150,21 @@ fn host(
             continue;
         }
         attendance.enter(rank, told);
-        guests.push((rank, (pid, drawn), stream));
+        guests.push(Guest { rank, process: pid, drawn, stream });
     };
     // A guest that has its answer may come to the next meeting of the job at once. It must find no door that is about to
     // close.
     drop(listener);
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
-    guests.iter().filter(|guest| guest.0 < ranks).for_each(|(rank, (pid, _), _)| pids[*rank as usize] = *pid);
-    for (_, guest, stream) in &mut guests {
+    let known = guests.iter().filter(|guest| guest.rank < ranks);
+    known.for_each(|guest| pids[guest.rank as usize] = guest.process);
+    for guest in &mut guests {
         // The other ranks find a guest dead that has ended by now.
         let _ = match (&verdict, &made) {
-            (Ok(()), Ok(memory)) => hand_over(stream, &pids, memory.as_fd(), (secret, *guest)),
-            (Err(problem), _) => refuse(stream, problem),
-            (Ok(()), Err(error)) => refuse(stream, &error.to_string()),
+            (Ok(()), Ok(memory)) => guest.hand_over(&pids, memory.as_fd(), secret),
+            (Err(problem), _) => refuse(&guest.stream, problem),
+            (Ok(()), Err(error)) => refuse(&guest.stream, &error.to_string()),
         };
     }
     let memory = made?;
@@ -198,21 +199,28 @@ fn refuse(mut stream: &UnixStream, problem: &str) -> std::io::Result<()> {
     stream.write_all(&[0; SEAL])
 }
 
-fn hand_over(
-    stream: &mut UnixStream,
-    pids: &[u32],
-    memory: std::os::fd::BorrowedFd<'_>,
-    (secret, (guest, drawn)): (&Secret, (u32, [u8; NONCE])),
-) -> std::io::Result<()> {
-    let body = encode_pids(pids);
-    let heading = Heading { refused: false, len: body.len() }.encode();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [memory];
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(&*stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    stream.write_all(&body)?;
-    stream.write_all(&secret.seal(&[b"memory", &guest.to_le_bytes(), &drawn, &heading, &body]))
+/// A process that has greeted rank 0.
+struct Guest {
+    rank: u32,
+    process: u32,
+    /// What was drawn for it.
+    drawn: [u8; NONCE],
+    stream: UnixStream,
+}
+
+impl Guest {
+    fn hand_over(&mut self, pids: &[u32], memory: std::os::fd::BorrowedFd<'_>, secret: &Secret) -> std::io::Result<()> {
+        let body = encode_pids(pids);
+        let heading = Heading { refused: false, len: body.len() }.encode();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [memory];
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sendmsg(&self.stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        self.stream.write_all(&body)?;
+        let seal = secret.seal(&[b"memory", &self.process.to_le_bytes(), &self.drawn, &heading, &body]);
+        self.stream.write_all(&seal)
+    }
 }
 
 fn visit(

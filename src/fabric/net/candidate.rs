@@ -79,7 +79,7 @@ impl<F: OverWire> NetCandidate<F> {
             by_device: link.is_by_device(),
             in_order: link.wire.writes_in_order(),
             polls_memory: link.polls_memory(),
-            key: draw(rank)?,
+            nonce: draw(rank)?,
             address,
         };
         Ok(NetCandidate { rank, ranks, patience, link, own_info, taken })

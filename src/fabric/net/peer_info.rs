@@ -29,7 +29,7 @@ pub(crate) struct PeerInfo {
     /// What peers' devices change in its memory needs no wake.
     pub(crate) polls_memory: bool,
     /// Drawn at random, so that no other meeting has the same job's secret.
-    pub(crate) key: [u8; KEY],
+    pub(crate) nonce: [u8; KEY],
     /// Its address, as the provider encodes it.
     pub(crate) address: Vec<u8>,
 }
@@ -44,7 +44,7 @@ impl PeerInfo {
         for number in [MAGIC, self.pid, self.cq_data, device] {
             bytes.extend(number.to_le_bytes());
         }
-        bytes.extend(self.key);
+        bytes.extend(self.nonce);
         let HeaderSlots { key, base } = self.header_slots.unwrap_or(NONE);
         for number in [key, base] {
             bytes.extend(number.to_le_bytes());
@@ -67,7 +67,7 @@ impl PeerInfo {
         let mut next = || number(&mut rest);
         let (magic, pid, cq_data, device) = (next()?, next()?, next()?, next()?);
         let [by_device, in_order, polls_memory] = [0, 1, 2].map(|bit| device >> bit & 1 != 0);
-        let (&own_key, after) = rest.split_first_chunk()?;
+        let (&nonce, after) = rest.split_first_chunk()?;
         rest = after;
         let mut long = || Some(u64::from(number(&mut rest)?) | u64::from(number(&mut rest)?) << 32);
         let header_slots =
@@ -91,7 +91,7 @@ impl PeerInfo {
             by_device,
             in_order,
             polls_memory,
-            key: own_key,
+            nonce,
             address,
         })
     }
@@ -114,7 +114,7 @@ mod tests {
             by_device: true,
             in_order: false,
             polls_memory: true,
-            key: [200; KEY],
+            nonce: [200; KEY],
             address: vec![0, 255, 3],
         };
         let bytes = own_info.encode();
