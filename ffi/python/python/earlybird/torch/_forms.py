@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import platform
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from .._errors import Mismatch, UsageError
 from ._agreement import Agreement
@@ -16,13 +14,6 @@ from ._replica import Replica
 
 # Flags of optimizers that choose the order of their operations.
 _FLAGS = ("foreach", "fused", "capturable", "amsgrad", "nesterov", "maximize")
-
-
-def no_join(*_: Any, **__: Any) -> Any:
-    """What ``join`` of a model is."""
-    raise UsageError(
-        "model.join() waits for all ranks in each step: partial.finish() takes ranks with different numbers of steps"
-    )
 
 
 def refuse_forms(model: nn.Module) -> None:
@@ -39,16 +30,6 @@ def refuse_forms(model: nn.Module) -> None:
                 f"{name} is sharded (FSDP, tensor parallelism), and shards of one replica would be in different rounds: take a "
                 "whole model on each rank"
             )
-
-
-def refuse_choices_of(wrapped: DistributedDataParallel, by_hook: bool) -> None:
-    """Choices by which ranks would wait for each other elsewhere than in rounds."""
-    if wrapped.find_unused_parameters:
-        raise UsageError("DistributedDataParallel(find_unused_parameters=False): a parameter without a gradient contributes zeros")
-    if wrapped.static_graph:
-        raise UsageError("DistributedDataParallel(static_graph=False): its reducer would expect to be called")
-    if by_hook and wrapped.broadcast_buffers and any(True for _ in wrapped.module.buffers()):
-        raise UsageError("DistributedDataParallel(..., broadcast_buffers=False): a broadcast waits for all ranks")
 
 
 def ways(replica: Replica, device: torch.device) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .._buckets import BucketedAllreduce, BucketOutcome
 from .._errors import Mismatch, UsageError, reason
 from ._agreement import Agreement
-from ._forms import compare_kinds, compare_ways, no_join, refuse_choices_of, refuse_forms, ways
+from ._forms import compare_kinds, compare_ways, refuse_forms, ways
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
@@ -27,6 +27,7 @@ from ._replica import Replica
 from ._rounds import Account, Round, random_numbers
 from ._schedule import by_round
 from ._tensors import NAMES
+from ._wrapped import hook, refuse_choices_of, rest
 
 _LOG = logging.getLogger("earlybird")
 
@@ -96,7 +97,8 @@ class Gradients:
         self._no_sync = lambda: self._handin.resting()
         wrapped = model if isinstance(model, DistributedDataParallel) else None
         if wrapped is not None:
-            model, group = self._unwrap(wrapped, by_hook), wrapped.process_group if group is None else group
+            refuse_choices_of(wrapped, by_hook)
+            model, group = wrapped.module, wrapped.process_group if group is None else group
         elif by_hook:
             raise UsageError("by_hook=True is for a model in DistributedDataParallel")
         refuse_forms(model)
@@ -112,6 +114,11 @@ class Gradients:
         self._agreement: Agreement | None = None
         self._sum: BucketedAllreduce | None = None
         self._handin = HandIn(model, scaler, self._begin_step, by_hook)
+        if wrapped is not None and by_hook:
+            self._no_sync = wrapped.no_sync
+            self._at_the_end.append(hook(wrapped, self._handin.take_bucket))
+        elif wrapped is not None:
+            self._at_the_end.append(rest(wrapped, self.no_sync))
         # DDP exchanges the order of its buckets in the second forward pass, and a synchronous rule says `met` in each round.
         self._meets_after_the_first = by_hook or fire == "all"
         self._takes_buckets = by_hook
@@ -149,8 +156,6 @@ class Gradients:
         for item in self._replica.state:
             if isinstance(item, LRScheduler):
                 by_round(item, lambda: True)
-        if wrapped is not None and by_hook:
-            wrapped.register_comm_hook(None, self._take_bucket)
         if group is not None or dist.is_initialized():
             self._connect()
         else:
@@ -341,33 +346,6 @@ class Gradients:
         return self._account.numbers(self.rounds, self.contributions) | {"non_finite": self._handin.non_finite}
 
     # The group, and the collective.
-
-    def _unwrap(self, wrapped: DistributedDataParallel, by_hook: bool) -> nn.Module:
-        """The module that a framework has wrapped."""
-        refuse_choices_of(wrapped, by_hook)
-        wrapped.join = no_join
-        if by_hook:
-            self._no_sync = wrapped.no_sync
-        else:
-            # Its reducer rests, as in its own no_sync.
-            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False
-            wrapped.no_sync = self.no_sync
-
-            def wake() -> None:
-                wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = True
-                del wrapped.no_sync
-
-            self._at_the_end.append(wake)
-        self._at_the_end.append(lambda: delattr(wrapped, "join"))
-        return wrapped.module
-
-    # torch looks at annotations of a hook, and these are texts.
-    def _take_bucket(self, state, bucket):  # type: ignore[no-untyped-def]
-        self._handin.take_bucket(bucket)
-        buffer = bucket.buffer()
-        future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
-        future.set_result(buffer)
-        return future
 
     def _connect(self) -> None:
         if self._group is not None:
