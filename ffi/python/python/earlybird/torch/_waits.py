@@ -1,9 +1,9 @@
 """Which calls ranks wait in, so that ranks which wait for each other in different calls are told so.
 
 A thread of each process looks once a second. If a call has waited that long, it writes a *note* into torch's store: in which
-calls the process waits, and how many calls of each of its groups it has handed in. A rank that waits reads the notes of the
-ranks that have not handed its call in. Where these wait in other calls, for which in the end this rank is missing, none of them
-can go on.
+calls the process waits, and how many calls of each of its groups it has handed in. The lowest rank that waits in a call reads
+the notes of the ranks that have not handed it in. Where these wait in other calls, and so on in a circle, none of them can go
+on.
 
 A process counts as waiting only while its main thread, and each other thread that has ever made a call, is in one. So a rank
 that computes, or sleeps, is never part of such a circle. Notes are read until each of them was written anew twice with nothing
@@ -106,19 +106,24 @@ def _edges(rank: int, notes: dict[int, Note]) -> Iterator[tuple[int, list[Any]]]
                 yield peer, wait
 
 
-def _circle(own: int, notes: dict[int, Note]) -> list[tuple[int, Any]]:
-    """Ranks of which each waits for the next one, and the last one for the first, with their calls; from this rank on."""
-    stack: list[tuple[int, list[tuple[int, Any]]]] = [(own, [])]
-    seen = set()
-    while stack:
-        rank, way = stack.pop()
+def _circle(rank: int, notes: dict[int, Note]) -> list[tuple[int, Any]]:
+    """Ranks of which each waits for the next one, and the last one for the first, with their calls: such as this rank waits for,
+    or is one of."""
+    way: list[tuple[int, Any]] = []
+    over = set()
+
+    def search(rank: int) -> list[tuple[int, Any]]:
+        over.add(rank)
         for peer, wait in _edges(rank, notes):
-            if peer == own:
-                return [*way, (rank, wait)]
-            if peer not in seen:
-                seen.add(peer)
-                stack.append((peer, [*way, (rank, wait)]))
-    return []
+            way.append((rank, wait))
+            on_the_way = [number for number, (before, _) in enumerate(way) if before == peer]
+            found = way[on_the_way[0] :] if on_the_way else [] if peer in over else search(peer)
+            if found:
+                return found
+            way.pop()
+        return []
+
+    return search(rank)
 
 
 def _named(wait: Any) -> str:
@@ -160,13 +165,16 @@ class _Watch:
         if oldest is None or oldest.group not in _GROUPS:
             return
         notes = {self._rank: note | {"looks": self._looks}}
+        own = next(wait for wait in note["waits"] if wait["group"] == oldest.group)
+        if not self._is_first(own, notes):
+            return
         self._read(notes)
         circle = _circle(self._rank, notes)
         if circle and all(self._is_lasting(rank, notes[rank]) for rank, _ in circle):
             self._tell(circle)
         elif self._logged != oldest and time.monotonic() - oldest.since > _LONG:
             self._logged = oldest
-            self._log(oldest, notes)
+            self._log(own, notes)
 
     def _note(self) -> tuple[Note, Entry | None]:
         """What this process says, and the call in which it has waited longest."""
@@ -189,14 +197,29 @@ class _Watch:
     def _key(self, rank: int) -> str:
         return f"earlybird/waits/{rank}"
 
+    def _note_of(self, rank: int, notes: dict[int, Note]) -> Note | None:
+        """What a rank says; nothing if it has said nothing yet."""
+        if rank not in notes and self._store.check([self._key(rank)]):
+            notes[rank] = json.loads(self._store.get(self._key(rank)))
+        return notes.get(rank)
+
+    def _is_first(self, own: Any, notes: dict[int, Note]) -> bool:
+        """Whether this is the lowest rank that waits in its call. So ranks of a large group do not all read all notes."""
+        for rank in own["ranks"]:
+            if rank == self._rank:
+                break
+            note = self._note_of(rank, notes)
+            if note is not None and own in note["waits"]:
+                return False
+        return True
+
     def _read(self, notes: dict[int, Note]) -> None:
         """Adds the notes of the ranks for which some of these wait."""
-        left = [self._rank]
+        left = list(notes)
         while left:
             for wait in notes[left.pop()]["waits"]:
                 for peer in wait["ranks"]:
-                    if peer not in notes and self._store.check([self._key(peer)]):
-                        notes[peer] = json.loads(self._store.get(self._key(peer)))
+                    if peer not in notes and self._note_of(peer, notes) is not None:
                         left.append(peer)
 
     def _is_lasting(self, rank: int, note: Note) -> bool:
@@ -214,18 +237,19 @@ class _Watch:
             for (rank, wait), (other, _) in zip(circle, others, strict=True)
         ]
         text = f"ranks wait for each other: {'; '.join(said)}. All ranks make the calls of several groups in one order"
-        # First that in which another rank waits for this one, which may end when its own call does.
-        for _, wait in (circle[-1], circle[0]):
-            group = _GROUPS.get(wait["group"])
+        # Last that in which this rank waits: its program may end when its call does.
+        own = {wait["group"] for wait in self._said["waits"]}
+        keys = {wait["group"] for _, wait in circle} | own
+        for key in sorted(keys, key=lambda key: key in own):
+            group = _GROUPS.get(key)
             if group is not None:
                 group.give_up(text)
 
-    def _log(self, oldest: Entry, notes: dict[int, Note]) -> None:
+    def _log(self, own: Any, notes: dict[int, Note]) -> None:
         parts = []
-        own = next(wait for wait in notes[self._rank]["waits"] if wait["group"] == oldest.group)
         for peer in own["ranks"]:
             note = notes.get(peer, {"waits": [], "counts": {}})
-            if note["counts"].get(oldest.group, 0) < oldest.number:
+            if note["counts"].get(own["group"], 0) < own["number"]:
                 there = " and ".join(_named(wait) for wait in note["waits"])
                 parts.append(f"rank {peer} has not made it, and " + (f"is in {there}" if there else "waits in no call"))
         _LOG.warning("%s has waited for %d s: %s", _named(own), _LONG, "; ".join(parts) or "all ranks are in it")
