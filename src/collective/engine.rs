@@ -317,6 +317,10 @@ impl Shared for Engine {
         needed.then(|| self.towards(Goal::Arrival))
     }
 
+    fn has_result(&self) -> bool {
+        self.is_complete()
+    }
+
     fn is_asleep(&self) -> bool {
         let has_news = self.following.as_ref().is_some_and(|following| following.has_news());
         self.driver.is_delegated() && !has_news

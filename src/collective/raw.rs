@@ -16,7 +16,6 @@ use crate::executor::deferred_work::Provider;
 use crate::executor::thread::{Helped, InUse, Seat};
 use crate::executor::work::Work;
 use crate::fabric::Lender;
-use crate::interrupt;
 use crate::rank_set::RankSet;
 use crate::rule::Executor;
 use crate::time::{Deadline, Time};
@@ -353,7 +352,6 @@ impl<P: Protocol> Raw<P> {
         let has_run = || self.seat.take().provider().map_or(Ok(true), Provider::has_run);
         while !self.waiter.explain(operation, has_run())? && Instant::now() < until {
             fabric.look_for_dead(operation)?;
-            interrupt::check(self.world.rank(), operation)?;
             std::thread::sleep(Duration::from_micros(100));
         }
         fabric.exchange(operation, &[], until).map(drop)
@@ -449,10 +447,10 @@ impl<P: Protocol> Raw<P> {
         self.explain(operation, done)
     }
 
-    /// After a timeout the helper thread continues.
+    /// After a wait that the caller can make again, the helper thread continues.
     fn explain<R>(&mut self, operation: &'static str, done: Result<R>) -> Result<R> {
         let done = self.waiter.explain(operation, done);
-        if let Err(error @ Error::Timeout { .. }) = &done {
+        if let Err(error @ (Error::Timeout { .. } | Error::Interrupted { .. })) = &done {
             self.last_timeout = Some(error.to_string());
             self.go_away(self.seat.take());
         }

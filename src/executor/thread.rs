@@ -131,7 +131,7 @@ struct Common<S> {
     left: AtomicBool,
     /// The thread sleeps for this work too. Changed under the lock only.
     asleep: AtomicBool,
-    /// Raised when nothing is left that the thread was to do.
+    /// Raised when there is something to take, or nothing left that the thread was to do.
     notice: OnceLock<Notice>,
 }
 
@@ -212,12 +212,15 @@ impl<S: Shared> Common<S> {
         });
         // An error is met again by the owner, who can be told.
         let stand = stand.unwrap_or(Stand::Over);
-        if matches!(stand, Stand::Over | Stand::Done) {
+        let is_over = matches!(stand, Stand::Over | Stand::Done);
+        if is_over {
             // Still under the lock: what the owner leaves later stays left.
             self.left.store(false, Ordering::Relaxed);
-            if let Some(notice) = self.notice.get() {
-                notice.raise();
-            }
+        }
+        if let Some(notice) = self.notice.get()
+            && (is_over || shared.as_ref().is_some_and(S::has_result))
+        {
+            notice.raise();
         }
         stand
     }

@@ -150,6 +150,9 @@ pub(crate) trait Shared: Send + Debug + 'static {
     /// waits for what was decided here.
     fn left_undone(&mut self) -> Option<Self::Work<'_>>;
 
+    /// Whether the owner can take what it wants, also while other ranks still need the work.
+    fn has_result(&self) -> bool;
+
     /// Whether a sleep was delegated and is not over.
     fn is_asleep(&self) -> bool;
 

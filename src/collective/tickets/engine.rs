@@ -170,6 +170,10 @@ impl Shared for Engine {
         (!self.has_reached(Goal::Arrival)).then(|| self.towards(Goal::Arrival))
     }
 
+    fn has_result(&self) -> bool {
+        self.is_complete()
+    }
+
     fn is_asleep(&self) -> bool {
         self.driver.is_delegated()
     }
