@@ -90,6 +90,11 @@ impl Attendance {
         self.refused.get_or_insert(why);
     }
 
+    /// Rank 0 was asked to end its wait.
+    pub(super) fn interrupt(&mut self, error: Error) {
+        self.interrupted = Some(error);
+    }
+
     /// The error of rank 0, where the meeting has failed: its own wait was to end, or another.
     pub(super) fn error(self, other: impl FnOnce() -> Error) -> Error {
         self.interrupted.unwrap_or_else(other)
@@ -103,9 +108,10 @@ impl Attendance {
     pub(super) fn verdict(&mut self, quiet: bool) -> Option<Result<(), String>> {
         let (missing, late) = (self.missing(), Instant::now() > self.until);
         if let Err(interrupted) = interrupt::check(0, "join") {
-            let told = interrupted.to_string();
-            self.interrupted = Some(interrupted);
-            return Some(Err(told));
+            self.interrupt(interrupted);
+        }
+        if let Some(interrupted) = &self.interrupted {
+            return Some(Err(interrupted.to_string()));
         }
         match &self.mistake {
             Some((mistake, since)) => {

@@ -123,9 +123,9 @@ fn host(
         };
         let drawn = draw(0)?;
         let greeted = greet(&stream, &drawn);
-        let greeted = greeted.map_err(|cause| cause.kind() == std::io::ErrorKind::Interrupted);
-        if greeted == Err(true) {
-            return Err(Error::Interrupted { rank: 0, operation: "join" });
+        if greeted.as_ref().is_err_and(|cause| cause.kind() == std::io::ErrorKind::Interrupted) {
+            attendance.interrupt(Error::Interrupted { rank: 0, operation: "join" });
+            continue;
         }
         let Ok(Some((hello, seal))) = greeted else {
             // Of two processes that do not see each other, the guest has found out first, and sends
