@@ -50,6 +50,8 @@ faults! {
     "collective/buckets" in Handles {
         /// Leaves its buckets one after the other.
         FinishOneByOne,
+        /// Does not tell its other buckets how far the last waits of the first one go.
+        TellNoLastEnds,
     }
     "collective/core" in Simulator {
         /// Publishes a carried contribution as a fresh one.

@@ -76,24 +76,24 @@ pub(super) fn leave_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fa
         return parts.iter_mut().try_for_each(|part| part.sum.finish(until)).map(|()| false);
     }
     for index in 0..parts.len() {
-        match leave_one(parts, index, begun.into()) {
+        match leave_one(parts, index, begun.into(), fault) {
             Err(Error::Timeout { .. }) => {}
             ended => ended?,
         }
     }
     for index in 0..parts.len() {
-        leave_one(parts, index, deadline).map_err(|error| waited_since(begun, error))?;
+        leave_one(parts, index, deadline, fault).map_err(|error| waited_since(begun, error))?;
     }
     Ok(parts.iter().any(|part| part.stage != Stage::Left))
 }
 
 /// The same for one of them, whose last outcomes the caller has.
-fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline) -> Result<()> {
+fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline, fault: Option<Fault>) -> Result<()> {
     if parts[index].stage != Stage::Taken {
         return Ok(());
     }
     let rounds = parts[index].sum.leave_rounds(deadline)?;
-    if let Some(rounds) = rounds.as_ref().filter(|_| index == 0) {
+    if let Some(rounds) = rounds.as_ref().filter(|_| index == 0 && !Fault::TellNoLastEnds.is(fault)) {
         parts.iter().filter_map(|part| part.inbox.as_ref()).for_each(|inbox| inbox.tell_end(*rounds.end()));
     }
     match rounds {
