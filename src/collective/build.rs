@@ -7,6 +7,7 @@ mod arrivals;
 mod checks;
 mod choices;
 mod models;
+mod plan;
 mod texts;
 
 use std::time::Instant;
@@ -17,7 +18,7 @@ use super::allreduce::Allreduce;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
 use super::choices::{Choices, compare, encode};
-use super::core::{Path, Plan, Terms, Topology, program};
+use super::core::{Path, Plan};
 use super::driver::{Driver, Reduction, Regions};
 use super::engine::Engine;
 use super::following::Following;
@@ -30,7 +31,6 @@ use crate::error::{Error, Result, text_of};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::{Introduction, Provider};
 use crate::fabric::{Key, Lender, MOST_EXCHANGED, RawAccess, Region};
-use crate::fault::Fault;
 use crate::group::Group;
 use crate::random;
 use crate::reduce::{Dtype, Element, Item, Reduce};
@@ -389,106 +389,6 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         Ok(connected.ok().filter(|_| refused.is_none()))
     }
 
-    /// This rank's plan; or what is wrong with its choices.
-    fn plan(&self, offloaded: bool) -> Result<Plan> {
-        let (rank, ranks) = (self.world.rank(), self.world.size());
-        let usage = |problem| self.usage(problem);
-        let (elements, bytes) = self.check_choices()?;
-        if self.needs_buckets {
-            return Err(usage(
-                "mg-wfbp hands tensors in one by one; call buckets(Buckets::Measured), or choose Preset::Synchronous",
-            ));
-        }
-        self.check_restored()?;
-        if self.model().is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
-            return Err(usage(
-                "groups, and to hold what is absent, are for models; give each rank a model, or choose others",
-            ));
-        }
-        if self.model().is_some() {
-            self.check_memory(elements)?;
-        }
-        let parameters = self.world.parameters();
-        let topology = match offloaded {
-            // Under a provider, ranks make no use of shared memory.
-            true => Topology::new((0..ranks).collect()),
-            false => Topology::new(self.world.fabric().hosts()),
-        };
-        if offloaded {
-            self.check_offloaded()?;
-        }
-        let given = self.is_led() || (self.is_taped() && self.world.replay().is_some());
-        if given && self.absent == Absent::Hold && topology.hosts() > 1 {
-            return Err(usage(
-                "held models are replayed on one host only; start all ranks on one machine, over shared memory (EARLYBIRD_FABRIC=shm)",
-            ));
-        }
-        let tree = match self.mover {
-            _ if offloaded => false,
-            // The provider that was asked for is not there.
-            Mover::Tree if self.executor == Executor::Provider => topology.hosts() == 1,
-            Mover::Tree if self.is_taped() => {
-                return Err(usage(
-                    "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
-                ));
-            }
-            Mover::Tree if topology.hosts() > 1 && topology.hosts() < ranks => {
-                return Err(usage(
-                    "the tree mover needs all ranks on one host, or each on a host of its own; use the cut mover",
-                ));
-            }
-            Mover::Tree => true,
-            _ if self.model().is_some() || self.is_taped() => false,
-            Mover::Auto if topology.hosts() == 1 => parameters.mover() == Mover::Tree,
-            Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
-            Mover::Cut => false,
-        };
-        let path = match tree {
-            _ if offloaded => Path::Offloaded,
-            true if topology.hosts() > 1 => Path::Relayed,
-            true => Path::Program,
-            false if self.model().is_some() || given => Path::Segmented,
-            false => parameters.path(self.fire, ranks, bytes as u64),
-        };
-        let grace = if offloaded { Grace::NONE } else { self.grace };
-        // A tree's outcomes are released one by one: with two slots no rank waits for that.
-        let depth = match self.fire {
-            fire if !fire.is_synchronous() => u64::from(self.depth),
-            _ if tree || offloaded => 2,
-            _ => 1,
-        };
-        let segment = parameters.segment();
-        let schedule = parameters.schedule(bytes as u64, path, ranks);
-        let program =
-            (path == Path::Program).then(|| program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth));
-        let plan = Plan::new(Terms {
-            ranks,
-            me: rank,
-            topology,
-            fire: self.fire,
-            grace,
-            absent: self.absent,
-            weighted: self.scale == Scale::Weights,
-            depth,
-            path,
-            given,
-            base: self.base,
-            memory: self.model().map(|_| self.group),
-            bytes,
-            wide_bytes: elements.saturating_mul(self.dtype.wide_size()),
-            segment,
-            run: parameters.run(),
-            pull_after: parameters.pull_after(bytes),
-            helpers: self.world.cores().clamp(1, ranks),
-            schedule,
-            program,
-            fault: Fault::chosen(),
-        });
-        plan.checked_data_bytes()
-            .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
-        Ok(plan)
-    }
-
     fn usage(&self, problem: &'static str) -> Error {
         Error::Usage { rank: self.world.rank(), operation: OPERATION, problem }
     }
@@ -502,18 +402,6 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Whether it has its cuts from another collective.
     fn is_led(&self) -> bool {
         self.following.as_ref().is_some_and(Following::is_led)
-    }
-
-    /// Whether `auto` stands for relays here, if the executor lets it.
-    fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
-        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size() && self.model().is_none();
-        let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
-        self.mover == Mover::Auto && alone && parameters.relays(self.fire, bytes as u64, by_processor)
-    }
-
-    /// Whether this rank relays while it computes. One that does not would hold up every round.
-    fn may_relay(&self) -> bool {
-        matches!(self.executor, Executor::Auto | Executor::Thread)
     }
 }
 
