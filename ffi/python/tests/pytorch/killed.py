@@ -45,7 +45,7 @@ def patch(kind: Any, name: str, rank: int, *, after: int, when: Callable[[Any], 
 
 PLACES = {
     "before hand-in": lambda: patch(HandIn, "complete", 3, after=12),
-    "after hand-in": lambda: patch(HandIn, "_arrive", 1, after=25, ends=True),
+    "after hand-in": lambda: patch(HandIn, "complete", 1, after=25, ends=True),
     # The late rank has missed a round, has applied it, and is about to apply the next one.
     "inside a replay": lambda: patch(Gradients, "_apply", 3, after=8, when=lambda partial: len(partial.last) == 1),
     "at a meeting": lambda: patch(Agreement, "average_buffers", 2, after=2),

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Work
 
 from .._earlybird import end_waits, wait_until_end
 from .._errors import Timeout, UsageError, reason
-from ._waits import Entry, make_calls_of_others, waiting
+from ._waits import Entry, explained, make_calls_of_others, waiting
 
 Call = Callable[[], list[torch.Tensor]]
 
@@ -63,7 +63,7 @@ class MadeCall(Work):
         except BaseException as error:
             # What leaves a thread is lost: what waits for this gets it.
             if isinstance(error, Exception):
-                self._error = error
+                self._error = explained(self.entry, error)
             else:
                 self._error, self.interrupt = RuntimeError(reason(error)), error
         self._is_done = True

@@ -7,7 +7,8 @@ on.
 
 A process counts as waiting only while its main thread, and each other thread that has ever made a call, is in one. So a rank
 that computes, or sleeps, is never part of such a circle. Notes are read until each of them was written anew twice with nothing
-changed: at some time then all of these calls waited.
+changed: at some time then all of these calls waited. Then each of their groups gets a text in the store. The ranks that wait in
+it read that, and end their calls some looks later: so all of them know the circle before the first of their processes ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
+
+from .._errors import Aborted
 
 if TYPE_CHECKING:
     from ._group import EarlybirdProcessGroup
@@ -62,6 +65,8 @@ class _Waiting(threading.local):
 
 
 _LOCK = threading.Lock()
+# Why the calls of a group can come to no end, by its key.
+_CIRCLES: dict[str, str] = {}
 _CALLERS: dict[threading.Thread, list[Entry]] = {}
 _GROUPS: weakref.WeakValueDictionary[str, EarlybirdProcessGroup] = weakref.WeakValueDictionary()
 _HERE = _Waiting()
@@ -90,6 +95,12 @@ def _base(store: dist.Store) -> dist.Store:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
+
+
+def explained(entry: Entry | None, error: Exception) -> Exception:
+    """The error of a call: of one that could come to no end, why."""
+    text = _CIRCLES.get(entry.group) if entry is not None else None
+    return error if text is None else Aborted(text)
 
 
 Note = dict[str, Any]
@@ -142,6 +153,8 @@ class _Watch:
         # Of each rank: what its note said, and the look with which it said so first.
         self._since: dict[int, tuple[str, int]] = {}
         self._logged: Entry | None = None
+        # Groups whose circles this process knows, and the look with which it came to know them.
+        self._known: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="earlybird waits", daemon=True)
         self._thread.start()
 
@@ -162,7 +175,8 @@ class _Watch:
         self._said = note
         self._looks += 1
         self._store.set(self._key(self._rank), json.dumps(note | {"looks": self._looks}))
-        if oldest is None or oldest.group not in _GROUPS:
+        self._end_calls_in_circles(note)
+        if oldest is None or oldest.group not in _GROUPS or oldest.group in self._known:
             return
         notes = {self._rank: note | {"looks": self._looks}}
         own = next(wait for wait in note["waits"] if wait["group"] == oldest.group)
@@ -194,8 +208,21 @@ class _Watch:
         oldest = min(entries, key=lambda entry: entry.since, default=None)
         return {"is_waiting": is_waiting, "waits": waits, "counts": counts}, oldest
 
+    def _end_calls_in_circles(self, note: Note) -> None:
+        for key in {wait["group"] for wait in note["waits"]}:
+            place = self._place(key)
+            if key not in self._known and self._store.check([place]):
+                self._known[key] = self._looks
+                _CIRCLES[key] = self._store.get(place).decode()
+            group = _GROUPS.get(key)
+            if group is not None and self._looks >= self._known.get(key, self._looks) + 2:
+                group.give_up(_CIRCLES[key])
+
     def _key(self, rank: int) -> str:
         return f"earlybird/waits/{rank}"
+
+    def _place(self, group: str) -> str:
+        return f"earlybird/waits/in a circle/{group}"
 
     def _note_of(self, rank: int, notes: dict[int, Note]) -> Note | None:
         """What a rank says; nothing if it has said nothing yet."""
@@ -237,13 +264,8 @@ class _Watch:
             for (rank, wait), (other, _) in zip(circle, others, strict=True)
         ]
         text = f"ranks wait for each other: {'; '.join(said)}. All ranks make the calls of several groups in one order"
-        # Last that in which this rank waits: its program may end when its call does.
-        own = {wait["group"] for wait in self._said["waits"]}
-        keys = {wait["group"] for _, wait in circle} | own
-        for key in sorted(keys, key=lambda key: key in own):
-            group = _GROUPS.get(key)
-            if group is not None:
-                group.give_up(text)
+        for key in {wait["group"] for _, wait in circle} | {wait["group"] for wait in self._said["waits"]}:
+            self._store.set(self._place(key), text)
 
     def _log(self, own: Any, notes: dict[int, Note]) -> None:
         parts = []
