@@ -228,7 +228,9 @@ fn long_enough(secret: String) -> Result<String> {
         LEAST_SECRET.. => Ok(secret),
         short => {
             let bytes = if short == 1 { "byte" } else { "bytes" };
-            Err(Error::Config(format!("{SECRET} has {short} {bytes}; use {LEAST_SECRET} or more")))
+            Err(Error::Config(format!(
+                "{SECRET} has {short} {bytes}; use {LEAST_SECRET} or more, such as `openssl rand -hex 16` makes"
+            )))
         }
     }
 }

@@ -392,7 +392,9 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
             let joined =
                 network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
             let is_spread = joined.neighbours().len() < ranks as usize;
-            if own.is_none() && rank == 0 && is_spread && !matches!(place, StoreAddress::Unix(_)) {
+            // Other users of the machine reach a port, too.
+            let is_open = is_spread || matches!(place, StoreAddress::Tcp { .. } | StoreAddress::Among { .. });
+            if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
                 warn_without_secret();
             }
             Ok(joined)
@@ -405,8 +407,8 @@ fn warn_without_secret() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         tracing::warn!(
-            "this job has no secret, so a process that knows its number can join; put this before the line that starts the \
-             ranks: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
+            "this job has no secret, so other users who know its number or its store can join; put this before the line that \
+             starts the ranks, on several hosts the same value on each: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
         );
     });
 }

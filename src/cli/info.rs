@@ -157,13 +157,17 @@ fn tell(json: bool, config: &Config) {
 }
 
 /// What keeps other users out of jobs on several hosts.
-fn secret() -> &'static str {
-    match std::env::var_os("EARLYBIRD_SECRET").is_some_and(|secret| !secret.is_empty()) {
-        true => "set",
-        false => {
-            "not set. `earlybird run` and torch draw one for each job; with other launchers others can join a job on several \
-             hosts, unless this line is before the one that starts the ranks: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
+fn secret() -> String {
+    let given = std::env::var_os("EARLYBIRD_SECRET");
+    match (given, earlybird::Config::from_env()) {
+        (Some(secret), Err(problem)) if problem.to_string().contains("EARLYBIRD_SECRET") => {
+            format!("{} bytes, which no rank takes ({problem})", secret.len())
         }
+        (Some(_), _) => "set".to_owned(),
+        (None, _) => "not set. `earlybird run` draws one for each job, and so does torch, whose store shows it to processes \
+             that reach that; with other launchers others can join a job on several hosts, unless this line is before the one \
+             that starts the ranks, with the same value on each host: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
+            .to_owned(),
     }
 }
 

@@ -24,6 +24,8 @@ fn info_says_whether_jobs_have_a_secret() {
         assert!(text(&output).contains(advice), "{}", text(&output));
         let output = earlybird(arguments).env("EARLYBIRD_SECRET", "speak friend and enter").output().unwrap();
         assert!(!text(&output).contains(advice) && !text(&output).contains("speak"), "{}", text(&output));
+        let output = earlybird(arguments).env("EARLYBIRD_SECRET", "short").output().unwrap();
+        assert!(text(&output).contains("which no rank takes"), "{}", text(&output));
     }
 }
 

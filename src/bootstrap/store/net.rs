@@ -89,6 +89,9 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
                 |name| peer::holder_of(&name),
             ))
         }
+        io::ErrorKind::PermissionDenied => {
+            meeting.error(format!("rank 0 may not listen there ({cause}); take a port above 1023"))
+        }
         _ => meeting.error(format!("rank 0 cannot listen there ({cause}); it must be an address of its own host")),
     })?;
     listener.do_not_block().map_err(|cause| Error::os(0, "open the meeting", cause))?;

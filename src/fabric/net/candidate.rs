@@ -159,7 +159,9 @@ impl<F: OverWire> NetCandidate<F> {
         let unreached = |whom: String, how: String| {
             let advice = match how.contains("Too many open files") {
                 true => "a rank takes descriptors for each other one: raise ulimit -n",
-                false => "are the devices on one network (EARLYBIRD_DEVICE), and does no firewall stand between them?",
+                false => {
+                    "are the devices on one network (EARLYBIRD_DEVICE), and does no firewall stand between them? SECURITY.md and the guide to sites say which ports a rank needs"
+                }
             };
             let cause = format!("{whom} came to the meeting and cannot be reached over {provider} ({how}); {advice}");
             Error::join(rank, cause)

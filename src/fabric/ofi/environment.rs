@@ -147,6 +147,21 @@ pub(super) fn prepare() -> [SetBy; COUNT] {
     })
 }
 
+/// The variables that are a range of ports for `tcp`, the lowest and the highest one.
+const PORTS: [&str; 2] = ["FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE"];
+
+/// What is wrong with the range of ports that the user has chosen.
+fn problem_with_ports(given: [Option<String>; 2]) -> Option<String> {
+    let [low, high] = given.each_ref().map(|port| port.as_ref().and_then(|port| port.trim().parse::<u16>().ok()));
+    let is_range = low.zip(high).is_some_and(|(low, high)| low <= high);
+    if is_range || given.iter().all(Option::is_none) {
+        return None;
+    }
+    let [low, high] = given.map(|port| port.unwrap_or_else(|| "not set".to_owned()));
+    let [low_name, high_name] = PORTS;
+    Some(format!("{low_name} is {low} and {high_name} is {high}: that is no range of ports, so libfabric takes any"))
+}
+
 /// Whether this thread is the only one of the process; false if that cannot be determined.
 fn has_one_thread() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
@@ -161,6 +176,13 @@ pub(super) fn warn(rank: u32, provider: &str) {
     }
     if let Some(advice) = warning(provider, prepare(), &WARNED, true) {
         tracing::info!(rank, "{advice}");
+    }
+    static LOOKED: AtomicBool = AtomicBool::new(false);
+    if provider.contains("tcp")
+        && !LOOKED.swap(true, Ordering::Relaxed)
+        && let Some(problem) = problem_with_ports(PORTS.map(|name| std::env::var(name).ok()))
+    {
+        tracing::warn!(rank, "{problem}");
     }
 }
 
@@ -203,6 +225,20 @@ mod tests {
         }
         let sockets = warning("sockets", unset, &warned, false).unwrap();
         assert!(sockets.contains("FI_SOCKETS_MAX_BUF_SZ=4194304 ("), "{sockets}");
+    }
+
+    #[test]
+    fn half_a_range_of_ports_is_none() {
+        let problem = |low: &str, high: &str| {
+            problem_with_ports([low, high].map(|port| Some(port.to_owned()).filter(|port| !port.is_empty())))
+        };
+        for (low, high) in [("", ""), ("31000", "31999"), ("31000", "31000")] {
+            assert_eq!(problem(low, high), None);
+        }
+        for (low, high) in [("31000", ""), ("", "31999"), ("31999", "31000"), ("abc", "31999"), ("70000", "71000")] {
+            let problem = problem(low, high).unwrap();
+            assert!(problem.contains("no range of ports") && problem.contains("FI_TCP_PORT_LOW_RANGE"), "{problem}");
+        }
     }
 
     #[test]
