@@ -195,6 +195,37 @@ def test_many_small_gradients_share_messages_as_in_ddp() -> None:
     )
 
 
+def test_what_only_earlier_passes_of_a_step_have_used_is_handed_in() -> None:
+    run(
+        """
+        torch.set_num_threads(1)
+        for wrapped in (False, True):
+            model = nn.ParameterDict({"a": nn.Parameter(torch.zeros(2)), "c": nn.Parameter(torch.zeros(2))})
+            class Sum(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.of = model
+                def forward(self, both):
+                    return (2 * self.of["a"] + self.of["c"] if both else 2 * self.of["a"]).sum()
+            sums = Sum()
+            called = DistributedDataParallel(sums) if wrapped else sums
+            optimizer = torch.optim.SGD(sums.parameters(), lr=1.0)
+            partial = earlybird.torch.Gradients(called, state=[optimizer], fire="all", scale="sum", buckets="each")
+            partial.on_round(optimizer.step)
+            for _ in range(3):
+                optimizer.zero_grad()
+                with partial.no_sync():
+                    called(True).backward()
+                called(False).backward()
+                partial.step()
+            assert (model["a"] == -12 * size).all() and (model["c"] == -3 * size).all(), (model["a"], model["c"])
+            partial.finish()
+        dist.barrier()
+        """.replace("\n        ", "\n"),
+        2,
+    )
+
+
 def test_the_group_may_come_after_the_model() -> None:
     texts = run(
         """

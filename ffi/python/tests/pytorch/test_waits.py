@@ -30,7 +30,8 @@ for call in calls:
     call()
 text = ends(*(calls if rank == 0 else reversed(calls)))
 assert "ranks wait for each other" in text, text
-assert "all_reduce (call 2 of the group of ranks 0, 1)" in text and "barrier (call 2 of the group of ranks 0, 1)" in text, text
+for call, group in (("all_reduce", a), ("barrier", b)):
+    assert f"{call} (call 2 of group {group.group_name}, ranks 0, 1)" in text, text
 os._exit(0)
 """,
         2,

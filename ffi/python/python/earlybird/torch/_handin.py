@@ -53,6 +53,8 @@ class HandIn:
         self._sum: BucketedAllreduce | None = None
         self._takes = True
         self._filled: set[int] = set()
+        # Parameters that a backward pass of this step under no_sync() has given a gradient.
+        self._added: set[int] = set()
         # What the gradients of this step were: address, version, bits.
         self._seen: dict[int, tuple[int, int, tuple[int, int]]] = {}
         self._hooks: list[RemovableHandle] = []
@@ -111,7 +113,9 @@ class HandIn:
 
     def _is_ready(self, parameter: Tensor) -> None:
         gradient = parameter.grad
-        if self._takes and gradient is not None:
+        if not self._takes:
+            self._added.add(self._index[parameter])
+        elif gradient is not None:
             address = gradient.data_ptr() if gradient.layout == torch.strided else 0
             self._take(parameter, gradient, (address, gradient._version))
 
@@ -161,7 +165,8 @@ class HandIn:
                 "there was no backward pass since the last step, or all were under no_sync(), or gradients were assigned, which is "
                 "not seen: a step that has none is left out"
             )
-        gradients = {index: self.parameters[index].grad for index in self._seen}
+        # The last pass may have left out what those before have used.
+        gradients = {index: self.parameters[index].grad for index in self._added | self._seen.keys()}
         if self._scaler is not None:
             gradients = self._unscaled(self._scaler, gradients)
         for index in range(len(self.parameters)):
@@ -200,6 +205,7 @@ class HandIn:
     def begin_again(self) -> None:
         """The outcomes of a step are applied."""
         self._filled.clear()
+        self._added.clear()
         self._seen.clear()
 
     @torch.no_grad()

@@ -138,7 +138,8 @@ def _circle(rank: int, notes: dict[int, Note]) -> list[tuple[int, Any]]:
 
 
 def _named(wait: Any) -> str:
-    return f"{wait['name']} (call {wait['number']} of the group of ranks {', '.join(map(str, wait['ranks']))})"
+    ranks = ", ".join(map(str, wait["ranks"]))
+    return f"{wait['name']} (call {wait['number']} of group {wait['of']}, ranks {ranks})"
 
 
 class _Watch:
@@ -201,8 +202,8 @@ class _Watch:
         waits = []
         for entry in entries:
             group = _GROUPS.get(entry.group)
-            ranks = group.ranks() if group is not None else []
-            waits.append({"group": entry.group, "number": entry.number, "name": entry.name, "ranks": ranks})
+            ranks, name = (group.ranks(), group.group_name) if group is not None else ([], "")
+            waits.append({"group": entry.group, "number": entry.number, "name": entry.name, "of": name, "ranks": ranks})
         counts = {key: group.handed_in for key, group in list(_GROUPS.items())}
         is_waiting = is_main_there and all(callers)
         oldest = min(entries, key=lambda entry: entry.since, default=None)
