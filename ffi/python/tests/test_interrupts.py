@@ -111,7 +111,7 @@ def test_ctrl_c_ends_a_call_over_libfabric(port: int) -> None:
     """Some versions of it load a library that takes the handlers of signals away."""
     # The handler is set before libfabric is loaded.
     join = f"""
-    choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 30}}
+    choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 30, "secret": "a secret of this test"}}
     world = earlybird.World.join(rank, 2, "tcp:127.0.0.1:{port}", **choices)
     place ="""
     interrupt(INTERRUPTED.replace("CALL", "barrier").replace("\n    place =", join))
