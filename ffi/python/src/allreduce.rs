@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{bad_choice, misused, raised};
-use crate::handle::{Ends, Entry, Handle, entries};
-use crate::memory::{Loan, Memory, Owner};
+use crate::handle::{Ends, Entry, Handle, RELEASED, entries};
+use crate::memory::{Loan, Memory};
 use crate::world::World;
 
 /// A collective that is used by one thread at a time.
@@ -18,13 +18,14 @@ use crate::world::World;
 pub(crate) struct Allreduce(Handle<earlybird::Allreduce<u8>>);
 
 impl Allreduce {
-    /// Whether memory may be lent now.
-    pub(crate) fn check_loan(&self, loan: Loan) -> PyResult<()> {
-        self.0.check_loan(|held| match loan {
-            Loan::Contribution(number) if number != held.handed_in => Some("the contribution was handed in"),
-            Loan::Outcome(round) if held.get().kept(round).is_none() => Some("the outcome was released"),
-            Loan::Contribution(_) | Loan::Outcome(_) => None,
-        })
+    /// Whether the contribution of a number may be lent now.
+    pub(crate) fn check_contribution(&self, number: u64) -> PyResult<()> {
+        self.0.check_loan(|held| number == held.handed_in, "the contribution was handed in")
+    }
+
+    /// Whether the outcome of a round may be lent now.
+    pub(crate) fn check_outcome(&self, round: u64) -> PyResult<()> {
+        self.0.check_loan(|held| held.get().kept(round).is_some(), RELEASED)
     }
 }
 
@@ -107,7 +108,7 @@ impl Allreduce {
         let number = held.handed_in;
         let contribution = held.get_mut().contribution().map_err(|error| raised(slf.py(), &error))?;
         let place = (contribution.as_mut_ptr() as usize, contribution.len());
-        Ok(Memory::new(Owner::Whole(slf.clone().unbind()), Loan::Contribution(number), place, this.0.views.clone()))
+        Ok(Memory::new(Loan::Contribution(slf.clone().unbind(), number), place, this.0.views.clone()))
     }
 
     /// Sets the weight of the next contribution, under the scale "weights".
@@ -131,15 +132,15 @@ impl Allreduce {
     fn _outcome(slf: &Bound<'_, Self>, round: u64) -> PyResult<Memory> {
         let this = slf.get();
         let held = this.0.enter(slf.py())?;
-        let kept = held.get().kept(round).ok_or_else(|| PyBufferError::new_err("the outcome was released"))?;
+        let kept = held.get().kept(round).ok_or_else(|| PyBufferError::new_err(RELEASED))?;
         let place = (kept.data().as_ptr() as usize, kept.data().len());
-        Ok(Memory::new(Owner::Whole(slf.clone().unbind()), Loan::Outcome(round), place, this.0.views.clone()))
+        Ok(Memory::new(Loan::Outcome(slf.clone().unbind(), round), place, this.0.views.clone()))
     }
 
     /// The initiator and the entries of a round that is not released.
     fn _cut(&self, py: Python<'_>, round: u64) -> PyResult<(Option<u32>, Vec<Entry>)> {
         let held = self.0.enter(py)?;
-        let kept = held.get().kept(round).ok_or_else(|| misused(py, "the outcome was released"))?;
+        let kept = held.get().kept(round).ok_or_else(|| misused(py, RELEASED))?;
         Ok(entries(kept.cut()))
     }
 
@@ -160,7 +161,7 @@ impl Allreduce {
 
     /// Makes every later call of every rank fail.
     fn _abort(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.0.world.abort(reason));
+        self.0.abort(py, reason);
     }
 
     /// The first and the last round of the next outcomes of a rank that leaves; nothing once it has left.

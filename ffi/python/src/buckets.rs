@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use earlybird::Buckets;
+use earlybird::{BucketOutcomes, Buckets};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 use crate::allreduce::{builder, ends};
 use crate::collectives::Held;
 use crate::errors::{bad_choice, misused, raised};
-use crate::handle::{Ends, Entry, Handle, entries};
-use crate::memory::{Loan, Memory, Owner};
+use crate::handle::{Ends, Entry, Handle, RELEASED, entries};
+use crate::memory::{Loan, Memory};
 use crate::world::World;
 
 /// A collective that is used by one thread at a time. Tensors are copied into it: where buckets change, their memory does.
@@ -20,9 +20,14 @@ pub(crate) struct BucketedAllreduce(Handle<earlybird::BucketedAllreduce<u8>>);
 
 impl BucketedAllreduce {
     /// Whether the outcome of a round may be lent now.
-    pub(crate) fn check_loan(&self, round: u64) -> PyResult<()> {
-        self.0.check_loan(|held| held.get().kept(round).is_none().then_some("the outcome was released"))
+    pub(crate) fn check_outcome(&self, round: u64) -> PyResult<()> {
+        self.0.check_loan(|held| held.get().kept(round).is_some(), RELEASED)
     }
+}
+
+/// The rounds of outcomes, which are kept.
+fn kept(outcomes: BucketOutcomes<'_, u8>) -> Ends {
+    outcomes.keep().as_ref().map_or((1, 0), ends)
 }
 
 fn read(py: Python<'_>, buckets: &str) -> PyResult<Buckets> {
@@ -98,23 +103,23 @@ impl BucketedAllreduce {
 
     /// The first and the last round that the wait returned.
     fn _wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Ends> {
-        self.0.take(py, timeout, |sum, within| Ok(sum.wait(within)?.keep().as_ref().map_or((1, 0), ends)))
+        self.0.take(py, timeout, |sum, within| Ok(kept(sum.wait(within)?)))
     }
 
     /// The memory of a tensor in the outcome of a round.
     fn _tensor(slf: &Bound<'_, Self>, round: u64, index: usize) -> PyResult<Memory> {
         let this = slf.get();
         let held = this.0.enter(slf.py())?;
-        let kept = held.get().kept(round).ok_or_else(|| PyBufferError::new_err("the outcome was released"))?;
+        let kept = held.get().kept(round).ok_or_else(|| PyBufferError::new_err(RELEASED))?;
         let data = kept.tensor(index).ok_or_else(|| misused(slf.py(), &format!("there is no tensor {index}")))?;
         let place = (data.as_ptr() as usize, data.len());
-        Ok(Memory::new(Owner::InBuckets(slf.clone().unbind()), Loan::Outcome(round), place, this.0.views.clone()))
+        Ok(Memory::new(Loan::Tensor(slf.clone().unbind(), round), place, this.0.views.clone()))
     }
 
     /// The initiator and the entries of a round that is not released.
     fn _cut(&self, py: Python<'_>, round: u64) -> PyResult<(Option<u32>, Vec<Entry>)> {
         let held = self.0.enter(py)?;
-        let kept = held.get().kept(round).ok_or_else(|| misused(py, "the outcome was released"))?;
+        let kept = held.get().kept(round).ok_or_else(|| misused(py, RELEASED))?;
         Ok(entries(kept.cut()))
     }
 
@@ -127,15 +132,12 @@ impl BucketedAllreduce {
 
     /// Makes every later call of every rank fail.
     fn _abort(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.0.world.abort(reason));
+        self.0.abort(py, reason);
     }
 
     /// The first and the last round of the next outcomes of a rank that leaves; nothing once it has left.
     fn _leave(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Ends>> {
-        let leave = |sum: &mut earlybird::BucketedAllreduce<u8>, within| {
-            Ok(sum.leave(within)?.map(|outcomes| outcomes.keep().as_ref().map_or((1, 0), ends)))
-        };
-        self.0.wait_for(py, timeout, leave)
+        self.0.wait_for(py, timeout, |sum, within| Ok(sum.leave(within)?.map(kept)))
     }
 
     fn _finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {

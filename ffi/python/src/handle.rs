@@ -20,9 +20,12 @@ pub(crate) type Entry = (u32, &'static str, u64, u16);
 /// The first and the last of some rounds.
 pub(crate) type Ends = (u64, u64);
 
+/// Why an outcome cannot be had.
+pub(crate) const RELEASED: &str = "the outcome was released";
+
 /// The calls of a collective, and what they need.
 pub(crate) struct Handle<C: Send> {
-    pub(crate) world: earlybird::World,
+    world: earlybird::World,
     held: Mutex<Held<C>>,
     /// Arrays of outcomes that exist.
     pub(crate) views: Arc<AtomicUsize>,
@@ -72,12 +75,17 @@ impl<C: Send> Handle<C> {
         }
     }
 
-    /// Whether memory may be lent now: `problem` says why not.
-    pub(crate) fn check_loan(&self, problem: impl FnOnce(&Held<C>) -> Option<&'static str>) -> PyResult<()> {
+    /// Makes every later call of every rank fail.
+    pub(crate) fn abort(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.world.abort(reason));
+    }
+
+    /// Whether memory may be lent now; `problem` says why not.
+    pub(crate) fn check_loan(&self, is_lent: impl FnOnce(&Held<C>) -> bool, problem: &'static str) -> PyResult<()> {
         let held = self.held.try_lock().filter(|_| self.world.is_own());
         let held = held
             .ok_or_else(|| PyBufferError::new_err("the allreduce is in use by another thread or a parent process"))?;
-        problem(&held).map_or(Ok(()), |problem| Err(PyBufferError::new_err(problem)))
+        if is_lent(&held) { Ok(()) } else { Err(PyBufferError::new_err(problem)) }
     }
 
     /// Makes a call that releases outcomes, without the interpreter's lock.

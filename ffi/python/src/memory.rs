@@ -11,27 +11,23 @@ use pyo3::prelude::*;
 use crate::allreduce::Allreduce;
 use crate::buckets::BucketedAllreduce;
 
-/// What is lent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is lent, and by which handle.
 pub(crate) enum Loan {
-    /// The contribution that is written now, of so many.
-    Contribution(u64),
+    /// The contribution that is written now, by its number.
+    Contribution(Py<Allreduce>, u64),
     /// The outcome of a round.
-    Outcome(u64),
+    Outcome(Py<Allreduce>, u64),
+    /// A tensor in the outcome of a round.
+    Tensor(Py<BucketedAllreduce>, u64),
 }
 
-/// The handle that lends.
-pub(crate) enum Owner {
-    Whole(Py<Allreduce>),
-    InBuckets(Py<BucketedAllreduce>),
-}
-
-impl Owner {
-    fn check(&self, loan: Loan) -> PyResult<()> {
-        match (self, loan) {
-            (Owner::Whole(owner), loan) => owner.get().check_loan(loan),
-            (Owner::InBuckets(owner), Loan::Outcome(round)) => owner.get().check_loan(round),
-            (Owner::InBuckets(_), Loan::Contribution(_)) => Err(PyBufferError::new_err("buckets lend outcomes only")),
+impl Loan {
+    /// Refuses what is lent no more.
+    fn check(&self) -> PyResult<()> {
+        match self {
+            Loan::Contribution(owner, number) => owner.get().check_contribution(*number),
+            Loan::Outcome(owner, round) => owner.get().check_outcome(*round),
+            Loan::Tensor(owner, round) => owner.get().check_outcome(*round),
         }
     }
 }
@@ -39,7 +35,6 @@ impl Owner {
 /// The memory of a contribution or an outcome. A view can be had while the loan lasts.
 #[pyclass(frozen, module = "earlybird._earlybird")]
 pub(crate) struct Memory {
-    owner: Owner,
     loan: Loan,
     address: usize,
     bytes: usize,
@@ -48,12 +43,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(owner: Owner, loan: Loan, (address, bytes): (usize, usize), views: Arc<AtomicUsize>) -> Self {
-        Memory { owner, loan, address, bytes, views }
+    pub(crate) fn new(loan: Loan, (address, bytes): (usize, usize), views: Arc<AtomicUsize>) -> Self {
+        Memory { loan, address, bytes, views }
     }
 
     fn is_outcome(&self) -> bool {
-        matches!(self.loan, Loan::Outcome(_))
+        !matches!(self.loan, Loan::Contribution(..))
     }
 }
 
@@ -66,7 +61,7 @@ impl Memory {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let memory = slf.get();
-        memory.owner.check(memory.loan)?;
+        memory.loan.check()?;
         if memory.is_outcome() && flags & ffi::PyBUF_WRITABLE != 0 {
             return Err(PyBufferError::new_err("an outcome is read-only; copy it to change it"));
         }

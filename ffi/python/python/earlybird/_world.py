@@ -294,7 +294,7 @@ class World(_earlybird.World):
         ``depth=8``. ``model`` is what all ranks begin with, if contributions are updates of a model.
 
         With ``buckets`` tensors are handed in as they become ready, and those of a bucket share a message: ``"each"``,
-        ``"one"``, ``"25M"`` for buckets that are complete with so many bytes, or ``"measured"``.
+        ``"one"``, ``"25M"`` for buckets that are handed in when they have at least 25 MiB, or ``"measured"``.
         """
         chosen = map(operator.index, lengths if isinstance(lengths, Iterable) else [lengths])
         name = dtype_name(dtype)

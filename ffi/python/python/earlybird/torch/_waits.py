@@ -175,11 +175,12 @@ class _Watch:
             return
         self._said = note
         self._looks += 1
-        self._store.set(self._key(self._rank), json.dumps(note | {"looks": self._looks}))
+        note["looks"] = self._looks
+        self._store.set(self._key(self._rank), json.dumps(note))
         self._end_calls_in_circles(note)
         if oldest is None or oldest.group not in _GROUPS or oldest.group in self._known:
             return
-        notes = {self._rank: note | {"looks": self._looks}}
+        notes = {self._rank: note}
         own = next(wait for wait in note["waits"] if wait["group"] == oldest.group)
         if not self._is_first(own, notes):
             return
