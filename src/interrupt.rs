@@ -31,13 +31,10 @@ pub(crate) fn check(rank: u32, operation: &'static str) -> Result<()> {
     }
 }
 
-/// The error of a wait for another process, whose cause is of the kind [`std::io::ErrorKind::Interrupted`] if it was to end;
-/// otherwise another one.
-pub(crate) fn or(rank: u32, operation: &'static str, cause: &std::io::Error, other: impl FnOnce() -> Error) -> Error {
-    match cause.kind() {
-        std::io::ErrorKind::Interrupted => Error::Interrupted { rank, operation },
-        _ => other(),
-    }
+/// The error of a wait for another process that should end, which the system's error of the kind
+/// [`std::io::ErrorKind::Interrupted`] stands for; `None` of others.
+pub(crate) fn of(rank: u32, operation: &'static str, cause: &std::io::Error) -> Option<Error> {
+    (cause.kind() == std::io::ErrorKind::Interrupted).then_some(Error::Interrupted { rank, operation })
 }
 
 /// A lock that another thread may hold while it waits for other ranks.

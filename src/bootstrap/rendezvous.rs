@@ -123,8 +123,8 @@ fn host(
         };
         let drawn = draw(0)?;
         let greeted = greet(&stream, &drawn);
-        if greeted.as_ref().is_err_and(|cause| cause.kind() == std::io::ErrorKind::Interrupted) {
-            attendance.interrupt(Error::Interrupted { rank: 0, operation: "join" });
+        if let Some(interrupted) = greeted.as_ref().err().and_then(|cause| interrupt::of(0, "join", cause)) {
+            attendance.interrupt(interrupted);
             continue;
         }
         let Ok(Some((hello, seal))) = greeted else {
@@ -266,7 +266,7 @@ fn visit(
     };
     wait_for_word()?;
     let mut drawn = [0; NONCE];
-    let ended = |cause: std::io::Error| interrupt::or(rank, "join", &cause, lost);
+    let ended = |cause: std::io::Error| interrupt::of(rank, "join", &cause).unwrap_or_else(lost);
     read_until(&stream, &mut drawn, Instant::now() + GREETING_TIMEOUT).map_err(ended)?;
     let hello = [&hello[..], &secret.seal(&[b"greeting", &drawn, &hello])].concat();
     (&stream).write_all(&hello).map_err(|_| lost())?;

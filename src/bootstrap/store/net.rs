@@ -195,15 +195,18 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             Ok(Ok(world)) => return Ok(world),
             Ok(Err(Refusal::Final(error))) => return Err(error),
             Ok(Err(Refusal::Stranger(error))) if late || places.len() == 1 => return Err(error),
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {
-                return Err(Error::Interrupted { rank: meeting.rank, operation: "join" });
+            Err(cause) => {
+                if let Some(interrupted) = interrupt::of(meeting.rank, "join", &cause) {
+                    return Err(interrupted);
+                }
+                if late {
+                    let (_, also) = also_asked(meeting.store);
+                    return Err(meeting.error(meeting.terms.rank_0_missing(Some(&cause), also)));
+                }
             }
-            Err(cause) if late => {
-                let (_, also) = also_asked(meeting.store);
-                return Err(meeting.error(meeting.terms.rank_0_missing(Some(&cause), also)));
-            }
-            _ => interrupt::check(meeting.rank, "join")?,
+            Ok(Err(Refusal::Stranger(_))) => {}
         }
+        interrupt::check(meeting.rank, "join")?;
         // Before the first one is tried again.
         if number % places.len() == 0 {
             std::thread::sleep(PAUSE);
@@ -223,10 +226,8 @@ fn converse(meeting: &Meeting<'_>, mut stream: Stream, elsewhere: bool) -> std::
     let mut greeting = [0; GREETING];
     let soon = Instant::now() + GREETING_TIMEOUT;
     let latest = if elsewhere { soon.min(until + LINGER) } else { until + LINGER };
-    let ended = |cause: &io::Error, otherwise: Refusal| match cause.kind() {
-        io::ErrorKind::Interrupted => Refusal::Final(Error::Interrupted { rank, operation: "join" }),
-        _ => otherwise,
-    };
+    let ended =
+        |cause: &io::Error, otherwise: Refusal| interrupt::of(rank, "join", cause).map_or(otherwise, Refusal::Final);
     stream.read_until(&mut greeting, latest).map_err(|cause| ended(&cause, stranger(other)))?;
     let greeted = frame::greeted(&greeting).ok_or_else(|| stranger(other))?;
     let nonce = draw(rank).map_err(Refusal::Final)?;

@@ -15,7 +15,7 @@ use crate::time::Deadline;
 /// How far the bucket of a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// So many of its tensors are not filled.
+    /// The number of its tensors that are not filled.
     Filling(usize),
     /// It is handed in.
     HandedIn { at: Instant },

@@ -88,8 +88,8 @@ impl Hellos {
         self.free.push(buffer);
     }
 
-    /// The hello to a rank in a buffer that has received so many bytes; `None` if they are no hello, or if the rank that it
-    /// names has not sealed it for this one.
+    /// The hello to a rank in a buffer, of which the device has written the first `len` bytes. `None` if they are not a hello,
+    /// or if the rank that it names has not sealed it for this one.
     pub(super) fn received(&self, (buffer, len): (usize, usize), to: u32, secret: &JobSecret) -> Option<Hello> {
         let mut sealed = [0; SEALED];
         self.memory.window().read(buffer * BUFFER + GRH_LEN, &mut sealed);
