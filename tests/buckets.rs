@@ -8,6 +8,7 @@ mod common;
 use std::time::Duration;
 
 use common::Way;
+use common::barrier::Barrier;
 use common::worlds::{everywhere, world};
 use earlybird::{
     Absent, BucketOutcomes, BucketedAllreduce, Buckets, Config, Dtype, Error, Executor, Fire, Group, Mover, Scale,
@@ -142,7 +143,7 @@ fn bytes_and_outcomes_that_are_kept() {
 /// What a wait has found in a bucket is the caller's, whatever it calls before it gets it: others do not write there.
 #[test]
 fn outcomes_that_are_there_are_not_released_before_they_are_handed_out() {
-    let turn = std::sync::Barrier::new(2);
+    let turn = Barrier::new(2);
     world(Way::Shm, 2, DEADLINE, &|world| {
         let me = world.rank();
         let of_all = world.allreduce::<f32>(&[10, 20]).fire(Fire::SOLO).depth(2);
@@ -331,7 +332,7 @@ fn a_bucket_is_waited_for_alone() {
 /// A wait that took too long is called again, and nothing is lost.
 #[test]
 fn a_timeout_loses_nothing() {
-    let turn = std::sync::Barrier::new(2);
+    let turn = Barrier::new(2);
     world(Way::Shm, 2, DEADLINE, &|world| {
         let mut sum = world.allreduce::<f32>(&[1, 1]).buckets(Buckets::Each).build().unwrap();
         let fill = |sum: &mut BucketedAllreduce<f32>, tensor: usize| {
@@ -397,7 +398,7 @@ fn a_rank_leaves_before_the_others_plan() {
 /// A rank that comes late to a plan: the others call `begin` again.
 #[test]
 fn a_plan_that_took_too_long_is_made_later() {
-    let turn = std::sync::Barrier::new(2);
+    let turn = Barrier::new(2);
     for rule in ["all", "solo,full=10"] {
         let fire: Fire = rule.parse().unwrap();
         world(Way::Shm, 2, Duration::from_millis(1500), &|world| {

@@ -5,10 +5,10 @@
 
 mod common;
 
-use std::sync::Barrier;
 use std::time::Duration;
 
 use common::Way;
+use common::barrier::Barrier;
 use common::worlds::{everywhere, world};
 use earlybird::{Allreduce, Dtype, Error, ErrorKind, Executor, Fire, Group, Mover, Scale, World};
 use rustix::event::{PollFd, PollFlags, poll};

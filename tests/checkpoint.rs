@@ -7,9 +7,9 @@ mod common;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Barrier;
 use std::time::Duration;
 
+use common::barrier::Barrier;
 use common::folder::Folder;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways, world};

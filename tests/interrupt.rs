@@ -5,9 +5,9 @@
 mod common;
 
 use std::cell::Cell;
-use std::sync::Barrier;
 use std::time::Duration;
 
+use common::barrier::Barrier;
 use common::worlds::everywhere;
 use earlybird::{BucketedAllreduce, Buckets, Error, Executor, Fire, Reduce, World, interrupt_when};
 

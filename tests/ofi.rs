@@ -5,9 +5,10 @@
 
 mod common;
 
-use std::sync::{Barrier, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use common::barrier::Barrier;
 use common::{PROVIDERS, libfabric, until};
 use earlybird::fabric::ofi::{Device, OfiFabric, Progress, devices};
 use earlybird::fabric::{Access, At, Change, Fabric, Key, Posted, RawAccess, Signal};
@@ -104,7 +105,7 @@ fn a_rank_that_leaves_serves_the_others() {
     let world = OfiFabric::in_this_process(&library, &settings, RANKS, deadline).unwrap();
     // SAFETY: both ranks open the same endpoint; the bytes are read by an operation, while no rank changes them.
     let access = unsafe { RawAccess::promise() };
-    let gone = &Barrier::new(RANKS as usize);
+    let gone = &Barrier::new(RANKS.into());
     let play = |fabric: &OfiFabric| {
         let mut end = fabric.open(access).unwrap();
         let own = end.register(4096, Access::Read).unwrap();

@@ -5,9 +5,9 @@
 
 mod common;
 
-use std::sync::Barrier;
 use std::time::Duration;
 
+use common::barrier::Barrier;
 use common::models::update;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways, world};

@@ -5,6 +5,7 @@
 mod skipped;
 
 pub mod absence;
+pub mod barrier;
 #[cfg(feature = "cli")]
 pub mod command;
 pub mod faults;
