@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 def reason(error: BaseException | None) -> str:
     """What an exception says, for ranks that did not see it."""
@@ -59,3 +62,24 @@ class ConfigError(Error, ValueError):
 
 class UsageError(Error):
     """A call that is not allowed now."""
+
+
+class Failure:
+    """The error after which every call of a world fails, once there was one."""
+
+    def __init__(self) -> None:
+        self._error: Error | None = None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes such an error of the calls within."""
+        try:
+            yield
+        except (PeerDied, PeerLeft, Aborted, TransportError) as error:
+            self._error = error
+            raise
+
+    def check(self) -> None:
+        """Fails with the same error again: what comes after it has no other cause."""
+        if self._error is not None:
+            raise self._error

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import earlybird
-from earlybird.torch import Gradients, _gradients
+from earlybird.torch import Gradients, _gradients, partial_hook
 
 MISTAKES: list[tuple[str, Callable[[Any], None]]] = []
 """What an error says, and a function of a group that has the mistake. No text: the program is right."""
@@ -185,6 +185,12 @@ def unused_parameters(group: Any) -> None:
     Gradients(DistributedDataParallel(nn.Linear(2, 2), process_group=group, find_unused_parameters=True))
 
 
+@says("that needs Gradients(model) in place of a hook")
+def unused_parameters_in_a_hook(group: Any) -> None:
+    wrapped = DistributedDataParallel(nn.Linear(2, 2), process_group=group, find_unused_parameters=True)
+    partial_hook(group).register(wrapped)
+
+
 @says("weight is sharded (FSDP, tensor parallelism)")
 def sharded(group: Any) -> None:
     from torch.distributed.device_mesh import init_device_mesh
@@ -229,6 +235,16 @@ def scaler_beside(group: Any) -> None:
     scaler.step(training.optimizer)
 
 
+@says("scaler is a torch.amp.GradScaler, and not a float")
+def a_scale(group: Any) -> None:
+    plain(group, scaler=1024.0)
+
+
+@says("no backward pass was scaled by scaler=: scaler.scale(loss).backward()")
+def scaler_unused(group: Any) -> None:
+    plain(group, scaler=torch.amp.GradScaler("cpu")).steps()
+
+
 @says("give all that changes state to partial.on_round(function)")
 def no_function(group: Any) -> None:
     training = Training(group)
@@ -254,9 +270,9 @@ def goes_on_after_an_error(group: Any) -> None:
     training.steps(1)
 
 
-@says("differ after round 4 (equal after 0): 0.weight of AveragedModel in state (and 3 more); what changes state must be in")
+@says("differ after round 4 (equal after 1): 0.weight of AveragedModel in state (and 3 more); what changes state must be in")
 def average_outside(group: Any) -> None:
-    training = Training(group, meet_every=4)
+    training = Training(group, fire="all", meet_every=4)
     average = AveragedModel(training.layers)
     training.partial._replica.add(average)
     training.partial.on_round(training.optimizer.step)

@@ -36,7 +36,7 @@ def several(f):
         dist.recv(other, 0)
         dist.send(other + 1, 0)
     dist.broadcast(other, 0)
-    dist.monitored_barrier()
+    dist.group.WORLD.monitored_barrier()
     return gathered, other
 gathered, other = started(ones()).then(several).wait()
 assert (gathered == torch.arange(float(size))).all() and other == 8, (gathered, other)
@@ -173,7 +173,9 @@ def per_channel(network, group):
 def half(network, group):
     network.register_comm_hook(group, default_hooks.fp16_compress_hook)
 
-for register in (power_sgd, per_tensor, per_channel, half):
+# Before, these hooks of torch took what only NCCL's futures give.
+quantized = (per_tensor, per_channel) if torch.__version__ >= (2, 8) else ()
+for register in (power_sgd, half, *quantized):
     # One bucket, which gloo can do as well: its callbacks run when they like.
     ours, theirs = (train(group, register) for group in (dist.group.WORLD, gloo))
     assert torch.allclose(ours, theirs, atol=1e-3), (register, (ours - theirs).abs().max())

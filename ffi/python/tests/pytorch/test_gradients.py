@@ -467,6 +467,13 @@ def test_a_group_that_is_destroyed_in_a_training_ends_it_for_all() -> None:
                     break
         except earlybird.Aborted as problem:
             assert rank != 1 and "rank 1 aborted the job: the process group was destroyed" in str(problem), problem
+            # What comes after it has the same cause.
+            for call in (lambda: model(torch.ones(1, 6)).sum().backward(), partial.step, partial.finish):
+                try:
+                    call()
+                    raise AssertionError("it went on")
+                except earlybird.Aborted as again:
+                    assert again is problem
         else:
             assert rank == 1
         dist.barrier()

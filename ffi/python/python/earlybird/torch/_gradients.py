@@ -191,7 +191,7 @@ class Gradients:
         self._check_hyperparameters()
         self._replica.check_parameters(self._handin)
         self._handin.complete()
-        with self._account.waiting():
+        with self._account.waiting(), self._handin.failure.noted():
             outcomes = sum.wait(self._timeout)
         self.last = []
         for outcome in outcomes:
@@ -362,6 +362,7 @@ class Gradients:
         """The collective, which the first step makes: the optimizers are there then."""
         if self._has_finished:
             raise UsageError("this training has finished; a new Gradients begins another one")
+        self._handin.failure.check()
         self._check_problem()
         if self._function is None:
             raise UsageError("give all that changes state to partial.on_round(function), or use partial.optimizer(...)")

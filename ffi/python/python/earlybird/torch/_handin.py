@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .._buckets import BucketedAllreduce, BucketOutcome
-from .._errors import UsageError
+from .._errors import Failure, UsageError
 from ._replica import words
 from ._tensors import NAMES, bytes_of, contiguous, lent
 
@@ -44,7 +44,11 @@ class HandIn:
     def __init__(
         self, model: nn.Module, scaler: torch.amp.GradScaler | None, begins: Callable[[], None], by_hook: bool
     ) -> None:
+        if not isinstance(scaler, torch.amp.GradScaler | None):
+            raise UsageError(f"scaler is a torch.amp.GradScaler, and not a {type(scaler).__name__}")
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.failure = Failure()
+        """Of the collective that gradients go to."""
         self._finite_steps = 0
         self.non_finite = 0
         """Contributions that were zeros, because a number was not finite."""
@@ -125,6 +129,7 @@ class HandIn:
             self._take(parameter, gradient, (0, 0))
 
     def _take(self, parameter: Tensor, gradient: Tensor, noted: tuple[int, int]) -> None:
+        self.failure.check()
         index = self._index[parameter]
         name = self._names[index]
         if self._has_arrived() or index in self._seen:
@@ -145,12 +150,13 @@ class HandIn:
         return len(self._filled) == len(self.parameters)
 
     def _fill(self, sum: BucketedAllreduce, index: int, gradient: Tensor | None) -> None:
-        if not self._filled:
-            sum.begin()
         if gradient is None:
             gradient = torch.zeros(self.parameters[index].numel(), dtype=self.dtype)
-        # Its bytes: NumPy does not have all types.
-        sum._fill(self._place(index), bytes_of(contiguous(gradient.detach().to(self.dtype))).data)
+        with self.failure.noted():
+            if not self._filled:
+                sum.begin()
+            # Its bytes: NumPy does not have all types.
+            sum._fill(self._place(index), bytes_of(contiguous(gradient.detach().to(self.dtype))).data)
         self._filled.add(index)
 
     def complete(self) -> None:
@@ -190,6 +196,8 @@ class HandIn:
 
     def _unscaled(self, scaler: torch.amp.GradScaler, gradients: dict[int, Tensor | None]) -> dict[int, Tensor | None]:
         """Gradients without this rank's scale, which moves as the scaler would move it."""
+        if scaler._scale is None:
+            raise UsageError("no backward pass was scaled by scaler=: scaler.scale(loss).backward()")
         scale = scaler.get_scale()
         unscaled = {index: gradient / scale for index, gradient in gradients.items() if gradient is not None}
         is_finite = all(bool(torch.isfinite(gradient).all()) for gradient in unscaled.values())

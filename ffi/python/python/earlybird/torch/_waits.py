@@ -5,8 +5,9 @@ calls the process waits, and how many calls of each of its groups it has handed 
 the notes of the ranks that have not handed it in. Where these wait in other calls, and so on in a circle, none of them can go
 on.
 
-A process counts as waiting only while its main thread, and each other thread that has ever made a call, is in one. So a rank
-that computes, or sleeps, is never part of such a circle. Notes are read until each of them was written anew twice with nothing
+A process counts as waiting only while all of its threads that may make a call are in one: the main thread, others that are no
+daemons, and such as have ever made a call. So a rank that computes, or sleeps, is never part of such a circle, and ranks whose
+main thread waits for its helpers are not told. Notes are read until each of them was written anew twice with nothing
 changed: at some time then all of these calls waited. Then each of their groups gets a text in the store. The ranks that wait in
 it read that, and end their calls some looks later: so all of them know the circle before the first of their processes ends.
 """
@@ -196,8 +197,8 @@ class _Watch:
         """What this process says, and the call in which it has waited longest."""
         with _LOCK:
             callers = [list(entries) for thread, entries in _CALLERS.items() if thread.is_alive()]
-            # Also if it has made no call.
-            is_main_there = threading.main_thread() in _CALLERS
+            # Those that have made no call may make their first one, except servants such as a loader of data has.
+            may_call = any(not thread.daemon and thread not in _CALLERS for thread in threading.enumerate())
         now = time.monotonic()
         entries = [entry for entries in callers for entry in entries[-1:] if now - entry.since >= _PAUSE]
         waits = []
@@ -206,7 +207,7 @@ class _Watch:
             ranks, name = (group.ranks(), group.group_name) if group is not None else ([], "")
             waits.append({"group": entry.group, "number": entry.number, "name": entry.name, "of": name, "ranks": ranks})
         counts = {key: group.handed_in for key, group in list(_GROUPS.items())}
-        is_waiting = is_main_there and all(callers)
+        is_waiting = not may_call and all(callers)
         oldest = min(entries, key=lambda entry: entry.since, default=None)
         return {"is_waiting": is_waiting, "waits": waits, "counts": counts}, oldest
 

@@ -22,7 +22,10 @@ def _no_join(*_: Any, **__: Any) -> Any:
 def refuse_choices_of(wrapped: DistributedDataParallel, by_hook: bool) -> None:
     """Choices by which ranks would wait for each other elsewhere than in rounds."""
     if wrapped.find_unused_parameters:
-        raise UsageError("DistributedDataParallel(find_unused_parameters=False): a parameter without a gradient contributes zeros")
+        by = "; that needs Gradients(model) in place of a hook, which DDP calls only if all have one" if by_hook else ""
+        raise UsageError(
+            f"DistributedDataParallel(find_unused_parameters=False): a parameter without a gradient contributes zeros{by}"
+        )
     if wrapped.static_graph:
         raise UsageError("DistributedDataParallel(static_graph=False): its reducer would expect to be called")
     if by_hook and wrapped.broadcast_buffers and any(True for _ in wrapped.module.buffers()):
