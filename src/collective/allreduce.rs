@@ -228,6 +228,9 @@ impl<T: Item> Allreduce<T> {
     /// Call it until it returns `None`; other ranks may wait meanwhile. In groups by order of arrival a rank gets no outcome
     /// for its last arrival.
     ///
+    /// A rank that has left hears of no later round. To wait until all have left, ranks call
+    /// [`World::barrier`](crate::World::barrier) after it, with a deadline for as long as others may go on.
+    ///
     /// ```
     /// # use earlybird::{Config, World};
     /// # let deadline = std::time::Duration::from_secs(10);

@@ -189,7 +189,8 @@ class Allreduce(_earlybird.Allreduce, _Handle):
         it contributed.
 
         Other ranks may wait until the loop over them ends. Do not keep arrays of an outcome. ``timeout`` is for each outcome.
-        After :class:`Timeout`, or a loop that was left early, call ``leave`` or ``finish`` again.
+        After :class:`Timeout`, or a loop that was left early, call ``leave`` or ``finish`` again. To wait until all have left, call
+        ``World.barrier`` after it, with a timeout for as long as others may go on.
         """
         while (rounds := self._leave(timeout)) is not None:
             for round in range(rounds[0], rounds[1] + 1):
