@@ -149,7 +149,7 @@ fn siblings_form_no_circle() {
     let reads = |folder: &str, from: &str, to: &str| {
         between.get(folder).is_some_and(|imports| imports.iter().any(|import| import.from == from && import.to == to))
     };
-    assert!(reads(CORE, "agreement", "movement") && reads(&format!("{CORE}/agreement"), "dispatch", "tags"));
+    assert!(reads(CORE, "agreement", "movement") && reads(&format!("{CORE}/agreement"), "tags", "arrival"));
     assert!(reads("fabric", "shm", "window"), "a name that the parent has taken");
 }
 

@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::agreement::{Agreement, Arrival, Given, Relay};
+use super::agreement::{Agreement, Form, Participant, of_any_form};
 use super::buffers::Buffers;
 use super::context::Context;
 use super::cut::Cut;
@@ -24,7 +24,6 @@ use crate::trigger::{Start, Task};
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     cx: Context,
-    arrival: Arrival,
     agreement: Agreement,
     movement: Movement,
     buffers: Buffers,
@@ -33,7 +32,6 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new(plan: Plan) -> Self {
         Machine {
-            arrival: Arrival::new(&plan),
             agreement: Agreement::new(&plan),
             movement: Movement::new(&plan),
             buffers: Buffers::new(&plan),
@@ -84,11 +82,11 @@ impl Machine {
 
     #[inline]
     pub(crate) fn stats(&self) -> Stats {
-        self.agreement.gates().map_or(self.cx.stats, |gates| gates.stats(self.cx.stats))
+        self.agreement.stats(self.cx.stats)
     }
 
     pub(crate) fn has_arrival(&self) -> bool {
-        self.arrival.is_outstanding()
+        self.agreement.is_outstanding()
     }
 
     /// Newest round returned to the caller.
@@ -149,13 +147,13 @@ impl Machine {
     /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.
     pub(crate) fn arrive(&mut self, now: Time, weight: u16) {
         self.cx.now = now;
-        self.arrival.start((Part::Fresh, self.buffer(), weight), &mut self.cx);
+        self.agreement.start((Part::Fresh, self.buffer(), weight), &mut self.cx);
         self.buffers.hand_in(self.cx.ledger.taken() + 1);
     }
 
     /// Hands in the last, empty arrival; again, if its round has fired without it.
     pub(crate) fn leave(&mut self) {
-        self.arrival.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
+        self.agreement.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
     }
 
     /// Hands in the contribution in [`Machine::buffer`], of which nothing is there yet. The caller
@@ -183,37 +181,15 @@ impl Machine {
     /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations
     /// would be made in every poll.
     pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
-        let Machine { cx, arrival, agreement, movement, .. } = self;
+        let Machine { cx, agreement, movement, .. } = self;
         cx.now = now;
         cx.stats.polls += 1;
-        let start = cx.outbox.transitions();
-        loop {
-            let before = cx.outbox.transitions();
-            agreement.learn(arrival, movement, cx, cells);
-            while cx.ledger.landed() < cx.ledger.fired() && movement.has_landed(cx.ledger.landed() + 1, cx, cells) {
-                cx.land(cx.ledger.landed() + 1);
-                movement.land(cx);
-            }
-            if !arrival.is_over() {
-                agreement.step(effort, arrival, movement, cx, cells);
-            }
-            movement.step(effort, cx, cells);
-            agreement.work(effort, arrival, cx, cells);
-            // Operations take effect before anything that follows them is decided.
-            if cx.outbox.transitions() == before || !cx.outbox.is_empty() {
-                break;
-            }
-        }
-        let progress = cx.outbox.transitions() != start || !cx.outbox.is_empty();
-        if !progress {
-            agreement.rest();
-        }
-        progress
+        of_any_form!(agreement, it => poll(it, effort, movement, cx, cells))
     }
 
     /// Takes the result of an operation: for an atomic the value before, otherwise unused.
     pub(crate) fn complete(&mut self, token: Token, value: u64, now: Time) {
-        let Machine { cx, arrival, agreement, movement, .. } = self;
+        let Machine { cx, agreement, movement, .. } = self;
         cx.now = now;
         cx.outbox.note();
         match token {
@@ -226,7 +202,7 @@ impl Machine {
                 }
             }
             Token::Look | Token::Claim | Token::Done => movement.complete(token, value, cx),
-            _ => agreement.complete(token, value, arrival, cx),
+            _ => agreement.answer(token, value, cx),
         }
     }
 
@@ -241,7 +217,7 @@ impl Machine {
     /// The last round that the next `take` returns, if that is given.
     #[inline]
     fn given_end(&self) -> Option<u64> {
-        self.agreement.given().map(Given::end)
+        self.agreement.given().map(|given| given.end())
     }
 
     /// Where cuts are given: that of the next round for which none was given yet.
@@ -274,7 +250,7 @@ impl Machine {
     /// Whether there is all that the arrival waits for.
     #[inline]
     pub(crate) fn is_served(&self) -> bool {
-        self.arrival.is_served(&self.cx)
+        self.agreement.is_served(&self.cx)
     }
 
     /// Whether no rank waits for something that this rank has claimed.
@@ -296,7 +272,7 @@ impl Machine {
                 Some(end) => self.cx.ledger.take_up_to(end),
                 None => self.cx.ledger.take(),
             }
-            if let Some(unread) = self.arrival.end() {
+            if let Some(unread) = self.agreement.end() {
                 self.buffers.free(unread);
             }
             self.cx.outbox.note();
@@ -320,13 +296,7 @@ impl Machine {
     /// Whether this rank left and nothing of it is in flight.
     pub(crate) fn is_finished(&self) -> bool {
         let has_all = self.cx.ledger.has_left() && self.cx.ledger.landed() >= self.cx.ledger.fired();
-        has_all && self.is_quiet() && self.owes_nothing() && self.has_served()
-    }
-
-    /// Whether no rank needs this rank's provider any more, or writes to it.
-    fn has_served(&self) -> bool {
-        let by_provider = self.agreement.cards().is_none_or(|cards| cards.has_served(&self.cx));
-        by_provider && self.agreement.relay().is_none_or(Relay::has_parted)
+        has_all && self.is_quiet() && self.owes_nothing() && self.agreement.has_served(&self.cx)
     }
 
     /// Whether all ranks know that this rank has let everything go.
@@ -340,12 +310,12 @@ impl Machine {
 
     /// A round that this rank closed and that has landed: how long that took was not yet said.
     pub(crate) fn unmeasured(&self) -> Option<u64> {
-        self.arrival.unmeasured()
+        self.agreement.unmeasured()
     }
 
     /// Says how long it took from closing the round to its landing; nothing if that is not known.
     pub(crate) fn measured(&mut self, latency: Option<Time>) {
-        self.arrival.measured(latency);
+        self.agreement.measured(latency);
     }
 
     /// What this rank would be woken for.
@@ -353,7 +323,7 @@ impl Machine {
         // Only ranks that are in the library are waited for here, so it cannot take long.
         if self.waits_for_pieces() {
             Interest::Piece
-        } else if self.arrival.is_blocked() || self.agreement.given().is_some_and(Given::lacks_room) {
+        } else if self.agreement.waits_for_room() {
             Interest::Room
         } else {
             Interest::Outcome
@@ -367,14 +337,13 @@ impl Machine {
     /// When the machine wants to be polled although nothing happened.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         let reducers = || self.movement.reducers().filter(|_| self.has_arrival())?.next_timer(&self.cx);
-        let timers = [self.arrival.next_timer(), self.agreement.relay().and_then(Relay::next_timer)];
-        timers.into_iter().flatten().min().or_else(reducers)
+        self.agreement.next_timer().or_else(reducers)
     }
 
     /// Whether other ranks need this one for their rounds, also while it has no arrival.
     #[inline]
     pub(crate) fn serves(&self) -> bool {
-        self.agreement.relay().is_some_and(|relay| relay.serves(&self.cx))
+        self.agreement.serves(&self.cx)
     }
 
     /// The next round whose outcome a provider may have, and whether its data is wanted.
@@ -425,33 +394,33 @@ impl Machine {
     /// Ranks that are waited for: those that hold on to what a slot is needed for, those that did not arrive, those whose
     /// hosts do not answer, those whose data is not there yet, or all those of which some close or move the round.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
-        let Machine { cx, arrival, agreement, movement, .. } = self;
+        let Machine { cx, agreement, movement, .. } = self;
         let mut missing = RankSet::empty(cx.plan.ranks);
-        if !arrival.is_outstanding() && !cx.ledger.has_left() {
+        if !agreement.is_outstanding() && !cx.ledger.has_left() {
             return missing;
         }
-        if cx.ledger.has_left() && agreement.relay().is_none() && !self.has_served() {
+        if cx.ledger.has_left() && agreement.cards().is_some_and(|cards| !cards.has_served(cx)) {
             // It goes on for those that have not.
             missing.clone_from(cx.ledger.active());
             return missing;
         }
         match movement.segments() {
             Some(segments) if self.waits_for_pieces() => segments.unfilled(cx, cells, &mut missing),
-            _ => agreement.missing(arrival, movement, cx, cells, &mut missing),
+            _ => agreement.missing(movement, cx, cells, &mut missing),
         }
         if let Some(reducers) = movement.reducers() {
             reducers.missing(cx, cells, &mut missing);
         }
         // Usually an answer takes no time; while there is none, others may seem to be missing because they wait for the
         // same host.
-        let asked = arrival.asked().into_iter().chain(movement.segments().and_then(Segments::asked));
+        let asked = agreement.asked().into_iter().chain(movement.segments().and_then(Segments::asked));
         self.name(asked, &mut missing);
         if missing.is_empty() {
-            let awaited = Counted::ALL.into_iter().filter(|&what| arrival.awaits(what, cx));
+            let awaited = Counted::ALL.into_iter().filter(|&what| agreement.awaits(what, cx));
             self.name(awaited.flat_map(|what| cx.outbox.hosts(what)), &mut missing);
         }
         if missing.is_empty() {
-            agreement.may_be_working(arrival, cx).for_each(|rank| missing.insert(rank));
+            agreement.may_be_working(cx, &mut missing);
         }
         missing
     }
@@ -464,8 +433,8 @@ impl Machine {
 
     /// What its next steps depend on, apart from time.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
-        let Machine { cx: Context { ledger, outbox, .. }, arrival, agreement, movement, buffers } = self;
-        (ledger, outbox, arrival, agreement, movement, buffers).hash(state);
+        let Machine { cx: Context { ledger, outbox, .. }, agreement, movement, buffers } = self;
+        (ledger, outbox, agreement, movement, buffers).hash(state);
     }
 
     /// Where it stands, in a line.
@@ -473,10 +442,41 @@ impl Machine {
         let Machine { cx: Context { ledger, outbox, .. }, agreement, movement, .. } = self;
         let active: Vec<u32> = ledger.active().iter().collect();
         let (taken, fired, landed) = (ledger.taken(), ledger.fired(), ledger.landed());
-        let (in_flight, arrival) = (outbox.in_flight(), self.arrival.summary());
+        let (in_flight, agreement) = (outbox.in_flight(), agreement.summary());
         format!(
-            "taken {taken} fired {fired} landed {landed} active {active:?} in flight {in_flight:?} {arrival} \
-             {agreement:?} {movement:?}"
+            "taken {taken} fired {fired} landed {landed} active {active:?} in flight {in_flight:?} {agreement} \
+             {movement:?}"
         )
     }
+}
+
+/// Does everything that can be done now; whether that was anything.
+fn poll<F: Form>(
+    participant: &mut Participant<F>,
+    effort: Effort,
+    movement: &mut Movement,
+    cx: &mut Context,
+    cells: &impl Cells,
+) -> bool {
+    let start = cx.outbox.transitions();
+    loop {
+        let before = cx.outbox.transitions();
+        participant.learn(movement, cx, cells);
+        while cx.ledger.landed() < cx.ledger.fired() && movement.has_landed(cx.ledger.landed() + 1, cx, cells) {
+            cx.land(cx.ledger.landed() + 1);
+            movement.land(cx);
+        }
+        participant.step(effort, movement, cx, cells);
+        movement.step(effort, cx, cells);
+        participant.work(effort, cx, cells);
+        // Operations take effect before anything that follows them is decided.
+        if cx.outbox.transitions() == before || !cx.outbox.is_empty() {
+            break;
+        }
+    }
+    let progress = cx.outbox.transitions() != start || !cx.outbox.is_empty();
+    if !progress {
+        participant.rest();
+    }
+    progress
 }

@@ -12,11 +12,13 @@
 
 use super::super::context::Context;
 use super::super::entry::Part;
-use super::super::input::{Cells, FOREVER};
+use super::super::input::{Cells, Effort, FOREVER};
+use super::super::movement::Movement;
 use super::super::op::{Op, Token};
 use super::super::plan::Plan;
-use super::gates::{refused, starts_alone};
-use super::{Arrival, ArrivalStage};
+use super::arrival::Arrival;
+use super::{Form, has_shown, insert_absent, starts_alone};
+use crate::rank_set::RankSet;
 use crate::trigger::{Deposit, Gate, Start};
 
 /// How far the slots have come. Rounds go through everything in order.
@@ -47,12 +49,80 @@ fn has_everyone_left(Context { ledger, .. }: &Context) -> bool {
     ledger.has_left() && ledger.active().is_empty()
 }
 
+/// How far an arrival is.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) enum Stage {
+    /// The token of the own gate of a round was asked for.
+    Depositing { round: u64 },
+    /// In the gate.
+    Published,
+    /// The target fired without it; not placed in any round up to `tried`.
+    Late { tried: u64 },
+}
+
+impl Form for Slots {
+    type Stage = Stage;
+
+    fn has_room(&self, target: u64, _: &Movement, _: &mut Context, _: &impl Cells) -> bool {
+        self.is_armed(target)
+    }
+
+    fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
+        self.revoke_token(arrival.target, arrival, cx);
+    }
+
+    #[inline]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        while self.learn_next(arrival, cx, cells) {}
+    }
+
+    fn step(
+        &mut self,
+        stage: Stage,
+        arrival: &mut Arrival<Stage>,
+        _: Effort,
+        _: &mut Movement,
+        cx: &mut Context,
+        _: &impl Cells,
+    ) {
+        let fired = cx.ledger.fired();
+        match stage {
+            Stage::Published if fired >= arrival.target => arrival.entered(cx),
+            Stage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
+                self.revoke_token(tried + 1, arrival, cx);
+            }
+            Stage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
+            Stage::Depositing { .. } | Stage::Published | Stage::Late { .. } => {}
+        }
+    }
+
+    #[inline]
+    fn work(&mut self, _: Effort, _: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+        self.arm(cx, cells);
+    }
+
+    fn answer(&mut self, _: Token, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        self.answered(value, arrival, cx);
+    }
+
+    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        if arrival.target > cx.ledger.fired() {
+            insert_absent(|rank| has_shown(rank, arrival.target, &cx.plan, cells), cx, missing);
+        }
+    }
+
+    /// No rank needs this rank's provider any more.
+    fn has_served(&self, cx: &Context) -> bool {
+        has_everyone_left(cx) && self.over >= cx.ledger.fired()
+    }
+}
+
 impl Slots {
     pub(super) fn new(plan: &Plan) -> Self {
         Slots { armed: 0, ready: 0, signalled: 0, over: 0, gates: vec![0; plan.slots() as usize] }
     }
 
-    pub(super) fn is_armed(&self, round: u64) -> bool {
+    fn is_armed(&self, round: u64) -> bool {
         round <= self.armed
     }
 
@@ -71,7 +141,7 @@ impl Slots {
 
     /// The outcome of the next round, as its record says.
     #[inline(never)]
-    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn_next(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some((round, wanted)) = self.expected(cx) else { return false };
         if !cx.read_record(round, cells) {
             return false;
@@ -95,7 +165,7 @@ impl Slots {
 
     /// Arms what can be armed.
     #[inline(never)]
-    pub(super) fn work(&mut self, cx: &mut Context, cells: &impl Cells) {
+    fn arm(&mut self, cx: &mut Context, cells: &impl Cells) {
         let plan = &cx.plan;
         let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
         while let Some(round) = self.nearly_over(cx).filter(is_over) {
@@ -127,25 +197,24 @@ impl Slots {
         }
     }
 
-    /// Whether no rank needs this rank's provider any more.
-    pub(crate) fn has_served(&self, cx: &Context) -> bool {
-        has_everyone_left(cx) && self.over >= cx.ledger.fired()
-    }
-
     /// Asks for the token of the own gate of `round`, once that is armed.
-    pub(super) fn revoke_token(&self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn revoke_token(&self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         if self.is_armed(round) {
             cx.outbox.push(Op::RevokeGateToken { round, token: Token::Deposit });
-            arrival.enter(ArrivalStage::Depositing { round, found: 0 }, &mut cx.outbox);
+            arrival.enter(Stage::Depositing { round }, &mut cx.outbox);
         }
     }
 
     /// The token is out, or the gate was sealed.
-    pub(super) fn answered(&mut self, taken: u64, arrival: &mut Arrival, cx: &mut Context) {
-        let ArrivalStage::Depositing { round, .. } = arrival.stage else { return };
+    fn answered(&mut self, taken: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        let Some(Stage::Depositing { round }) = arrival.stage() else { return };
         let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
         if taken == 0 {
-            return refused(round, arrival, cx);
+            // The gate takes no deposit any more.
+            if round == arrival.target {
+                arrival.missed(cx);
+            }
+            return arrival.enter(Stage::Late { tried: round }, &mut cx.outbox);
         }
         let start = start_rule(&cx.plan);
         let starts = round == target && starts_alone(start, cx);
@@ -170,7 +239,7 @@ impl Slots {
         if starts || matches!(start, Start::Everybody | Start::Count(_)) {
             self.signal_arrival(round, cx);
         }
-        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+        arrival.enter(Stage::Published, &mut cx.outbox);
     }
 }
 

@@ -10,13 +10,16 @@ use std::sync::Arc;
 
 use super::super::context::Context;
 use super::super::entry::Part;
-use super::super::input::{Cells, Effort};
+use super::super::input::{Cells, Effort, Time};
+use super::super::movement::Movement;
 use super::super::op::{Interest, Op, Token};
 use super::super::plan::Plan;
 use super::super::stats::Stats;
-use super::{Arrival, ArrivalStage, FIRST_PROBE, LAST_PROBE, condition};
+use super::arrival::Arrival;
+use super::{FIRST_PROBE, Form, LAST_PROBE, condition, insert_absent, starts_alone};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 use crate::rule::Condition;
 use crate::trigger::{Gate, Layout, SlotCells, Start, State, Task, Want, Worker};
 
@@ -66,32 +69,122 @@ fn op(plan: &Plan, want: Want) -> Op {
     }
 }
 
-/// Whether the next round starts with this rank's arrival, whichever others have arrived.
-pub(super) fn starts_alone(start: Start, cx: &Context) -> bool {
-    match start {
-        Start::First => true,
-        Start::Designated => condition(cx) == Condition::Rank(cx.plan.me),
-        Start::Everybody | Start::Count(_) => false,
-    }
+/// How far an arrival is.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) enum Stage {
+    /// On its way into the own gate of a round.
+    Depositing { round: u64, found: u64 },
+    /// In the gate, and about to be counted.
+    Counting,
+    /// In the gate of a round that has not fired as far as is known. Counts again at `probe_at`, and then after twice the
+    /// pause.
+    Open { close_at: Time, probe_at: Time, pause: Time },
+    /// Initiator: marks its gate.
+    Initiating { found: u64 },
+    /// Initiator: the activation is on its way.
+    Starting,
+    /// In a round that others start.
+    Published,
+    /// The target fired without it; not placed in any round up to `tried`.
+    Late { tried: u64 },
 }
 
-/// The gate of a round takes no deposit any more.
-pub(super) fn refused(round: u64, arrival: &mut Arrival, cx: &mut Context) {
-    if round == arrival.target {
-        arrival.is_late(cx);
-    } else {
-        arrival.enter(ArrivalStage::Late { tried: round }, &mut cx.outbox);
+impl Form for Gates {
+    type Stage = Stage;
+
+    /// Hands the contribution in.
+    fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        arrival.show_weight(cx);
+        self.deposit_into(arrival.target, arrival, cx, cells);
+    }
+
+    #[inline]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        while self.learn_next(arrival, cx, cells) {}
+    }
+
+    fn step(
+        &mut self,
+        stage: Stage,
+        arrival: &mut Arrival<Stage>,
+        effort: Effort,
+        _: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) {
+        let fired = cx.ledger.fired();
+        match stage {
+            Stage::Counting | Stage::Open { .. } | Stage::Published if fired >= arrival.target => arrival.entered(cx),
+            Stage::Open { close_at, .. } if cx.now >= close_at => {
+                arrival.expired(cx);
+                self.initiate_now(arrival, cx, cells);
+            }
+            Stage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
+                self.count_arrivals(Some((2 * pause).min(LAST_PROBE)), arrival, cx, cells);
+            }
+            Stage::Counting => self.count_arrivals(None, arrival, cx, cells),
+            Stage::Starting => self.started(effort, arrival, cx, cells),
+            Stage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
+                self.deposit_into(tried + 1, arrival, cx, cells);
+            }
+            Stage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn work(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+        if effort > Effort::Nothing && cx.outbox.is_empty() {
+            self.run(effort, arrival, cx, cells);
+        }
+    }
+
+    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        match token {
+            Token::Swap => self.worker.answer(&self.layout, value, &mut |want| cx.outbox.push(op(&cx.plan, want))),
+            _ => self.answered(value, arrival, cx),
+        }
+    }
+
+    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        let target = arrival.target;
+        if target <= cx.ledger.fired() {
+            return;
+        }
+        if self.has_fired(cx, cells) {
+            // They hold an operation of the round.
+            let slot = Slot { plan: &cx.plan, cells };
+            self.layout.held(cx.ledger.open(), &slot).for_each(|rank| missing.insert(rank));
+        } else {
+            insert_absent(|rank| self.has_deposited(rank, target, &cx.plan, cells), cx, missing);
+        }
+    }
+
+    fn next_timer(&self, arrival: &Arrival<Stage>) -> Option<Time> {
+        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return None };
+        Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)
+    }
+
+    fn owes_nothing(&self) -> bool {
+        self.worker.owes_nothing()
+    }
+
+    /// With what the worker did.
+    fn stats(&self, stats: Stats) -> Stats {
+        let Worker { tasks: operations, inherited, activations, .. } = self.worker;
+        Stats { operations, inherited, activations, ..stats }
     }
 }
 
 impl Gates {
-    pub(super) fn new(plan: &Plan, layout: &Arc<Layout>) -> Self {
-        Gates { layout: layout.clone(), worker: Worker::new(plan.me, layout, plan.fault), passed_on: false }
+    pub(super) fn new(plan: &Plan) -> Self {
+        let layout = plan.program.clone().expect("ranks that agree by gates have a program");
+        Gates { worker: Worker::new(plan.me, &layout, plan.fault), layout, passed_on: false }
     }
 
     /// The next outcome, if it is complete.
     #[inline(never)]
-    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn_next(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
         let (plan, round) = (&cx.plan, cx.ledger.open());
         if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &Slot { plan, cells }) {
             return false;
@@ -106,7 +199,7 @@ impl Gates {
 
     /// Runs what is there to be run.
     #[inline(never)]
-    pub(super) fn work(&mut self, effort: Effort, arrival: &Arrival, cx: &mut Context, cells: &impl Cells) {
+    fn run(&mut self, effort: Effort, arrival: &Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
         let is_served = arrival.is_served(cx);
         let Gates { layout, worker, passed_on } = self;
         let (plan, ledger, round) = (&cx.plan, &cx.ledger, cx.ledger.open());
@@ -125,7 +218,7 @@ impl Gates {
         let is_dead = |rank| ledger.is_dead(rank) && !plan.fault(Fault::AbandonTheDead);
         let mut want = |want| cx.outbox.push(op(plan, want));
         let mut progress = worker.step(layout, is_dead, &slot, &mut want);
-        let may_be_under_way = arrival.stage != ArrivalStage::Away && ledger.wants_next(plan);
+        let may_be_under_way = arrival.is_outstanding() && ledger.wants_next(plan);
         if !progress && may_be_under_way {
             worker.help(layout, round, plan.ranks, &slot);
             if effort == Effort::Search {
@@ -138,35 +231,24 @@ impl Gates {
         }
     }
 
-    /// The answer to what the worker wanted swapped.
-    pub(super) fn swapped(&mut self, value: u64, cx: &mut Context) {
-        self.worker.answer(&self.layout, value, &mut |want| cx.outbox.push(op(&cx.plan, want)));
-    }
-
     fn gate(&self, rank: u32, round: u64, plan: &Plan) -> usize {
         plan.program_cell(round, self.layout.gate(rank))
     }
 
     /// Whether a rank's arrival for a round is in its gate.
-    pub(super) fn has_deposited(&self, rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
+    fn has_deposited(&self, rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
         let deposit = Gate(cells.load(self.gate(rank, round, plan))).at(round).deposit();
         let full = plan.is_full(round);
         deposit.fresh.is_some() || deposit.leaving || (full && deposit.carried.is_some())
     }
 
-    /// Hands the contribution in.
-    pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
-        arrival.show_weight(cx);
-        self.deposit_into(arrival.target, arrival, cx, cells);
-    }
-
     /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
-    pub(super) fn deposit_into(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+    fn deposit_into(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
         let found = cells.load(self.gate(cx.plan.me, round, &cx.plan));
         self.deposit(round, found, arrival, cx);
     }
 
-    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let gate = Gate(found).at(round);
         debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
         if gate.is_closed() {
@@ -178,7 +260,7 @@ impl Gates {
             deposit.initiator |= starts;
         });
         self.swap_gate(round, found, new, cx);
-        arrival.enter(ArrivalStage::Depositing { round, found }, &mut cx.outbox);
+        arrival.enter(Stage::Depositing { round, found }, &mut cx.outbox);
     }
 
     fn swap_gate(&self, round: u64, found: u64, new: Gate, cx: &mut Context) {
@@ -187,73 +269,61 @@ impl Gates {
     }
 
     /// The gate's answer to a deposit, or to the initiator's mark.
-    pub(super) fn answered(&mut self, value: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn answered(&mut self, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let (target, part) = (arrival.target, arrival.part);
-        match arrival.stage {
-            ArrivalStage::Depositing { round, found } if value == found => {
+        match arrival.stage() {
+            Some(Stage::Depositing { round, found }) if value == found => {
                 if part == Part::Fresh && round != target {
                     return arrival.placed(round, cx);
                 }
-                arrival.deferred = None;
+                arrival.took_deferred();
                 match self.layout.start {
                     Start::Count(_) => {
                         if let Some((_, cell)) = self.layout.arrival(cx.plan.me) {
                             raise(round, cell, cx);
                         }
-                        look_after(ArrivalStage::Counting, arrival, cx);
+                        look_after(Stage::Counting, arrival, cx);
                     }
                     start @ (Start::First | Start::Designated) if starts_alone(start, cx) => {
                         self.start_round(round, arrival, cx);
                     }
                     // Another rank starts it.
-                    Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, &mut cx.outbox),
+                    Start::First | Start::Designated => arrival.enter(Stage::Published, &mut cx.outbox),
                     Start::Everybody => self.let_in(round, arrival, cx),
                 }
             }
-            ArrivalStage::Depositing { round, .. } => {
+            Some(Stage::Depositing { round, .. }) => {
                 let closed = Gate(value).at(round).is_closed();
                 let fresh = round == target && part != Part::Leaving;
                 cx.stats.late_while_closing += u64::from(closed && fresh);
                 self.deposit(round, value, arrival, cx);
             }
-            ArrivalStage::Initiating { found } if value == found => self.start_round(target, arrival, cx),
-            ArrivalStage::Initiating { .. } => self.initiate(value, arrival, cx),
-            ref stage => debug_assert!(false, "the gate answered in {stage:?}"),
+            Some(Stage::Initiating { found }) if value == found => self.start_round(target, arrival, cx),
+            Some(Stage::Initiating { .. }) => self.initiate(value, arrival, cx),
+            _ => debug_assert!(false, "the gate answered in {arrival:?}"),
         }
     }
 
     /// This rank is an initiator and its mark is in its gate: sets the flood off.
-    fn start_round(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn start_round(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(round);
         raise(round, self.layout.activation(cx.plan.me).1, cx);
-        look_after(ArrivalStage::Starting, arrival, cx);
+        look_after(Stage::Starting, arrival, cx);
     }
 
     /// Synchronous: the own arrival closes the own gate, and the gates of those that left.
-    fn let_in(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn let_in(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         for rank in 0..cx.plan.ranks {
             if rank == cx.plan.me || !cx.ledger.active().contains(rank) {
                 raise(round, self.layout.activation(rank).1, cx);
             }
         }
-        look_after(ArrivalStage::Starting, arrival, cx);
-    }
-
-    /// Takes the arrival further.
-    pub(super) fn step(&mut self, arrival: &mut Arrival, effort: Effort, cx: &mut Context, cells: &impl Cells) {
-        match arrival.stage {
-            ArrivalStage::Counting => self.count_arrivals(None, arrival, cx, cells),
-            ArrivalStage::Starting => self.started(effort, arrival, cx, cells),
-            ArrivalStage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
-                self.count_arrivals(Some((2 * pause).min(LAST_PROBE)), arrival, cx, cells);
-            }
-            _ => {}
-        }
+        look_after(Stage::Starting, arrival, cx);
     }
 
     /// What was raised is visible: notes what it set off, to be run when there is time for it.
-    fn started(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+    fn started(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
         let Gates { layout, worker, .. } = self;
         let plan = &cx.plan;
         let slot = Slot { plan, cells };
@@ -268,11 +338,17 @@ impl Gates {
             // A rank that has the time must learn of it.
             cx.outbox.wake(1, Interest::Outcome);
         }
-        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+        arrival.enter(Stage::Published, &mut cx.outbox);
     }
 
     /// Whether enough have arrived, and if so, whether to wait for more.
-    fn count_arrivals(&mut self, again: Option<u64>, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+    fn count_arrivals(
+        &mut self,
+        again: Option<u64>,
+        arrival: &mut Arrival<Stage>,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) {
         let (plan, layout, target) = (&cx.plan, &self.layout, arrival.target);
         debug_assert_eq!(target, cx.ledger.open());
         let slot = Slot { plan, cells };
@@ -289,30 +365,28 @@ impl Gates {
             self.initiate_now(arrival, cx, cells);
         } else {
             cx.stats.closed_for_others += u64::from(fires && again.is_some());
-            arrival.stay_open(fires, true, again.unwrap_or(FIRST_PROBE), cx);
+            let pause = again.unwrap_or(FIRST_PROBE);
+            let probe_at = if fires { Time::MAX } else { cx.now + pause };
+            let close_at = arrival.closes_at(fires, cx);
+            arrival.enter(Stage::Open { close_at, probe_at, pause }, &mut cx.outbox);
         }
     }
 
     /// Starts the round, also if the grace is over.
-    pub(super) fn initiate_now(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+    fn initiate_now(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
         let found = cells.load(self.gate(cx.plan.me, arrival.target, &cx.plan));
         self.initiate(found, arrival, cx);
     }
 
     /// Marks the own gate, and starts the round unless it has been started.
-    fn initiate(&mut self, found: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn initiate(&mut self, found: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let target = arrival.target;
         let gate = Gate(found).at(target);
         if gate.is_closed() {
-            return arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+            return arrival.enter(Stage::Published, &mut cx.outbox);
         }
         self.swap_gate(target, found, gate.with(|deposit| deposit.initiator = true), cx);
-        arrival.enter(ArrivalStage::Initiating { found }, &mut cx.outbox);
-    }
-
-    /// Whether no rank waits for an operation that this one has claimed.
-    pub(super) fn owes_nothing(&self) -> bool {
-        self.worker.owes_nothing()
+        arrival.enter(Stage::Initiating { found }, &mut cx.outbox);
     }
 
     /// Whether an operation of the next round is under way, or an own one of any round.
@@ -351,21 +425,18 @@ impl Gates {
         spent
     }
 
-    /// The ranks that hold an operation of the next round.
-    pub(super) fn holders(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> Vec<u32> {
-        self.layout.held(ledger.open(), &Slot { plan, cells }).collect()
-    }
-
     /// Whether the next round has fired: any rank that is alive can complete it.
     pub(crate) fn has_fired(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
         self.layout.has_fired(ledger.open(), &Slot { plan, cells })
     }
+}
 
-    /// With what the worker did.
-    pub(crate) fn stats(&self, stats: Stats) -> Stats {
-        let Worker { tasks: operations, inherited, activations, .. } = self.worker;
-        Stats { operations, inherited, activations, ..stats }
+/// The gate of a round takes no deposit any more.
+fn refused(round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    if round == arrival.target {
+        arrival.missed(cx);
     }
+    arrival.enter(Stage::Late { tried: round }, &mut cx.outbox);
 }
 
 fn raise(round: u64, cell: usize, cx: &mut Context) {
@@ -373,7 +444,7 @@ fn raise(round: u64, cell: usize, cx: &mut Context) {
 }
 
 /// What was raised is looked at in the next stage, when it is visible to all.
-fn look_after(stage: ArrivalStage, arrival: &mut Arrival, cx: &mut Context) {
+fn look_after(stage: Stage, arrival: &mut Arrival<Stage>, cx: &mut Context) {
     cx.outbox.push(Op::Fence);
     arrival.enter(stage, &mut cx.outbox);
 }

@@ -19,13 +19,15 @@ use std::collections::VecDeque;
 use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
-use super::super::input::Cells;
+use super::super::input::{Cells, Effort};
 use super::super::movement::Movement;
 use super::super::op::{Counted, Interest, Op};
 use super::super::plan::{BUFFERS, Plan};
 use super::super::tag::Tag;
-use super::{Arrival, ArrivalStage};
+use super::Form;
+use super::arrival::Arrival;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 use crate::rule::Absent;
 
 /// What was given to this rank and is not used up.
@@ -70,8 +72,8 @@ impl Given {
         }
     }
 
-    /// The next round, if its cut was given and all of it is here.
-    pub(super) fn learn(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+    /// Fires the next round, if its cut was given and all of it is here.
+    fn fire_next(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
         let round = cx.ledger.open();
         if self.cuts.is_empty() && cx.plan.fault(Fault::SecondCutInAStep) {
             self.cuts.extend(cut_of_tags(round, cx, cells));
@@ -122,11 +124,6 @@ impl Given {
         has_room
     }
 
-    /// Whether the next round waits for a release, and for nothing else.
-    pub(crate) fn lacks_room(&self) -> bool {
-        self.lacks_room
-    }
-
     /// Goes on with the next cut from the first entry on whose tag was not seen; whether there are all. What a tag said stays
     /// true when the tag is gone: a contribution is made in one buffer.
     fn gather(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
@@ -154,42 +151,26 @@ impl Given {
         true
     }
 
-    /// Shows the arrival's tag. The last arrival shows it only for the round in which it leaves.
-    pub(super) fn arrive(&self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
-        if arrival.part == Part::Leaving {
-            let Some(cut) = self.cut(arrival.target, cx) else { return };
-            if !cut.holds(cx.plan.me, Part::Leaving) {
-                return arrival.enter(ArrivalStage::Late { tried: arrival.target }, &mut cx.outbox);
-            }
-        }
-        arrival.show(movement, cx);
-        // Any rank that sleeps may wait for this tag only.
-        cx.outbox.push(Op::Fence);
-        cx.outbox.wake(u32::MAX, Interest::Outcome);
-        arrival.enter(ArrivalStage::Tagged, &mut cx.outbox);
-    }
-
-    /// The arrival is over as soon as its target has fired, with or without it.
-    pub(super) fn step(&self, arrival: &mut Arrival, cx: &mut Context) {
+    /// The target has fired: the arrival is over, with a place in it or without.
+    fn fired(&self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let (target, me) = (arrival.target, cx.plan.me);
-        if cx.ledger.fired() < target {
-            return;
-        }
         if cx.ledger.cut(target).holds(me, arrival.part) {
             return arrival.entered(cx);
         }
-        cx.stats.late += 1;
+        arrival.missed(cx);
         let fate = if arrival.is_carried(&cx.plan) { self.fate(target, cx) } else { Fate::Dropped };
         match fate {
             Fate::Carried { by } => cx.stats.jumps += u64::from(by >= 2),
             Fate::Unknown => {}
             Fate::Dropped => {
                 cx.stats.dropped += 1;
-                // What stands for this rank stays where it is.
-                arrival.superseded = Some(arrival.buffer).filter(|_| cx.plan.absent == Absent::Hold);
+                if cx.plan.absent == Absent::Hold {
+                    // What stands for this rank stays where it is.
+                    arrival.superseded();
+                }
             }
         }
-        arrival.enter(ArrivalStage::Over { needs: target }, &mut cx.outbox);
+        arrival.over(target, cx);
     }
 
     /// What becomes of this rank's contribution for a round that fired without it. It enters no later than the round for
@@ -205,16 +186,76 @@ impl Given {
         }
         Fate::Dropped
     }
+}
+
+/// How far an arrival is.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) enum Stage {
+    /// Shown to all.
+    Shown,
+    /// The last one, which its target lacks.
+    NotGiven,
+}
+
+impl Form for Given {
+    type Stage = Stage;
+
+    /// Shows the arrival's tag. The last arrival shows it only for the round in which it leaves.
+    fn enter(&mut self, arrival: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
+        if arrival.part == Part::Leaving {
+            let Some(cut) = self.cut(arrival.target, cx) else { return };
+            if !cut.holds(cx.plan.me, Part::Leaving) {
+                return arrival.enter(Stage::NotGiven, &mut cx.outbox);
+            }
+        }
+        arrival.show(movement, cx);
+        // Any rank that sleeps may wait for this tag only.
+        cx.outbox.push(Op::Fence);
+        cx.outbox.wake(u32::MAX, Interest::Outcome);
+        arrival.enter(Stage::Shown, &mut cx.outbox);
+    }
+
+    #[inline]
+    fn learn(&mut self, _: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        while self.fire_next(movement, cx, cells) {}
+    }
+
+    fn step(
+        &mut self,
+        stage: Stage,
+        arrival: &mut Arrival<Stage>,
+        _: Effort,
+        _: &mut Movement,
+        cx: &mut Context,
+        _: &impl Cells,
+    ) {
+        match stage {
+            _ if cx.ledger.fired() < arrival.target => {}
+            Stage::Shown => self.fired(arrival, cx),
+            Stage::NotGiven => arrival.leave_again(cx),
+        }
+    }
 
     /// Members of the next cut whose tags are not here; or ranks that still read what its slot held before.
-    pub(super) fn missing(&self, cx: &Context, cells: &impl Cells) -> impl Iterator<Item = u32> {
+    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
         let (plan, round) = (&cx.plan, cx.ledger.open());
+        if arrival.target < round {
+            return;
+        }
         let entries = self.cuts.front().into_iter().flat_map(Cut::entries);
-        let untagged =
-            entries.filter(move |&entry| tag_of(entry, round, plan, cells).is_none()).map(|entry| entry.rank);
-        let before = round.saturating_sub(plan.depth);
-        let readers = (0..plan.ranks).filter(move |&rank| cells.load(plan.released(rank)) < before);
-        untagged.chain(readers.filter(|_| self.lacks_room))
+        let untagged = entries.filter(|&entry| tag_of(entry, round, plan, cells).is_none());
+        untagged.for_each(|entry| missing.insert(entry.rank));
+        if self.lacks_room {
+            self.without_room(round, cx, cells, missing);
+        }
+    }
+
+    fn awaits(&self, what: Counted, stage: Stage, _: &Arrival<Stage>, _: &Context) -> bool {
+        matches!((what, stage), (Counted::Outcome, Stage::Shown))
+    }
+
+    fn lacks_room(&self) -> bool {
+        self.lacks_room
     }
 }
 

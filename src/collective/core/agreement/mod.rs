@@ -1,376 +1,432 @@
 //! Which ranks take part in a round, and when it closes.
 //!
-//! A rank's arrival goes through stages until it has its place in a round. Which ones depends on how ranks agree: by
-//! [`tags`] where all take part, by [`words`], by the [`gates`] of a program, where ranks share no memory
-//! by [`relay`], or by a provider's [`cards`]. Or cuts are [`given`] to them.
+//! A rank's arrival waits until there is room for it, and enters then: a form of agreement has it, and takes it through stages
+//! of its own until it has its place in a round. Ranks agree by [`tags`] where all take part, by [`words`], by the [`gates`] of a
+//! program, where ranks share no memory by [`relay`], or by a provider's [`cards`]. Or cuts are [`given`] to them. Each
+//! implements [`Form`], and knows nothing of the others.
 
+mod arrival;
 mod bits;
 mod cards;
 #[cfg(all(test, not(loom)))]
 mod cards_tests;
-mod dispatch;
 mod gates;
 mod given;
-mod late;
 mod relay;
 mod tags;
 mod words;
 
-use std::hash::{Hash, Hasher};
+use std::fmt::Debug;
+use std::hash::Hash;
 
 use super::context::Context;
 use super::entry::Part;
-use super::input::Time;
+use super::input::{Cells, Effort, Time};
 use super::movement::Movement;
-use super::op::{Counted, Op, Token};
-use super::outbox::Outbox;
-use super::pace::Pace;
-use super::plan::{BUFFERS, MovementBy, Plan};
+use super::op::{Counted, Token};
+use super::plan::{AgreementBy, BUFFERS, Plan};
+use super::stats::Stats;
 use super::tag::Tag;
-use crate::fabric::Atomic;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 use crate::rule::{Condition, When};
-use crate::trigger::Deposit;
-pub(super) use dispatch::Agreement;
-pub(super) use given::Given;
-pub(super) use relay::Relay;
+use crate::trigger::Start;
+use arrival::{Arrival, Phase};
+use cards::Slots;
+use gates::Gates;
+use given::Given;
+use relay::Relay;
+use tags::Tags;
+use words::Words;
 
 /// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
 const FIRST_PROBE: Time = 1_000_000;
 const LAST_PROBE: Time = 64_000_000;
 
-/// This rank's arrivals: the outstanding one, and what earlier ones left behind.
-#[derive(Clone, Debug)]
-pub(crate) struct Arrival {
-    stage: ArrivalStage,
-    /// The round that it enters, or tried to.
-    target: u64,
-    /// The round that its contribution was made for.
-    made_for: u64,
-    part: Part,
-    buffer: u32,
-    weight: u16,
-    /// When its round closes, with or without those that are missing.
-    close_by: Time,
-    waited_for_room: bool,
-    /// Shown to the ranks of this host only: no other rank needs to see it unless it comes late.
-    hidden: bool,
+/// One way to agree: this rank's part in it.
+///
+/// [`learn`](Form::learn) and [`work`](Form::work) are called in each poll, [`step`](Form::step) while the form has an arrival.
+/// What asks nothing of a form need not be implemented.
+pub(crate) trait Form: Clone + Debug + Hash {
+    /// How far an arrival is that has entered.
+    type Stage: Copy + Debug + Hash;
+
+    /// Whether an arrival may enter, for a round of which nothing is known yet.
+    fn has_room(&self, target: u64, movement: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let _ = movement;
+        // The slot of the target is free: no rank reads what it held before.
+        let before = target.saturating_sub(cx.plan.depth);
+        target <= cx.ledger.fired() || cx.ledger.is_released(before, &cx.plan, cells)
+    }
+
+    /// Ranks for which [`has_room`](Form::has_room) waits.
+    fn without_room(&self, target: u64, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        let least = target.saturating_sub(cx.plan.depth);
+        let holds = |rank: &u32| cells.load(cx.plan.released(*rank)) < least;
+        (0..cx.plan.ranks).filter(holds).for_each(|rank| missing.insert(rank));
+    }
+
+    /// Whether tags lie by round, and not by buffer: then no older one can land last.
+    const TAGS_BY_ROUND: bool = false;
+
+    /// Takes an arrival, for which there is room. If it is left blocked, it is asked again.
+    fn enter(
+        &mut self,
+        arrival: &mut Arrival<Self::Stage>,
+        movement: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    );
+
+    /// Learns the cuts of the next rounds from the cells of this host.
+    fn learn(
+        &mut self,
+        arrival: &mut Arrival<Self::Stage>,
+        movement: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    );
+
+    /// Takes the arrival on from a stage.
+    fn step(
+        &mut self,
+        stage: Self::Stage,
+        arrival: &mut Arrival<Self::Stage>,
+        effort: Effort,
+        movement: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    );
+
+    /// Does what the agreement asks of this rank apart from its own arrival.
+    fn work(&mut self, effort: Effort, arrival: &mut Arrival<Self::Stage>, cx: &mut Context, cells: &impl Cells) {
+        let _ = (effort, arrival, cx, cells);
+    }
+
+    /// There is nothing to do now.
+    fn rest(&mut self) {}
+
+    /// Takes the result of an operation.
+    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<Self::Stage>, cx: &mut Context) {
+        let _ = (value, cx);
+        debug_assert!(false, "{token:?} completed in {arrival:?}, and nothing had asked for it");
+    }
+
+    /// Ranks for which the target waits, as far as this one can know.
+    fn missing(
+        &self,
+        arrival: &Arrival<Self::Stage>,
+        movement: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    );
+
     /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
-    asked: Option<u32>,
-    /// A late contribution that could not be placed yet.
-    deferred: Option<Deferred>,
-    /// The buffer of a late contribution that enters no round, because the next one takes its place.
-    superseded: Option<u32>,
-    pace: Pace,
-    /// The newest round that this rank closed, until it was measured how long it took to land.
-    unmeasured: Option<u64>,
-}
+    fn asked(&self) -> Option<u32> {
+        None
+    }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum ArrivalStage {
-    /// There is no arrival.
-    Away,
-    /// Waits for the last receiver of the round that used the slot before.
-    Blocked,
-    /// By tags, or where cuts are given: shown to all.
-    Tagged,
-    /// By gates: on its way into the own gate of a round.
-    Depositing { round: u64, found: u64 },
-    /// In the gate, and about to be counted.
-    Counting,
-    /// Initiator: marks its gate.
-    Initiating { found: u64 },
-    /// Initiator: the activation is on its way.
-    Starting,
-    /// By words: the arrived bit is on its way.
-    Adding,
-    /// The bit is in; which arrival this is, is being asked.
-    Ticketing,
-    /// In the word, and the round has not fired as far as is known.
-    Open { close_at: Time, probe_at: Time, pause: Time },
-    /// Looks whether the round should have been closed by now.
-    Probing { pause: Time },
-    /// Closes word `index`, believed to hold what was last seen of it.
-    Closing { index: u32 },
-    /// Initiator: the cut is closed; waits for the tags of its members.
-    Gathering,
-    /// Initiator: readies the words of the next round.
-    Clearing,
-    /// In a round that others close, or whose record is on its way.
-    Published,
-    /// The target fired without it; not placed in any round up to `tried`.
-    Late { tried: u64 },
-    /// The carried bit is on its way into this round.
-    Placing { round: u64 },
-    /// Has its place; the caller may have it once round `needs` landed.
-    Over { needs: u64 },
-}
+    /// Whether the arrival does not go on before what was counted has completed, although every rank is here.
+    fn awaits(&self, what: Counted, stage: Self::Stage, arrival: &Arrival<Self::Stage>, cx: &Context) -> bool {
+        let _ = (what, stage, arrival, cx);
+        false
+    }
 
-/// A late contribution that enters together with the rank's next arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Deferred {
-    made_for: u64,
-    buffer: u32,
-}
+    /// Whether a rank that has arrived for the target was there before this one, and so is none of those that close it.
+    fn came_before(&self, rank: u32, arrival: &Arrival<Self::Stage>, cx: &Context) -> bool {
+        let _ = (rank, arrival, cx);
+        false
+    }
 
-impl Hash for Arrival {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        // What it has waited for is only counted, or told to people. Of an arrival that is over only the buffer is read.
-        let Arrival { stage, target, made_for, part, buffer, weight, close_by, hidden, .. } = self;
-        stage.hash(state);
-        match stage {
-            ArrivalStage::Away => {}
-            ArrivalStage::Over { .. } => buffer.hash(state),
-            _ => (target, made_for, part, buffer, weight, close_by, hidden).hash(state),
-        }
-        (self.deferred, self.superseded).hash(state);
+    /// When there is something to do although nothing happened.
+    fn next_timer(&self, arrival: &Arrival<Self::Stage>) -> Option<Time> {
+        let _ = arrival;
+        None
+    }
+
+    /// Whether the next round waits for a release, and for nothing else.
+    fn lacks_room(&self) -> bool {
+        false
+    }
+
+    /// Whether no rank waits for something that this rank has claimed.
+    fn owes_nothing(&self) -> bool {
+        true
+    }
+
+    /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    fn serves(&self, cx: &Context) -> bool {
+        let _ = cx;
+        false
+    }
+
+    /// Of a rank that has left: whether no other one needs it any more, or writes to it.
+    fn has_served(&self, cx: &Context) -> bool {
+        let _ = cx;
+        true
+    }
+
+    /// With what only this form counts.
+    fn stats(&self, stats: Stats) -> Stats {
+        stats
     }
 }
 
-impl Arrival {
+/// This rank's arrivals, and its part in agreeing.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct Participant<F: Form> {
+    arrival: Arrival<F::Stage>,
+    form: F,
+}
+
+impl<F: Form> Participant<F> {
+    fn new(plan: &Plan, form: F) -> Self {
+        Participant { arrival: Arrival::new(plan), form }
+    }
+
+    #[inline]
+    pub(super) fn learn(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        self.form.learn(&mut self.arrival, movement, cx, cells);
+    }
+
+    /// Takes the arrival further.
+    #[inline]
+    pub(super) fn step(&mut self, effort: Effort, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        match self.arrival.phase() {
+            Phase::Away | Phase::Over { .. } => {}
+            Phase::Blocked => self.try_to_enter(movement, cx, cells),
+            Phase::Entered(stage) => self.form.step(stage, &mut self.arrival, effort, movement, cx, cells),
+        }
+    }
+
+    #[inline(never)]
+    fn try_to_enter(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        let Participant { arrival, form } = self;
+        if !form.has_room(arrival.target, movement, cx, cells) {
+            return arrival.wait_for_room(cx);
+        }
+        // Of two tags of a buffer, the older one must not land last.
+        if F::TAGS_BY_ROUND || !cx.outbox.has_tag(arrival.buffer) {
+            arrival.set_deadline(cx);
+            form.enter(arrival, movement, cx, cells);
+        }
+    }
+
+    #[inline]
+    pub(super) fn work(&mut self, effort: Effort, cx: &mut Context, cells: &impl Cells) {
+        self.form.work(effort, &mut self.arrival, cx, cells);
+    }
+
+    #[inline]
+    pub(super) fn rest(&mut self) {
+        self.form.rest();
+    }
+
+    fn missing(&self, movement: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        let Participant { arrival, form } = self;
+        if arrival.is_blocked() {
+            form.without_room(arrival.target, cx, cells, missing);
+        } else {
+            form.missing(arrival, movement, cx, cells, missing);
+        }
+        missing.remove(cx.plan.me);
+    }
+
+    /// Whether this rank does not go on before what was counted has completed, although every rank is here.
+    fn awaits(&self, what: Counted, cx: &Context) -> bool {
+        let Participant { arrival, form } = self;
+        let by_tags = cx.plan.by_tags();
+        match (what, arrival.phase()) {
+            _ if cx.ledger.has_left() => true,
+            (_, Phase::Away) => false,
+            (Counted::Read, _) => true,
+            (Counted::Outcome, Phase::Over { .. }) => true,
+            (Counted::Tag { buffer }, Phase::Over { needs }) => {
+                cx.ledger.landed() >= needs && arrival.writes_soon(buffer, &cx.plan)
+            }
+            (Counted::Tag { buffer }, Phase::Blocked) => buffer == arrival.buffer && !by_tags,
+            (Counted::Push, Phase::Blocked) => by_tags || cx.ledger.releases_later(),
+            (Counted::Outcome, Phase::Blocked) => by_tags,
+            (_, Phase::Blocked | Phase::Over { .. }) => false,
+            (what, Phase::Entered(stage)) => form.awaits(what, stage, arrival, cx),
+        }
+    }
+
+    /// Where all are here: the ranks that may be closing the round or moving a piece of it.
+    fn may_be_working<'a>(&'a self, cx: &'a Context) -> impl Iterator<Item = u32> + 'a {
+        let came_before = |rank| self.form.came_before(rank, &self.arrival, cx);
+        cx.ledger.active().iter().filter(move |&rank| rank != cx.plan.me && !came_before(rank))
+    }
+}
+
+/// The form that the ranks have chosen.
+#[derive(Clone, Debug, Hash)]
+pub(crate) enum Agreement {
+    Tags(Participant<Tags>),
+    Words(Participant<Words>),
+    Given(Participant<Given>),
+    Gates(Participant<Gates>),
+    /// Large, and no poll in shared memory should go around it.
+    Relay(Box<Participant<Relay>>),
+    Cards(Participant<Slots>),
+}
+
+/// Does the same with the participant of any form.
+macro_rules! of_any_form {
+    ($agreement:expr, $participant:ident => $what:expr) => {
+        match $agreement {
+            Agreement::Tags($participant) => $what,
+            Agreement::Words($participant) => $what,
+            Agreement::Given($participant) => $what,
+            Agreement::Gates($participant) => $what,
+            Agreement::Relay($participant) => $what,
+            Agreement::Cards($participant) => $what,
+        }
+    };
+}
+pub(super) use of_any_form;
+
+impl Agreement {
     pub(super) fn new(plan: &Plan) -> Self {
-        Arrival {
-            stage: ArrivalStage::Away,
-            target: 0,
-            made_for: 0,
-            part: Part::Fresh,
-            buffer: 0,
-            weight: 1,
-            close_by: Time::MAX,
-            waited_for_room: false,
-            hidden: false,
-            asked: None,
-            deferred: None,
-            superseded: None,
-            pace: Pace::new(plan.grace),
-            unmeasured: None,
+        match plan.agreement() {
+            AgreementBy::Tags => Agreement::Tags(Participant::new(plan, Tags::default())),
+            AgreementBy::Words => Agreement::Words(Participant::new(plan, Words::new(plan))),
+            AgreementBy::Given => Agreement::Given(Participant::new(plan, Given::default())),
+            AgreementBy::Gates => Agreement::Gates(Participant::new(plan, Gates::new(plan))),
+            AgreementBy::Relays => Agreement::Relay(Box::new(Participant::new(plan, Relay::new(plan)))),
+            AgreementBy::Cards => Agreement::Cards(Participant::new(plan, Slots::new(plan))),
         }
     }
 
-    /// Begins with an arrival. There must be no outstanding one.
-    pub(super) fn start(&mut self, (part, buffer, weight): (Part, u32, u16), cx: &mut Context) {
-        debug_assert!(!self.is_outstanding() && !cx.ledger.has_left());
-        let target = cx.ledger.taken() + 1;
-        (self.target, self.made_for) = (target, target);
-        (self.part, self.buffer, self.weight) = (part, buffer, weight);
-        (self.close_by, self.waited_for_room, self.hidden, self.asked) = (Time::MAX, false, false, None);
-        if part == Part::Fresh {
-            // The caller comes back from its own work.
-            self.pace.arrived(cx.now);
-        }
-        self.enter(ArrivalStage::Blocked, &mut cx.outbox);
+    /// Begins with an arrival: part, buffer, weight. There must be no outstanding one.
+    pub(super) fn start(&mut self, contribution: (Part, u32, u16), cx: &mut Context) {
+        of_any_form!(self, it => it.arrival.start(contribution, cx));
     }
 
     /// The arrival is over, and the caller has what it waited for. Returns the buffer of a contribution that no rank will
     /// read.
     pub(super) fn end(&mut self) -> Option<u32> {
-        self.stage = ArrivalStage::Away;
-        self.superseded.take()
+        of_any_form!(self, it => it.arrival.end())
     }
 
     #[inline]
     pub(super) fn is_outstanding(&self) -> bool {
-        self.stage != ArrivalStage::Away
+        of_any_form!(self, it => it.arrival.is_outstanding())
     }
 
-    /// Whether there is nothing left to do for it.
+    /// Whether there is all that the arrival waits for.
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
-        matches!(self.stage, ArrivalStage::Away | ArrivalStage::Over { .. })
+    pub(super) fn is_served(&self, cx: &Context) -> bool {
+        of_any_form!(self, it => it.arrival.is_served(cx))
     }
 
-    /// Whether the arrival waits for a slot of the ring.
-    #[inline]
-    pub(super) fn is_blocked(&self) -> bool {
-        self.stage == ArrivalStage::Blocked
+    /// Whether this rank waits for a slot of the ring.
+    pub(super) fn waits_for_room(&self) -> bool {
+        of_any_form!(self, it => it.arrival.is_blocked() || it.form.lacks_room())
     }
 
-    #[inline]
-    fn is_tagged(&self, round: u64) -> bool {
-        self.stage == ArrivalStage::Tagged && self.target == round
-    }
-
-    /// Moves to another stage.
-    #[inline]
-    fn enter(&mut self, stage: ArrivalStage, outbox: &mut Outbox) {
-        self.stage = stage;
-        outbox.note();
-    }
-
-    /// An operation of the arrival on a host, which takes it further when it is answered.
-    #[inline]
-    fn ask(&mut self, host: u32, op: Op, outbox: &mut Outbox) {
-        self.asked = Some(host);
-        outbox.push(op);
-    }
-
-    /// An atomic on the home of the next round, whose answer takes the arrival out of `stage`.
-    fn ask_home(&mut self, (cell, atomic): (usize, Atomic), token: Token, stage: ArrivalStage, cx: &mut Context) {
-        let host = words::home_host(cx);
-        self.ask(host, Op::Atomic { host, cell, atomic, token }, &mut cx.outbox);
-        self.enter(stage, &mut cx.outbox);
-    }
-
-    /// The tag of the arrival's contribution: its cell and its value.
-    fn tag(&self, plan: &Plan) -> (usize, u64) {
-        let Arrival { target, buffer, .. } = *self;
-        let leaving = self.part == Part::Leaving;
-        let weight = if plan.fault(Fault::LoseWeight) { 1 } else { self.weight };
-        let number = if plan.by_tags() { Plan::tag_of(target) } else { buffer };
-        (plan.tag(plan.me, number), Tag { target, buffer, weight, leaving }.cell())
-    }
-
-    /// Where ranks have gates: shows the weight of the contribution, if contributions have weights.
-    fn show_weight(&self, cx: &mut Context) {
-        if cx.plan.weighted && self.part == Part::Fresh {
-            let (cell, value) = self.tag(&cx.plan);
-            cx.outbox.push(Op::Store { cell, value });
-        }
-    }
-
-    /// Adds what it brings to what is in the gate of a round: fresh in the round that it is for, in others carried.
-    fn put_into(&self, deposit: &mut Deposit, round: u64) {
-        let Arrival { target, made_for, part, buffer, deferred, .. } = self;
-        match part {
-            Part::Leaving => deposit.leaving = true,
-            Part::Fresh if round == *target => deposit.fresh = Some(*buffer),
-            Part::Fresh | Part::Carried => deposit.carried = Some((*buffer, round - made_for)),
-        }
-        if let Some(Deferred { made_for, buffer }) = deferred.as_ref().filter(|_| round == *target) {
-            deposit.carried = Some((*buffer, round - made_for));
-        }
-    }
-
-    /// Shows what its buffer holds.
-    fn show(&mut self, movement: &mut Movement, cx: &mut Context) {
-        self.show_here(cx);
-        self.show_elsewhere(movement, cx);
-    }
-
-    /// Shows it to the ranks of this host.
-    fn show_here(&mut self, cx: &mut Context) {
-        let (cell, value) = self.tag(&cx.plan);
-        cx.outbox.push(Op::Store { cell, value });
-        self.hidden = true;
-    }
-
-    /// Shows it to all others: without data if it is late and dropped, so that they want none.
-    fn show_elsewhere(&mut self, movement: &mut Movement, cx: &mut Context) {
-        let is_late = matches!(self.stage, ArrivalStage::Late { .. }) || self.target <= cx.ledger.fired();
-        let is_dropped = is_late && self.part == Part::Fresh && !self.is_carried(&cx.plan);
-        let has_data = !is_dropped && self.part != Part::Leaving && cx.plan.bytes > 0;
-        movement.show_elsewhere(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
-        self.hidden = false;
-    }
-
-    /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own
-    /// time is over; and with an eye on an initiator that left the library before it closed.
-    fn stay_open(&mut self, fires: bool, probe: bool, pause: Time, cx: &mut Context) {
-        let close_at = if fires { cx.now + self.pace.grace().unwrap_or(0) } else { Time::MAX }.min(self.close_by);
-        let probe_at = if probe && !fires { cx.now + pause } else { Time::MAX };
-        self.enter(ArrivalStage::Open { close_at, probe_at, pause }, &mut cx.outbox);
-    }
-
-    /// The cut of the next round is known.
-    fn fire(&mut self, round: u64, cx: &mut Context) {
-        if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.is_full(round) {
-            let cut = cx.ledger.cut(round);
-            let arrived = cut.entries.iter().filter(|entry| entry.part != Part::Carried).count();
-            self.pace.saw(arrived as u32 >= cx.ledger.active().len());
-        }
-        cx.fire(round);
-    }
-
-    /// The target has fired with this arrival in it.
-    fn entered(&mut self, cx: &mut Context) {
-        let Arrival { target, made_for, part, .. } = *self;
-        let me = cx.plan.me;
-        if !cx.ledger.cut(target).holds(me, part) {
-            cx.problem = Some("a round that this rank has entered lacks its contribution");
-        }
-        match part {
-            Part::Leaving => cx.ledger.leave(target),
-            Part::Fresh => cx.stats.fresh += 1,
-            Part::Carried => cx.stats.jumps += u64::from(target - made_for >= 2),
-        }
-        self.enter(ArrivalStage::Over { needs: target }, &mut cx.outbox);
-    }
-
-    /// A late contribution has its place in a round.
-    fn placed(&mut self, round: u64, cx: &mut Context) {
-        cx.stats.jumps += u64::from(round - self.target >= 2);
-        self.enter(ArrivalStage::Over { needs: round - 1 }, &mut cx.outbox);
-    }
-
-    /// Whether there is all that it waits for.
-    #[inline]
-    pub(super) fn is_served(&self, Context { plan, ledger, outbox, .. }: &Context) -> bool {
-        let ArrivalStage::Over { needs } = self.stage else { return false };
-        let sent = |buffer| outbox.has_tag(buffer) && self.writes_soon(buffer, plan);
-        ledger.landed() >= needs && !(0..BUFFERS).any(sent)
-    }
-
-    /// Whether a buffer may be written as soon as an arrival is over, so that what was sent from it has to have landed.
-    /// Where nothing but a tag was, the data is free without that: a host that does not answer holds this rank up only
-    /// when the same buffer is to get another tag.
-    fn writes_soon(&self, buffer: u32, plan: &Plan) -> bool {
-        let sends_tags_alone = plan.movement() == MovementBy::Segments && !plan.by_tags();
-        buffer != self.buffer && !sends_tags_alone
-    }
-
-    /// When the arrival has something to do although nothing happened.
-    #[inline]
-    pub(super) fn next_timer(&self) -> Option<Time> {
-        let ArrivalStage::Open { close_at, probe_at, .. } = self.stage else { return None };
-        Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)
+    /// Takes the result of an operation.
+    pub(super) fn answer(&mut self, token: Token, value: u64, cx: &mut Context) {
+        of_any_form!(self, it => it.form.answer(token, value, &mut it.arrival, cx));
     }
 
     /// A round that this rank closed, for which it was not yet said how long it took to land.
     #[inline]
     pub(super) fn unmeasured(&self) -> Option<u64> {
-        self.unmeasured
+        of_any_form!(self, it => it.arrival.unmeasured)
     }
 
     /// Says how long it took from closing the round to its landing; nothing if that is not known.
     #[inline]
     pub(super) fn measured(&mut self, latency: Option<Time>) {
-        self.unmeasured = None;
-        if let Some(latency) = latency {
-            self.pace.handed_out(latency);
-        }
+        of_any_form!(self, it => it.arrival.measured(latency));
+    }
+
+    /// When there is something to do although nothing happened.
+    #[inline]
+    pub(super) fn next_timer(&self) -> Option<Time> {
+        of_any_form!(self, it => it.form.next_timer(&it.arrival))
+    }
+
+    /// Whether no rank waits for something that this rank has claimed.
+    #[inline]
+    pub(super) fn owes_nothing(&self) -> bool {
+        of_any_form!(self, it => it.form.owes_nothing())
+    }
+
+    /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    #[inline]
+    pub(super) fn serves(&self, cx: &Context) -> bool {
+        of_any_form!(self, it => it.form.serves(cx))
+    }
+
+    /// Of a rank that has left: whether no other one needs it any more, or writes to it.
+    pub(super) fn has_served(&self, cx: &Context) -> bool {
+        of_any_form!(self, it => it.form.has_served(cx))
+    }
+
+    #[inline]
+    pub(super) fn stats(&self, stats: Stats) -> Stats {
+        of_any_form!(self, it => it.form.stats(stats))
+    }
+
+    /// Ranks that are waited for because they hold on to what a slot is needed for, because they did not arrive, or
+    /// because their tags are not there yet.
+    pub(super) fn missing(&self, movement: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        of_any_form!(self, it => it.missing(movement, cx, cells, missing));
     }
 
     /// The host that the arrival waits for an answer of.
     pub(super) fn asked(&self) -> Option<u32> {
-        self.asked.filter(|_| self.is_outstanding())
+        of_any_form!(self, it => it.form.asked().filter(|_| it.arrival.is_outstanding()))
     }
 
     /// Whether this rank does not go on before what was counted has completed, although every rank is here.
-    pub(super) fn awaits(&self, what: Counted, Context { plan, ledger, .. }: &Context) -> bool {
-        let by_tags = plan.by_tags();
-        match (what, &self.stage) {
-            _ if ledger.has_left() => true,
-            (_, ArrivalStage::Away) => false,
-            (Counted::Read, _) => true,
-            (Counted::Outcome, ArrivalStage::Tagged | ArrivalStage::Over { .. }) => true,
-            (Counted::Tag { buffer }, &ArrivalStage::Over { needs }) => {
-                ledger.landed() >= needs && self.writes_soon(buffer, plan)
-            }
-            (Counted::Tag { buffer }, ArrivalStage::Blocked) => buffer == self.buffer && !by_tags,
-            (Counted::Tag { buffer }, &ArrivalStage::Late { tried }) => {
-                buffer == self.buffer && ledger.fired() >= tried
-            }
-            (Counted::Push, ArrivalStage::Blocked) => by_tags || ledger.releases_later(),
-            (Counted::Outcome, ArrivalStage::Blocked) => by_tags,
-            _ => false,
-        }
+    pub(super) fn awaits(&self, what: Counted, cx: &Context) -> bool {
+        of_any_form!(self, it => it.awaits(what, cx))
     }
 
-    /// Where it stands, for a line about a machine.
-    pub(super) fn summary(&self) -> String {
-        let Arrival { stage, target, made_for, part, buffer, deferred, .. } = self;
-        format!("{stage:?} {part:?} for {target} made for {made_for} in {buffer} deferred {deferred:?}")
+    /// Where all are here: adds the ranks that may be closing the round or moving a piece of it.
+    pub(super) fn may_be_working(&self, cx: &Context, ranks: &mut RankSet) {
+        of_any_form!(self, it => it.may_be_working(cx).for_each(|rank| ranks.insert(rank)));
     }
+
+    pub(super) fn summary(&self) -> String {
+        of_any_form!(self, it => format!("{} {:?}", it.arrival.summary(), it.form))
+    }
+
+    // What only one form has.
+
+    #[inline]
+    pub(super) fn gates(&self) -> Option<&Gates> {
+        if let Agreement::Gates(Participant { form, .. }) = self { Some(form) } else { None }
+    }
+
+    #[inline]
+    pub(super) fn given(&self) -> Option<&Given> {
+        if let Agreement::Given(Participant { form, .. }) = self { Some(form) } else { None }
+    }
+
+    pub(super) fn given_mut(&mut self) -> Option<&mut Given> {
+        if let Agreement::Given(Participant { form, .. }) = self { Some(form) } else { None }
+    }
+
+    #[inline]
+    pub(super) fn cards(&self) -> Option<&Slots> {
+        if let Agreement::Cards(Participant { form, .. }) = self { Some(form) } else { None }
+    }
+}
+
+/// Adds the active ranks that are not here.
+fn insert_absent(here: impl Fn(u32) -> bool, cx: &Context, missing: &mut RankSet) {
+    cx.ledger.active().iter().filter(|&rank| !here(rank)).for_each(|rank| missing.insert(rank));
+}
+
+/// Whether a rank has shown a tag for a round, or a later one.
+fn has_shown(rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
+    let tag = |number| Tag::from_cell(cells.load(plan.tag(rank, number)));
+    (0..BUFFERS).any(|number| tag(number).target >= round)
 }
 
 /// What the next round waits for.
@@ -386,5 +442,14 @@ fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
             Condition::Rank(plan.drawn(seed, round))
         }
         (condition, _) => condition,
+    }
+}
+
+/// Whether the next round starts with this rank's arrival, whichever others have arrived.
+fn starts_alone(start: Start, cx: &Context) -> bool {
+    match start {
+        Start::First => true,
+        Start::Designated => condition(cx) == Condition::Rank(cx.plan.me),
+        Start::Everybody | Start::Count(_) => false,
     }
 }

@@ -21,11 +21,12 @@ use std::hash::{Hash, Hasher};
 use super::super::context::Context;
 use super::super::input::{Cells, Effort, FOREVER, Time};
 use super::super::label::Label;
+use super::super::movement::Movement;
 use super::super::op::{Counted, Op};
 use super::super::outbox::Outbox;
 use super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
-use super::gates::starts_alone;
-use super::{Arrival, ArrivalStage, condition};
+use super::arrival::Arrival;
+use super::{Form, condition, starts_alone};
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
@@ -88,6 +89,87 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
     Table::new(&request, number as u32, plan.inputs())
 }
 
+/// How far an arrival is.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) enum Stage {
+    /// In the gate; starts the round at this time, if no rank has.
+    Open { close_at: Time },
+    /// In the gate of a round that is started, or that another rank starts.
+    Published,
+    /// Too late for the gate of its target.
+    Late { tried: u64 },
+}
+
+impl Form for Relay {
+    type Stage = Stage;
+
+    fn has_room(&self, target: u64, _: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        target <= cx.ledger.fired()
+            || cx.plan.fault(Fault::StartWithoutRoom)
+            || self.ranks_without_room(target, cx, cells).next().is_none()
+    }
+
+    fn without_room(&self, target: u64, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        self.ranks_without_room(target, cx, cells).for_each(|rank| missing.insert(rank));
+    }
+
+    fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
+        self.arrive(arrival, cx);
+    }
+
+    #[inline]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        while self.learn_next(arrival, cx, cells) {}
+    }
+
+    fn step(
+        &mut self,
+        stage: Stage,
+        arrival: &mut Arrival<Stage>,
+        _: Effort,
+        _: &mut Movement,
+        cx: &mut Context,
+        _: &impl Cells,
+    ) {
+        match stage {
+            Stage::Open { .. } | Stage::Published if cx.ledger.fired() >= arrival.target => arrival.entered(cx),
+            Stage::Open { close_at } if cx.now >= close_at => {
+                arrival.expired(cx);
+                self.initiate(arrival, cx);
+            }
+            Stage::Open { .. } | Stage::Published => {}
+            Stage::Late { tried } => self.find_a_gate(tried, arrival, cx),
+        }
+    }
+
+    #[inline]
+    fn work(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+        self.run_what_is_due(effort, arrival, cx, cells);
+    }
+
+    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        if arrival.target > cx.ledger.fired() {
+            self.awaited(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
+        }
+    }
+
+    fn next_timer(&self, arrival: &Arrival<Stage>) -> Option<Time> {
+        let own = if let Some(Stage::Open { close_at }) = arrival.stage() { close_at } else { Time::MAX };
+        let counted = self.close_at.filter(|_| !self.is_sealed()).unwrap_or(Time::MAX);
+        Some(own.min(counted)).filter(|&at| at != Time::MAX)
+    }
+
+    /// The next round of the other ranks needs this rank's table.
+    fn serves(&self, cx: &Context) -> bool {
+        cx.ledger.active().contains(cx.plan.me)
+    }
+
+    /// No rank that left will write to this one any more, or tell it anything.
+    fn has_served(&self, _: &Context) -> bool {
+        self.departed.is_empty()
+    }
+}
+
 impl Relay {
     pub(super) fn new(plan: &Plan) -> Self {
         let start = Start::of(plan.fire, plan.grace, plan.ranks);
@@ -114,7 +196,7 @@ impl Relay {
     }
 
     /// The first round whose gate is open.
-    pub(super) fn open_gate(&self, cx: &Context) -> u64 {
+    fn open_gate(&self, cx: &Context) -> u64 {
         cx.ledger.open() + u64::from(self.is_sealed())
     }
 
@@ -123,15 +205,8 @@ impl Relay {
         self.members[0]
     }
 
-    /// Whether this rank may arrive for a round, the next one.
-    pub(super) fn has_room(&self, round: u64, cx: &Context, cells: &impl Cells) -> bool {
-        round <= cx.ledger.fired()
-            || cx.plan.fault(Fault::StartWithoutRoom)
-            || self.without_room(round, cx, cells).next().is_none()
-    }
-
     /// Ranks that have no room for a round, the next one.
-    pub(super) fn without_room<'a>(
+    fn ranks_without_room<'a>(
         &'a self,
         round: u64,
         cx: &'a Context,
@@ -145,20 +220,21 @@ impl Relay {
     }
 
     /// Hands the contribution in.
-    pub(super) fn arrive(&mut self, arrival: &mut Arrival, cx: &mut Context) {
+    fn arrive(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         arrival.show_weight(cx);
         let target = arrival.target;
         if self.open_gate(cx) != target {
-            return arrival.is_late(cx);
+            arrival.missed(cx);
+            return arrival.enter(Stage::Late { tried: target }, &mut cx.outbox);
         }
         self.deposit(target, arrival, cx);
         match self.start {
             Start::Everybody => {
                 self.table.activate(&mut self.progress);
-                arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+                arrival.enter(Stage::Published, &mut cx.outbox);
             }
             start @ (Start::First | Start::Designated) if starts_alone(start, cx) => self.initiate(arrival, cx),
-            Start::First | Start::Designated => arrival.enter(ArrivalStage::Published, &mut cx.outbox),
+            Start::First | Start::Designated => arrival.enter(Stage::Published, &mut cx.outbox),
             Start::Count(_) => {
                 let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
                 let value = Told { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
@@ -167,34 +243,46 @@ impl Relay {
                 } else {
                     self.send(target, counter, None, (cell, value), cx);
                 }
-                // It waits for its own deadline.
-                arrival.stay_open(false, false, 0, cx);
+                let close_at = arrival.closes_at(false, cx);
+                arrival.enter(Stage::Open { close_at }, &mut cx.outbox);
             }
         }
     }
 
+    /// Late: enters the first round whose gate is open.
+    fn find_a_gate(&mut self, tried: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        let open = self.open_gate(cx);
+        if arrival.fits_gate(open, &cx.plan) {
+            self.deposit(open, arrival, cx);
+        } else if arrival.is_carried(&cx.plan) && open > cx.ledger.open() {
+            // That round is a full one: what enters it waits until it is the next.
+        } else if cx.ledger.fired() >= tried && arrival.is_to_enter(cx) {
+            arrival.enter_full_round(cx);
+        }
+    }
+
     /// Puts the contribution into the open gate: fresh if it was made for that round.
-    pub(super) fn deposit(&mut self, round: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn deposit(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         arrival.put_into(&mut self.gate, round);
         match round == arrival.target {
-            true => arrival.deferred = None,
+            true => arrival.took_deferred(),
             false => arrival.placed(round, cx),
         }
     }
 
     /// This rank starts the round, unless it has been started.
-    pub(super) fn initiate(&mut self, arrival: &mut Arrival, cx: &mut Context) {
+    fn initiate(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         if self.open_gate(cx) == arrival.target {
             self.initiator = Some(cx.plan.me);
             self.table.activate(&mut self.progress);
             cx.stats.initiated += 1;
         }
-        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+        arrival.enter(Stage::Published, &mut cx.outbox);
     }
 
     /// The next outcome, if it is complete.
     #[inline(never)]
-    pub(super) fn learn(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn_next(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
         let round = cx.ledger.open();
         let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
         if !early && !self.table.is_complete(&mut self.progress, is_given(round, cx, cells)) {
@@ -224,7 +312,7 @@ impl Relay {
 
     /// Runs what is due.
     #[inline(never)]
-    pub(super) fn work(&mut self, effort: Effort, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+    fn run_what_is_due(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
         let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
         let before = self.departed.len();
         self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
@@ -372,26 +460,8 @@ impl Relay {
         }
     }
 
-    /// When this rank closes the round although nothing happens.
-    pub(crate) fn next_timer(&self) -> Option<Time> {
-        self.close_at.filter(|_| !self.is_sealed())
-    }
-
-    /// Whether no rank that left will write to this one any more, or tell it anything.
-    pub(crate) fn has_parted(&self) -> bool {
-        self.departed.is_empty()
-    }
-
-    /// Whether the next round of the other ranks needs this rank's table.
-    pub(crate) fn serves(&self, cx: &Context) -> bool {
-        cx.ledger.active().contains(cx.plan.me)
-    }
-
     /// Ranks that the next round waits for, as far as this one can know.
-    pub(super) fn missing(&self, cx: &Context, cells: &impl Cells) -> Vec<u32> {
-        if cx.ledger.has_left() {
-            return self.departed.iter().map(|&(rank, _)| rank).collect();
-        }
+    fn awaited(&self, cx: &Context, cells: &impl Cells) -> Vec<u32> {
         if self.is_sealed() {
             return self.table.awaited(&self.progress).map(|number| self.members[number as usize]).collect();
         }

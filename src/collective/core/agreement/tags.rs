@@ -1,13 +1,15 @@
 //! Agreement by tags, where all take part: the round has fired when every active rank has shown its tag.
 
 use super::super::context::Context;
-use super::super::input::{Cells, FOREVER};
+use super::super::input::{Cells, Effort, FOREVER};
 use super::super::movement::Movement;
-use super::super::op::{Interest, Op};
+use super::super::op::{Counted, Interest, Op};
 use super::super::plan::Plan;
 use super::super::tag::Tag;
-use super::{Arrival, ArrivalStage};
+use super::arrival::Arrival;
+use super::{Form, has_shown, insert_absent};
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 
 /// How far this rank is with looking at tags.
 #[derive(Clone, Debug, Default)]
@@ -26,17 +28,30 @@ impl std::hash::Hash for Tags {
     }
 }
 
-/// Whether this rank may arrive for a round. All others show by their own arrival that they are done with the round
-/// before; those that left with it will not arrive again.
-pub(super) fn has_room(round: u64, movement: &Movement, cx: &Context, cells: &impl Cells) -> bool {
-    let Context { plan, ledger, .. } = cx;
-    let is_done = |rank| cells.load(plan.released(rank)) == FOREVER;
-    movement.has_settled(round, cx) && (plan.fault(Fault::OvertakeLeavers) || ledger.leavers().iter().all(is_done))
-}
+/// The arrival was shown to all.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) struct Shown;
 
-impl Tags {
-    /// Shows that this rank has arrived.
-    pub(super) fn show(&mut self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
+impl Form for Tags {
+    type Stage = Shown;
+
+    const TAGS_BY_ROUND: bool = true;
+
+    /// All others show by their own arrival that they are done with the round before; those that left with it will not
+    /// arrive again.
+    fn has_room(&self, target: u64, movement: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let Context { plan, ledger, .. } = &*cx;
+        let is_done = |rank| cells.load(plan.released(rank)) == FOREVER;
+        let overtakes = plan.fault(Fault::OvertakeLeavers);
+        movement.has_settled(target, cx) && (overtakes || ledger.leavers().iter().all(is_done))
+    }
+
+    fn without_room(&self, _: u64, Context { plan, ledger, .. }: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        let holds = |rank: &u32| cells.load(plan.released(*rank)) < FOREVER;
+        ledger.leavers().iter().filter(holds).for_each(|rank| missing.insert(rank));
+    }
+
+    fn enter(&mut self, arrival: &mut Arrival<Shown>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
         movement.enter(arrival.target, cx);
         arrival.show(movement, cx);
         if cx.plan.ranks > 2 || !cx.waits_fence_peer {
@@ -48,17 +63,59 @@ impl Tags {
         if movement.reducers().is_some_and(|reducers| reducers.has_reducer_beside(&cx.plan)) {
             cx.outbox.wake(u32::MAX, Interest::Outcome);
         }
-        arrival.enter(ArrivalStage::Tagged, &mut cx.outbox);
+        arrival.enter(Shown, &mut cx.outbox);
     }
 
     #[inline]
-    pub(super) fn learn(&mut self, arrival: &Arrival, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+    fn learn(&mut self, arrival: &mut Arrival<Shown>, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
-        if arrival.is_tagged(cx.ledger.open()) {
+        if arrival.stage().is_some() && arrival.target == cx.ledger.open() {
             self.look(movement, cx, cells);
         }
     }
 
+    #[inline]
+    fn step(
+        &mut self,
+        _: Shown,
+        arrival: &mut Arrival<Shown>,
+        _: Effort,
+        _: &mut Movement,
+        cx: &mut Context,
+        _: &impl Cells,
+    ) {
+        if cx.ledger.fired() >= arrival.target {
+            arrival.entered(cx);
+        }
+    }
+
+    fn rest(&mut self) {
+        self.must_wake = false;
+    }
+
+    fn missing(
+        &self,
+        arrival: &Arrival<Shown>,
+        movement: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    ) {
+        if arrival.target <= cx.ledger.fired() {
+            return;
+        }
+        match movement.reducers().filter(|reducers| reducers.tells_cuts() && !reducers.reduces(cx.plan.me)) {
+            Some(reducers) => insert_absent(|rank| !reducers.waits_for(rank, cx), cx, missing),
+            None => insert_absent(|rank| has_shown(rank, arrival.target, &cx.plan, cells), cx, missing),
+        }
+    }
+
+    fn awaits(&self, what: Counted, _: Shown, _: &Arrival<Shown>, _: &Context) -> bool {
+        what == Counted::Outcome
+    }
+}
+
+impl Tags {
     /// Looks at the tags of the next round, or at what its reducer tells of it.
     #[inline(never)]
     fn look(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
@@ -98,10 +155,5 @@ impl Tags {
         cut.begin(round, None);
         active.iter().for_each(|rank| cut.entries.push(tag(rank).entry(rank)));
         true
-    }
-
-    /// There is nothing to do now.
-    pub(super) fn rest(&mut self) {
-        self.must_wake = false;
     }
 }

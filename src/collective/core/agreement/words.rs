@@ -5,14 +5,16 @@ mod initiating;
 
 use super::super::context::Context;
 use super::super::entry::Part;
-use super::super::input::Cells;
+use super::super::input::{Cells, Effort, Time};
 use super::super::movement::Movement;
-use super::super::op::Token;
+use super::super::op::{Counted, Op, Token};
 use super::super::plan::{Plan, RANKS_PER_WORD};
+use super::arrival::Arrival;
 use super::bits::{self, Closing};
-use super::{Arrival, ArrivalStage, FIRST_PROBE, LAST_PROBE, condition};
+use super::{FIRST_PROBE, Form, LAST_PROBE, condition, has_shown, insert_absent};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
+use crate::rank_set::RankSet;
 use crate::rule::Condition;
 
 /// What this rank knows of the words of the round that it enters.
@@ -21,10 +23,40 @@ pub(crate) struct Words {
     words: Vec<u64>,
     /// Initiator: the first rank whose tags were not looked at, or not all there.
     unseen: u32,
+    /// The arrival was shown to the ranks of this host only: no other rank needs to see it unless it comes late.
+    is_hidden: bool,
+    /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
+    asked: Option<u32>,
+}
+
+/// How far an arrival is.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) enum Stage {
+    /// The arrived bit is on its way.
+    Adding,
+    /// The bit is in; which arrival this is, is being asked.
+    Ticketing,
+    /// In the word, and the round has not fired as far as is known. Looks at `probe_at` whether the initiator left the library
+    /// before it closed, and then after twice the pause.
+    Open { close_at: Time, probe_at: Time, pause: Time },
+    /// Looks whether the round should have been closed by now.
+    Probing { pause: Time },
+    /// Closes word `index`, believed to hold what was last seen of it.
+    Closing { index: u32 },
+    /// Initiator: the cut is closed; waits for the tags of its members.
+    Gathering,
+    /// Initiator: readies the words of the next round.
+    Clearing,
+    /// In a round that others close, or whose record is on its way.
+    Published,
+    /// The target fired without it; not placed in any round up to `tried`.
+    Late { tried: u64 },
+    /// The carried bit is on its way into this round.
+    Placing { round: u64 },
 }
 
 /// The host of the words of the next round.
-pub(super) fn home_host(Context { plan, ledger, .. }: &Context) -> u32 {
+fn home_host(Context { plan, ledger, .. }: &Context) -> u32 {
     ledger.home_host(ledger.open(), plan)
 }
 
@@ -33,13 +65,13 @@ fn is_one_word(plan: &Plan) -> bool {
 }
 
 /// The index of a rank's word, and that of its bits there.
-pub(super) fn place_of(rank: u32) -> (u32, u32) {
+fn place_of(rank: u32) -> (u32, u32) {
     (rank / RANKS_PER_WORD, rank % RANKS_PER_WORD)
 }
 
 /// The next round, if its record is here.
 #[inline(never)]
-pub(super) fn learn(arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) -> bool {
+fn learn_next(arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
     let round = cx.ledger.open();
     let known = cx.ledger.wants_next(&cx.plan) && cx.read_record(round, cells);
     if known {
@@ -49,31 +81,179 @@ pub(super) fn learn(arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells)
 }
 
 /// Whether the next round, the target, need not wait for a rank; nothing where its words are elsewhere.
-pub(super) fn is_here(rank: u32, target: u64, cx: &Context, cells: &impl Cells) -> Option<bool> {
+fn is_here(rank: u32, target: u64, cx: &Context, cells: &impl Cells) -> Option<bool> {
     let (index, bit) = place_of(rank);
     let is_present = || bits::is_present(cells.load(cx.plan.word(target, index)), bit, condition(cx));
     (home_host(cx) == cx.plan.host()).then(is_present)
 }
 
-impl Words {
-    pub(super) fn new(plan: &Plan) -> Self {
-        Words { words: vec![0; plan.words() as usize], unseen: 0 }
+impl Form for Words {
+    type Stage = Stage;
+
+    /// Shows the arrival's tag and adds its bit.
+    fn enter(&mut self, arrival: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
+        let is_late = arrival.target <= cx.ledger.fired();
+        // What comes late to a full round has shown its tag before.
+        if arrival.part != Part::Carried {
+            self.is_hidden = !is_late && Self::closes_alone(arrival, cx);
+            if self.is_hidden {
+                arrival.show_here(cx);
+            } else {
+                arrival.show(movement, cx);
+            }
+        }
+        if is_late {
+            return missed(arrival, cx);
+        }
+        let cell = cx.plan.word(arrival.target, place_of(cx.plan.me).0);
+        let atomic = Atomic::FetchAdd(Self::own_bits(arrival, cx));
+        self.ask_home((cell, atomic), Token::Arrive, Stage::Adding, arrival, cx);
     }
 
-    /// Whether a rank's bit was in a word before this rank's.
-    pub(super) fn came_before(&self, rank: u32) -> bool {
+    #[inline]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        while learn_next(arrival, cx, cells) {}
+    }
+
+    fn step(
+        &mut self,
+        stage: Stage,
+        arrival: &mut Arrival<Stage>,
+        _: Effort,
+        movement: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) {
+        match stage {
+            Stage::Open { .. } | Stage::Published if cx.ledger.fired() >= arrival.target => {
+                self.is_hidden = false;
+                arrival.entered(cx);
+            }
+            Stage::Open { close_at, .. } if cx.now >= close_at => {
+                arrival.expired(cx);
+                self.close(arrival, cx);
+            }
+            Stage::Open { probe_at, pause, .. } if cx.now >= probe_at => self.probe(pause, arrival, cx),
+            Stage::Gathering => self.gather(arrival, cx, cells),
+            Stage::Late { tried } => self.find_a_place(tried, arrival, movement, cx),
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        self.asked = None;
+        let (target, part) = (arrival.target, arrival.part);
+        let Some(stage) = arrival.stage() else {
+            debug_assert!(false, "{token:?} completed without an arrival");
+            return;
+        };
+        match (token, stage) {
+            (Token::Arrive, Stage::Adding) => {
+                if Self::is_in(target, value, part, arrival, cx) {
+                    self.added(value, arrival, cx);
+                } else {
+                    cx.stats.late_while_closing += u64::from(part != Part::Leaving);
+                    missed(arrival, cx);
+                }
+            }
+            (Token::Place, Stage::Placing { round }) => {
+                if Self::is_in(round, value, Part::Carried, arrival, cx) {
+                    arrival.placed(round, cx);
+                } else {
+                    arrival.enter(Stage::Late { tried: round }, &mut cx.outbox);
+                }
+            }
+            // What was asked is of no interest any more.
+            (Token::Ticket | Token::Probe | Token::Close, _) if cx.ledger.fired() >= target => {
+                arrival.enter(Stage::Published, &mut cx.outbox);
+            }
+            (Token::Ticket, Stage::Ticketing) => self.ticketed(value, arrival, cx),
+            (Token::Probe, Stage::Probing { pause }) => self.probed(value, pause, arrival, cx),
+            (Token::Close, Stage::Closing { index }) => self.close_answered(index, value, arrival, cx),
+            (Token::Clear, Stage::Clearing) => self.cleared(arrival, cx),
+            (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
+        }
+    }
+
+    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+        let target = arrival.target;
+        match arrival.stage() {
+            Some(Stage::Gathering) => self.untagged(cx, cells).for_each(|rank| missing.insert(rank)),
+            // Only the host is waited for that clears the words.
+            Some(Stage::Clearing) => {}
+            _ if target <= cx.ledger.fired() => {}
+            _ => {
+                let shown = |rank| has_shown(rank, target, &cx.plan, cells);
+                insert_absent(|rank| is_here(rank, target, cx, cells).unwrap_or_else(|| shown(rank)), cx, missing);
+            }
+        }
+    }
+
+    fn asked(&self) -> Option<u32> {
+        self.asked
+    }
+
+    /// A late contribution enters no round before its tag has landed.
+    fn awaits(&self, what: Counted, stage: Stage, arrival: &Arrival<Stage>, cx: &Context) -> bool {
+        let Stage::Late { tried } = stage else { return false };
+        what == Counted::Tag { buffer: arrival.buffer } && cx.ledger.fired() >= tried
+    }
+
+    /// An arrival that fulfils the condition closes at once where there is no grace.
+    fn came_before(&self, rank: u32, arrival: &Arrival<Stage>, cx: &Context) -> bool {
+        let has_answer = arrival.is_outstanding() && !matches!(arrival.stage(), Some(Stage::Adding));
+        let closing = arrival.target > cx.ledger.fired() && has_answer && arrival.pace.grace().is_none();
         let (index, bit) = place_of(rank);
-        bits::arrived(self.words[index as usize]) >> bit & 1 == 1
+        closing && bits::arrived(self.words[index as usize]) >> bit & 1 == 1
+    }
+
+    fn next_timer(&self, arrival: &Arrival<Stage>) -> Option<Time> {
+        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return None };
+        Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)
+    }
+}
+
+/// The target fired without the arrival.
+fn missed(arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    arrival.missed(cx);
+    arrival.enter(Stage::Late { tried: arrival.target }, &mut cx.outbox);
+}
+
+impl Words {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Words { words: vec![0; plan.words() as usize], unseen: 0, is_hidden: false, asked: None }
+    }
+
+    /// An atomic on the home of the next round, whose answer takes the arrival out of `stage`.
+    fn ask_home(
+        &mut self,
+        (cell, atomic): (usize, Atomic),
+        token: Token,
+        stage: Stage,
+        arrival: &mut Arrival<Stage>,
+        cx: &mut Context,
+    ) {
+        let host = home_host(cx);
+        self.asked = Some(host);
+        cx.outbox.push(Op::Atomic { host, cell, atomic, token });
+        arrival.enter(stage, &mut cx.outbox);
+    }
+
+    /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own time is over.
+    fn stay_open(fires: bool, probe: bool, pause: Time, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        let probe_at = if probe && !fires { cx.now + pause } else { Time::MAX };
+        let close_at = arrival.closes_at(fires, cx);
+        arrival.enter(Stage::Open { close_at, probe_at, pause }, &mut cx.outbox);
     }
 
     /// What closes the next round, where its cut is one word.
-    fn closing(arrival: &Arrival, cx: &Context) -> Closing {
+    fn closing(arrival: &Arrival<Stage>, cx: &Context) -> Closing {
         let at_once = arrival.pace.grace().is_none();
         Closing::new(cx.ledger.active().group(0, RANKS_PER_WORD), condition(cx), at_once)
     }
 
     /// Whether the arrival closes its round unless another one has: then the rank that looks for its tag is this one.
-    fn closes_alone(arrival: &Arrival, cx: &Context) -> bool {
+    fn closes_alone(arrival: &Arrival<Stage>, cx: &Context) -> bool {
         let at_once = arrival.pace.grace().is_none() && is_one_word(&cx.plan);
         at_once
             && match condition(cx) {
@@ -84,83 +264,47 @@ impl Words {
     }
 
     /// The bits that the arrival adds to its round's word.
-    fn own_bits(arrival: &Arrival, Context { plan, ledger, .. }: &Context) -> u64 {
+    fn own_bits(arrival: &Arrival<Stage>, Context { plan, ledger, .. }: &Context) -> u64 {
         let (_, bit) = place_of(plan.me);
         let own = if arrival.part == Part::Carried { bits::carried_bit(bit) } else { bits::arrived_bit(bit) };
         let again = plan.fault(Fault::RepeatAtomic) && ledger.fired() % 4 == 3;
-        (own | arrival.deferred.map_or(0, |_| bits::carried_bit(bit))) << u32::from(again)
+        (own | if arrival.has_deferred() { bits::carried_bit(bit) } else { 0 }) << u32::from(again)
     }
 
-    /// Shows the arrival's tag and adds its bit.
-    pub(super) fn arrive(&mut self, arrival: &mut Arrival, movement: &mut Movement, cx: &mut Context) {
-        let is_late = arrival.target <= cx.ledger.fired();
-        // What comes late to a full round has shown its tag before.
-        if arrival.part != Part::Carried {
-            if is_late || !Self::closes_alone(arrival, cx) {
-                arrival.show(movement, cx);
-            } else {
-                arrival.show_here(cx);
-            }
-        }
-        if is_late {
-            return arrival.is_late(cx);
-        }
-        let cell = cx.plan.word(arrival.target, place_of(cx.plan.me).0);
-        let atomic = Atomic::FetchAdd(Self::own_bits(arrival, cx));
-        arrival.ask_home((cell, atomic), Token::Arrive, ArrivalStage::Adding, cx);
+    /// Looks whether the round should have been closed by now.
+    fn probe(&mut self, pause: Time, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        let (plan, target) = (&cx.plan, arrival.target);
+        let cell = match condition(cx) {
+            _ if is_one_word(plan) => plan.word(target, 0),
+            Condition::Rank(rank) => plan.word(target, place_of(rank).0),
+            Condition::Count(_) | Condition::Full => plan.ticket(target),
+        };
+        self.ask_home((cell, Atomic::FetchAdd(0)), Token::Probe, Stage::Probing { pause }, arrival, cx);
     }
 
-    /// Takes the arrival further.
-    pub(super) fn step(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
-        match arrival.stage {
-            ArrivalStage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
-                let (plan, target) = (&cx.plan, arrival.target);
-                let cell = match condition(cx) {
-                    _ if is_one_word(plan) => plan.word(target, 0),
-                    Condition::Rank(rank) => plan.word(target, place_of(rank).0),
-                    Condition::Count(_) | Condition::Full => plan.ticket(target),
-                };
-                arrival.ask_home((cell, Atomic::FetchAdd(0)), Token::Probe, ArrivalStage::Probing { pause }, cx);
-            }
-            ArrivalStage::Gathering => self.gather(arrival, cx, cells),
-            _ => {}
+    /// Late: enters the round that is open, once every one up to the last attempt has fired.
+    fn find_a_place(&mut self, tried: u64, arrival: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context) {
+        // Also what is not carried: its tag tells the others that this rank has arrived.
+        if std::mem::take(&mut self.is_hidden) {
+            arrival.show_elsewhere(true, movement, cx);
         }
-    }
-
-    /// Takes what an operation of the arrival answered.
-    pub(super) fn complete(&mut self, token: Token, value: u64, arrival: &mut Arrival, cx: &mut Context) {
-        arrival.asked = None;
-        let (target, part) = (arrival.target, arrival.part);
-        match (token, &arrival.stage) {
-            (Token::Arrive, ArrivalStage::Adding) => {
-                if Self::is_in(target, value, part, arrival, cx) {
-                    self.added(value, arrival, cx);
-                } else {
-                    cx.stats.late_while_closing += u64::from(part != Part::Leaving);
-                    arrival.is_late(cx);
-                }
-            }
-            (Token::Place, &ArrivalStage::Placing { round }) => {
-                if Self::is_in(round, value, Part::Carried, arrival, cx) {
-                    arrival.placed(round, cx);
-                } else {
-                    arrival.enter(ArrivalStage::Late { tried: round }, &mut cx.outbox);
-                }
-            }
-            // What was asked is of no interest any more.
-            (Token::Ticket | Token::Probe | Token::Close, _) if cx.ledger.fired() >= target => {
-                arrival.enter(ArrivalStage::Published, &mut cx.outbox);
-            }
-            (Token::Ticket, ArrivalStage::Ticketing) => self.ticketed(value, arrival, cx),
-            (Token::Probe, &ArrivalStage::Probing { pause }) => self.probed(value, pause, arrival, cx),
-            (Token::Close, &ArrivalStage::Closing { index }) => self.close_answered(index, value, arrival, cx),
-            (Token::Clear, ArrivalStage::Clearing) => self.cleared(arrival, cx),
-            (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
+        if cx.ledger.fired() < tried || !arrival.is_to_enter(cx) {
+            return;
+        }
+        let (plan, open) = (&cx.plan, cx.ledger.open());
+        if cx.outbox.has_tag(arrival.buffer) && !plan.fault(Fault::PlaceBeforeTag) {
+            // Once the bit is in, the initiator must find the tag; so that has to land first.
+        } else if plan.is_full(open) {
+            arrival.enter_full_round(cx);
+        } else {
+            let (index, bit) = place_of(plan.me);
+            let question = (plan.word(open, index), Atomic::FetchAdd(bits::carried_bit(bit)));
+            self.ask_home(question, Token::Place, Stage::Placing { round: open }, arrival, cx);
         }
     }
 
     /// Whether a bit is in the cut of `round`, after an addition that returned `before`.
-    fn is_in(round: u64, before: u64, part: Part, arrival: &Arrival, cx: &Context) -> bool {
+    fn is_in(round: u64, before: u64, part: Part, arrival: &Arrival<Stage>, cx: &Context) -> bool {
         let Context { plan, ledger, .. } = cx;
         if before & bits::CLOSED != 0 {
             false
@@ -174,28 +318,28 @@ impl Words {
     }
 
     /// The arrival's bits are in a word that was open.
-    fn added(&mut self, before: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn added(&mut self, before: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let (plan, target) = (&cx.plan, arrival.target);
         let word = before | Self::own_bits(arrival, cx);
-        arrival.deferred = None;
+        arrival.took_deferred();
         self.words.fill(0);
         self.words[place_of(plan.me).0 as usize] = word;
         if cx.ledger.fired() >= target {
-            arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+            arrival.enter(Stage::Published, &mut cx.outbox);
         } else if !is_one_word(plan) {
             let question = (plan.ticket(target), Atomic::FetchAdd(1));
-            arrival.ask_home(question, Token::Ticket, ArrivalStage::Ticketing, cx);
+            self.ask_home(question, Token::Ticket, Stage::Ticketing, arrival, cx);
         } else {
             let closing = Self::closing(arrival, cx);
             if closing.closed_by_arrivals(word) {
                 self.closed(arrival, cx);
             } else {
-                arrival.stay_open(closing.fires(word), arrival.pace.grace().is_some(), FIRST_PROBE, cx);
+                Self::stay_open(closing.fires(word), arrival.pace.grace().is_some(), FIRST_PROBE, arrival, cx);
             }
         }
     }
 
-    fn ticketed(&mut self, before: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn ticketed(&mut self, before: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let arrivals = before + 1;
         let at_once = arrival.pace.grace().is_none();
         let last = arrivals >= u64::from(cx.ledger.active().len());
@@ -207,11 +351,11 @@ impl Words {
         if last || (at_once && is_the_one) {
             self.close(arrival, cx);
         } else {
-            arrival.stay_open(fires && !at_once, true, FIRST_PROBE, cx);
+            Self::stay_open(fires && !at_once, true, FIRST_PROBE, arrival, cx);
         }
     }
 
-    fn probed(&mut self, value: u64, pause: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn probed(&mut self, value: u64, pause: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let closing = Self::closing(arrival, cx);
         let fires = match condition(cx) {
             _ if is_one_word(&cx.plan) => !closing.closed(value) && closing.fires(value),
@@ -220,11 +364,11 @@ impl Words {
             Condition::Full => value >= u64::from(cx.ledger.active().len()),
         };
         cx.stats.closed_for_others += u64::from(fires);
-        arrival.stay_open(fires, true, (2 * pause).min(LAST_PROBE), cx);
+        Self::stay_open(fires, true, (2 * pause).min(LAST_PROBE), arrival, cx);
     }
 
     /// Closes the words of the target, the first of which decides which rank is the initiator.
-    pub(super) fn close(&mut self, arrival: &mut Arrival, cx: &mut Context) {
+    pub(super) fn close(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let unclosed = if is_one_word(&cx.plan) { Fault::CloseWithoutWord } else { Fault::TrustTicket };
         if cx.plan.fault(unclosed) {
             return self.closed(arrival, cx);
@@ -232,14 +376,14 @@ impl Words {
         self.close_word(0, arrival, cx);
     }
 
-    fn close_word(&mut self, index: u32, arrival: &mut Arrival, cx: &mut Context) {
+    fn close_word(&mut self, index: u32, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let expect = self.words[index as usize];
         let atomic = Atomic::CompareSwap { expect, new: expect | bits::CLOSED };
         let cell = cx.plan.word(arrival.target, index);
-        arrival.ask_home((cell, atomic), Token::Close, ArrivalStage::Closing { index }, cx);
+        self.ask_home((cell, atomic), Token::Close, Stage::Closing { index }, arrival, cx);
     }
 
-    fn close_answered(&mut self, index: u32, found: u64, arrival: &mut Arrival, cx: &mut Context) {
+    fn close_answered(&mut self, index: u32, found: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         if found == self.words[index as usize] {
             if index + 1 < cx.plan.words() {
                 self.close_word(index + 1, arrival, cx);
@@ -252,16 +396,16 @@ impl Words {
         let closed = || Self::closing(arrival, cx).closed(found);
         if if one_word { closed() } else { found & bits::CLOSED != 0 } {
             debug_assert_eq!(index, 0, "only the rank that closed the first word closes the others");
-            return arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+            return arrival.enter(Stage::Published, &mut cx.outbox);
         }
         self.words[index as usize] = found;
         self.close_word(index, arrival, cx);
     }
 
     /// This rank is the initiator, and `words` is the cut.
-    fn closed(&mut self, arrival: &mut Arrival, cx: &mut Context) {
+    fn closed(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(arrival.target);
-        arrival.enter(ArrivalStage::Gathering, &mut cx.outbox);
+        arrival.enter(Stage::Gathering, &mut cx.outbox);
     }
 }

@@ -6,14 +6,15 @@ use super::super::super::input::Cells;
 use super::super::super::op::{Counted, Interest, Op, Token};
 use super::super::super::plan::{BUFFERS, MovementBy, Plan};
 use super::super::super::tag::Tag;
-use super::super::{Arrival, ArrivalStage, bits};
-use super::{Words, place_of};
+use super::super::arrival::Arrival;
+use super::super::bits;
+use super::{Stage, Words, place_of};
 use crate::fault::Fault;
 
 impl Words {
     /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
     /// some may be missing yet.
-    pub(super) fn gather(&mut self, arrival: &mut Arrival, cx: &mut Context, cells: &impl Cells) {
+    pub(super) fn gather(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
         let round = cx.ledger.open();
         let unseen = self.fill(round, cx, cells);
         self.unseen = unseen.unwrap_or(0);
@@ -23,11 +24,12 @@ impl Words {
         // Before any rank can learn that this round is over, the next one's words are zero. All
         // have released the round that used them last: this rank checked when it arrived.
         let (next, host) = (round + 1, cx.ledger.home_host_after(round, &cx.plan));
-        arrival.enter(ArrivalStage::Clearing, &mut cx.outbox);
+        arrival.enter(Stage::Clearing, &mut cx.outbox);
         if cx.plan.fault(Fault::SkipRearm) || cx.plan.fault(Fault::LateRearm) {
             self.cleared(arrival, cx);
         } else {
-            arrival.ask(host, Op::Clear { host, round: next, token: Token::Clear }, &mut cx.outbox);
+            self.asked = Some(host);
+            cx.outbox.push(Op::Clear { host, round: next, token: Token::Clear });
         }
         if cx.plan.fault(Fault::LateRearm) {
             let token = cx.outbox.count(Counted::Push, host);
@@ -44,7 +46,7 @@ impl Words {
     }
 
     /// Members of the cut that this rank has closed whose tags are not here.
-    pub(in super::super) fn untagged(&self, cx: &Context, cells: &impl Cells) -> impl Iterator<Item = u32> {
+    pub(super) fn untagged(&self, cx: &Context, cells: &impl Cells) -> impl Iterator<Item = u32> {
         let Context { plan, ledger, .. } = cx;
         let round = ledger.open();
         (0..plan.ranks).filter(move |&rank| {
@@ -83,7 +85,7 @@ impl Words {
     }
 
     /// The next round is ready: hands out the record. What the initiator reduces by itself is in place before it.
-    pub(super) fn cleared(&self, arrival: &mut Arrival, cx: &mut Context) {
+    pub(super) fn cleared(&self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let (plan, round) = (&cx.plan, cx.ledger.open());
         let reduction = Op::Combine { round, from: 0, len: plan.bytes };
         let reduces = plan.movement() == MovementBy::Initiator;
@@ -102,7 +104,7 @@ impl Words {
         if !plan.fault(Fault::ForgetWake) {
             cx.outbox.wake(plan.callees(), Interest::Outcome);
         }
-        arrival.enter(ArrivalStage::Published, &mut cx.outbox);
+        arrival.enter(Stage::Published, &mut cx.outbox);
     }
 }
 

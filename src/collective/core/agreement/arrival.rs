@@ -1,0 +1,369 @@
+//! This rank's arrivals, as all forms of agreement have them.
+
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+
+use super::super::context::Context;
+use super::super::entry::Part;
+use super::super::input::Time;
+use super::super::movement::Movement;
+use super::super::op::Op;
+use super::super::outbox::Outbox;
+use super::super::pace::Pace;
+use super::super::plan::{BUFFERS, MovementBy, Plan};
+use super::super::tag::Tag;
+use crate::fault::Fault;
+use crate::rule::{Absent, When};
+use crate::trigger::Deposit;
+
+/// The outstanding arrival, and what earlier ones left behind. `S` is how far it is, once it has entered a form of agreement.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival<S> {
+    phase: Phase<S>,
+    /// The round that it enters, or tried to.
+    pub(super) target: u64,
+    /// The round that its contribution was made for.
+    pub(super) made_for: u64,
+    pub(super) part: Part,
+    pub(super) buffer: u32,
+    pub(super) weight: u16,
+    /// When its round closes, with or without those that are missing.
+    pub(super) close_by: Time,
+    waited_for_room: bool,
+    /// A late contribution that could not be placed yet.
+    deferred: Option<Deferred>,
+    /// The buffer of a late contribution that enters no round, because the next one takes its place.
+    superseded: Option<u32>,
+    pub(super) pace: Pace,
+    /// The newest round that this rank closed, until it was measured how long it took to land.
+    pub(super) unmeasured: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Phase<S> {
+    /// There is no arrival.
+    Away,
+    /// Waits for the last receiver of the round that used the slot before.
+    Blocked,
+    /// The form has it.
+    Entered(S),
+    /// Has its place, or none. The caller may have it once round `needs` landed.
+    Over { needs: u64 },
+}
+
+/// A late contribution that enters together with the rank's next arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Deferred {
+    made_for: u64,
+    buffer: u32,
+}
+
+impl<S: Hash> Hash for Arrival<S> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // What it has waited for is only counted, or told to people. Of an arrival that is over only the buffer is read.
+        let Arrival { phase, target, made_for, part, buffer, weight, close_by, .. } = self;
+        phase.hash(state);
+        match phase {
+            Phase::Away => {}
+            Phase::Over { .. } => buffer.hash(state),
+            Phase::Blocked | Phase::Entered(_) => (target, made_for, part, buffer, weight, close_by).hash(state),
+        }
+        (self.deferred, self.superseded).hash(state);
+    }
+}
+
+impl<S: Copy + Debug> Arrival<S> {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Arrival {
+            phase: Phase::Away,
+            target: 0,
+            made_for: 0,
+            part: Part::Fresh,
+            buffer: 0,
+            weight: 1,
+            close_by: Time::MAX,
+            waited_for_room: false,
+            deferred: None,
+            superseded: None,
+            pace: Pace::new(plan.grace),
+            unmeasured: None,
+        }
+    }
+
+    /// Begins with an arrival. There must be no outstanding one.
+    pub(super) fn start(&mut self, (part, buffer, weight): (Part, u32, u16), cx: &mut Context) {
+        debug_assert!(!self.is_outstanding() && !cx.ledger.has_left());
+        let target = cx.ledger.taken() + 1;
+        (self.target, self.made_for) = (target, target);
+        (self.part, self.buffer, self.weight) = (part, buffer, weight);
+        (self.close_by, self.waited_for_room) = (Time::MAX, false);
+        if part == Part::Fresh {
+            // The caller comes back from its own work.
+            self.pace.arrived(cx.now);
+        }
+        self.go_on(Phase::Blocked, &mut cx.outbox);
+    }
+
+    /// The arrival is over, and the caller has what it waited for. Returns the buffer of a contribution that no rank will
+    /// read.
+    pub(super) fn end(&mut self) -> Option<u32> {
+        self.phase = Phase::Away;
+        self.superseded.take()
+    }
+
+    #[inline]
+    pub(super) fn phase(&self) -> Phase<S> {
+        self.phase
+    }
+
+    /// How far it is, if the form has it.
+    #[inline]
+    pub(super) fn stage(&self) -> Option<S> {
+        if let Phase::Entered(stage) = self.phase { Some(stage) } else { None }
+    }
+
+    #[inline]
+    pub(super) fn is_outstanding(&self) -> bool {
+        !matches!(self.phase, Phase::Away)
+    }
+
+    /// Whether the arrival waits for a slot of the ring.
+    #[inline]
+    pub(super) fn is_blocked(&self) -> bool {
+        matches!(self.phase, Phase::Blocked)
+    }
+
+    #[inline]
+    fn go_on(&mut self, phase: Phase<S>, outbox: &mut Outbox) {
+        self.phase = phase;
+        outbox.note();
+    }
+
+    /// Moves to another stage of the form.
+    #[inline]
+    pub(super) fn enter(&mut self, stage: S, outbox: &mut Outbox) {
+        self.go_on(Phase::Entered(stage), outbox);
+    }
+
+    /// Waits for a slot, of which there is none; counts that.
+    pub(super) fn wait_for_room(&mut self, cx: &mut Context) {
+        cx.stats.full_ring += u64::from(!self.waited_for_room);
+        self.waited_for_room = true;
+    }
+
+    /// There is room: from now on the time runs after which the target closes without those that are missing.
+    pub(super) fn set_deadline(&mut self, Context { plan, now, .. }: &Context) {
+        let limit = plan.fire.limit().filter(|_| !plan.is_full(self.target));
+        let limit = limit.map(|limit| if plan.fault(Fault::HastyDeadline) { limit / 2 } else { limit });
+        self.close_by = limit.map_or(Time::MAX, |limit| now.saturating_add(limit.as_nanos() as Time));
+    }
+
+    /// When it closes its round: when the grace ends, if the condition holds, or when its own time is over.
+    pub(super) fn closes_at(&self, fires: bool, cx: &Context) -> Time {
+        if fires { cx.now + self.pace.grace().unwrap_or(0) } else { Time::MAX }.min(self.close_by)
+    }
+
+    /// Its round closes because time is over.
+    pub(super) fn expired(&self, cx: &mut Context) {
+        if cx.now >= self.close_by {
+            cx.stats.deadlines_expired += 1;
+        } else {
+            cx.stats.graces_expired += 1;
+        }
+    }
+
+    // What it shows of its contribution.
+
+    /// The tag of the arrival's contribution: its cell and its value.
+    fn tag(&self, plan: &Plan) -> (usize, u64) {
+        let Arrival { target, buffer, .. } = *self;
+        let leaving = self.part == Part::Leaving;
+        let weight = if plan.fault(Fault::LoseWeight) { 1 } else { self.weight };
+        let number = if plan.by_tags() { Plan::tag_of(target) } else { buffer };
+        (plan.tag(plan.me, number), Tag { target, buffer, weight, leaving }.cell())
+    }
+
+    /// Where ranks have gates: shows the weight of the contribution, if contributions have weights.
+    pub(super) fn show_weight(&self, cx: &mut Context) {
+        if cx.plan.weighted && self.part == Part::Fresh {
+            self.show_here(cx);
+        }
+    }
+
+    /// Adds what it brings to what is in the gate of a round: fresh in the round that it is for, in others carried.
+    pub(super) fn put_into(&self, deposit: &mut Deposit, round: u64) {
+        let Arrival { target, made_for, part, buffer, deferred, .. } = self;
+        match part {
+            Part::Leaving => deposit.leaving = true,
+            Part::Fresh if round == *target => deposit.fresh = Some(*buffer),
+            Part::Fresh | Part::Carried => deposit.carried = Some((*buffer, round - made_for)),
+        }
+        if let Some(Deferred { made_for, buffer }) = deferred.as_ref().filter(|_| round == *target) {
+            deposit.carried = Some((*buffer, round - made_for));
+        }
+    }
+
+    /// Shows what its buffer holds.
+    pub(super) fn show(&self, movement: &mut Movement, cx: &mut Context) {
+        self.show_here(cx);
+        self.show_elsewhere(self.target <= cx.ledger.fired(), movement, cx);
+    }
+
+    /// Shows it to the ranks of this host.
+    pub(super) fn show_here(&self, cx: &mut Context) {
+        let (cell, value) = self.tag(&cx.plan);
+        cx.outbox.push(Op::Store { cell, value });
+    }
+
+    /// Shows it to all others: without data if it is late and dropped, so that they want none.
+    pub(super) fn show_elsewhere(&self, is_late: bool, movement: &mut Movement, cx: &mut Context) {
+        let is_dropped = is_late && self.part == Part::Fresh && !self.is_carried(&cx.plan);
+        let has_data = !is_dropped && self.part != Part::Leaving && cx.plan.bytes > 0;
+        movement.show_elsewhere(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
+    }
+
+    // Where it gets to.
+
+    /// The cut of the next round is known.
+    pub(super) fn fire(&mut self, round: u64, cx: &mut Context) {
+        if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.is_full(round) {
+            let cut = cx.ledger.cut(round);
+            let arrived = cut.entries.iter().filter(|entry| entry.part != Part::Carried).count();
+            self.pace.saw(arrived as u32 >= cx.ledger.active().len());
+        }
+        cx.fire(round);
+    }
+
+    /// The target has fired with this arrival in it.
+    pub(super) fn entered(&mut self, cx: &mut Context) {
+        let Arrival { target, made_for, part, .. } = *self;
+        let me = cx.plan.me;
+        if !cx.ledger.cut(target).holds(me, part) {
+            cx.problem = Some("a round that this rank has entered lacks its contribution");
+        }
+        match part {
+            Part::Leaving => cx.ledger.leave(target),
+            Part::Fresh => cx.stats.fresh += 1,
+            Part::Carried => cx.stats.jumps += u64::from(target - made_for >= 2),
+        }
+        self.over(target, cx);
+    }
+
+    /// It has its place, or none, and the caller may have it once a round landed.
+    pub(super) fn over(&mut self, needs: u64, cx: &mut Context) {
+        self.go_on(Phase::Over { needs }, &mut cx.outbox);
+    }
+
+    /// What was deferred is where this arrival is.
+    pub(super) fn took_deferred(&mut self) {
+        self.deferred = None;
+    }
+
+    pub(super) fn has_deferred(&self) -> bool {
+        self.deferred.is_some()
+    }
+
+    // What becomes of it where its target fires without it.
+
+    /// The target fired without it: counts that.
+    pub(super) fn missed(&self, cx: &mut Context) {
+        cx.stats.late += u64::from(self.part != Part::Leaving);
+    }
+
+    /// Whether it is a contribution that enters a later round if it is late.
+    pub(super) fn is_carried(&self, plan: &Plan) -> bool {
+        self.part == Part::Fresh && plan.absent != Absent::Drop
+    }
+
+    /// Whether a late contribution goes into the gate of `round` without waiting for anything.
+    pub(super) fn fits_gate(&self, round: u64, plan: &Plan) -> bool {
+        self.is_carried(plan) && !plan.is_full(round)
+    }
+
+    /// A late contribution has its place in a round.
+    pub(super) fn placed(&mut self, round: u64, cx: &mut Context) {
+        cx.stats.jumps += u64::from(round - self.target >= 2);
+        self.over(round - 1, cx);
+    }
+
+    /// Its contribution stands for this rank no more: no two of a rank do so in one round.
+    pub(super) fn superseded(&mut self) {
+        self.superseded = Some(self.buffer);
+    }
+
+    /// The last arrival, which has missed its target: the caller takes what it missed, and leaves again.
+    pub(super) fn leave_again(&mut self, cx: &mut Context) {
+        cx.stats.finish_retries += 1;
+        self.over(cx.ledger.fired(), cx);
+    }
+
+    /// Late, and every round up to the last attempt has fired. Whether it is to enter another one; if not, it is over.
+    pub(super) fn is_to_enter(&mut self, cx: &mut Context) -> bool {
+        if self.part == Part::Leaving {
+            self.leave_again(cx);
+            return false;
+        }
+        if cx.plan.absent == Absent::Drop {
+            cx.stats.dropped += u64::from(!cx.plan.fault(Fault::DropUncounted));
+        } else if !cx.plan.fault(Fault::ForgetCarriedBit) {
+            return true;
+        }
+        self.over(cx.ledger.fired(), cx);
+        false
+    }
+
+    /// The round that is open is a full one, which does not fire without this rank: the late contribution is its arrival.
+    pub(super) fn enter_full_round(&mut self, cx: &mut Context) {
+        let (plan, open) = (&cx.plan, cx.ledger.open());
+        if cx.ledger.is_within_depth(open, plan) {
+            (self.target, self.part) = (open, Part::Carried);
+            return self.go_on(Phase::Blocked, &mut cx.outbox);
+        }
+        // It cannot be waited for before the caller has released what it missed; and it does not fire without this
+        // rank's next arrival.
+        if plan.absent == Absent::Hold {
+            // The next one is newer.
+            cx.stats.dropped += 1;
+            self.superseded();
+        } else {
+            cx.stats.deferred += 1;
+            let forgotten = plan.fault(Fault::ForgetDeferred);
+            let deferred = Deferred { made_for: self.made_for, buffer: self.buffer };
+            self.deferred = Some(deferred).filter(|_| !forgotten);
+        }
+        self.over(cx.ledger.fired(), cx);
+    }
+
+    // What its caller waits for.
+
+    /// Whether there is all that it waits for.
+    #[inline]
+    pub(super) fn is_served(&self, Context { plan, ledger, outbox, .. }: &Context) -> bool {
+        let Phase::Over { needs } = self.phase else { return false };
+        let sent = |buffer| outbox.has_tag(buffer) && self.writes_soon(buffer, plan);
+        ledger.landed() >= needs && !(0..BUFFERS).any(sent)
+    }
+
+    /// Whether a buffer may be written as soon as an arrival is over, so that what was sent from it has to have landed.
+    /// Where nothing but a tag was, the data is free without that: a host that does not answer holds this rank up only
+    /// when the same buffer is to get another tag.
+    pub(super) fn writes_soon(&self, buffer: u32, plan: &Plan) -> bool {
+        let sends_tags_alone = plan.movement() == MovementBy::Segments && !plan.by_tags();
+        buffer != self.buffer && !sends_tags_alone
+    }
+
+    /// Says how long it took from closing the newest round to its landing; nothing if that is not known.
+    #[inline]
+    pub(super) fn measured(&mut self, latency: Option<Time>) {
+        self.unmeasured = None;
+        if let Some(latency) = latency {
+            self.pace.handed_out(latency);
+        }
+    }
+
+    /// Where it stands, for a line about a machine.
+    pub(super) fn summary(&self) -> String {
+        let Arrival { phase, target, made_for, part, buffer, deferred, .. } = self;
+        format!("{phase:?} {part:?} for {target} made for {made_for} in {buffer} deferred {deferred:?}")
+    }
+}
