@@ -17,7 +17,7 @@ pub(super) use checks::Shared;
 use super::allreduce::Allreduce;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
-use super::choices::{Choices, compare, encode};
+use super::choices::{Choices, compare, encode, encode_error};
 use super::core::{Path, Plan};
 use super::driver::{Driver, Reduction, Regions};
 use super::engine::Engine;
@@ -292,13 +292,15 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// What this rank has planned, if all have chosen alike. All ranks take part in this exchange and in the next one even
     /// after an error, so that an error of one is an error of all, with its reason.
     fn agree<P>(&self, planned: Result<P>, choices: impl FnOnce(&P) -> Choices, until: Instant) -> Result<P> {
-        let choices = match &planned {
-            Ok(plan) => choices(plan),
-            Err(error) => vec![("error", error.to_string())],
-        };
-        let everybody = self.world.fabric().exchange(OPERATION, &encode(&choices), until)?;
-        let plan = planned?;
-        compare(self.world.rank(), OPERATION, &choices, &everybody).map_err(|error| self.world.with_hosts(error))?;
+        let rank = self.world.rank();
+        let planned = planned.and_then(|plan| {
+            let choices = choices(&plan);
+            Ok((encode(rank, OPERATION, &choices)?, choices, plan))
+        });
+        let told = planned.as_ref().map_or_else(encode_error, |(told, ..)| told.clone());
+        let everybody = self.world.fabric().exchange(OPERATION, &told, until)?;
+        let (_, choices, plan) = planned?;
+        compare(rank, OPERATION, &choices, &everybody).map_err(|error| self.world.with_hosts(error))?;
         Ok(plan)
     }
 

@@ -1,6 +1,7 @@
 //! The choices of a collective, which all ranks tell each other and compare.
 
 use crate::error::{Error, HostNames, Result, text_of};
+use crate::fabric::MOST_EXCHANGED;
 
 /// What was chosen, by what it is.
 pub(super) type Choices = Vec<(&'static str, String)>;
@@ -11,11 +12,25 @@ pub(super) fn digest(words: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// As a rank tells them to the others.
-pub(super) fn encode(choices: &[(&'static str, String)]) -> Vec<u8> {
+///
+/// # Errors
+/// They do not fit into one exchange. Those of other ranks would be compared with a part of them.
+pub(super) fn encode(rank: u32, operation: &'static str, choices: &[(&'static str, String)]) -> Result<Vec<u8>> {
     let lines: Vec<String> = choices.iter().map(|(name, value)| format!("{name}\t{value}")).collect();
-    let text = lines.join("\n");
-    text.bytes().take(900).collect()
+    let text = lines.join("\n").into_bytes();
+    if text.len() > MOST_EXCHANGED {
+        let problem = "its choices are too long to be compared with those of other ranks; use fewer or shorter ones";
+        return Err(Error::Usage { rank, operation, problem });
+    }
+    Ok(text)
 }
+
+/// What a rank tells in their place that fails: why, as far as there is room.
+pub(super) fn encode_error(error: &Error) -> Vec<u8> {
+    format!("{FAILED}{error}").into_bytes().into_iter().take(MOST_EXCHANGED).collect()
+}
+
+const FAILED: &str = "error\t";
 
 /// The first rank that chose differently, and its choice.
 pub(crate) fn compare(
@@ -27,7 +42,7 @@ pub(crate) fn compare(
     for (peer, theirs) in everybody.iter().enumerate() {
         let peer = peer as u32;
         let theirs = String::from_utf8_lossy(theirs);
-        if let Some(reason) = theirs.strip_prefix("error\t") {
+        if let Some(reason) = theirs.strip_prefix(FAILED) {
             return Err(Error::Aborted {
                 rank,
                 operation,
@@ -46,4 +61,28 @@ pub(crate) fn compare(
         }
     }
     Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_compared_as_a_whole_or_refused() {
+        let long = |bytes: usize| vec![("fire", "all".to_owned()), ("the model", "x".repeat(bytes))];
+        let told = |choices: &Choices| encode(0, "build", choices);
+        let most = MOST_EXCHANGED - "fire\tall\nthe model\t".len();
+        let own = long(most);
+        let all = vec![told(&own).unwrap(), told(&own).unwrap()];
+        compare(0, "build", &own, &all).unwrap();
+        assert!(told(&long(most + 1)).unwrap_err().to_string().contains("too long to be compared"));
+        let other = long(most - 1);
+        let differs = compare(0, "build", &own, &[all[0].clone(), told(&other).unwrap()]).unwrap_err();
+        assert!(matches!(differs, Error::Mismatch { .. }), "{differs}");
+        // What another rank could not do is no choice of another version.
+        let failed = encode_error(&Error::Config("y".repeat(2 * MOST_EXCHANGED)));
+        assert_eq!(failed.len(), MOST_EXCHANGED);
+        let told = compare(0, "build", &own, &[all[0].clone(), failed]).unwrap_err();
+        assert!(matches!(&told, Error::Aborted { by: 1, .. }), "{told}");
+    }
 }
