@@ -129,6 +129,7 @@ mod sync;
 #[cfg(test)]
 #[path = "../tests/common/tier.rs"]
 mod tier;
+mod topology;
 #[cfg(test)]
 #[cfg(feature = "internals")]
 mod untrusted;

@@ -35,6 +35,7 @@ use crate::machine::{Cores, host_identity, is_crowded};
 use crate::model::{HwConfig, Parameters};
 use crate::seal::Secret;
 use crate::time::Deadline;
+use crate::topology::Topology;
 use collectives::Boards;
 use messages::Mail;
 use network::Meeting;
@@ -52,6 +53,7 @@ pub struct World {
 #[derive(Debug)]
 struct Inner {
     fabric: Arc<dyn Fabric>,
+    topology: Topology,
     /// Of the process that has joined, which a forked child is not.
     generation: u32,
     parameters: Parameters,
@@ -90,8 +92,8 @@ impl World {
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let config = &for_job(config, &identity);
-        let fabric = join(&identity, config, &measured)?;
-        Self::joined(fabric, config, &measured, until, identity.source)
+        let members = join(&identity, config, &measured)?;
+        Self::joined(members, config, &measured, until, identity.source)
     }
 
     /// Joins a world of `ranks` as `rank`, whatever the environment says: for launchers, and for frameworks whose groups
@@ -107,22 +109,23 @@ impl World {
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let config = &for_job(config, &identity);
-        let fabric = join(&identity, config, &measured)?;
-        Self::joined(fabric, config, &measured, until, identity.source)
+        let members = join(&identity, config, &measured)?;
+        Self::joined(members, config, &measured, until, identity.source)
     }
 
     /// The world over a fabric that all its ranks have joined.
     fn joined(
-        fabric: Arc<dyn Fabric>,
+        members: Members,
         config: &Config,
         measured: &HwConfig,
         until: Instant,
         source: &'static str,
     ) -> Result<World> {
+        let fabric = &members.fabric;
         tracing::debug!(rank = fabric.rank(), ranks = fabric.ranks(), by = source, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        let cores = neighbours_cores(&*fabric, until)?;
-        Ok(Self::new(fabric, parameters, config, (source, &cores)))
+        let cores = neighbours_cores(&**fabric, until)?;
+        Ok(Self::new(members, parameters, config, (source, &cores)))
     }
 
     /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
@@ -132,34 +135,36 @@ impl World {
     /// # Errors
     /// As [`World::from_env`].
     pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
-        fn shared<F: Fabric + 'static>(fabrics: Vec<F>) -> Vec<Arc<dyn Fabric>> {
-            fabrics.into_iter().map(|fabric| Arc::new(fabric) as Arc<dyn Fabric>).collect()
+        fn over_network<F: Fabric + 'static>(fabrics: Vec<F>) -> Vec<Members> {
+            fabrics.into_iter().map(|fabric| Members::over_network(Arc::new(fabric))).collect()
         }
         let measured = HwConfig::load(config.hw_config.as_deref())?;
-        let fabrics = match config.fabric {
-            FabricChoice::Shm | FabricChoice::Auto => shared(ShmFabric::in_this_process(ranks)?),
+        let members = match config.fabric {
+            FabricChoice::Shm | FabricChoice::Auto => {
+                ShmFabric::in_this_process(ranks)?.into_iter().map(Members::in_memory).collect()
+            }
             FabricChoice::Ofi => {
                 let library = ofi::library().map_err(|cause| Error::join(0, cause))?;
                 let until = Deadline::from(config.deadline).instant();
-                shared(OfiFabric::in_this_process(&library, &config.ofi, ranks, until)?)
+                over_network(OfiFabric::in_this_process(&library, &config.ofi, ranks, until)?)
             }
             FabricChoice::Verbs => {
                 let library = verbs::library().map_err(|cause| Error::join(0, cause))?;
                 let until = Deadline::from(config.deadline).instant();
-                shared(VerbsFabric::in_this_process(&library, &config.verbs.or(measured.verbs()), ranks, until)?)
+                over_network(VerbsFabric::in_this_process(&library, &config.verbs.or(measured.verbs()), ranks, until)?)
             }
         };
         let cores = vec![Cores::own(); ranks as usize];
-        let world = |fabric: Arc<dyn Fabric>| {
-            let parameters = measured.of(fabric.name(), fabric.provider())?;
-            Ok(Self::new(fabric, parameters, config, ("in this process", &cores)))
+        let world = |members: Members| {
+            let parameters = measured.of(members.fabric.name(), members.fabric.provider())?;
+            Ok(Self::new(members, parameters, config, ("in this process", &cores)))
         };
-        fabrics.into_iter().map(world).collect()
+        members.into_iter().map(world).collect()
     }
 
     /// `cores` are those of the ranks on this machine.
     fn new(
-        fabric: Arc<dyn Fabric>,
+        Members { fabric, topology }: Members,
         parameters: Parameters,
         config: &Config,
         (source, cores): (&'static str, &[Cores]),
@@ -172,6 +177,7 @@ impl World {
         let generation = fork::generation();
         let inner = Inner {
             fabric,
+            topology,
             generation,
             parameters,
             config: config.clone(),
@@ -267,6 +273,11 @@ impl World {
         &self.inner.fabric
     }
 
+    /// Which ranks share memory.
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.inner.topology
+    }
+
     pub(crate) fn parameters(&self) -> &Parameters {
         &self.inner.parameters
     }
@@ -332,15 +343,15 @@ impl World {
         self.is_crowded()
     }
 
-    /// A world whose ranks take turns.
+    /// A world whose ranks take turns, in shared memory.
     ///
     /// # Errors
     /// The hw-config cannot be read.
     pub fn scheduled(fabric: Scheduled, config: &Config) -> Result<World> {
-        let fabric: Arc<dyn Fabric> = Arc::new(fabric);
-        let parameters = HwConfig::load(config.hw_config.as_deref())?.of(fabric.name(), fabric.provider())?;
+        let members = Members::in_memory(fabric);
+        let parameters = HwConfig::load(config.hw_config.as_deref())?.of(members.fabric.name(), None)?;
         // Its ranks take turns, so none needs the core of another.
-        Ok(Self::new(fabric, parameters, config, ("a schedule", &[])))
+        Ok(Self::new(members, parameters, config, ("a schedule", &[])))
     }
 
     /// The transport itself, for measurements and for code beside collectives.
@@ -357,8 +368,26 @@ fn for_job(config: &Config, identity: &Identity) -> Config {
     config
 }
 
+/// The ranks of a world, who have met: what they reach each other by, and which of them share memory.
+struct Members {
+    fabric: Arc<dyn Fabric>,
+    topology: Topology,
+}
+
+impl Members {
+    /// All ranks share the memory of one machine.
+    fn in_memory(fabric: impl Fabric + 'static) -> Self {
+        Members { topology: Topology::one_host(fabric.ranks()), fabric: Arc::new(fabric) }
+    }
+
+    /// Each rank is a host of its own.
+    fn over_network(fabric: Arc<dyn Fabric>) -> Self {
+        Members { topology: Topology::apart(fabric.ranks()), fabric }
+    }
+}
+
 /// Meets the other ranks by the means of the transport.
-fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc<dyn Fabric>> {
+fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Members> {
     let (rank, ranks) = (identity.rank, identity.ranks);
     let spread = identity.machines == Machines::Several
         || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
@@ -397,7 +426,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Arc
             if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
                 warn_without_secret();
             }
-            Ok(joined)
+            Ok(Members::over_network(joined))
         }
     }
 }
@@ -420,10 +449,10 @@ fn join_by_memory(
     secret: &Secret,
     (terms, until): (Terms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
-) -> Result<Arc<dyn Fabric>> {
+) -> Result<Members> {
     let make = || ShmFabric::create(ranks);
     let Joined { memory, processes } = meet(name, (rank, ranks), secret, (terms, until), goes_on, make)?;
-    Ok(Arc::new(ShmFabric::join(memory, rank, ranks, &processes)?))
+    Ok(Members::in_memory(ShmFabric::join(memory, rank, ranks, &processes)?))
 }
 
 /// The cores of the ranks on this machine, as each says itself.

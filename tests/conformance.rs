@@ -15,14 +15,24 @@ use earlybird::fabric::verbs::{self, VerbsFabric};
 use earlybird::fabric::{Fabric, conformance};
 use earlybird::{OfiSettings, VerbsSettings};
 
-fn boxed(world: Vec<impl Fabric + 'static>) -> Vec<Box<dyn Fabric>> {
-    world.into_iter().map(|fabric| Box::new(fabric) as Box<dyn Fabric>).collect()
+/// The fabrics of a world, and the host of each rank.
+type World = (Vec<Box<dyn Fabric>>, Vec<u32>);
+
+fn boxed(world: Vec<impl Fabric + 'static>, hosts: Vec<u32>) -> World {
+    (world.into_iter().map(|fabric| Box::new(fabric) as Box<dyn Fabric>).collect(), hosts)
+}
+
+/// Each rank on a host of its own.
+fn apart(world: Vec<impl Fabric + 'static>) -> World {
+    let hosts = (0..world.len() as u32).collect();
+    boxed(world, hosts)
 }
 
 #[test]
 fn sim_on_one_host() {
     for seed in 0..by_tier(3, 50) {
-        conformance::all(&|ranks| boxed(SimFabric::world(&vec![0; ranks as usize], seed)));
+        let hosts = |ranks: u32| vec![0; ranks as usize];
+        conformance::all(&|ranks| boxed(SimFabric::world(&hosts(ranks), seed), hosts(ranks)));
     }
 }
 
@@ -30,7 +40,7 @@ fn sim_on_one_host() {
 fn sim_on_a_host_each() {
     for seed in 0..by_tier(3, 50) {
         let hosts = |ranks: u32| (0..ranks).collect::<Vec<_>>();
-        conformance::all(&|ranks| boxed(SimFabric::world(&hosts(ranks), seed)));
+        conformance::all(&|ranks| apart(SimFabric::world(&hosts(ranks), seed)));
     }
 }
 
@@ -49,14 +59,14 @@ fn by(provider: &str, settings: OfiSettings) {
     conformance::all(&|ranks| over_ofi(&library, &settings, ranks));
 }
 
-fn over_ofi(library: &Library, settings: &OfiSettings, ranks: u32) -> Vec<Box<dyn Fabric>> {
+fn over_ofi(library: &Library, settings: &OfiSettings, ranks: u32) -> World {
     let deadline = Instant::now() + Duration::from_secs(20);
     let world = OfiFabric::in_this_process(library, settings, ranks, deadline);
-    boxed(world.unwrap_or_else(|error| panic!("{:?}: {error}", settings.provider)))
+    apart(world.unwrap_or_else(|error| panic!("{:?}: {error}", settings.provider)))
 }
 
-fn over_shm(ranks: u32) -> Vec<Box<dyn Fabric>> {
-    boxed(ShmFabric::in_this_process(ranks).unwrap())
+fn over_shm(ranks: u32) -> World {
+    boxed(ShmFabric::in_this_process(ranks).unwrap(), vec![0; ranks as usize])
 }
 
 #[test]
@@ -135,10 +145,10 @@ fn over_verbs(settings: VerbsSettings) {
     conformance::all(&|ranks| verbs_world(&library, &settings, ranks));
 }
 
-fn verbs_world(library: &verbs::Library, settings: &VerbsSettings, ranks: u32) -> Vec<Box<dyn Fabric>> {
+fn verbs_world(library: &verbs::Library, settings: &VerbsSettings, ranks: u32) -> World {
     let deadline = Instant::now() + Duration::from_secs(20);
     let world = VerbsFabric::in_this_process(library, settings, ranks, deadline);
-    boxed(world.unwrap_or_else(|error| panic!("verbs: {error}")))
+    apart(world.unwrap_or_else(|error| panic!("verbs: {error}")))
 }
 
 /// By messages, too, with many sleeps.

@@ -29,6 +29,8 @@ struct Case {
 struct World {
     fabrics: Vec<SimFabric>,
     boards: Vec<Board>,
+    /// All ranks are on one host.
+    shared: bool,
 }
 
 impl World {
@@ -60,7 +62,7 @@ impl World {
         };
         let (mut boards, told): (Vec<Board>, Vec<Vec<u8>>) = fabrics.iter().map(board).unzip();
         boards.iter_mut().for_each(|board| board.meet(&told).unwrap());
-        World { fabrics, boards }
+        World { fabrics, boards, shared }
     }
 
     /// Polls ranks and moves the network in a random order, until all calls are made or nothing can happen any more.
@@ -332,7 +334,7 @@ fn play_messages(seed: u64) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let world = World::new(&mut rng);
     let (ranks, net) = (world.fabrics.len(), world.fabrics[0].net());
-    let shared = world.fabrics[0].hosts().iter().all(|&host| host == 0);
+    let shared = world.shared;
     let slot = 1 << rng.random_range(6..=9);
     let pairs = |fabric: &SimFabric| {
         let endpoint = fabric.open(RawAccess::CRATE).unwrap();

@@ -144,7 +144,7 @@ impl Driver {
         let control = window(&*endpoint, regions.control[own]);
         let control = HostCells::new(control, plan.control_cells(), data.clone());
         let (mut staging, mut zeros) = (None, None);
-        if plan.topology.hosts() > 1 && provider.is_none() {
+        if plan.topology.has_elsewhere() && provider.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>(), Access::Local)?);
             if plan.reads_from_elsewhere() {
                 let bytes = plan.most_sources() * plan.staging_row();
@@ -251,7 +251,7 @@ impl Driver {
             return Ok(true);
         }
         self.look_at_provider(effort)?;
-        let elsewhere = self.machine.plan().topology.hosts() > 1;
+        let elsewhere = self.machine.plan().topology.has_elsewhere();
         // A look at the network is followed by another poll.
         let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
         if !settled && self.poll(now, effort)? {

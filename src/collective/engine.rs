@@ -121,7 +121,7 @@ impl Engine {
     #[inline]
     fn has_all_without_a_look(&self) -> bool {
         let machine = self.machine();
-        let alone = self.following.is_none() && machine.plan().topology.hosts() == 1;
+        let alone = self.following.is_none() && machine.plan().topology.is_one_host();
         alone && machine.peek_op().is_none() && machine.is_ready()
     }
 
@@ -337,7 +337,7 @@ impl Work for Pursuit<'_> {
     }
 
     fn looks(&self, yields: bool) -> Looks {
-        Looks::new(yields, self.engine.machine().plan().topology.hosts() == 1)
+        Looks::new(yields, self.engine.machine().plan().topology.is_one_host())
     }
 
     #[inline]

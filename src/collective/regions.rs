@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::choices::digest;
-use super::core::{Path, Plan, Topology};
+use super::core::{Path, Plan};
 use super::driver::Regions;
 use crate::error::{Error, HostNames, Result, text_of};
 use crate::fabric::{Access, Endpoint, Key, Lender, Region};
+use crate::topology::Topology;
 
 /// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If all
 /// ranks begin with the same model, it is in the registers of the host then.

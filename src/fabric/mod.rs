@@ -326,10 +326,6 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// Ranks in the world.
     fn ranks(&self) -> u32;
 
-    /// The host of each rank, numbered without gaps. Ranks of one host can map each other's
-    /// regions.
-    fn hosts(&self) -> Vec<u32>;
-
     /// The ranks on this machine, ascending, this one included, as far as is known: they share its cores.
     fn neighbours(&self) -> Vec<u32>;
 

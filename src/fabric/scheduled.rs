@@ -208,10 +208,6 @@ impl Fabric for Scheduled {
         self.inner.ranks()
     }
 
-    fn hosts(&self) -> Vec<u32> {
-        self.inner.hosts()
-    }
-
     fn neighbours(&self) -> Vec<u32> {
         self.inner.neighbours()
     }

@@ -7,13 +7,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::explore::{Means, World};
 use super::recording::as_text;
 use super::replay::Script;
-use crate::collective::core::{Effort, Path, Plan, Terms, Topology, program};
+use crate::collective::core::{Effort, Path, Plan, Terms, program};
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::Weather;
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
+use crate::topology::Topology;
 use crate::trigger::Layout;
 
 /// One world and what its ranks do.

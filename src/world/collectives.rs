@@ -366,7 +366,7 @@ impl World {
         make: impl FnOnce(Box<dyn Endpoint>, u32, u32, bool) -> Result<(M, Vec<u8>)>,
     ) -> Result<(M, Vec<Vec<u8>>)> {
         let (rank, ranks, fabric) = (self.rank(), self.size(), self.fabric());
-        let shared = fabric.hosts().iter().all(|&host| host == 0);
+        let shared = self.topology().is_one_host();
         let made = fabric.open(RawAccess::CRATE).and_then(|endpoint| make(endpoint, rank, ranks, shared));
         let mut mine = vec![purpose];
         mine.extend(made.as_ref().map_or(&[][..], |(_, told)| told));

@@ -5,16 +5,14 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::network::{self, Meeting};
-use super::{World, join_by_memory};
+use super::{Members, World, join_by_memory};
 use crate::bootstrap::Terms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Ranks, Result};
-use crate::fabric::Fabric;
 use crate::model::HwConfig;
 use crate::random::draw;
 use crate::seal::Secret;
@@ -50,7 +48,7 @@ impl World {
         let group = Group::of(&all, self.rank());
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let joined = self.join_group(&group, (&config, &measured), until);
-        let joined = joined.and_then(|fabric| World::joined(fabric, &config, &measured, until, OPERATION));
+        let joined = joined.and_then(|members| World::joined(members, &config, &measured, until, OPERATION));
         joined.map_err(|error| match error {
             Error::Join { cause, .. } => {
                 let (members, last) = (Ranks(group.members.clone()), group.members.len() - 1);
@@ -70,16 +68,11 @@ impl World {
 
     /// Joins the ranks of a group. Where this world is over a network, all its ranks exchange something once, whatever their
     /// groups do.
-    fn join_group(
-        &self,
-        group: &Group,
-        (config, measured): (&Config, &HwConfig),
-        until: Instant,
-    ) -> Result<Arc<dyn Fabric>> {
+    fn join_group(&self, group: &Group, (config, measured): (&Config, &HwConfig), until: Instant) -> Result<Members> {
         let gather = |mine: &[u8]| self.fabric().exchange_long(OPERATION, mine, until);
         let ranks = (group.rank, group.members.len() as u32);
         let terms = Terms { deadline: config.deadline, together: "and did it call split, too" };
-        let is_near = self.fabric().hosts().iter().all(|&host| host == 0);
+        let is_near = self.topology().is_one_host();
         let secret = Secret::of(&self.fabric().secret_of(&group.secret));
         if group.meets_by_memory {
             if !is_near {
@@ -102,7 +95,7 @@ impl World {
             // The error of this rank says more.
             let _ = gather(&[]);
         }
-        joined
+        joined.map(Members::over_network)
     }
 }
 

@@ -3,7 +3,6 @@
 use super::{AllreduceBuilder, OPERATION};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::calls::Calls;
-use crate::collective::core::Topology;
 use crate::collective::regions::{decode_run, import_regions, make_memory};
 use crate::collective::tickets::{Areas, Driver, Engine, Machine, Mean, Memory, Plan, Terms};
 use crate::error::Result;
@@ -23,7 +22,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let choices = [self.common_choices(), vec![segment]].concat();
         let (plan, areas) = self.agree(planned, |_| choices, until)?;
         let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
-        let topology = Topology::new(world.fabric().hosts());
+        let topology = world.topology().clone();
         let host = topology.host_of(world.rank());
         let models = topology.ranks_of(host).iter().map(|&rank| areas.register(rank));
         let shared = self.model().filter(|model| !model.own);
@@ -90,7 +89,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         if matches!(self.scale, Scale::Ages(_)) && self.absent != Absent::Hold {
             return Err(usage("updates enter whole, whatever the age of their models; use scale=sum, or absent=hold"));
         }
-        let topology = Topology::new(self.world.fabric().hosts());
+        let topology = self.world.topology().clone();
         let areas = Areas::new(topology, bytes, self.world.parameters().segment());
         areas.of_host().ok_or_else(|| usage("more memory than can be addressed; use fewer elements"))?;
         let plan = Plan::new(Terms {

@@ -1,12 +1,13 @@
 //! From choices to the plan of a collective.
 
 use super::AllreduceBuilder;
-use crate::collective::core::{Path, Plan, Terms, Topology, program};
+use crate::collective::core::{Path, Plan, Terms, program};
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::Item;
 use crate::rule::{Absent, Executor, Grace, Mover, Scale};
+use crate::topology::Topology;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
     /// This rank's plan; or what is wrong with its choices.
@@ -31,14 +32,14 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let parameters = self.world.parameters();
         let topology = match offloaded {
             // Under a provider, ranks make no use of shared memory.
-            true => Topology::new((0..ranks).collect()),
-            false => Topology::new(self.world.fabric().hosts()),
+            true => Topology::apart(ranks),
+            false => self.world.topology().clone(),
         };
         if offloaded {
             self.check_offloaded()?;
         }
         let given = self.is_led() || (self.is_taped() && self.world.replay().is_some());
-        if given && self.absent == Absent::Hold && topology.hosts() > 1 {
+        if given && self.absent == Absent::Hold && topology.has_elsewhere() {
             return Err(usage(
                 "held models are replayed on one host only; start all ranks on one machine, over shared memory (EARLYBIRD_FABRIC=shm)",
             ));
@@ -46,26 +47,26 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let tree = match self.mover {
             _ if offloaded => false,
             // The provider that was asked for is not there.
-            Mover::Tree if self.executor == Executor::Provider => topology.hosts() == 1,
+            Mover::Tree if self.executor == Executor::Provider => topology.is_one_host(),
             Mover::Tree if self.is_taped() => {
                 return Err(usage(
                     "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
                 ));
             }
-            Mover::Tree if topology.hosts() > 1 && topology.hosts() < ranks => {
+            Mover::Tree if topology.has_elsewhere() && !topology.is_apart() => {
                 return Err(usage(
                     "the tree mover needs all ranks on one host, or each on a host of its own; use the cut mover",
                 ));
             }
             Mover::Tree => true,
             _ if self.model().is_some() || self.is_taped() => false,
-            Mover::Auto if topology.hosts() == 1 => parameters.mover() == Mover::Tree,
+            Mover::Auto if topology.is_one_host() => parameters.mover() == Mover::Tree,
             Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
         };
         let path = match tree {
             _ if offloaded => Path::Offloaded,
-            true if topology.hosts() > 1 => Path::Relayed,
+            true if topology.has_elsewhere() => Path::Relayed,
             true => Path::Program,
             false if self.model().is_some() || given => Path::Segmented,
             false => parameters.path(self.fire, ranks, bytes as u64),
@@ -111,7 +112,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
     /// Whether `auto` stands for relays here, if the executor lets it.
     pub(super) fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
-        let alone = topology.hosts() > 1 && topology.hosts() == self.world.size() && self.model().is_none();
+        let alone = topology.has_elsewhere() && topology.is_apart() && self.model().is_none();
         let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
         self.mover == Mover::Auto && alone && parameters.relays(self.fire, bytes as u64, by_processor)
     }

@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     pub(super) fn new(plan: &Plan) -> Self {
-        let (slots, several) = (plan.slots() as usize, plan.topology.hosts() > 1);
+        let (slots, several) = (plan.slots() as usize, plan.topology.has_elsewhere());
         let active = RankSet::full(plan.ranks);
         let first_home = plan.home(1, &active, None);
         Ledger {
@@ -337,7 +337,7 @@ impl Ledger {
             return outbox.note();
         }
         let hasty = plan.fault(Fault::ReleaseBeforeLanding);
-        if outbox.has(Counted::Push) && plan.topology.hosts() > 1 && !hasty {
+        if outbox.has(Counted::Push) && plan.topology.has_elsewhere() && !hasty {
             self.release_later = self.release_later.max(round);
             return;
         }

@@ -34,5 +34,5 @@ pub(crate) use input::{Cells, Effort, FOREVER, Time};
 pub(crate) use label::{Form, Label, label, rows};
 pub(crate) use machine::Machine;
 pub(crate) use op::{Counted, Op, Token};
-pub(crate) use plan::{Plan, Terms, Topology, program, slot_of};
+pub(crate) use plan::{Plan, Terms, program, slot_of};
 pub use stats::Stats;

@@ -1,8 +1,7 @@
 //! Where the data of all ranks lies: contributions, registers and outcomes, on each host those of its ranks.
 
+use crate::topology::Topology;
 use std::ops::Range;
-
-use crate::collective::core::Topology;
 
 /// A rank writes one contribution while its last one is in a group.
 pub(super) const BUFFERS: u32 = 2;
@@ -49,7 +48,7 @@ impl Areas {
 
     /// Whether some ranks share no memory.
     pub(super) fn is_spread(&self) -> bool {
-        self.topology.hosts() > 1
+        self.topology.has_elsewhere()
     }
 
     pub(super) fn host_of(&self, rank: u32) -> u32 {
@@ -105,7 +104,7 @@ mod tests {
     #[test]
     fn areas_are_apart_and_segments_cover_a_model() {
         for (bytes, segment, count) in [(0, 64, 1), (1, 64, 1), (640, 64, 10), (1_000, 64, 16)] {
-            let areas = &Areas::new(Topology::new(vec![0; 3]), bytes, segment);
+            let areas = &Areas::new(Topology::one_host(3), bytes, segment);
             assert_eq!(areas.segments(), count);
             let mut next = 0;
             for number in 0..count {
@@ -124,6 +123,6 @@ mod tests {
             assert!(begins.windows(2).all(|pair| pair[1] - pair[0] >= bytes));
             assert!(begins.last().is_some_and(|last| last + bytes <= areas.of_host().unwrap()));
         }
-        assert_eq!(Areas::new(Topology::new(vec![0; 3]), usize::MAX / 2, 64).of_host(), None);
+        assert_eq!(Areas::new(Topology::one_host(3), usize::MAX / 2, 64).of_host(), None);
     }
 }

@@ -10,7 +10,7 @@ use crate::fabric::{Change, Endpoint, MOST_EXCHANGED, Posted, Region, Signal};
 /// Each rank gives other bytes in each turn, and a fast rank goes on with the next.
 pub(super) fn exchanges_bring_what_each_gave(make: MakeWorld<'_>, ranks: u32) {
     const TURNS: u32 = 100;
-    let (fabrics, patience) = (Fabrics(make(ranks)), patience());
+    let (fabrics, patience) = (Fabrics(make(ranks).0), patience());
     if fabrics[0].name() == "sim" {
         return; // all of its ranks are made by one hand
     }
@@ -94,7 +94,7 @@ pub(super) fn a_signal_comes_after_all_of_its_data(make: MakeWorld<'_>) {
 pub(super) fn sleepers_are_woken(make: MakeWorld<'_>) {
     const ROUNDS: u64 = 9;
     let (mut world, patience) = (world(make, 2), patience());
-    let hosts = world.fabrics[0].hosts();
+    let hosts = world.hosts.clone();
     let (far, target) = (world.regions[0][1], world.own(1));
     let World { ends, .. } = &mut world;
     let [one, two] = &mut ends[..] else { panic!("two ends") };
@@ -171,7 +171,7 @@ pub(super) fn a_sleeper_is_woken(make: MakeWorld<'_>) {
     const ROUNDS: u64 = 12;
     let (mut world, patience) = (world(make, 2), patience());
     let Some(mut sleeper) = world.fabrics[1].sleeper() else { return };
-    let hosts = world.fabrics[0].hosts();
+    let hosts = world.hosts.clone();
     let (mut more, regions) = open(&world.fabrics, SIZE);
     let far = [world.regions[0][1], regions[0][1]];
     let targets = [world.own(1), more[1].window(regions[1][1]).expect("the own region is mapped")];

@@ -283,10 +283,6 @@ impl<T: OverWire> Fabric for T {
         self.world().ranks
     }
 
-    fn hosts(&self) -> Vec<u32> {
-        (0..self.ranks()).collect()
-    }
-
     fn neighbours(&self) -> Vec<u32> {
         self.world().neighbours.clone()
     }

@@ -123,10 +123,6 @@ impl Fabric for ShmFabric {
         self.segment.ranks()
     }
 
-    fn hosts(&self) -> Vec<u32> {
-        vec![0; self.segment.ranks() as usize]
-    }
-
     fn neighbours(&self) -> Vec<u32> {
         (0..self.segment.ranks()).collect()
     }

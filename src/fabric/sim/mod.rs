@@ -68,10 +68,6 @@ impl Fabric for SimFabric {
         self.net.lock().hosts().len() as u32
     }
 
-    fn hosts(&self) -> Vec<u32> {
-        self.net.lock().hosts().to_vec()
-    }
-
     fn neighbours(&self) -> Vec<u32> {
         let net = self.net.lock();
         let here = net.hosts()[self.rank as usize];

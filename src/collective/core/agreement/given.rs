@@ -100,7 +100,7 @@ impl Given {
     fn has_come(&mut self, round: u64, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some(given) = self.cuts.front() else { return false };
         let moves = given.contributions().next().is_some();
-        let elsewhere = cx.plan.topology.hosts() > 1 && !cx.plan.fault(Fault::WaitForGoneTags);
+        let elsewhere = cx.plan.topology.has_elsewhere() && !cx.plan.fault(Fault::WaitForGoneTags);
         if !elsewhere || !moves || cx.ledger.landed() < cx.ledger.fired() {
             return false;
         }

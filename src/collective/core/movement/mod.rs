@@ -115,7 +115,7 @@ impl Movement {
     /// Whether this rank may arrive for `round`, as far as what it has moved itself goes: that has landed for the last
     /// time, or is where no other rank writes. Only of synchronous rounds.
     pub(super) fn has_settled(&self, round: u64, cx: &Context) -> bool {
-        let landed = !cx.outbox.has(Counted::Push) || cx.plan.topology.hosts() == 1;
+        let landed = !cx.outbox.has(Counted::Push) || cx.plan.topology.is_one_host();
         landed && if let Movement::Reducers(reducers) = self { reducers.has_settled(round, cx) } else { true }
     }
 
@@ -142,7 +142,7 @@ impl Movement {
             return reducers.show(round, tag, (buffer, has_data), cx);
         }
         let (plan, me) = (&cx.plan, cx.plan.me);
-        if plan.topology.hosts() == 1 {
+        if plan.topology.is_one_host() {
             return;
         }
         let data = (plan.pushes() && has_data)

@@ -220,7 +220,7 @@ impl Segments {
             return;
         }
         let (plan, cell) = (&cx.plan, cx.plan.done(round));
-        if self.registers.is_some() && plan.topology.hosts() > 1 {
+        if self.registers.is_some() && plan.topology.has_elsewhere() {
             if cx.outbox.has(Counted::Push) && !plan.fault(Fault::CountBeforeLanding) {
                 return;
             }
@@ -289,7 +289,7 @@ impl Segments {
     fn read_from_elsewhere(&self, segment: u64, cx: &mut Context) -> bool {
         let (group, place) = Self::place_of(segment, &cx.plan);
         let (span, cut) = (cx.plan.segment_span(place), cx.ledger.cut(self.claims.round));
-        if cx.plan.topology.hosts() == 1 || span.1 == 0 {
+        if cx.plan.topology.is_one_host() || span.1 == 0 {
             return false;
         }
         match &self.registers {
@@ -315,7 +315,7 @@ impl Segments {
                 Some(_) => Op::Average { round, group, from, len },
             });
         }
-        if cx.plan.topology.hosts() > 1 {
+        if cx.plan.topology.has_elsewhere() {
             self.land_elsewhere(group, place, cx);
         }
         cx.stats.segments += 1;

@@ -126,7 +126,7 @@ pub(super) struct Announced {
 impl Announced {
     /// Nothing where they lie apart, or cannot be addressed, which is refused later.
     pub(super) fn of(plan: &Plan) -> Option<Self> {
-        if plan.topology.hosts() == 1 || plan.movement() != MovementBy::Initiator {
+        if plan.topology.is_one_host() || plan.movement() != MovementBy::Initiator {
             return None;
         }
         const CELL: usize = size_of::<u64>();
@@ -402,7 +402,7 @@ impl Plan {
     }
 
     fn transit_bytes(&self) -> Option<usize> {
-        if self.butterfly().is_some() && self.topology.hosts() > 1 { lines(self.staging_row()) } else { Some(0) }
+        if self.butterfly().is_some() && self.topology.has_elsewhere() { lines(self.staging_row()) } else { Some(0) }
     }
 
     /// Where an outcome lies that this rank made by a fallback read.
@@ -443,7 +443,7 @@ impl Plan {
             let total = self.checked_contributions_end()?.checked_add(self.relayed_bytes()?)?;
             return Some(total).filter(|&total| total <= isize::MAX as usize);
         }
-        if self.movement() == MovementBy::Initiator && self.topology.hosts() > 1 {
+        if self.movement() == MovementBy::Initiator && self.topology.has_elsewhere() {
             let rows = self.announced?.row.checked_mul(usize::try_from(self.depth).ok()?)?;
             let total = self.checked_contributions_end()?.checked_add(rows)?;
             return Some(total).filter(|&total| total <= isize::MAX as usize);

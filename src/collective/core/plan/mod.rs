@@ -5,7 +5,6 @@ mod layout;
 mod spans;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod topology;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,11 +16,11 @@ use crate::fault::Fault;
 use crate::group::{Butterfly, Group, Partition};
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Condition, Fire, Grace, Path, Schedule, drawn};
+use crate::topology::Topology;
 use crate::trigger::{Layout, Request, Start};
 use areas::Areas;
 pub(crate) use layout::slot_of;
 use layout::{Announced, Extents, TagCells};
-pub(crate) use topology::Topology;
 
 /// Of so many rounds one has a home that does not depend on the round before.
 const ANY_HOME: u64 = 8;
@@ -248,7 +247,7 @@ impl Plan {
     /// data.
     #[inline]
     pub(super) fn packed_tag(&self) -> Option<usize> {
-        if self.topology.hosts() > 1 && self.pushes() { cell_behind(0, self.bytes) } else { None }
+        if self.topology.has_elsewhere() && self.pushes() { cell_behind(0, self.bytes) } else { None }
     }
 
     /// Whether ranks have registers.
@@ -309,7 +308,7 @@ impl Plan {
 
     /// Whether contributions are read into memory of the reader.
     pub(crate) fn reads_from_elsewhere(&self) -> bool {
-        self.topology.hosts() > 1 && (self.movement() == MovementBy::Segments || self.elects_reducers())
+        self.topology.has_elsewhere() && (self.movement() == MovementBy::Segments || self.elects_reducers())
     }
 
     #[inline]

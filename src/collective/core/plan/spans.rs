@@ -64,7 +64,7 @@ impl Plan {
     /// In how many pieces a contribution may be filled after its arrival; 1 if it has to be filled
     /// before. They take turns between the shares, as the ranks that move them do.
     pub(crate) fn pieces(&self) -> u64 {
-        let fills = self.movement() == MovementBy::Segments && self.topology.hosts() == 1 && !self.has_memory();
+        let fills = self.movement() == MovementBy::Segments && self.topology.is_one_host() && !self.has_memory();
         if fills { self.segments().div_ceil(self.shares()).div_ceil(self.run) * self.shares() } else { 1 }
     }
 

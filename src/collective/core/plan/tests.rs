@@ -115,7 +115,7 @@ impl Plan {
                 for count in 0..plan.depth.max(2) {
                     add(format!("register {count} of {me}"), plan.register(me, count), plan.bytes);
                 }
-                if several && plan.topology.hosts() > 1 {
+                if several && plan.topology.has_elsewhere() {
                     add(format!("what {me} sends on"), plan.transit(), plan.staging_row());
                 }
             }

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Effort, Time, Topology};
+use crate::collective::core::{Effort, Time};
 use crate::collective::tickets::{Areas, Driver, Machine, Mean, Memory, Plan, Terms};
 use crate::fabric::sim::{SimFabric, Weather};
 use crate::fabric::{Access, Endpoint, Fabric, Key, RawAccess, Region};
 use crate::fault::Fault;
 use crate::reduce::Dtype;
+use crate::topology::Topology;
 
 /// Elements of a model, and of a segment.
 const ELEMENTS: usize = 5;
@@ -239,7 +240,7 @@ fn groups_form_over_any_hosts() {
         let world = schedule(seed, None);
         groups += world.groups.len();
         bridges += world.bridges;
-        spread += u64::from(world.topology.hosts() > 1);
+        spread += u64::from(world.topology.has_elsewhere());
     }
     println!("{groups} groups, {bridges} with lenders, {spread} worlds of several hosts");
     assert!(groups > 5_000 && bridges > 100 && spread > 1_000, "{groups} groups, {bridges} with lenders, {spread}");

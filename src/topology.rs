@@ -1,4 +1,4 @@
-//! Which ranks share memory.
+//! Which ranks share memory: those of a host.
 
 use std::sync::Arc;
 
@@ -39,9 +39,37 @@ impl Topology {
         Topology { hosts, widest, host_of: host_of.into(), index_on_host, by_host: by_host.into(), begins }
     }
 
+    /// All ranks share memory.
+    pub(crate) fn one_host(ranks: u32) -> Self {
+        Topology::new(vec![0; ranks as usize])
+    }
+
+    /// Each rank is a host of its own.
+    pub(crate) fn apart(ranks: u32) -> Self {
+        Topology::new((0..ranks).collect())
+    }
+
+    /// How many hosts there are.
     #[inline]
     pub(crate) fn hosts(&self) -> u32 {
         self.hosts
+    }
+
+    /// Whether all ranks share memory.
+    #[inline]
+    pub(crate) fn is_one_host(&self) -> bool {
+        self.hosts == 1
+    }
+
+    /// Whether each rank has others elsewhere, that is on other hosts: ranks are on several hosts.
+    #[inline]
+    pub(crate) fn has_elsewhere(&self) -> bool {
+        self.hosts > 1
+    }
+
+    /// Whether no rank shares memory with another one.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.widest == 1
     }
 
     /// Ranks on the host that has the most.
@@ -98,5 +126,10 @@ mod tests {
             }
         }
         assert_eq!(topology.hosts_but(1).collect::<Vec<_>>(), [0, 2]);
+        let of = |topology: Topology| (topology.is_one_host(), topology.has_elsewhere(), topology.is_apart());
+        assert_eq!(of(topology), (false, true, false));
+        assert_eq!(of(Topology::one_host(3)), (true, false, false));
+        assert_eq!(of(Topology::apart(3)), (false, true, true));
+        assert_eq!(of(Topology::apart(1)), (true, false, true));
     }
 }
