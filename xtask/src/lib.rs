@@ -1,8 +1,10 @@
 //! Tasks of this repository that Cargo has no command for: what `cargo xtask` calls, and tests of what it makes.
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod header;
 pub mod install;
+pub mod lines;
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{header, install, root};
+use xtask::{check, header, install, lines, root};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
@@ -21,6 +21,10 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Hold what the book says of the tests against what there is
+    Check,
+    /// Count the lines of production code by folder: no tests, no blank lines, no comments
+    Lines,
     /// Build the C library and install it: static and shared, header, pkg-config and CMake files
     Install(install::Args),
 }
@@ -28,6 +32,8 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Header { check } => header::run(&root(), check),
+        Task::Check => check::run(&root()),
+        Task::Lines => lines::run(&root()),
         Task::Install(args) => install::run(&root(), &args),
     };
     match done {
